@@ -1,0 +1,118 @@
+"""Which hash names a block of KV? The routing hash (`BlockHash`) and the bytes that go into it.
+
+A block's *local* hash is XXH3-64, seed 1337, over its tokens as little-endian u32, followed by the block's
+``extra`` bytes. The *chained* hash of block i stands for tokens [0, (i + 1) * block_size):
+
+    chained[0] = local[0]
+    chained[i] = XXH3-64(u64le(chained[i - 1]) || u64le(local[i]), seed 1337)
+
+This is the identity that the field's routers use (checked bit for bit against a peer; tests/kernel/test_hashing.py
+holds the constants). It is not cryptographic: it routes, it never names stored KV.
+
+``extra`` is a sequence of records ``u8 tag || u32le length || bytes``, in the order of the tags: 1 = LoRA adapter
+name (UTF-8, in every block), 2 = cache salt (UTF-8, in block 0 only: the chain carries it on), 3 = multimodal hash
+(raw, in each block that it touches). No record, no bytes: a plain block hashes as its tokens alone.
+"""
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+
+import xxhash
+
+from penstock.kernel.values import BlockHash
+
+SEED = 1337
+SCHEME = "xxh3-64-1337-chained-v1"
+"""Name of this scheme in a `WorkerCard`: an engine that announces it needs no translation."""
+
+TAG_LORA, TAG_SALT, TAG_MULTIMODAL = 1, 2, 3
+
+_pair = struct.Struct("<QQ").pack
+_record = struct.Struct("<BI").pack
+_xxh3 = xxhash.xxh3_64_intdigest
+
+
+def extra_bytes(lora: str | None = None, salt: str | None = None, multimodal: Sequence[bytes] = ()) -> bytes:
+    """Encode what besides the tokens decides a block's KV, as the module's docstring says."""
+    out = b""
+    if lora:
+        name = lora.encode()
+        out += _record(TAG_LORA, len(name)) + name
+    if salt:
+        text = salt.encode()
+        out += _record(TAG_SALT, len(text)) + text
+    for digest in multimodal:
+        out += _record(TAG_MULTIMODAL, len(digest)) + digest
+    return out
+
+
+def token_bytes(tokens: Sequence[int]) -> bytes:
+    """Return tokens as little-endian u32, shape (n,) -> 4n bytes.
+
+    Raises:
+        OverflowError: a token id is below 0 or above 2**32 - 1.
+    """
+    words = tokens if isinstance(tokens, array) and tokens.typecode == "I" else array("I", tokens)
+    if sys.byteorder == "big":  # pragma: no cover - no such machine in CI
+        words = array("I", words)
+        words.byteswap()
+    return words.tobytes()
+
+
+def local_hashes(tokens: Sequence[int], block_size: int, extras: Sequence[bytes] | None = None) -> list[int]:
+    """Hash each full block by itself.
+
+    Args:
+        tokens: token ids, shape (n,).
+        block_size: tokens per block; a rest shorter than that has no hash.
+        extras: ``extra`` bytes per block, or None for none.
+    Returns: shape (n // block_size,).
+    Cost: about 1.5 us per 1,000 tokens plus 0.1 us per block.
+    """
+    count = len(tokens) // block_size
+    raw = memoryview(token_bytes(tokens))
+    stride = block_size * 4
+    if extras is None:
+        return [_xxh3(raw[i : i + stride], SEED) for i in range(0, count * stride, stride)]
+    blocks = [raw[i : i + stride] for i in range(0, count * stride, stride)]
+    return [_xxh3(bytes(block) + extra if extra else block, SEED) for block, extra in zip(blocks, extras, strict=True)]
+
+
+def chain(local: Sequence[int], parent: int | None = None) -> list[BlockHash]:
+    """Chain local hashes into sequence hashes, going on from ``parent`` where one is given."""
+    out: list[BlockHash] = []
+    append = out.append
+    previous = parent
+    for value in local:
+        previous = value if previous is None else _xxh3(_pair(previous, value), SEED)
+        append(BlockHash(previous))
+    return out
+
+
+def block_hashes(
+    tokens: Sequence[int], block_size: int, *, lora: str | None = None, salt: str | None = None
+) -> list[BlockHash]:
+    """Return the chained hash of every full block of a prompt, shape (n // block_size,)."""
+    if not lora and not salt:
+        return chain(local_hashes(tokens, block_size))
+    count = len(tokens) // block_size
+    every = extra_bytes(lora=lora)
+    extras = [extra_bytes(lora=lora, salt=salt), *[every] * (count - 1)] if count else []
+    return chain(local_hashes(tokens, block_size, extras))
+
+
+def text_hashes(text: str, block_bytes: int, *, lora: str | None = None, salt: str | None = None) -> list[BlockHash]:
+    """Return chained hashes over blocks of UTF-8 bytes, for a model whose tokenizer is not at hand.
+
+    They name text, not KV, so they only ever meet hashes made the same way (the approximate index).
+    """
+    raw = text.encode("utf-8", "surrogatepass")
+    first = extra_bytes(lora=lora, salt=salt)
+    every = extra_bytes(lora=lora)
+    local = [
+        _xxh3(raw[i : i + block_bytes] + (first if i == 0 else every), SEED)
+        for i in range(0, len(raw) - len(raw) % block_bytes, block_bytes)
+    ]
+    return chain(local)

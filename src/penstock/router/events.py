@@ -1,0 +1,334 @@
+"""What does the router hear, and what does it want done? Its events and effects.
+
+Token bytes never pass here: the router hears a request's milestones and the state of workers and their caches.
+Times are kernel nanoseconds; token and block counts as in `penstock.kernel.values`.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.kernel.machine import Effect, Event, Nanos
+from penstock.kernel.values import KvEvent, RequestId, Target, WorkerCard, WorkerId
+
+Outcome = Literal["ok", "rejected", "failed", "cancelled", "expired"]
+Fault = Literal["none", "client", "engine", "overloaded", "deadline"]
+
+
+class Preferences(msgspec.Struct, frozen=True, kw_only=True):
+    """What the caller asked of routing; every field is optional and None means the cluster's setting.
+
+    ``worker`` and ``rank`` pin the request; ``allowed`` limits the candidates; ``priority`` moves it forward in the
+    queue by so many seconds; ``strict`` is a class that goes before every lower one; ``osl`` is the expected output
+    length in tokens; ``overlap_credit`` and ``temperature`` override the cost for this request.
+    """
+
+    worker: WorkerId | None = None
+    rank: int | None = None
+    allowed: tuple[WorkerId, ...] | None = None
+    priority: int = 0
+    strict: int = 0
+    osl: int | None = None
+    session: str | None = None
+    program: str | None = None
+    overlap_credit: float | None = None
+    temperature: float | None = None
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
+class Arrived(Event, frozen=True, kw_only=True):
+    """A request is here. ``blocks``: chained hashes of its full prompt blocks; ``isl``: prompt tokens."""
+
+    id: RequestId
+    model: str
+    isl: int
+    blocks: list[int]
+    adapter: str | None = None
+    deadline: Nanos | None = None
+    preferences: Preferences = Preferences()
+
+
+class FirstToken(Event, frozen=True, kw_only=True):
+    """The engine of this attempt sent its first output token."""
+
+    id: RequestId
+    attempt: int
+
+
+class Grown(Event, frozen=True, kw_only=True):
+    """The output reached ``tokens``; posted once a block, only where ``track_output`` is on."""
+
+    id: RequestId
+    attempt: int
+    tokens: int
+
+
+class Finished(Event, frozen=True, kw_only=True):
+    """The engine of this attempt answered in full. ``cached``: prompt tokens it took from its cache, if it says."""
+
+    id: RequestId
+    attempt: int
+    tokens: int
+    cached: int | None = None
+
+
+class Failed(Event, frozen=True, kw_only=True):
+    """This attempt broke. ``retryable``: nothing reached the client yet and another worker may do better.
+
+    ``worker_at_fault`` counts against the worker's breaker; ``status`` is the engine's HTTP status, if it gave one.
+    """
+
+    id: RequestId
+    attempt: int
+    reason: str
+    retryable: bool
+    worker_at_fault: bool = True
+    status: int | None = None
+
+
+class Cancelled(Event, frozen=True, kw_only=True):
+    """The client went away."""
+
+    id: RequestId
+
+
+# --- workers --------------------------------------------------------------------------------------------------------
+
+
+class WorkerJoined(Event, frozen=True, kw_only=True):
+    """A worker announced itself, or did so again with a newer epoch. ``ready``: it may be sent requests."""
+
+    card: WorkerCard
+    ready: bool = True
+
+
+class WorkerReady(Event, frozen=True, kw_only=True):
+    """A worker that had joined can take requests."""
+
+    worker: WorkerId
+    epoch: int
+
+
+class WorkerLeft(Event, frozen=True, kw_only=True):
+    """A worker is gone. Its running requests will fail by themselves, and its blocks no longer count."""
+
+    worker: WorkerId
+    epoch: int
+    reason: str
+
+
+class WorkerDraining(Event, frozen=True, kw_only=True):
+    """A worker takes no new requests and finishes what it has."""
+
+    worker: WorkerId
+    epoch: int
+
+
+class WorkerCordoned(Event, frozen=True, kw_only=True):
+    """Take a worker out of the candidates (``on``) or put it back, by an operator or a failed health check."""
+
+    worker: WorkerId
+    on: bool
+    reason: str
+
+
+class WorkerMeasured(Event, frozen=True, kw_only=True):
+    """A worker told its own speed: seconds = intercept + slope * tokens for prefill; per KV block for decode."""
+
+    worker: WorkerId
+    prefill_intercept: float
+    prefill_slope: float
+    decode_base: float
+    decode_slope: float
+
+
+# --- caches ---------------------------------------------------------------------------------------------------------
+
+
+class KvObserved(Event, frozen=True, kw_only=True):
+    """KV events of one engine step, numbered by their publisher. ``replayed``: they answer a `ReplayWanted`."""
+
+    worker: WorkerId
+    rank: int
+    epoch: int
+    sequence: int
+    events: list[KvEvent]
+
+
+class ReplayEnded(Event, frozen=True, kw_only=True):
+    """The answer to `ReplayWanted` ``id``: all that the engine still had, or None where it could not be asked."""
+
+    id: int
+    batches: list[KvObserved] | None
+
+
+class KvSourceLost(Event, frozen=True, kw_only=True):
+    """A worker's event source can't be heard any more: it is approximate from here."""
+
+    worker: WorkerId
+    rank: int
+    reason: str
+
+
+# --- other routers --------------------------------------------------------------------------------------------------
+
+
+class PeerUpdate(Event, frozen=True, kw_only=True):
+    """Another router placed, advanced or ended a request: the same `Placement` that we publish."""
+
+    router: str
+    placement: "Placement"
+
+
+class PeerGone(Event, frozen=True, kw_only=True):
+    """Another router is gone: its requests no longer count as load."""
+
+    router: str
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """What routers tell each other of a request, on topic ``active``."""
+
+    version: int = 1
+    step: Literal["placed", "first", "grown", "ended"]
+    id: RequestId
+    model: str
+    target: Target
+    isl: int = 0
+    cached: int = 0
+    tokens: int = 0
+    blocks: list[int] = []
+    session: str | None = None
+
+
+# --- what the router wants done -------------------------------------------------------------------------------------
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What one candidate would cost, term by term, in ``unit``; ``total`` is what is compared, lower wins."""
+
+    target: Target
+    unit: Literal["blocks", "ms"]
+    total: float
+    prefill: float
+    decode: float
+    queue: float
+    transfer: float
+    overlap_blocks: int
+    """Leading device blocks that it holds."""
+    overlap_tokens: int
+    """Prompt tokens expected to come from its cache, all tiers."""
+    active_requests: int
+    active_prefill_tokens: int
+    active_blocks: int
+    discount: float = 1.0
+    index: Literal["exact", "approximate", "predicted", "none"] = "none"
+
+
+class Excluded(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that was no candidate, and why."""
+
+    target: Target
+    reason: str
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request went and why: what ``explain``, the log, ``decisions.jsonl`` and the page read."""
+
+    request: RequestId
+    attempt: int
+    at: Nanos
+    model: str
+    mode: str
+    chosen: Target
+    because: str
+    isl: int
+    blocks: int
+    queued: float
+    """Seconds that it waited for a worker."""
+    candidates: list[Cost]
+    excluded: list[Excluded] = []
+    expected_cached_tokens: int = 0
+    temperature: float = 0.0
+
+
+class Dispatch(Effect, frozen=True, kw_only=True):
+    """Send the request to this worker; the answer comes back under (``id``, ``attempt``)."""
+
+    id: RequestId
+    attempt: int
+    target: Target
+    card: WorkerCard
+    decision: Decision
+
+
+class Abort(Effect, frozen=True, kw_only=True):
+    """Stop an attempt that is running on a worker; nobody waits for it any more."""
+
+    id: RequestId
+    attempt: int
+    target: Target
+    reason: str
+
+
+class Closed(Effect, frozen=True, kw_only=True):
+    """The one terminal effect of every request that arrived.
+
+    ``status`` is the HTTP status that the caller should see if nothing was sent yet; ``retry_after`` seconds.
+    """
+
+    id: RequestId
+    model: str
+    outcome: Outcome
+    fault: Fault
+    status: int
+    reason: str
+    arrived: Nanos
+    closed: Nanos
+    isl: int
+    osl: int = 0
+    cached: int | None = None
+    expected_cached: int = 0
+    queued: float = 0.0
+    first: Nanos | None = None
+    attempts: int = 0
+    legs: list["Leg"] = []
+    retry_after: float | None = None
+    session: str | None = None
+    program: str | None = None
+
+
+class Leg(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of a request on one worker."""
+
+    role: str
+    target: Target
+    dispatched: Nanos
+    first: Nanos | None = None
+    last: Nanos | None = None
+    failure: str | None = None
+
+
+class ReplayWanted(Effect, frozen=True, kw_only=True):
+    """Ask a worker's replay socket for events from ``first`` on; answered by `ReplayEnded` with the same id."""
+
+    id: int
+    worker: WorkerId
+    rank: int
+    first: int
+
+
+class Publish(Effect, frozen=True, kw_only=True):
+    """Tell the other routers."""
+
+    placement: Placement
+
+
+class Noted(Effect, frozen=True, kw_only=True):
+    """Something that an operator should see: one line of the log, and a count under its ``kind``."""
+
+    kind: str
+    text: str
+    fields: dict[str, Any] = {}

@@ -1,0 +1,169 @@
+"""Which knobs has the router? Each once, with unit, range, default and what it trades."""
+
+from typing import Annotated, Literal
+
+from penstock.kernel.settings import Knob, Settings
+
+Mode = Literal["kv", "round_robin", "random", "least_loaded", "power_of_two", "direct"]
+CostName = Literal["blocks", "latency"]
+QueuePolicy = Literal["fcfs", "lcfs", "wspt", "edf"]
+AffinityMode = Literal["off", "soft", "hard"]
+IndexKind = Literal["auto", "exact", "approximate", "none"]
+
+
+class CostSettings(Settings, frozen=True):
+    """What a placement costs."""
+
+    kind: Annotated[
+        CostName,
+        Knob("Unit of cost: blocks is the field's formula, latency predicts milliseconds of TTFT and slow-down."),
+    ] = "blocks"
+    overlap_credit: Annotated[
+        float,
+        Knob("Blocks of prefill that one cached device block saves; above 1 it clusters, 0 needs no index.", ge=0),
+    ] = 1.0
+    host_credit: Annotated[float, Knob("The same for a block in host memory.", ge=0)] = 0.75
+    disk_credit: Annotated[float, Knob("The same for a block on disk.", ge=0)] = 0.25
+    credit_decay: Annotated[
+        float,
+        Knob(
+            "How fast the credit fades on a worker with more queued prefill than the least; spreads hot prefixes.", ge=0
+        ),
+    ] = 0.0
+    prefill_scale: Annotated[
+        float, Knob("Weight of prefill against decode blocks; higher favours cache hits and TTFT over ITL.", ge=0)
+    ] = 1.0
+    request_weight: Annotated[
+        float, Knob("Blocks that each running request counts for beside its KV; spreads many short requests.", ge=0)
+    ] = 0.0
+    temperature: Annotated[
+        float, Knob("Softmax temperature over normalised costs; 0 takes the cheapest, higher spreads.", ge=0)
+    ] = 0.0
+    transfer_ms_per_block: Annotated[
+        float, Knob("Milliseconds that bringing one block from host or disk costs in the latency cost.", ge=0)
+    ] = 0.05
+    prefill_tokens_per_second: Annotated[
+        float,
+        Knob("Prefill speed assumed by the latency cost until it has been measured.", unit="1/s", gt=0),
+    ] = 20_000.0
+    decode_ms_per_block: Annotated[
+        float, Knob("Slow-down of a worker's decode step, in milliseconds per KV block, until measured.", ge=0)
+    ] = 0.002
+
+
+class IndexSettings(Settings, frozen=True):
+    """Who holds which block."""
+
+    kind: Annotated[
+        IndexKind,
+        Knob("Where overlap comes from: auto is exact where a worker announces KV events, else approximate."),
+    ] = "auto"
+    blocks_max: Annotated[
+        int, Knob("Most (worker, block) pairs kept per model; beyond it the oldest go.", unit="blocks", gt=0)
+    ] = 16_777_216
+    approximate_ttl: Annotated[
+        float, Knob("How long a routing decision counts as cached on a worker without events.", unit="s", gt=0)
+    ] = 120.0
+    approximate_blocks_max: Annotated[
+        int, Knob("Most blocks kept by the approximate index; pruned to 80 %.", unit="blocks", gt=0)
+    ] = 1_048_576
+    predicted_ttl: Annotated[
+        float,
+        Knob(
+            "How long a decision counts beside the exact index, so that siblings go together; 0 switches it off.",
+            unit="s",
+            ge=0,
+        ),
+    ] = 5.0
+    audit_every: Annotated[
+        int, Knob("One of so many look-ups is repeated exactly and compared; 0 never.", unit="requests", ge=0)
+    ] = 256
+    hits_half_life: Annotated[
+        float, Knob("Half-life of the hit count kept per prefix; 0 keeps none and costs nothing.", unit="s", ge=0)
+    ] = 0.0
+    text_block_bytes: Annotated[
+        int, Knob("Bytes per block where a model has no local tokenizer and text is hashed.", unit="bytes", gt=0)
+    ] = 256
+
+
+class QueueSettings(Settings, frozen=True):
+    """Waiting before busy workers."""
+
+    threshold: Annotated[
+        float | None,
+        Knob(
+            "Hold requests while every worker's active prefill tokens exceed this share of its max_num_batched_tokens; "
+            "unset never holds, 0 holds at the first busy token.",
+            unit="ratio",
+            ge=0,
+        ),
+    ] = None
+    policy: Annotated[
+        QueuePolicy,
+        Knob("Order of waiting: fcfs tail TTFT, lcfs newest first, wspt mean TTFT, edf earliest deadline."),
+    ] = "fcfs"
+    length_max: Annotated[
+        int, Knob("Most requests waiting per model; the next one is refused with 503.", unit="requests", ge=0)
+    ] = 1024
+    wait_max: Annotated[float, Knob("Longest a request waits before it is refused with 503.", unit="s", gt=0)] = 60.0
+    age_boost: Annotated[
+        float, Knob("Seconds of priority that a waiting second earns, so that none starves under lcfs or wspt.", ge=0)
+    ] = 1.0
+
+
+class BreakerSettings(Settings, frozen=True):
+    """When a failing worker leaves the candidates."""
+
+    failures: Annotated[
+        int,
+        Knob("Failures in a row that open a worker's breaker; lower reacts faster, trusts less.", unit="count", gt=0),
+    ] = 3
+    open_for: Annotated[
+        float, Knob("How long an open breaker waits before it lets one request try.", unit="s", gt=0)
+    ] = 5.0
+    open_max: Annotated[float, Knob("Upper end of that wait, which doubles with each failed try.", unit="s", gt=0)] = (
+        60.0
+    )
+
+
+class AffinitySettings(Settings, frozen=True):
+    """Sessions that stay where they were."""
+
+    mode: Annotated[
+        AffinityMode,
+        Knob("hard keeps a session on its worker while it lives; soft only as a discount; off ignores sessions."),
+    ] = "off"
+    ttl: Annotated[float, Knob("How long an idle session is remembered.", unit="s", gt=0)] = 600.0
+    sessions_max: Annotated[int, Knob("Most sessions remembered; the oldest go.", unit="count", gt=0)] = 65_536
+    discount: Annotated[
+        float, Knob("Share of its cost that a soft session saves on its worker.", unit="ratio", ge=0, le=1)
+    ] = 0.3
+
+
+class RouterSettings(Settings, frozen=True):
+    """Which worker gets a request."""
+
+    mode: Annotated[
+        Mode, Knob("How a worker is chosen: kv weighs cached blocks against load; the others ignore the cache.")
+    ] = "kv"
+    cost: CostSettings = CostSettings()
+    index: IndexSettings = IndexSettings()
+    queue: QueueSettings = QueueSettings()
+    breaker: BreakerSettings = BreakerSettings()
+    affinity: AffinitySettings = AffinitySettings()
+    track_output: Annotated[
+        bool, Knob("Count generated blocks as load while a request decodes; costs one event per block.")
+    ] = False
+    attempts_max: Annotated[int, Knob("Workers that a request may try before its first token.", unit="count", ge=1)] = 3
+    inflight_max: Annotated[
+        int,
+        Knob("Most requests running or waiting per model; the next one is refused with 429.", unit="requests", gt=0),
+    ] = 8192
+    request_timeout: Annotated[float, Knob("Deadline of a request from arrival to its last token.", unit="s", gt=0)] = (
+        600.0
+    )
+    stale_after: Annotated[
+        float,
+        Knob("A request of another router that is silent for this long no longer counts as load.", unit="s", gt=0),
+    ] = 300.0
+    decisions_kept: Annotated[int, Knob("Decisions kept for explain; the oldest go.", unit="count", ge=0)] = 4096
