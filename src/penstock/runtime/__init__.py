@@ -1,0 +1,1 @@
+"""The live driver and what stands around it: supervision, membership, event feeds, run folders."""

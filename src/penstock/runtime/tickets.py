@@ -1,0 +1,141 @@
+"""How does one request's coroutine talk to the router machine? A ticket per request.
+
+The frontend posts a request's milestones through its ticket and awaits the router's answers: where to send it,
+when to give up, how it ended.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from penstock.kernel.machine import Effect, Nanos
+from penstock.kernel.values import RequestId
+from penstock.router.events import (
+    Abort,
+    Arrived,
+    Cancelled,
+    Closed,
+    Dispatch,
+    Failed,
+    Finished,
+    FirstToken,
+    Grown,
+)
+from penstock.runtime.live import Live
+
+Listener = Callable[[Nanos, Effect], None]
+"""Hears `Dispatch`, `Abort` and `Closed` effects: ``(now, effect)``."""
+
+
+class Ticket:
+    """One request between its arrival and its one terminal effect."""
+
+    __slots__ = ("_answers", "_tickets", "aborted", "attempt", "closed", "id")
+
+    def __init__(self, tickets: "Tickets", request: RequestId) -> None:
+        self._tickets = tickets
+        self._answers: asyncio.Queue[Dispatch | Closed] = asyncio.Queue()
+        self.id = request
+        self.attempt = 0
+        self.closed: Closed | None = None
+        self.aborted = asyncio.Event()
+        """Set when the running attempt should stop: the router gave it up, `next` says what now."""
+
+    async def next(self) -> Dispatch | Closed:
+        """Wait for the router's next word: where to send the request, or how it ended."""
+        answer = await self._answers.get()
+        if isinstance(answer, Dispatch):
+            self.attempt = answer.attempt
+        return answer
+
+    def first_token(self) -> None:
+        """Say that the first output token is here."""
+        self._tickets.live.post("router", FirstToken(id=self.id, attempt=self.attempt))
+
+    def grown(self, tokens: int) -> None:
+        """Say how many output tokens there are, about once a block."""
+        self._tickets.live.post("router", Grown(id=self.id, attempt=self.attempt, tokens=tokens))
+
+    def finished(self, tokens: int, cached: int | None) -> None:
+        """Say that the answer is complete; ``closed`` is set when this returns."""
+        self._tickets.live.post("router", Finished(id=self.id, attempt=self.attempt, tokens=tokens, cached=cached))
+
+    def failed(self, reason: str, *, retryable: bool, worker_at_fault: bool = True, status: int | None = None) -> None:
+        """Say that this attempt broke; `next` then tells the following attempt or the end."""
+        self._tickets.live.post(
+            "router",
+            Failed(
+                id=self.id,
+                attempt=self.attempt,
+                reason=reason,
+                retryable=retryable,
+                worker_at_fault=worker_at_fault,
+                status=status,
+            ),
+        )
+
+    def cancelled(self) -> None:
+        """Say that the client went away; harmless once the request has ended."""
+        if self.closed is None:
+            self._tickets.live.post("router", Cancelled(id=self.id))
+
+
+class Tickets:
+    """All open tickets of a frontend; carries out the router's per-request effects."""
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
+        self.unknown = 0
+        """Effects for a request that has no ticket here; dropped and counted."""
+        self._open: dict[RequestId, Ticket] = {}
+        live.on(Dispatch, self._dispatch)
+        live.on(Abort, self._abort)
+        live.on(Closed, self._closed)
+        self._listeners: list[Listener] = []
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def arrive(self, event: Arrived) -> Ticket:
+        """Hand a request to the router.
+
+        Raises:
+            ValueError: a request with this id is still open.
+        """
+        if event.id in self._open:
+            raise ValueError(f"request id {event.id!r} is already in use by an open request")
+        ticket = Ticket(self, event.id)
+        self._open[event.id] = ticket
+        self.live.post("router", event)
+        return ticket
+
+    def listen(self, listener: Listener) -> None:
+        """Call ``listener(now, effect)`` for every Dispatch, Abort and Closed, after the ticket has been served."""
+        self._listeners.append(listener)
+
+    def _dispatch(self, now: Nanos, _: str, effect: Dispatch) -> None:
+        ticket = self._open.get(effect.id)
+        if ticket is None:
+            self.unknown += 1
+            return
+        ticket.aborted.clear()
+        ticket._answers.put_nowait(effect)
+        self._tell(now, effect)
+
+    def _abort(self, now: Nanos, _: str, effect: Abort) -> None:
+        ticket = self._open.get(effect.id)
+        if ticket is not None:
+            ticket.aborted.set()
+        self._tell(now, effect)
+
+    def _closed(self, now: Nanos, _: str, effect: Closed) -> None:
+        ticket = self._open.pop(effect.id, None)
+        if ticket is None:
+            self.unknown += 1
+        else:
+            ticket.closed = effect
+            ticket._answers.put_nowait(effect)
+        self._tell(now, effect)
+
+    def _tell(self, now: Nanos, effect: Effect) -> None:
+        for listener in self._listeners:
+            listener(now, effect)
