@@ -1,0 +1,174 @@
+"""Which knobs has the HTTP frontend? Each once, with unit, range, default and what it trades.
+
+They stand here and not in `penstock.frontend` because config may look only at pure rooms; the frontend imports them.
+"""
+
+from typing import Annotated
+
+from penstock.kernel.settings import Knob, Settings
+
+PROXIED_ROUTES = (
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/tokenize",
+    "/v1/detokenize",
+    "/v1/classify",
+    "/v1/pooling",
+    "/v1/audio/speech",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/images/generations",
+)
+
+
+class LimitSettings(Settings, frozen=True, kw_only=True):
+    """What a client may ask for."""
+
+    body_max: Annotated[
+        int, Knob("Largest request body; a larger one is refused with 413 before it is read.", unit="bytes", gt=0)
+    ] = 32 * 1024 * 1024
+    prompt_max: Annotated[
+        int | None,
+        Knob(
+            "Longest prompt; a longer one is refused with 400. Unset leaves it to the engine's own limit.",
+            unit="tokens",
+            gt=0,
+        ),
+    ] = None
+    inflight_max: Annotated[
+        int,
+        Knob(
+            "Most requests that one frontend process holds; the next is refused with 429, and higher costs memory.",
+            unit="requests",
+            gt=0,
+        ),
+    ] = 4096
+    deadline: Annotated[
+        float | None,
+        Knob("Deadline of a request that names none; unset leaves router.request_timeout.", unit="s", gt=0),
+    ] = None
+    rate: Annotated[
+        float | None,
+        Knob("Requests per second that one API key may send on average; unset is no limit.", unit="1/s", gt=0),
+    ] = None
+    burst: Annotated[
+        int,
+        Knob(
+            "Requests that one API key may send at once above its rate; higher lets spikes through.", unit="count", ge=1
+        ),
+    ] = 32
+
+
+class SecuritySettings(Settings, frozen=True, kw_only=True):
+    """Who may call, and over which transport."""
+
+    api_keys: Annotated[
+        tuple[str, ...],
+        Knob("Keys that clients send as 'Authorization: Bearer KEY'; none switches the check off.", secret=True),
+    ] = ()
+    admin_keys: Annotated[
+        tuple[str, ...],
+        Knob("Keys for /admin, /ui and /clear_kv_blocks; none allows them to callers on loopback only.", secret=True),
+    ] = ()
+    insecure: Annotated[
+        bool, Knob("Bind an address other than loopback without an API key. Anyone who reaches it can use the engines.")
+    ] = False
+    tls_cert: Annotated[str | None, Knob("Path of a PEM certificate chain; with tls_key it switches HTTPS on.")] = None
+    tls_key: Annotated[str | None, Knob("Path of the PEM private key that belongs to tls_cert.")] = None
+
+
+class TokenizeSettings(Settings, frozen=True, kw_only=True):
+    """Turning prompts into tokens, off the event loop."""
+
+    threads: Annotated[
+        int,
+        Knob("Threads that tokenise; more help long prompts and take CPU from streaming.", unit="count", ge=1, le=64),
+    ] = 2
+    queue_max: Annotated[
+        int, Knob("Most prompts waiting for a thread; the next is refused with 503.", unit="requests", ge=1)
+    ] = 1024
+    cache_entries: Annotated[
+        int,
+        Knob(
+            "Most conversations whose tokenised prefix is kept; 0 keeps none. Higher costs memory.", unit="count", ge=0
+        ),
+    ] = 4096
+    cache_bytes: Annotated[int, Knob("Most memory for those prefixes; the oldest go.", unit="bytes", ge=0)] = (
+        256 * 1024 * 1024
+    )
+
+
+class UpstreamSettings(Settings, frozen=True, kw_only=True):
+    """Waiting for engines."""
+
+    connect_timeout: Annotated[
+        float, Knob("Longest wait for a connection to an engine; shorter finds dead ones sooner.", unit="s", gt=0)
+    ] = 5.0
+    first_byte_timeout: Annotated[
+        float,
+        Knob("Longest wait for the first byte of an engine's answer, its own queue included.", unit="s", gt=0),
+    ] = 300.0
+    stall_timeout: Annotated[
+        float,
+        Knob("Longest silence inside an answer before the attempt counts as failed.", unit="s", gt=0),
+    ] = 60.0
+    connections_max: Annotated[
+        int, Knob("Most connections kept to one engine; requests above it wait.", unit="count", ge=1)
+    ] = 4096
+
+
+class FrontendSettings(Settings, frozen=True, kw_only=True):
+    """The HTTP endpoint."""
+
+    host: Annotated[
+        str, Knob("Address to listen on; an address other than loopback needs security.api_keys or security.insecure.")
+    ] = "127.0.0.1"
+    port: Annotated[int, Knob("Port to listen on; 0 lets the system choose.", ge=0, le=65535)] = 8000
+    admin_port: Annotated[
+        int | None,
+        Knob("Own loopback port for /admin, /ui and /clear_kv_blocks; unset serves them on port.", ge=0, le=65535),
+    ] = None
+    processes: Annotated[
+        int,
+        Knob(
+            "Frontend processes that share the port (SO_REUSEPORT); each holds its own index, so memory grows with it.",
+            unit="count",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
+    limits: LimitSettings = LimitSettings()
+    security: SecuritySettings = SecuritySettings()
+    tokenize: TokenizeSettings = TokenizeSettings()
+    upstream: UpstreamSettings = UpstreamSettings()
+    proxied_routes: Annotated[
+        tuple[str, ...],
+        Knob("Routes under /v1 that are passed to the least loaded engine as they are; others are 404."),
+    ] = PROXIED_ROUTES
+    keep_alive: Annotated[float, Knob("How long an idle client connection stays open.", unit="s", ge=0)] = 75.0
+    drain_timeout: Annotated[
+        float,
+        Knob("How long a stopping frontend lets running requests finish; 0 cuts them off.", unit="s", ge=0),
+    ] = 30.0
+    heartbeat: Annotated[
+        float,
+        Knob(
+            "Silence in a stream after which a comment line keeps proxies from closing it; 0 sends none.",
+            unit="s",
+            ge=0,
+        ),
+    ] = 15.0
+    context_types_max: Annotated[
+        int,
+        Knob(
+            "Most distinct context_type labels in metrics; further ones count as 'other'.", unit="count", ge=0, le=1000
+        ),
+    ] = 16
+    closed_kept: Annotated[
+        int, Knob("Closed requests kept for /admin/requests and explain; the oldest go.", unit="requests", ge=0)
+    ] = 4096
+    otlp_endpoint: Annotated[
+        str | None, Knob("URL that receives OTLP spans over HTTP; unset sends none. Needs the extra penstock[otel].")
+    ] = None
