@@ -39,12 +39,17 @@ class Preferences(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arrived(Event, frozen=True, kw_only=True):
-    """A request is here. ``blocks``: chained hashes of its full prompt blocks; ``isl``: prompt tokens."""
+    """A request is here. ``blocks``: chained hashes of its full prompt blocks; ``isl``: prompt tokens.
+
+    ``text``: the model has no tokenizer here, so the blocks are hashes of text (they name no KV, so only routing
+    history is asked) and ``isl`` is an estimate.
+    """
 
     id: RequestId
     model: str
     isl: int
     blocks: list[int]
+    text: bool = False
     adapter: str | None = None
     deadline: Nanos | None = None
     preferences: Preferences = Preferences()

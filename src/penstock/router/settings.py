@@ -106,9 +106,10 @@ class QueueSettings(Settings, frozen=True):
         int, Knob("Most requests waiting per model; the next one is refused with 503.", unit="requests", ge=0)
     ] = 1024
     wait_max: Annotated[float, Knob("Longest a request waits before it is refused with 503.", unit="s", gt=0)] = 60.0
-    age_boost: Annotated[
-        float, Knob("Seconds of priority that a waiting second earns, so that none starves under lcfs or wspt.", ge=0)
-    ] = 1.0
+    age_after: Annotated[
+        float,
+        Knob("A request that waited for so long goes before its class's policy, so that none starves.", unit="s", gt=0),
+    ] = 10.0
 
 
 class BreakerSettings(Settings, frozen=True):

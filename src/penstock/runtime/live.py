@@ -72,7 +72,7 @@ class Live:
                 name, item = self._queue.popleft()
                 try:
                     self._handle(name, item)
-                except Exception as error:  # noqa: BLE001 - supervision boundary: one bad event must not strand the rest
+                except Exception as error:
                     self.faults += 1
                     log.exception("machine %s failed on %s", name, type(item).__name__)
                     first = first or error

@@ -1,0 +1,195 @@
+"""What is every worker busy with? Load by the requests that routers placed, not by what engines report later.
+
+A request's prefill tokens count until its first output token, its blocks until it ends; a block that several
+requests of one worker share counts once. Requests that other routers placed count alike and expire when silent.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import RequestId, Target
+
+
+class Load:
+    """One target's load: tokens still to prefill, requests, distinct blocks in use."""
+
+    __slots__ = ("loose", "prefill_tokens", "refs", "requests")
+
+    def __init__(self) -> None:
+        self.prefill_tokens = 0
+        self.requests = 0
+        self.refs: dict[int, int] = {}
+        """Chained hash -> running requests that use the block."""
+        self.loose = 0
+        """Blocks without a hash: partial prompt tails and generated ones."""
+
+    @property
+    def blocks(self) -> int:
+        return len(self.refs) + self.loose
+
+    def blocks_with(self, blocks: Sequence[int], loose: int) -> int:
+        """Count the blocks in use after adding a request, shared ones once.
+
+        Cost: O(log n): what is active is closed under prefixes, so the shared part is found by bisection.
+        """
+        low, high, refs = 0, len(blocks), self.refs
+        while low < high:
+            middle = (low + high) // 2
+            if blocks[middle] in refs:
+                low = middle + 1
+            else:
+                high = middle
+        return self.blocks + len(blocks) - low + loose
+
+
+class Active(msgspec.Struct):
+    """One request that occupies a target."""
+
+    target: Target
+    prefill_tokens: int
+    blocks: list[int]
+    loose: int
+    touched: Nanos
+    router: str = ""
+    """The router that placed it; empty for this one."""
+    output_blocks: int = 0
+
+
+class ActiveSequences:
+    """The requests in flight of one model and the load that they make."""
+
+    def __init__(self) -> None:
+        self.expired = 0
+        self._requests: dict[tuple[str, RequestId], Active] = {}
+        self._loads: dict[Target, Load] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def load(self, target: Target) -> Load:
+        """Return a target's load; one that nobody uses has an empty one."""
+        found = self._loads.get(target)
+        return _IDLE if found is None else found
+
+    def loads(self) -> Mapping[Target, Load]:
+        return self._loads
+
+    def place(
+        self,
+        request: RequestId,
+        target: Target,
+        *,
+        prefill_tokens: int,
+        blocks: list[int],
+        loose: int,
+        now: Nanos,
+        router: str = "",
+    ) -> None:
+        """Count a request on a target; one that was placed already moves."""
+        self.end(request, router)
+        self._requests[router, request] = Active(target, prefill_tokens, blocks, loose, now, router)
+        load = self._loads.get(target)
+        if load is None:
+            load = self._loads[target] = Load()
+        load.prefill_tokens += prefill_tokens
+        load.requests += 1
+        load.loose += loose
+        refs = load.refs
+        for block in blocks:
+            refs[block] = refs.get(block, 0) + 1
+
+    def first_token(self, request: RequestId, now: Nanos, router: str = "") -> None:
+        """Its prefill is done."""
+        active = self._requests.get((router, request))
+        if active is not None:
+            self._loads[active.target].prefill_tokens -= active.prefill_tokens
+            active.prefill_tokens = 0
+            active.touched = now
+
+    def grown(self, request: RequestId, output_blocks: int, now: Nanos, router: str = "") -> None:
+        """Its output fills so many blocks by now."""
+        active = self._requests.get((router, request))
+        if active is not None:
+            self._loads[active.target].loose += output_blocks - active.output_blocks
+            active.output_blocks = output_blocks
+            active.touched = now
+
+    def end(self, request: RequestId, router: str = "") -> None:
+        """It is over, however; unknown requests are no error (a peer's may have expired)."""
+        active = self._requests.pop((router, request), None)
+        if active is None:
+            return
+        load = self._loads[active.target]
+        load.prefill_tokens -= active.prefill_tokens
+        load.requests -= 1
+        load.loose -= active.loose + active.output_blocks
+        refs = load.refs
+        for block in active.blocks:
+            count = refs[block] - 1
+            if count:
+                refs[block] = count
+            else:
+                del refs[block]
+        if load.requests == 0:
+            del self._loads[active.target]
+
+    def expire(self, before: Nanos) -> int:
+        """Drop the requests of other routers that have been silent since ``before``; return how many."""
+        stale = [key for key, active in self._requests.items() if key[0] and active.touched < before]
+        for router, request in stale:
+            self.end(request, router)
+        self.expired += len(stale)
+        return len(stale)
+
+    def drop_router(self, router: str) -> None:
+        """Another router is gone, and with it what it had placed."""
+        for owner, request in [key for key in self._requests if key[0] == router]:
+            self.end(request, owner)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "expired": self.expired,
+            "requests": [
+                [router, request, msgspec.to_builtins(active)] for (router, request), active in self._requests.items()
+            ],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._requests.clear()
+        self._loads.clear()
+        for router, request, raw in state["requests"]:
+            active = msgspec.convert(raw, Active)
+            self.place(
+                request,
+                active.target,
+                prefill_tokens=active.prefill_tokens,
+                blocks=active.blocks,
+                loose=active.loose,
+                now=active.touched,
+                router=router,
+            )
+            self.grown(request, active.output_blocks, active.touched, router)
+        self.expired = state["expired"]
+
+    def check(self) -> None:
+        """Recount every load from the requests."""
+        for target, load in self._loads.items():
+            mine = [a for a in self._requests.values() if a.target == target]
+            wanted = (
+                sum(a.prefill_tokens for a in mine),
+                len(mine),
+                len(_union(a.blocks for a in mine)) + sum(a.loose + a.output_blocks for a in mine),
+            )
+            if wanted != (load.prefill_tokens, load.requests, load.blocks):
+                raise InvariantError(f"load of {target} is off: {wanted} by requests, kept {load.blocks} blocks")
+
+
+def _union(lists: Iterable[list[int]]) -> set[int]:
+    return {block for blocks in lists for block in blocks}
+
+
+_IDLE = Load()
