@@ -1,0 +1,135 @@
+"""What does it cost to put a request on a worker? Two cost functions over one record of terms.
+
+``blocks`` is the field's formula (notes: Dynamo's default worker selection), in blocks:
+
+    prefill = scale * max((queued prefill tokens + isl) / block_size - credit, 0)
+    credit  = c * device + host_credit * host + disk_credit * disk        (overlap in blocks)
+    c       = overlap_credit / (1 + credit_decay * excess)
+    excess  = max(queued prefill tokens - the least over all candidates, 0) / block_size / request blocks
+    total   = prefill + blocks in use after adding + request_weight * requests
+
+``latency`` predicts milliseconds: this request's own prefill, the prefill queued before it, bringing blocks from
+lower tiers, and what the worker's KV in use adds to its decode steps over the expected output.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from penstock.kernel.values import Target
+from penstock.router.active import Load
+from penstock.router.events import Cost
+from penstock.router.settings import CostSettings
+
+IndexName = Literal["exact", "approximate", "predicted", "none"]
+
+
+class Overlapped(msgspec.Struct, frozen=True):
+    """Leading prompt blocks that a target holds: ``host`` and ``disk`` count those beyond the tier above."""
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+    index: IndexName = "none"
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """How fast a worker is: seconds = intercept + slope * tokens to prefill; seconds per KV block and decode step."""
+
+    prefill_intercept: float
+    prefill_slope: float
+    decode_slope: float
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A target and all that a cost function may know of it."""
+
+    target: Target
+    overlap: Overlapped
+    load: Load
+    speed: Speed
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """What a cost function may know of the request.
+
+    ``blocks``: chained hashes; ``loose``: blocks without one (a partial tail); ``osl``: expected output tokens;
+    ``least_prefill``: fewest queued prefill tokens over all candidates.
+    """
+
+    isl: int
+    blocks: list[int]
+    loose: int
+    block_size: int
+    osl: float
+    least_prefill: int
+    overlap_credit: float
+
+
+CostFunction = Callable[[Demand, Candidate, CostSettings], Cost]
+
+
+def block_cost(demand: Demand, candidate: Candidate, settings: CostSettings) -> Cost:
+    """The field's formula, in blocks."""
+    load, overlap, size = candidate.load, candidate.overlap, demand.block_size
+    excess = (load.prefill_tokens - demand.least_prefill) / size / max(1, len(demand.blocks) + demand.loose)
+    credit = demand.overlap_credit / (1.0 + settings.credit_decay * max(0.0, excess)) * overlap.device
+    lower = settings.host_credit * overlap.host + settings.disk_credit * overlap.disk
+    # Credit saves this request's prefill first; a credit above 1 may eat into what is queued, never below zero.
+    queue = load.prefill_tokens / size
+    work = max(queue + demand.isl / size - credit - lower, 0.0)
+    own = max(work - queue, 0.0)
+    decode = load.blocks_with(demand.blocks, demand.loose) + settings.request_weight * load.requests
+    return Cost(
+        target=candidate.target,
+        unit="blocks",
+        total=settings.prefill_scale * work + decode,
+        prefill=settings.prefill_scale * own,
+        decode=float(decode),
+        queue=settings.prefill_scale * (work - own),
+        transfer=0.0,
+        **_facts(demand, candidate),  # type: ignore[arg-type]
+    )
+
+
+def latency_cost(demand: Demand, candidate: Candidate, settings: CostSettings) -> Cost:
+    """Predicted milliseconds until the first token, and slow-down of the tokens after it."""
+    load, overlap, speed = candidate.load, candidate.overlap, candidate.speed
+    cached = _cached_tokens(demand, overlap)
+    prefill = 1e3 * (speed.prefill_intercept + speed.prefill_slope * (demand.isl - cached))
+    queue = 1e3 * speed.prefill_slope * load.prefill_tokens
+    transfer = settings.transfer_ms_per_block * (overlap.host + overlap.disk)
+    used = load.blocks_with(demand.blocks, demand.loose)
+    decode = 1e3 * speed.decode_slope * used * demand.osl
+    return Cost(
+        target=candidate.target,
+        unit="ms",
+        total=prefill + queue + transfer + decode,
+        prefill=prefill,
+        decode=decode,
+        queue=queue,
+        transfer=transfer,
+        **_facts(demand, candidate),  # type: ignore[arg-type]
+    )
+
+
+COSTS: dict[str, CostFunction] = {"blocks": block_cost, "latency": latency_cost}
+
+
+def _cached_tokens(demand: Demand, overlap: Overlapped) -> int:
+    # An engine computes at least the last token of a prompt that it holds in full, and does so by the block.
+    blocks = overlap.device + overlap.host + overlap.disk
+    return min(blocks * demand.block_size, max(0, demand.isl - 1) // demand.block_size * demand.block_size)
+
+
+def _facts(demand: Demand, candidate: Candidate) -> dict[str, object]:
+    load = candidate.load
+    return {
+        "overlap_blocks": candidate.overlap.device,
+        "overlap_tokens": _cached_tokens(demand, candidate.overlap),
+        "active_requests": load.requests,
+        "active_prefill_tokens": load.prefill_tokens,
+        "active_blocks": load.blocks,
+        "index": candidate.overlap.index,
+    }
