@@ -70,6 +70,10 @@ class ActiveSequences:
     def __len__(self) -> int:
         return len(self._requests)
 
+    def own(self) -> set[RequestId]:
+        """Return the requests that this router placed."""
+        return {request for router, request in self._requests if not router}
+
     def load(self, target: Target) -> Load:
         """Return a target's load; one that nobody uses has an empty one."""
         found = self._loads.get(target)

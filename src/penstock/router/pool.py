@@ -1,0 +1,242 @@
+"""What does the router keep per model? Its caches' index, load, queue, sessions and running sums."""
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from penstock.kernel.machine import Nanos, nanos
+from penstock.kernel.stats import LineFit
+from penstock.kernel.values import Target, WorkerCard
+from penstock.router.active import ActiveSequences
+from penstock.router.affinity import Affinity
+from penstock.router.approximate import ApproximateIndex
+from penstock.router.cost import COSTS, Candidate, Demand, Overlapped, Speed
+from penstock.router.events import Cost
+from penstock.router.index import ExactIndex
+from penstock.router.kv_stream import KvStream
+from penstock.router.queue import RequestQueue
+from penstock.router.request import Request
+from penstock.router.roster import Worker
+from penstock.router.settings import RouterSettings
+
+DEFAULT_BLOCK_SIZE = 64
+"""Tokens per block where no worker of the model says its own: only routing history is kept by it."""
+
+_NOTHING = Overlapped()
+
+
+class Pool:
+    """One model's routing state; the router machine owns it and is the only one to change it."""
+
+    def __init__(self, model: str, settings: RouterSettings, rng: random.Random) -> None:
+        self.model = model
+        self.settings = settings
+        self.rng = rng
+        self.block_size = DEFAULT_BLOCK_SIZE
+        self.block_size_known = False
+        self.active = ActiveSequences()
+        self.queue = RequestQueue(settings.queue)
+        self.affinity = Affinity(settings.affinity)
+        self.turn = 0
+        self.streams: dict[Target, KvStream] = {}
+        """KV event streams of the targets that announce one; the others are known by routing history alone."""
+        kind = settings.index.kind
+        weighs_overlap = settings.mode == "kv" and (settings.cost.overlap_credit > 0 or settings.cost.host_credit > 0)
+        self.indexed = kind in ("exact", "approximate") or (kind == "auto" and weighs_overlap)
+        """Without a weight on overlap no index is kept, and none is paid for."""
+        self.exact: ExactIndex | None = None
+        self.history: ApproximateIndex | None = None
+        self.predicted: ApproximateIndex | None = None
+        if self.indexed and kind != "approximate":
+            self.exact = ExactIndex(
+                self.block_size,
+                blocks_max=settings.index.blocks_max,
+                audit_every=settings.index.audit_every,
+                hits_half_life=nanos(settings.index.hits_half_life),
+            )
+            if settings.index.predicted_ttl > 0:
+                self.predicted = ApproximateIndex(
+                    ttl=nanos(settings.index.predicted_ttl), blocks_max=settings.index.approximate_blocks_max
+                )
+        if self.indexed and kind != "exact":
+            self.history = ApproximateIndex(
+                ttl=nanos(settings.index.approximate_ttl), blocks_max=settings.index.approximate_blocks_max
+            )
+        self.fit = LineFit()
+        """Seconds to the first token over prefill tokens ahead: the speed of workers that do not measure themselves."""
+        self.output_mean = 128.0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        """Of requests whose engine said how much came from its cache."""
+        self.counts = dict.fromkeys(("ok", "rejected", "failed", "cancelled", "expired"), 0)
+        self.inflight = 0
+
+    # --- membership -------------------------------------------------------------------------------------------------
+
+    def adopt(self, card: WorkerCard) -> str | None:
+        """Take a worker's block size as the pool's; return why the worker is refused, or None."""
+        if card.block_size is None:
+            return None
+        if self.block_size_known and card.block_size != self.block_size:
+            return (
+                f"block_size {card.block_size} differs from the {self.block_size} tokens of the other workers of "
+                f"{self.model}: prefixes could not be compared"
+            )
+        if not self.block_size_known:
+            self.block_size = card.block_size
+            self.block_size_known = True
+            if self.exact is not None:
+                self.exact.block_size = card.block_size
+        return None
+
+    def drop(self, worker: Worker) -> None:
+        """A worker is gone: nothing of its cache counts any more."""
+        for target in worker.targets:
+            self.streams.pop(target, None)
+            for index in (self.exact, self.history, self.predicted):
+                if index is not None:
+                    index.remove(target)
+        self.affinity.drop_worker(worker.card.id)
+
+    # --- overlap and cost -------------------------------------------------------------------------------------------
+
+    def overlaps(self, blocks: Sequence[int], text: bool, now: Nanos) -> dict[Target, Overlapped]:
+        """Return how many leading blocks each target holds, by the best source that is known for it."""
+        if not self.indexed or not blocks:
+            return {}
+        found: dict[Target, Overlapped] = {}
+        if self.history is not None:
+            for target, depth in self.history.overlap(blocks, now).items():
+                if text or self.kv_state(target) != "exact":
+                    found[target] = Overlapped(depth, index="approximate")
+        if text or self.exact is None:
+            return found
+        for target, held in self.exact.overlap(blocks).items():
+            known = found.get(target)
+            if known is None or held.device >= known.device:
+                found[target] = Overlapped(held.device, held.host, held.disk, "exact")
+        if self.predicted is not None:
+            for target, depth in self.predicted.overlap(blocks, now).items():
+                known = found.get(target, _NOTHING)
+                if depth > known.device:
+                    beyond = max(0, known.device + known.host - depth)
+                    found[target] = Overlapped(depth, beyond, min(known.disk, beyond + known.disk), "predicted")
+        return found
+
+    def kv_state(self, target: Target) -> str:
+        """Say how well a target's cache is known: exact, recovering, approximate, or none (no event source)."""
+        stream = self.streams.get(target)
+        return "none" if stream is None else stream.state
+
+    def routed(self, target: Target, blocks: list[int], text: bool, now: Nanos) -> None:
+        """Remember that a target is about to hold these blocks."""
+        if not blocks:
+            return
+        if self.history is not None and (text or self.kv_state(target) != "exact"):
+            self.history.routed(target, blocks, now)
+        elif self.predicted is not None and not text:
+            self.predicted.routed(target, blocks, now)
+
+    def costs(self, request: Request, targets: Iterable[tuple[Target, Worker]], now: Nanos) -> tuple[list[Cost], int]:
+        """Price every candidate; return the costs and the request's blocks without a hash."""
+        event, preferences = request.event, request.event.preferences
+        settings = self.settings.cost
+        overlaps = self.overlaps(event.blocks, event.text, now)
+        loose = max(0, -(-event.isl // self.block_size) - len(event.blocks))
+        pairs = list(targets)
+        demand = Demand(
+            isl=event.isl,
+            blocks=event.blocks,
+            loose=loose,
+            block_size=self.block_size,
+            osl=float(preferences.osl) if preferences.osl is not None else self.output_mean,
+            least_prefill=min((self.active.load(target).prefill_tokens for target, _ in pairs), default=0),
+            overlap_credit=(
+                settings.overlap_credit if preferences.overlap_credit is None else preferences.overlap_credit
+            ),
+        )
+        price = COSTS[settings.kind]
+        return [
+            price(
+                demand,
+                Candidate(target, overlaps.get(target, _NOTHING), self.active.load(target), self._speed(worker)),
+                settings,
+            )
+            for target, worker in pairs
+        ], loose
+
+    def _speed(self, worker: Worker) -> Speed:
+        settings = self.settings.cost
+        decode = settings.decode_ms_per_block / 1e3
+        if worker.speed is not None:
+            intercept, slope, _, measured = worker.speed
+            return Speed(intercept, slope, measured or decode)
+        line = self.fit.line() if settings.kind == "latency" else None
+        if line is not None:
+            return Speed(line[0], line[1], decode)
+        return Speed(0.0, 1.0 / settings.prefill_tokens_per_second, decode)
+
+    # --- what it learns ---------------------------------------------------------------------------------------------
+
+    def answered(self, isl: int, tokens: int, cached: int | None) -> None:
+        """A request ended well: learn its output length and its hit rate."""
+        self.output_mean += 0.02 * (tokens - self.output_mean)
+        if cached is not None:
+            self.prompt_tokens += isl
+            self.cached_tokens += cached
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Cached over prompt tokens of the answered requests, or None before any said so."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+    # --- machine duties ---------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "block_size": self.block_size,
+            "block_size_known": self.block_size_known,
+            "active": self.active.snapshot(),
+            "queue": self.queue.snapshot(),
+            "affinity": self.affinity.snapshot(),
+            "turn": self.turn,
+            "streams": [[list(target), stream.snapshot()] for target, stream in self.streams.items()],
+            "exact": None if self.exact is None else self.exact.snapshot(),
+            "history": None if self.history is None else self.history.snapshot(),
+            "predicted": None if self.predicted is None else self.predicted.snapshot(),
+            "fit": self.fit.dump(),
+            "sums": [self.output_mean, self.prompt_tokens, self.cached_tokens, self.inflight],
+            "counts": dict(self.counts),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.block_size = state["block_size"]
+        self.block_size_known = state["block_size_known"]
+        if self.exact is not None:
+            self.exact.block_size = self.block_size
+        self.active.restore(state["active"])
+        self.queue.restore(state["queue"])
+        self.affinity.restore(state["affinity"])
+        self.turn = state["turn"]
+        for index, saved in (
+            (self.exact, state["exact"]),
+            (self.history, state["history"]),
+            (self.predicted, state["predicted"]),
+        ):
+            if index is not None and saved is not None:
+                index.restore(saved)
+        self.streams = {}
+        for target, saved in state["streams"]:
+            stream = self.streams[Target(*target)] = KvStream()
+            stream.restore(saved)
+        self.fit = LineFit.load(state["fit"])
+        self.output_mean, self.prompt_tokens, self.cached_tokens, self.inflight = state["sums"]
+        self.counts = dict(state["counts"])
+
+    def check(self) -> None:
+        self.active.check()
+        self.queue.check()
+        self.affinity.check()
+        for index in (self.exact, self.history, self.predicted):
+            if index is not None:
+                index.check()

@@ -1,0 +1,130 @@
+"""What does an operator see of the router? Its state as plain data, from the same objects that decide."""
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.kernel.machine import Nanos, seconds
+from penstock.router.pool import Pool
+from penstock.router.roster import Worker
+
+if TYPE_CHECKING:
+    from penstock.router.router import Router
+
+
+def router_status(router: "Router", now: Nanos) -> dict[str, Any]:
+    """Return models, workers, queues and counts; keys are stable, unknown numbers are None."""
+    pools = router.pools
+    return {
+        "name": router.name,
+        "mode": router.settings.mode,
+        "models": [_model(router, pool, now) for pool in pools.values()],
+        "workers": [_worker(pools[worker.card.model], worker, now) for worker in router.roster],
+        "queue": {model: {"length": len(pool.queue)} for model, pool in pools.items()},
+        "requests": {
+            "inflight": sum(pool.inflight for pool in pools.values()),
+            "total": sum(pool.inflight + sum(pool.counts.values()) for pool in pools.values()),
+            **{k: sum(pool.counts[k] for pool in pools.values()) for k in ("ok", "failed", "rejected")},
+            **{k: sum(pool.counts[k] for pool in pools.values()) for k in ("cancelled", "expired")},
+        },
+        "hit_rate": _ratio(
+            sum(pool.cached_tokens for pool in pools.values()), sum(pool.prompt_tokens for pool in pools.values())
+        ),
+        "dropped_events": router.dropped,
+        "findings": findings(router, now),
+    }
+
+
+def findings(router: "Router", now: Nanos) -> list[dict[str, str]]:
+    """Say what an operator should know and do: each with a level, a sentence and a next step."""
+    found: list[dict[str, str]] = []
+
+    def add(level: str, text: str, hint: str) -> None:
+        found.append({"level": level, "text": text, "hint": hint})
+
+    for pool in router.pools.values():
+        workers = [worker for worker in router.roster if worker.card.model == pool.model]
+        if not any(worker.why_not(now) is None for worker in workers):
+            add("error", f"no worker of {pool.model} can take requests", "penstock status shows each one's state")
+        if router.settings.mode != "kv" or pool.exact is None:
+            continue
+        blind = [w.card.id for w in workers if not w.card.events]
+        if blind:
+            add(
+                "warning",
+                f"mode kv without an event source: {', '.join(sorted(blind))} of {pool.model} announce no KV events, "
+                "so their caches are guessed from routing history",
+                "start the engine with KV events on, or set router.index.kind=approximate to say that this is meant",
+            )
+        lost = sorted(str(t) for t, stream in pool.streams.items() if stream.state == "approximate")
+        if lost:
+            add(
+                "warning",
+                f"KV events of {', '.join(lost)} were lost beyond replay; what was known of their caches is dropped",
+                "it heals as new blocks are announced; a longer replay buffer in the engine avoids it",
+            )
+        wrong = pool.exact.counters.audit_disagreements
+        if wrong:
+            add("error", f"the index of {pool.model} disagreed with its exact audit {wrong} times", "please report it")
+    return found
+
+
+def _model(router: "Router", pool: Pool, now: Nanos) -> dict[str, Any]:
+    workers = [worker for worker in router.roster if worker.card.model == pool.model]
+    states = {pool.kv_state(target) for worker in workers for target in worker.targets}
+    if not pool.indexed:
+        index = "off"
+    elif pool.exact is None or states <= {"none"}:
+        index = "approximate"
+    else:
+        index = "exact" if states == {"exact"} else "mixed"
+    lengths = [worker.card.max_len for worker in workers if worker.card.max_len is not None]
+    return {
+        "name": pool.model,
+        "block_size": pool.block_size if pool.block_size_known else None,
+        "max_len": max(lengths) if lengths else None,
+        "ready": any(worker.why_not(now) is None for worker in workers),
+        "workers": len(workers),
+        "index": index,
+        "index_pairs": None if pool.exact is None else len(pool.exact),
+        "hit_rate": pool.hit_rate,
+        "inflight": pool.inflight,
+        **pool.counts,
+    }
+
+
+def _worker(pool: Pool, worker: Worker, now: Nanos) -> dict[str, Any]:
+    card = worker.card
+    loads = [pool.active.load(target) for target in worker.targets]
+    streams = [pool.streams[target] for target in worker.targets if target in pool.streams]
+    state = worker.state if not worker.cordons else "cordoned"
+    return {
+        "id": card.id,
+        "model": card.model,
+        "role": card.role,
+        "url": card.url,
+        "engine": card.engine,
+        "state": state,
+        "why_not": worker.why_not(now),
+        "epoch": card.epoch,
+        "pid": card.pid,
+        "since": seconds(now - worker.since),
+        "index": pool.kv_state(worker.targets[0]),
+        "active_requests": sum(load.requests for load in loads),
+        "active_prefill_tokens": sum(load.prefill_tokens for load in loads),
+        "active_blocks": sum(load.blocks for load in loads),
+        "kv_blocks": card.kv_blocks,
+        "block_size": card.block_size,
+        "requests": worker.requests,
+        "failures": worker.failures,
+        "breaker": worker.breaker.state(now),
+        "kv_events": {
+            "applied": sum(stream.applied for stream in streams),
+            "gaps": sum(stream.gaps for stream in streams),
+            "lost": sum(stream.unrecovered for stream in streams),
+        }
+        if streams
+        else None,
+    }
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,128 @@
+"""Where does a run leave its traces? One folder per run, one schema for live, bench and simulation.
+
+runs/<utc>-<command>-<hex>/
+  run.json          schema, versions, config hash, seed, clock anchor
+  config.yaml       resolved, secrets removed
+  requests.jsonl    one line per ended request       decisions.jsonl  one line per placement
+  metrics.csv       a row every few seconds          logs/            one file per process
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import platform
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import penstock
+from penstock.kernel.errors import ConfigError
+
+log = logging.getLogger("penstock.run_folder")
+SCHEMA = 1
+
+
+class RunFolder:
+    """A run's folder; `create` makes it, `open` finds one that a supervisor made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, root: Path | str, command: str, *, config: str = "", seed: int = 0) -> "RunFolder":
+        """Make the folder with run.json and config.yaml.
+
+        Args:
+            root: folder of all runs, made where absent.
+            command: word in the folder's name, such as ``up``.
+            config: resolved YAML without secrets.
+        Raises:
+            ConfigError: the folder can't be written.
+        """
+        name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{command}-{secrets.token_hex(3)}"
+        path = Path(root) / name
+        try:
+            (path / "logs").mkdir(parents=True)
+            anchor = {"wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+            (path / "run.json").write_text(
+                json.dumps(
+                    {
+                        "schema": SCHEMA,
+                        "command": command,
+                        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+                        "penstock": penstock.__version__,
+                        "python": platform.python_version(),
+                        "config_sha256": hashlib.sha256(config.encode()).hexdigest(),
+                        "seed": seed,
+                        "pid": os.getpid(),
+                        "clock_anchor": anchor,
+                    },
+                    indent=2,
+                )
+                + "\n"
+            )
+            (path / "config.yaml").write_text(config)
+        except OSError as error:
+            raise ConfigError(
+                f"the run folder {path} can't be written: {error.strerror}",
+                hint="set runs.dir to a folder that this user may write",
+            ) from error
+        return cls(path)
+
+    def writer(self, name: str) -> "LineWriter":
+        """Return a buffered writer of JSON lines, such as for ``requests.jsonl``."""
+        return LineWriter(self.path / name)
+
+
+class LineWriter:
+    """Append JSON lines off the hot path: `write` only buffers, `flush` does the I/O and never raises.
+
+    A full or vanished disk must not stop traffic: lines are kept up to ``lines_max``, then the oldest are dropped
+    and counted, and the first error and the recovery are logged.
+    """
+
+    def __init__(self, path: Path, lines_max: int = 20_000) -> None:
+        self.path = path
+        self.written = 0
+        self.lost = 0
+        self.failing: str | None = None
+        self._lines: list[bytes] = []
+        self._most = lines_max
+        self._encode = msgspec.json.Encoder().encode
+
+    def write(self, record: Any) -> None:
+        """Buffer one record (a msgspec struct or plain data)."""
+        self._lines.append(self._encode(record))
+        if len(self._lines) > self._most:
+            excess = len(self._lines) - self._most
+            del self._lines[:excess]
+            self.lost += excess
+
+    def flush(self) -> None:
+        """Write what is buffered; what can't be written stays for the next time."""
+        if not self._lines:
+            return
+        lines = self._lines
+        data = b"\n".join(lines) + b"\n"
+        try:
+            before = self.path.stat().st_size if self.path.exists() else 0
+            with self.path.open("ab") as file:
+                file.write(data)
+        except OSError as error:
+            with contextlib.suppress(OSError, UnboundLocalError):
+                os.truncate(self.path, before)  # no half line: the whole batch is tried again
+            if self.failing is None:
+                log.warning("%s can't be written, lines are kept: %s", self.path, error)
+            self.failing = str(error)
+            return
+        if self.failing is not None:
+            log.warning("%s can be written again", self.path)
+            self.failing = None
+        self.written += len(lines)
+        del self._lines[: len(lines)]
