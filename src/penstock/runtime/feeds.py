@@ -1,0 +1,96 @@
+"""How do engines' KV events reach the router? One subscriber per worker rank, and replay on demand."""
+
+import asyncio
+import logging
+
+from penstock.adapters.engines.kv_subscriber import KvSubscriber
+from penstock.adapters.seams import KvBatch
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import Target, WorkerCard
+from penstock.router.events import KvObserved, KvSourceLost, ReplayEnded, ReplayWanted
+from penstock.runtime.live import Live
+
+log = logging.getLogger("penstock.feeds")
+
+REPLAY_TIMEOUT = 5.0
+"""Seconds until a replay that was asked for counts as failed."""
+BATCHES_PER_TURN = 16
+"""Batches applied before other work of the event loop gets its turn."""
+
+
+class Feeds:
+    """Listen to every worker that announces KV events, and carry out `ReplayWanted`."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._subscribers: dict[Target, tuple[KvSubscriber, WorkerCard]] = {}
+        self._tasks: dict[Target, asyncio.Task[None]] = {}
+        self._replays: set[asyncio.Task[None]] = set()
+        live.on(ReplayWanted, self._replay_wanted)
+
+    def start(self, card: WorkerCard) -> None:
+        """Listen to a worker, every rank that announces an endpoint."""
+        for rank, endpoint in enumerate(card.events):
+            target = Target(card.id, rank)
+            replay = card.replay[rank] if rank < len(card.replay) else None
+            subscriber = KvSubscriber(endpoint, replay, card.topic, rank)
+            self._subscribers[target] = (subscriber, card)
+            self._tasks[target] = asyncio.create_task(self._listen(target), name=f"kv-feed-{target}")
+
+    async def stop(self, card: WorkerCard) -> None:
+        """Stop listening to a worker."""
+        for rank in range(len(card.events)):
+            await self._stop(Target(card.id, rank))
+
+    async def close(self) -> None:
+        for target in list(self._tasks):
+            await self._stop(target)
+        for task in list(self._replays):
+            task.cancel()
+        await asyncio.gather(*self._replays, return_exceptions=True)
+
+    async def _stop(self, target: Target) -> None:
+        task = self._tasks.pop(target, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        found = self._subscribers.pop(target, None)
+        if found is not None:
+            await found[0].close()
+
+    async def _listen(self, target: Target) -> None:
+        subscriber, card = self._subscribers[target]
+        try:
+            # What the engine announced before we came: asked for once the subscription stands, so nothing falls
+            # between; a batch that arrives twice is dropped by its number.
+            for batch in await subscriber.replay(0, REPLAY_TIMEOUT) or ():
+                self._live.post("router", _observed(card, batch))
+                await asyncio.sleep(0)
+            turn = 0
+            async for batch in subscriber.batches():
+                self._live.post("router", _observed(card, batch))
+                turn += 1
+                if turn % BATCHES_PER_TURN == 0:
+                    await asyncio.sleep(0)
+        except Exception as error:  # supervision boundary: a dead feed is said aloud, never silent
+            log.exception("KV events of %s can't be heard any more", target)
+            self._live.post("router", KvSourceLost(worker=target.worker, rank=target.rank, reason=str(error)))
+
+    def _replay_wanted(self, now: Nanos, sender: str, effect: ReplayWanted) -> None:
+        task = asyncio.create_task(self._replay(effect))
+        self._replays.add(task)
+        task.add_done_callback(self._replays.discard)
+
+    async def _replay(self, wanted: ReplayWanted) -> None:
+        found = self._subscribers.get(Target(wanted.worker, wanted.rank))
+        batches: list[KvObserved] | None = None
+        if found is not None:
+            subscriber, card = found
+            answer = await subscriber.replay(wanted.first, REPLAY_TIMEOUT)
+            if answer is not None:
+                batches = [_observed(card, batch) for batch in answer]
+        self._live.post("router", ReplayEnded(id=wanted.id, batches=batches))
+
+
+def _observed(card: WorkerCard, batch: KvBatch) -> KvObserved:
+    return KvObserved(worker=card.id, rank=batch.rank, epoch=card.epoch, sequence=batch.sequence, events=batch.events)

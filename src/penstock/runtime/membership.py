@@ -1,0 +1,115 @@
+"""How does the router learn who is there? It watches the store and turns changes into events."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from penstock.adapters.seams import Store, StoreUnavailable
+from penstock.kernel.values import WorkerCard, WorkerId
+from penstock.router.events import WorkerDraining, WorkerJoined, WorkerLeft
+from penstock.runtime.live import Live
+
+log = logging.getLogger("penstock.membership")
+
+WORKERS = "workers/"
+RETRY = 1.0
+"""Seconds between tries to read a store that can't be read."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in the store for a worker: its card and whether it is being drained."""
+
+    card: WorkerCard
+    draining: bool = False
+
+
+def key_of(worker: WorkerId) -> str:
+    return WORKERS + worker
+
+
+class Membership:
+    """Follow ``workers/`` in a store.
+
+    A store that can't be read freezes membership: nobody is dropped, and what changed meanwhile is reconciled when
+    it can be read again.
+
+    Args:
+        started, stopped: called for a worker that came or went, to start and stop listening to its events.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        live: Live,
+        *,
+        started: Callable[[WorkerCard], None],
+        stopped: Callable[[WorkerCard], Awaitable[None]],
+    ) -> None:
+        self.available = True
+        self.malformed = 0
+        self._store = store
+        self._live = live
+        self._started = started
+        self._stopped = stopped
+        self._known: dict[str, Entry] = {}
+
+    @property
+    def cards(self) -> list[WorkerCard]:
+        return [entry.card for entry in self._known.values()]
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            try:
+                first = True
+                async for changes in self._store.watch(WORKERS):
+                    if not self.available:
+                        log.info("the store can be read again; membership is reconciled")
+                        self.available = True
+                    seen = {change.key for change in changes if change.value is not None}
+                    if first:  # the first batch is everything that is alive
+                        for key in [key for key in self._known if key not in seen]:
+                            await self._gone(key)
+                        first = False
+                    for change in changes:
+                        if change.value is None:
+                            await self._gone(change.key)
+                        else:
+                            await self._put(change.key, change.value)
+            except StoreUnavailable as error:
+                if self.available:
+                    log.warning("membership is frozen at %d workers: %s", len(self._known), error)
+                self.available = False
+            await asyncio.sleep(RETRY)
+
+    async def _put(self, key: str, value: bytes) -> None:
+        try:
+            entry = msgspec.json.decode(value, type=Entry)
+        except msgspec.DecodeError as error:
+            self.malformed += 1
+            log.warning("what stands under %s is no worker: %s", key, error)
+            return
+        known = self._known.get(key)
+        if known is not None and known.card.epoch < entry.card.epoch:
+            await self._stopped(known.card)
+            known = None
+        self._known[key] = entry
+        if known is None:
+            self._live.post("router", WorkerJoined(card=entry.card))
+            self._started(entry.card)
+        if entry.draining and (known is None or not known.draining):
+            self._live.post("router", WorkerDraining(worker=entry.card.id, epoch=entry.card.epoch))
+
+    async def _gone(self, key: str) -> None:
+        entry = self._known.pop(key, None)
+        if entry is None:
+            return
+        self._live.post(
+            "router",
+            WorkerLeft(worker=entry.card.id, epoch=entry.card.epoch, reason="it is no longer in the store"),
+        )
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._stopped(entry.card)
