@@ -1,0 +1,50 @@
+# Two commands: `make up` serves a cluster, `make test` checks the whole project. Both do their own set-up.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: up install dev test test-fast lint types format bench-index bench-routing soak clean help
+
+help: ## Show what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+up: install ## Install, then serve a simulated cluster on 127.0.0.1:8000
+	@exec $(BIN)/penstock up
+
+install: $(VENV)/.installed ## Make .venv and install the package
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "penstock needs Python 3.11 or newer; set PYTHON="; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install -e .
+	@touch $@
+
+dev: $(VENV)/.dev ## Install what the checks need as well
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install -e '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+test: dev lint types ## Lint, types, import contracts and all tests; under ten minutes
+	$(BIN)/python -m tests.run
+
+test-fast: dev ## Only the pure rooms' tests
+	$(BIN)/python -m pytest tests/kernel tests/router tests/engine tests/traffic
+
+lint: dev ## Format, lint and import contracts
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench
+	$(BIN)/lint-imports --no-cache
+
+types: dev ## Check types
+	$(BIN)/mypy
+
+format: dev ## Put the sources in order
+	$(BIN)/ruff format src tests bench
+	$(BIN)/ruff check --fix src tests bench
+
+clean: ## Remove the virtual environment and caches; run folders stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build dist
