@@ -1,0 +1,160 @@
+"""Costs by hand, and the choice that follows from them."""
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.kernel.values import RequestId, Target, WorkerId
+from penstock.router.active import ActiveSequences, Load
+from penstock.router.cost import Candidate, Demand, Overlapped, Speed, block_cost, latency_cost
+from penstock.router.events import Cost
+from penstock.router.select import probabilities, select
+from penstock.router.settings import CostSettings
+
+SPEED = Speed(0.005, 1e-4, 1e-6)
+NAMES = ["a", "b", "c", "d"]
+
+
+def target(name: str) -> Target:
+    return Target(WorkerId(name))
+
+
+def demand(blocks: int = 10, size: int = 16, **changes: object) -> Demand:
+    fields: dict[str, object] = {
+        "isl": blocks * size,
+        "blocks": list(range(1, blocks + 1)),
+        "loose": 0,
+        "block_size": size,
+        "osl": 100.0,
+        "least_prefill": 0,
+        "overlap_credit": 1.0,
+    }
+    return Demand(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def load(prefill: int = 0, blocks: int = 0, requests: int = 0) -> Load:
+    made = Load()
+    made.prefill_tokens, made.loose, made.requests = prefill, blocks, requests
+    return made
+
+
+def candidate(name: str = "a", overlap: Overlapped | None = None, on: Load | None = None) -> Candidate:
+    return Candidate(target(name), overlap or Overlapped(), on or load(), SPEED)
+
+
+def test_the_fields_formula_by_hand() -> None:
+    # (32 queued + 160 own) / 16 = 12 blocks of prefill, 4 of them cached; 7 blocks in use and 10 to come.
+    cost = block_cost(demand(), candidate(overlap=Overlapped(4), on=load(32, 7, 2)), CostSettings())
+    assert cost.total == 12 - 4 + 7 + 10
+    assert (cost.prefill, cost.queue, cost.decode) == (6.0, 2.0, 17.0)
+    assert cost.overlap_tokens == 64
+
+
+def test_weights_scale_their_terms() -> None:
+    settings = CostSettings(prefill_scale=2.0, request_weight=3.0, host_credit=0.5, disk_credit=0.25)
+    cost = block_cost(demand(), candidate(overlap=Overlapped(4, 2, 4), on=load(0, 0, 2)), settings)
+    assert cost.total == 2 * (10 - 4 - 1 - 1) + 10 + 3 * 2
+
+
+def test_credit_fades_on_the_busier_worker() -> None:
+    settings = CostSettings(credit_decay=1.0)
+    busy = block_cost(demand(), candidate(overlap=Overlapped(10), on=load(160)), settings)
+    assert busy.total == pytest.approx(10 + 10 - 10 / (1 + 1) + 10)
+
+
+def test_terms_add_up_to_the_total() -> None:
+    for price in (block_cost, latency_cost):
+        cost = price(demand(), candidate(overlap=Overlapped(3, 1), on=load(64, 5, 1)), CostSettings())
+        assert cost.total == pytest.approx(cost.prefill + cost.queue + cost.decode + cost.transfer)
+
+
+def test_a_full_hit_still_computes_the_last_block() -> None:
+    assert block_cost(demand(), candidate(overlap=Overlapped(10)), CostSettings()).overlap_tokens == 144
+
+
+def test_latency_by_hand() -> None:
+    settings = CostSettings(transfer_ms_per_block=0.5)
+    cost = latency_cost(demand(), candidate(overlap=Overlapped(2, 1), on=load(1000, 20, 3)), settings)
+    assert cost.prefill == pytest.approx(5 + 0.1 * (160 - 48))
+    assert cost.queue == pytest.approx(100.0)
+    assert cost.transfer == pytest.approx(0.5)
+    assert cost.decode == pytest.approx(1e3 * 1e-6 * 30 * 100)
+
+
+def costs(*totals: float, running: list[int] | None = None) -> list[Cost]:
+    return [
+        Cost(
+            target=target(NAMES[i]),
+            unit="blocks",
+            total=total,
+            prefill=total,
+            decode=0,
+            queue=0,
+            transfer=0,
+            overlap_blocks=0,
+            overlap_tokens=0,
+            active_requests=running[i] if running else 0,
+            active_prefill_tokens=0,
+            active_blocks=0,
+        )
+        for i, total in enumerate(totals)
+    ]
+
+
+def test_kv_takes_the_cheapest_and_says_by_how_much() -> None:
+    choice = select("kv", costs(5, 3, 9), random.Random(0))
+    assert choice.cost.target.worker == "b" and "next a at 5.0" in choice.because
+
+
+def test_ties_are_drawn_evenly() -> None:
+    rng = random.Random(0)
+    drawn = Counter(select("kv", costs(1, 1, 1, 2), rng).cost.target.worker for _ in range(3000))
+    assert set(drawn) == {"a", "b", "c"} and min(drawn.values()) > 850
+
+
+def test_round_robin_takes_turns() -> None:
+    order = [select("round_robin", costs(1, 2, 3), random.Random(0), turn=n).cost.target.worker for n in range(6)]
+    assert order == ["a", "b", "c"] * 2
+
+
+def test_least_loaded_and_power_of_two_look_at_running_requests() -> None:
+    some = costs(0, 0, 0, 0, running=[4, 1, 3, 2])
+    assert select("least_loaded", some, random.Random(0)).cost.target.worker == "b"
+    rng = random.Random(0)
+    drawn = Counter(select("power_of_two", some, rng).cost.target.worker for _ in range(2000))
+    assert drawn["a"] == 0 and drawn["b"] > drawn["d"] > drawn["c"]
+
+
+def test_random_uses_everyone() -> None:
+    rng = random.Random(0)
+    assert {select("random", costs(1, 9, 9), rng).cost.target.worker for _ in range(100)} == {"a", "b", "c"}
+
+
+def test_no_candidates_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no candidates"):
+        select("kv", [], random.Random(0))
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.floats(0.01, 10))
+def test_probabilities_sum_to_one_and_fall_with_cost(totals: list[float], temperature: float) -> None:
+    shares = probabilities(totals, temperature)
+    assert sum(shares) == pytest.approx(1.0)
+    ranked = sorted(zip(totals, shares))
+    assert all(a[1] >= b[1] - 1e-12 for a, b in pairwise(ranked))
+
+
+def test_low_temperature_is_nearly_the_cheapest_and_high_is_nearly_even() -> None:
+    assert probabilities([1.0, 2.0], 0.01)[0] > 0.999
+    assert probabilities([1.0, 2.0], 100.0)[0] == pytest.approx(0.5, abs=0.01)
+
+
+def test_active_sequences_feed_the_cost() -> None:
+    active = ActiveSequences()
+
+    active.place(RequestId("r"), target("a"), prefill_tokens=160, blocks=[1, 2, 3], loose=0, now=0)
+    cost = block_cost(demand(), Candidate(target("a"), Overlapped(), active.load(target("a")), SPEED), CostSettings())
+    assert cost.total == 20 + 10  # three of the ten blocks are in use there already

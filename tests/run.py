@@ -1,0 +1,58 @@
+"""Run every suite, say how long each took, and end with one line that counts passes, failures and skips.
+
+usage: python -m tests.run [SUITE ...]      without names: all of `SUITES`, in order
+"""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SUITES: dict[str, list[str]] = {
+    "pure": ["tests/kernel", "tests/router", "tests/engine", "tests/traffic", "-n", "2"],
+    "stateful": ["tests/stateful", "-n", "2"],
+    "shell": [
+        "tests/config",
+        "tests/cli",
+        "tests/adapters",
+        "tests/contracts",
+        "tests/frontend",
+        "tests/runtime",
+        "tests/report",
+        "tests/docs",
+        "-n",
+        "2",
+    ],
+    "live": ["tests/live", "-m", "not slow"],
+}
+"""Suite -> pytest arguments. Live tests start processes and share the machine's two cores, so they go alone."""
+
+_COUNT = re.compile(r"(\d+) (passed|failed|skipped|error)")
+
+
+def main(names: list[str]) -> int:
+    counts = dict.fromkeys(("passed", "failed", "skipped", "error"), 0)
+    took: dict[str, float] = {}
+    for name in names or SUITES:
+        started = time.monotonic()
+        print(f"== {name}", flush=True)
+        arguments = [part for part in SUITES[name] if not part.startswith("tests/") or Path(part).is_dir()]
+        found = subprocess.run(
+            [sys.executable, "-m", "pytest", "-rs", *arguments], capture_output=True, text=True, check=False
+        )
+        print(found.stdout, found.stderr, sep="", flush=True)
+        took[name] = time.monotonic() - started
+        tail = found.stdout.strip().splitlines()[-1:] or [""]
+        for number, word in _COUNT.findall(tail[0]):
+            counts[word] += int(number)
+        if found.returncode not in (0, 1) and not counts["error"]:
+            counts["error"] += 1  # pytest itself broke: no count says so
+    print("seconds per suite: " + ", ".join(f"{name} {seconds:.0f}" for name, seconds in took.items()))
+    failed = counts["failed"] + counts["error"]
+    print(f"{counts['passed']} passed, {failed} failed, {counts['skipped']} skipped")
+    return 1 if failed or not counts["passed"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
