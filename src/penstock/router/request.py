@@ -57,10 +57,22 @@ class Request(msgspec.Struct):
     tokens: int = 0
     last_failure: str = ""
     last_status: int | None = None
+    counted: bool = False
+    """It counts among its pool's requests in flight."""
 
     @property
     def id(self) -> RequestId:
         return self.event.id
+
+    @property
+    def on_worker(self) -> bool:
+        return self.phase in ("prefill", "streaming")
+
+    def leave_queue(self, now: Nanos) -> None:
+        """Stop the clock of its waiting, if it runs."""
+        if self.queued_since is not None:
+            self.queued += now - self.queued_since
+            self.queued_since = None
 
     def step(self, step: Step) -> None:
         """Go to the next phase.

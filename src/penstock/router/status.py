@@ -1,16 +1,14 @@
 """What does an operator see of the router? Its state as plain data, from the same objects that decide."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.kernel.machine import Nanos, seconds
+from penstock.router.core import Core
 from penstock.router.pool import Pool
 from penstock.router.roster import Worker
 
-if TYPE_CHECKING:
-    from penstock.router.router import Router
 
-
-def router_status(router: "Router", now: Nanos) -> dict[str, Any]:
+def router_status(router: Core, now: Nanos) -> dict[str, Any]:
     """Return models, workers, queues and counts; keys are stable, unknown numbers are None."""
     pools = router.pools
     return {
@@ -33,7 +31,7 @@ def router_status(router: "Router", now: Nanos) -> dict[str, Any]:
     }
 
 
-def findings(router: "Router", now: Nanos) -> list[dict[str, str]]:
+def findings(router: Core, now: Nanos) -> list[dict[str, str]]:
     """Say what an operator should know and do: each with a level, a sentence and a next step."""
     found: list[dict[str, str]] = []
 
@@ -67,7 +65,7 @@ def findings(router: "Router", now: Nanos) -> list[dict[str, str]]:
     return found
 
 
-def _model(router: "Router", pool: Pool, now: Nanos) -> dict[str, Any]:
+def _model(router: Core, pool: Pool, now: Nanos) -> dict[str, Any]:
     workers = [worker for worker in router.roster if worker.card.model == pool.model]
     states = {pool.kv_state(target) for worker in workers for target in worker.targets}
     if not pool.indexed:

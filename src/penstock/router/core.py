@@ -1,0 +1,151 @@
+"""What do all parts of the router share? The state of the machine, its outgoing effects and its timers.
+
+`Core` holds state and the few moves that every part needs; what events mean stands in `placing`, `lifecycle`,
+`members`, `caches` and `sync`, as functions over a core.
+"""
+
+import heapq
+import random
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.kernel.machine import Effect, Nanos, Wake, seconds
+from penstock.kernel.values import RequestId, Target
+from penstock.router.events import Abort, Closed, Fault, Noted, Outcome, Placement, Publish
+from penstock.router.pool import Pool
+from penstock.router.request import Request
+from penstock.router.roster import Roster
+from penstock.router.settings import RouterSettings
+
+Timer = Literal["deadline", "wait", "kick", "sweep"]
+
+
+class Core:
+    """The router's state: roster, one `Pool` per model, open requests, timers."""
+
+    def __init__(self, settings: RouterSettings, *, name: str, seed: int, shared: bool) -> None:
+        self.settings = settings
+        self.name = name
+        self.shared = shared
+        self.rng = random.Random(seed)
+        self.roster = Roster()
+        self.pools: dict[str, Pool] = {}
+        self.requests: dict[RequestId, Request] = {}
+        self.dropped = 0
+        """Events about requests, attempts, workers or replays that are not, or no longer, known."""
+        self.replays: dict[int, Target] = {}
+        self.replay_id = 0
+        self.freed: dict[str, None] = {}
+        """Models whose waiting requests should be looked at once the present event has been handled."""
+        self.out: list[Effect] = []
+        self.timers: list[tuple[Nanos, Timer, str]] = []
+        self.armed: Nanos | None = None
+
+    # --- effects ----------------------------------------------------------------------------------------------------
+
+    def note(self, kind: str, text: str, **fields: Any) -> None:
+        """Say something to the operator."""
+        self.out.append(Noted(kind=kind, text=text, fields=fields))
+
+    def tell(self, pool: Pool, request: RequestId, step: Any, target: Target, **more: Any) -> None:
+        """Say something to the other routers, where there may be any."""
+        if self.shared:
+            self.out.append(
+                Publish(placement=Placement(step=step, id=request, model=pool.model, target=target, **more))
+            )
+
+    # --- moves of a request -----------------------------------------------------------------------------------------
+
+    def mark(self, request: Request, **changes: Any) -> None:
+        """Write something down about its present leg."""
+        request.legs[-1] = msgspec.structs.replace(request.legs[-1], **changes)
+
+    def abort(self, request: Request, reason: str) -> None:
+        """Stop what runs for it on a worker; that says nothing about the worker."""
+        if request.on_worker and request.target is not None:
+            self.out.append(Abort(id=request.id, attempt=request.attempt, target=request.target, reason=reason))
+            worker = self.roster.get(request.target.worker)
+            if worker is not None:
+                worker.breaker.released()
+
+    def release(self, request: Request, pool: Pool) -> None:
+        """Take its load off its target."""
+        if request.on_worker and request.target is not None:
+            pool.active.end(request.id)
+            self.tell(pool, request.id, "ended", request.target)
+            self.freed[pool.model] = None
+
+    def close(
+        self,
+        now: Nanos,
+        request: Request,
+        outcome: Outcome,
+        fault: Fault,
+        status: int,
+        reason: str,
+        *,
+        retry_after: float | None = None,
+        cached: int | None = None,
+    ) -> None:
+        """End a request: its load goes and its one terminal effect leaves."""
+        event = request.event
+        pool = self.pools.get(event.model)
+        if pool is not None and request.counted:
+            self.release(request, pool)
+            pool.queue.remove(event.id)
+            pool.inflight -= 1
+            pool.counts[outcome] += 1
+        request.leave_queue(now)
+        if request.on_worker:
+            self.mark(request, last=now)
+        request.step("close")
+        del self.requests[event.id]
+        self.out.append(
+            Closed(
+                id=event.id,
+                model=event.model,
+                outcome=outcome,
+                fault=fault,
+                status=status,
+                reason=reason,
+                arrived=request.arrived,
+                closed=now,
+                isl=event.isl,
+                osl=request.tokens,
+                cached=cached,
+                expected_cached=request.expected_cached,
+                queued=seconds(request.queued),
+                first=request.first,
+                attempts=request.attempt,
+                legs=list(request.legs),
+                retry_after=retry_after,
+                session=event.preferences.session,
+                program=event.preferences.program,
+            )
+        )
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def timer(self, at: Nanos, kind: Timer, key: str) -> None:
+        """Look at something again at ``at``; timers are never cancelled, they find nothing to do instead."""
+        heapq.heappush(self.timers, (at, kind, key))
+        if len(self.timers) > 256 and len(self.timers) > 4 * len(self.requests):
+            # The deadlines of ended requests would stay for as long as deadlines are.
+            self.timers = [t for t in self.timers if t[1] in ("kick", "sweep") or t[2] in self.requests]
+            heapq.heapify(self.timers)
+
+    def due(self, now: Nanos) -> list[tuple[Timer, str]]:
+        """Take out what is due, earliest first."""
+        self.armed = None
+        found: list[tuple[Timer, str]] = []
+        while self.timers and self.timers[0][0] <= now:
+            _, kind, key = heapq.heappop(self.timers)
+            found.append((kind, key))
+        return found
+
+    def arm(self) -> None:
+        """Ask for a wake where the earliest timer is earlier than what is armed."""
+        if self.timers and (self.armed is None or self.timers[0][0] < self.armed):
+            self.armed = self.timers[0][0]
+            self.out.append(Wake(at=self.armed))

@@ -1,0 +1,135 @@
+"""What do a request's milestones mean? From `Arrived` to its one end."""
+
+from penstock.kernel.machine import Nanos, nanos, seconds
+from penstock.kernel.values import RequestId
+from penstock.router.core import Core
+from penstock.router.events import Arrived, Cancelled, Failed, Finished, FirstToken, Grown
+from penstock.router.members import failure_of
+from penstock.router.placing import admit
+from penstock.router.request import Request
+
+
+def arrived(core: Core, now: Nanos, event: Arrived) -> None:
+    if event.id in core.requests:
+        core.dropped += 1
+        core.note("duplicate_request", f"request id {event.id} is open already; the second one is ignored")
+        return
+    limit = now + nanos(core.settings.request_timeout)
+    deadline = limit if event.deadline is None else min(event.deadline, limit)
+    request = core.requests[event.id] = Request(event, arrived=now, deadline=deadline)
+    pool = core.pools.get(event.model)
+    if pool is None:
+        text = f"no worker serves {event.model} yet"
+        core.close(now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
+        return
+    request.counted = True
+    pool.inflight += 1
+    if pool.inflight > core.settings.inflight_max:
+        text = f"{core.settings.inflight_max} requests of {event.model} are running or waiting"
+        core.close(now, request, "rejected", "overloaded", 429, text, retry_after=1.0)
+        return
+    core.timer(deadline, "deadline", event.id)
+    admit(core, now, request, pool)
+
+
+def first_token(core: Core, now: Nanos, event: FirstToken) -> None:
+    request = _running(core, event.id, event.attempt, "prefill")
+    if request is not None:
+        _started(core, now, request)
+
+
+def grown(core: Core, now: Nanos, event: Grown) -> None:
+    request = _running(core, event.id, event.attempt, "streaming")
+    if request is None or request.target is None:
+        return
+    request.tokens = event.tokens
+    pool = core.pools[request.event.model]
+    pool.active.grown(event.id, event.tokens // pool.block_size, now)
+    core.tell(pool, event.id, "grown", request.target, tokens=event.tokens)
+
+
+def finished(core: Core, now: Nanos, event: Finished) -> None:
+    request = _running(core, event.id, event.attempt, "prefill", "streaming")
+    if request is None:
+        return
+    if request.first is None:  # an unary answer has no earlier milestone: it proves the worker as well
+        _started(core, now, request)
+    request.tokens = event.tokens
+    core.pools[request.event.model].answered(request.event.isl, event.tokens, event.cached)
+    core.close(now, request, "ok", "none", 200, "answered in full", cached=event.cached)
+
+
+def failed(core: Core, now: Nanos, event: Failed) -> None:
+    request = _running(core, event.id, event.attempt, "prefill", "streaming")
+    if request is None or request.target is None:
+        return
+    failure_of(core, now, request.target.worker, event.reason, at_fault=event.worker_at_fault)
+    core.mark(request, last=now, failure=event.reason)
+    request.last_failure = event.reason
+    request.last_status = event.status
+    again = event.retryable and request.phase == "prefill" and request.attempt < core.settings.attempts_max
+    if again and now < request.deadline:
+        pool = core.pools[request.event.model]
+        core.release(request, pool)
+        request.tried.append(request.target.worker)
+        request.target = None
+        request.step("retry")
+        admit(core, now, request, pool)
+    elif event.worker_at_fault:
+        core.close(now, request, "failed", "engine", event.status or 502, event.reason)
+    elif event.status is not None and 400 <= event.status < 500 and event.status != 429:
+        core.close(now, request, "failed", "client", event.status, event.reason)
+    else:
+        core.close(now, request, "failed", "overloaded", event.status or 503, event.reason, retry_after=1.0)
+
+
+def cancelled(core: Core, now: Nanos, event: Cancelled) -> None:
+    request = core.requests.get(event.id)
+    if request is None:
+        core.dropped += 1
+        return
+    core.abort(request, "the client went away")
+    core.close(now, request, "cancelled", "client", 499, "the client went away")
+
+
+def overdue(core: Core, now: Nanos, kind: str, key: RequestId) -> None:
+    """A request's deadline or its limit of waiting may have passed."""
+    request = core.requests.get(key)
+    if request is None:
+        return
+    if kind == "wait":
+        limit = core.settings.queue.wait_max
+        if request.queued_since is not None and now >= request.queued_since + nanos(limit):
+            text = f"waited {limit:g} s for a worker of {request.event.model}"
+            core.close(now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
+    elif now >= request.deadline:
+        waited = seconds(now - request.arrived)
+        core.abort(request, "its deadline has passed")
+        core.close(now, request, "expired", "deadline", 504, f"not done within {waited:.3g} s")
+
+
+def _started(core: Core, now: Nanos, request: Request) -> None:
+    """The first token is here: the prefill is over, and the worker works."""
+    assert request.target is not None
+    request.step("first")
+    request.first = now
+    core.mark(request, first=now)
+    pool = core.pools[request.event.model]
+    pool.active.first_token(request.id, now)
+    pool.fit.add(float(request.prefill_ahead), seconds(now - request.placed))
+    core.tell(pool, request.id, "first", request.target)
+    core.freed[pool.model] = None
+    worker = core.roster.get(request.target.worker)
+    if worker is not None:
+        if worker.breaker.opened:
+            core.note("breaker_closed", f"worker {worker.card.id} answers again", worker=worker.card.id)
+        worker.breaker.succeeded()
+
+
+def _running(core: Core, request: RequestId, attempt: int, *phases: str) -> Request | None:
+    """Return an open request in one of these phases and this attempt; else count the event as dropped."""
+    found = core.requests.get(request)
+    if found is None or found.attempt != attempt or found.phase not in phases:
+        core.dropped += 1
+        return None
+    return found

@@ -1,0 +1,113 @@
+"""What do workers' comings and goings mean?"""
+
+from penstock.kernel.machine import Nanos, seconds
+from penstock.kernel.values import WorkerId
+from penstock.router.core import Core
+from penstock.router.events import (
+    WorkerCordoned,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerMeasured,
+    WorkerReady,
+)
+from penstock.router.kv_stream import KvStream
+from penstock.router.pool import Pool
+from penstock.router.roster import Worker
+
+
+def joined(core: Core, now: Nanos, event: WorkerJoined) -> None:
+    card = event.card
+    pool = core.pools.get(card.model)
+    if pool is None:
+        pool = core.pools[card.model] = Pool(card.model, core.settings, core.rng)
+    refusal = pool.adopt(card)
+    if refusal is not None:
+        core.note("worker_refused", f"worker {card.id} is refused: {refusal}", worker=card.id)
+        return
+    known = core.roster.get(card.id)
+    if known is not None and card.epoch > known.card.epoch:
+        _gone(core, known, f"it came back with epoch {card.epoch}")
+    core.freed[pool.model] = None
+    worker = core.roster.join(card, event.ready, now)
+    if worker is None:
+        return
+    if pool.exact is not None:
+        for target in worker.targets[: len(card.events)]:
+            pool.streams[target] = KvStream()
+    guessed = pool.indexed and not card.events
+    core.note(
+        "worker_joined",
+        f"worker {card.id} serves {card.model} at {card.url}"
+        + ("; it announces no KV events, so its cache is guessed" if guessed else ""),
+        worker=card.id,
+    )
+
+
+def ready(core: Core, now: Nanos, event: WorkerReady) -> None:
+    if core.roster.move(event.worker, event.epoch, "ready", now):
+        core.freed[core.roster.workers[event.worker].card.model] = None
+
+
+def draining(core: Core, now: Nanos, event: WorkerDraining) -> None:
+    if core.roster.move(event.worker, event.epoch, "drain", now):
+        core.note("worker_draining", f"worker {event.worker} takes no new requests", worker=event.worker)
+        # Those who wait for it alone must hear so now.
+        core.freed[core.roster.workers[event.worker].card.model] = None
+
+
+def left(core: Core, now: Nanos, event: WorkerLeft) -> None:
+    worker = core.roster.get(event.worker)
+    if worker is None or worker.card.epoch != event.epoch:
+        core.roster.stale += 1
+        return
+    _gone(core, worker, event.reason)
+
+
+def cordoned(core: Core, now: Nanos, event: WorkerCordoned) -> None:
+    worker = core.roster.get(event.worker)
+    if worker is None:
+        core.dropped += 1
+        return
+    if event.on and event.reason not in worker.cordons:
+        worker.cordons.append(event.reason)
+        core.note("worker_cordoned", f"worker {event.worker}: {event.reason}", worker=event.worker)
+    elif not event.on and event.reason in worker.cordons:
+        worker.cordons.remove(event.reason)
+    core.freed[worker.card.model] = None
+
+
+def measured(core: Core, now: Nanos, event: WorkerMeasured) -> None:
+    worker = core.roster.get(event.worker)
+    if worker is None:
+        core.dropped += 1
+        return
+    worker.speed = (event.prefill_intercept, event.prefill_slope, event.decode_base, event.decode_slope)
+
+
+def failure_of(core: Core, now: Nanos, name: WorkerId, reason: str, *, at_fault: bool) -> None:
+    """A request failed on a worker: count it, and open its breaker where that was one too many."""
+    worker = core.roster.get(name)
+    if worker is None:
+        return
+    if not at_fault:
+        worker.breaker.released()
+        return
+    worker.failures += 1
+    if worker.breaker.failed(now, core.settings.breaker) and worker.breaker.until is not None:
+        core.note(
+            "breaker_opened",
+            f"worker {name} takes no requests for {seconds(worker.breaker.until - now):.1f} s: "
+            f"{worker.breaker.failures} failures in a row, the last: {reason}",
+            worker=name,
+        )
+        core.timer(worker.breaker.until, "kick", worker.card.model)
+
+
+def _gone(core: Core, worker: Worker, reason: str) -> None:
+    card = worker.card
+    core.roster.leave(card.id, card.epoch)
+    core.pools[card.model].drop(worker)
+    core.replays = {number: target for number, target in core.replays.items() if target.worker != card.id}
+    core.note("worker_left", f"worker {card.id} is gone: {reason}", worker=card.id)
+    core.freed[card.model] = None
