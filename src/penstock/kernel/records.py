@@ -1,0 +1,183 @@
+"""What is written down of one request? The line of ``requests.jsonl``, the same for live, bench, simulate and replay.
+
+Hashes and lengths, never text. Times are seconds; ``arrival`` and the legs' times count from the start of the run.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+RecordOutcome = Literal["ok", "rejected", "failed", "cancelled", "expired", "unsent"]
+"""How a request ended; ``unsent`` is a load generator's own: it had reached its limit of requests in flight."""
+RecordFault = Literal["none", "client", "engine", "overloaded", "deadline"]
+
+
+class RequestLeg(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of a request on one worker; seconds since the start of the run."""
+
+    role: str
+    worker: str
+    dispatched: float
+    first: float | None = None
+    last: float | None = None
+    failure: str | None = None
+
+
+class ItlSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The gaps between a request's output tokens, in seconds; ``gaps`` of them, that is output tokens less one."""
+
+    gaps: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request from arrival to its end.
+
+    ``isl``, ``osl``, ``cached``, ``expected_cached``: tokens. What was not measured is None: unknown is not zero.
+    ``ttft``: first output token less arrival, queueing included. ``e2e``: last output token less arrival.
+    ``queued``: seconds it waited for a worker. ``lateness``: how late a load generator sent it against its own plan.
+    """
+
+    id: str
+    arrival: float
+    model: str
+    outcome: RecordOutcome
+    fault: RecordFault = "none"
+    service_class: str | None = msgspec.field(default=None, name="class")
+    isl: int | None = None
+    osl: int = 0
+    osl_wanted: int | None = None
+    cached: int | None = None
+    expected_cached: int | None = None
+    blocks: list[int] | None = None
+    legs: list[RequestLeg] = []
+    ttft: float | None = None
+    e2e: float | None = None
+    itl: ItlSummary | None = None
+    queued: float | None = None
+    status: int | None = None
+    reason: str = ""
+    attempts: int | None = None
+    session: str | None = None
+    turn: int | None = None
+    program: str | None = None
+    lateness: float | None = None
+
+    @property
+    def worker(self) -> str | None:
+        """The worker that answered, or the last one that was tried."""
+        return self.legs[-1].worker if self.legs else None
+
+    @property
+    def tpot(self) -> float | None:
+        """(last - first) / (output tokens - 1) in seconds; absent below 2 tokens."""
+        if self.osl < 2 or self.ttft is None or self.e2e is None:
+            return None
+        return (self.e2e - self.ttft) / (self.osl - 1)
+
+    def within(self, ttft: float | None, itl: float | None) -> bool:
+        """Tell whether it was answered in full with TTFT and its mean ITL within the given seconds."""
+        if self.outcome != "ok" or self.ttft is None:
+            return False
+        if ttft is not None and self.ttft > ttft:
+            return False
+        return itl is None or self.itl is None or self.itl.mean <= itl
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(RequestRecord).decode
+
+
+def encode_record(record: RequestRecord) -> bytes:
+    """Return one line of ``requests.jsonl``, newline included."""
+    return _encode(record) + b"\n"
+
+
+def decode_records(lines: Iterable[bytes | str]) -> list[RequestRecord]:
+    """Read the lines of ``requests.jsonl``; a last line that was cut off by a crash is left out.
+
+    Raises:
+        msgspec.DecodeError: a line before the last is not a record.
+    """
+    found: list[RequestRecord] = []
+    cut: msgspec.DecodeError | None = None
+    for line in lines:
+        if not line.strip():
+            continue
+        if cut is not None:
+            raise cut
+        try:
+            found.append(_decode(line))
+        except msgspec.DecodeError as error:
+            cut = error
+    return found
+
+
+def summarise_gaps(chunks: Sequence[tuple[float, int]]) -> ItlSummary | None:
+    """Sum up a stream's gaps between tokens.
+
+    Args:
+        chunks: (seconds since the first output token, output tokens in the chunk) in order; the first entry is the
+            chunk that brought the first token. A chunk of k tokens counts as k gaps of a k-th each; the first one,
+            which has no gap before it, as k - 1 gaps of 0.
+    Returns: None below 2 output tokens.
+    """
+    gaps = gaps_of(chunks)
+    total = sum(count for _, count in gaps)
+    if not total:
+        return None
+    gaps.sort()
+    return ItlSummary(
+        gaps=total,
+        mean=sum(gap * count for gap, count in gaps) / total,
+        p50=weighted_percentile(gaps, 0.50),
+        p90=weighted_percentile(gaps, 0.90),
+        p99=weighted_percentile(gaps, 0.99),
+        max=gaps[-1][0],
+    )
+
+
+def gaps_of(chunks: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Turn a stream's chunks, as `summarise_gaps` takes them, into (gap in seconds, how many of it)."""
+    gaps: list[tuple[float, int]] = []
+    previous: float | None = None
+    for at, tokens in chunks:
+        if tokens <= 0:
+            continue  # a chunk without a token (role, usage) ends no gap
+        if previous is None:
+            if tokens > 1:
+                gaps.append((0.0, tokens - 1))
+        else:
+            gaps.append(((at - previous) / tokens, tokens))
+        previous = at
+    return gaps
+
+
+def weighted_percentile(ordered: Sequence[tuple[float, int]], q: float) -> float:
+    """Return the q-quantile (0..1) of ascending (value, count) pairs: that of the values written out count times.
+
+    Raises:
+        ValueError: no value (an absent number is not 0).
+    """
+    total = sum(count for _, count in ordered)
+    if not total:
+        raise ValueError("no values: a percentile of nothing is unknown, not 0")
+    position = q * (total - 1)
+    low = int(position)
+    share = position - low
+    seen = 0
+    below: float | None = None
+    for value, count in ordered:
+        seen += count
+        if below is None and seen > low:
+            if share == 0.0 or seen > low + 1:
+                return value
+            below = value
+        elif below is not None and seen > low + 1:
+            return below + (value - below) * share
+    return ordered[-1][0] if below is None else below
