@@ -1,0 +1,168 @@
+"""A served cluster as its user starts it: the `penstock` command in a process of its own, on a free port."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+START_LIMIT = 60.0
+STOP_LIMIT = 40.0
+
+
+class Served:
+    """A running `penstock up` (or serve, attach): its endpoint, run folder and process."""
+
+    def __init__(self, arguments: list[str], folder: Path, env: dict[str, str] | None = None) -> None:
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", *arguments],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_up(self) -> "Served":
+        until(lambda: "Ctrl-C" in self.text or self.process.poll() is not None, START_LIMIT, lambda: self.text)
+        assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{self.text}"
+        return self
+
+    def find(self, word: str) -> str:
+        found = re.search(rf"^\s*{word}\s+(\S+)", self.text, re.MULTILINE)
+        assert found, f"no {word} in:\n{self.text}"
+        return found.group(1)
+
+    @property
+    def url(self) -> str:
+        return self.find("Endpoint").removesuffix("/v1")
+
+    @property
+    def run(self) -> Path:
+        return Path(self.find("Run"))
+
+    def children(self) -> set[int]:
+        """Return the pids of all its descendants that are alive."""
+        found: set[int] = set()
+        parents = {self.process.pid}
+        while parents:
+            parents = {pid for parent in parents for pid in _children(parent)} - found
+            found |= parents
+        return found
+
+    def stop(self, sign: int = signal.SIGINT) -> int:
+        """Stop it as Ctrl-C does; return its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(sign)
+        try:
+            status = self.process.wait(STOP_LIMIT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        self._reader.join(5)
+        return status
+
+    # --- HTTP -------------------------------------------------------------------------------------------------------
+
+    def get(self, path: str) -> tuple[int, Any]:
+        return request(f"{self.url}{path}")
+
+    def chat(self, text: str = "Hello", **fields: Any) -> tuple[int, Any, dict[str, str]]:
+        body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 8, **fields}
+        return post(f"{self.url}/v1/chat/completions", body)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:
+        return []
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(met: Callable[[], bool], limit: float, story: Callable[[], str] = lambda: "") -> None:
+    """Wait for a condition; fail with ``story()`` when it is not met within ``limit`` seconds."""
+    end = time.monotonic() + limit
+    while not met():
+        assert time.monotonic() < end, f"not within {limit:g} s:\n{story()}"
+        time.sleep(0.02)
+
+
+def request(url: str, data: bytes | None = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    status, body, _ = _send(url, data, headers)
+    return status, body
+
+
+def post(url: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any, dict[str, str]]:
+    return _send(url, json.dumps(body).encode(), {"content-type": "application/json", **(headers or {})})
+
+
+def _send(url: str, data: bytes | None, headers: dict[str, str] | None) -> tuple[int, Any, dict[str, str]]:
+    sent = urllib.request.Request(url, data=data, headers=headers or {})
+    try:
+        with urllib.request.urlopen(sent, timeout=30) as answer:
+            raw, status, got = answer.read(), answer.status, answer.headers
+    except urllib.error.HTTPError as error:
+        raw, status, got = error.read(), error.code, error.headers
+    try:
+        body = json.loads(raw)
+    except ValueError:
+        body = raw.decode(errors="replace")
+    return status, body, {name.lower(): value for name, value in got.items()}
+
+
+def stream(url: str, body: Any) -> Iterator[str]:
+    """Yield the data of each server-sent event of a streamed answer."""
+    sent = urllib.request.Request(
+        url, data=json.dumps({**body, "stream": True}).encode(), headers={"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(sent, timeout=30) as answer:
+        for line in answer:
+            if line.startswith(b"data: "):
+                yield line[6:].decode().strip()
+
+
+@contextmanager
+def served(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[Served]:
+    """Start a command, wait until it is up, stop it afterwards and check that nothing is left behind."""
+    cluster = Served(list(arguments), folder, env)
+    try:
+        cluster.wait_up()
+        yield cluster
+    finally:
+        family = cluster.children()
+        cluster.stop()
+        left = {pid for pid in family if alive(pid)}
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+    assert not left, f"processes were left behind: {left}"

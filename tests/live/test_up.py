@@ -1,0 +1,297 @@
+"""`penstock up` as a new user meets it: one command, real processes, then everything that can go wrong."""
+
+import concurrent.futures
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.live.cluster import Served, alive, post, request, served, stream, until
+
+FAST = ["--frontend.port", "0", "--set", "models.sim.pools.main.sim.speed_up=20"]
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("up"), "up", *FAST) as cluster:
+        yield cluster
+
+
+def test_it_prints_what_to_try_next(up: Served) -> None:
+    for word in ("Model", "Endpoint", "Page", "Run"):
+        assert up.find(word)
+    assert "penstock status" in up.text and "curl" in up.text
+    assert len(up.children()) == 5, "four engines and a frontend"
+
+
+def test_chat_unary_and_streamed_give_the_same_text(up: Served) -> None:
+    status, body, headers = up.chat("Tell me a story")
+    assert status == 200 and body["usage"]["completion_tokens"] == 8
+    assert headers["x-penstock-worker"] and headers["x-penstock-request-id"]
+    fields = {"model": "sim", "messages": [{"role": "user", "content": "Tell me a story"}], "max_tokens": 8}
+    events = list(stream(f"{up.url}/v1/chat/completions", fields))
+    assert events[-1] == "[DONE]"
+    pieces = [json.loads(event)["choices"] for event in events[:-1]]
+    text = "".join(choices[0]["delta"].get("content") or "" for choices in pieces if choices)
+    assert text == body["choices"][0]["message"]["content"]
+
+
+def test_completions_take_text_and_token_ids(up: Served) -> None:
+    for prompt in ("Once upon a time", [72, 101, 108, 108, 111]):
+        status, body, _ = post(f"{up.url}/v1/completions", {"model": "sim", "prompt": prompt, "max_tokens": 4})
+        assert status == 200 and body["usage"]["completion_tokens"] == 4
+
+
+def test_a_repeated_prompt_goes_to_the_worker_that_holds_it(up: Served) -> None:
+    text = "The same long story. " * 60
+    _, first, one = up.chat(text)
+    _, second, two = up.chat(text)
+    assert one["x-penstock-worker"] == two["x-penstock-worker"]
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached > 0 and int(two["x-penstock-expected-cached-tokens"]) == cached
+    assert first["usage"]["prompt_tokens"] == second["usage"]["prompt_tokens"]
+
+
+def test_an_unknown_model_is_a_404_that_lists_the_known_ones(up: Served) -> None:
+    status, body, _ = up.chat(model="gpt-nope")
+    assert status == 404 and "sim" in body["error"]["message"]
+
+
+def test_models_health_and_metrics(up: Served) -> None:
+    assert up.get("/v1/models")[1]["data"][0]["id"] == "sim"
+    assert up.get("/v1/models/sim")[0] == 200 and up.get("/v1/models/sim/ready")[0] == 200
+    assert up.get("/health")[0] == 200 and up.get("/live")[0] == 200
+    up.chat("for the metrics")
+    metrics = up.get("/metrics")[1]
+    for name in (
+        "dynamo_frontend_requests_total",
+        "dynamo_frontend_time_to_first_token_seconds",
+        "dynamo_component_router_kv_hit_rate",
+        "penstock_",
+    ):
+        assert name in metrics
+
+
+def test_other_v1_routes_are_proxied_through_an_allow_list(up: Served) -> None:
+    status, body, _ = post(f"{up.url}/v1/embeddings", {"model": "sim", "input": "hello"})
+    assert status == 200 and body["data"][0]["embedding"]
+    assert post(f"{up.url}/v1/secret", {"model": "sim"})[0] == 404
+
+
+def test_clear_kv_blocks_reaches_every_engine(up: Served) -> None:
+    text = "Forget me. " * 80
+    up.chat(text)
+    status, body, _ = post(f"{up.url}/clear_kv_blocks", {})
+    assert status == 200 and "main-3" in json.dumps(body)
+    _, again, headers = up.chat(text)
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def penstock(*arguments: str, status: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_status_explain_and_doctor_speak_of_it(up: Served) -> None:
+    _, _, headers = up.chat("Explain yourself")
+    found = json.loads(penstock("status", "--url", up.url, "--json"))
+    assert len(found["workers"]) == 4 and found["mode"] == "kv"
+    told = penstock("explain", headers["x-penstock-request-id"], "--url", up.url)
+    assert headers["x-penstock-worker"] in told
+    table = json.loads(penstock("explain", headers["x-penstock-request-id"], "--url", up.url, "--json"))
+    assert len(table["decisions"][0]["candidates"]) == 4
+    penstock("doctor", "--url", up.url)
+
+
+def test_chat_command_and_bench_command(up: Served, tmp_path: Path) -> None:
+    assert penstock("chat", "--url", up.url, "Hello").strip()
+    told = penstock(
+        "bench",
+        up.url,
+        "--workload",
+        "chat",
+        "--rate",
+        "20",
+        "--requests",
+        "40",
+        "--seed",
+        "1",
+        "--out",
+        str(tmp_path),
+        "--json",
+    )
+    found = json.loads(told)
+    assert found["requests"]["ok"] == 40
+    assert list(tmp_path.rglob("report.html"))
+
+
+def test_the_run_folder_holds_hashes_and_lengths_never_text(up: Served) -> None:
+    up.chat("a very secret sentence")
+    until(lambda: (up.run / "requests.jsonl").exists(), 15)
+    until(lambda: (up.run / "metrics.csv").exists(), 15)
+    run = json.loads((up.run / "run.json").read_text())
+    assert run["schema"] == 1 and run["clock_anchor"]
+    for path in up.run.rglob("*"):
+        if path.is_file():
+            assert b"very secret sentence" not in path.read_bytes(), path
+
+
+def test_join_adds_engines_and_takes_them_out(up: Served, tmp_path: Path) -> None:
+    with served(tmp_path, "join", "--url", up.url, "--replicas", "1"):
+        until(lambda: len(up.get("/admin/status")[1]["workers"]) == 5, 20)
+    until(lambda: len(up.get("/admin/status")[1]["workers"]) == 4, 20)
+
+
+def test_attach_puts_a_frontend_before_servers_that_run(up: Served, tmp_path: Path) -> None:
+    urls = [worker["url"] for worker in up.get("/admin/status")[1]["workers"]][:2]
+    with served(tmp_path, "attach", *urls, "--frontend.port", "0") as front:
+        status, body, headers = front.chat("through the second frontend")
+        assert status == 200
+        workers = front.get("/admin/status")[1]["workers"]
+        assert len(workers) == 2 and all(worker["index"] == "exact" for worker in workers)
+
+
+def test_a_killed_engine_loses_no_new_request_and_comes_back(tmp_path: Path) -> None:
+    with served(tmp_path, "up", *FAST) as cluster:
+        workers = cluster.get("/admin/status")[1]["workers"]
+        victim = workers[0]["pid"]
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            running = [pool.submit(cluster.chat, f"question {n} " * 40, max_tokens=40) for n in range(40)]
+            os.kill(victim, signal.SIGKILL)
+            running += [pool.submit(cluster.chat, f"later {n} " * 40) for n in range(40)]
+            outcomes = [future.result() for future in running]
+        later = outcomes[40:]
+        assert [status for status, _, _ in later] == [200] * 40
+        # What ran on the victim had sent nothing yet (unary answers), so it was placed again.
+        assert [status for status, _, _ in outcomes] == [200] * 80
+        until(lambda: all(w["pid"] != victim and w["state"] == "ready" for w in _workers(cluster)), 30)
+        assert len(_workers(cluster)) == 4
+
+
+def _workers(cluster: Served) -> list[dict[str, object]]:
+    found = cluster.get("/admin/status")[1]["workers"]
+    return found if len(found) == 4 else [{"pid": None, "state": "missing"}]
+
+
+def test_a_killed_frontend_is_started_again(tmp_path: Path) -> None:
+    with served(tmp_path, "up", *FAST, "--set", "models.sim.pools.main.replicas=1") as cluster:
+        url = cluster.url
+        card = next((cluster.run / "discovery").rglob("*frontend-0*"))
+        pid = int(re.search(r"frontend-0-(\d+)", card.name).group(1))  # type: ignore[union-attr]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not alive(pid), 5)
+
+        def answers() -> bool:
+            try:
+                return request(f"{url}/health")[0] == 200
+            except OSError:
+                return False
+
+        if not url.endswith(":0"):
+            until(lambda: cluster.process.poll() is None and len(cluster.children()) == 2, 30)
+        del answers
+
+
+def test_a_killed_supervisor_leaves_no_process_behind(tmp_path: Path) -> None:
+    cluster = Served(["up", *FAST], tmp_path).wait_up()
+    family = cluster.children()
+    assert len(family) == 5
+    cluster.process.kill()
+    cluster.process.wait(10)
+    until(lambda: not any(alive(pid) for pid in family), 40)
+
+
+def test_ctrl_c_lets_a_running_stream_finish(tmp_path: Path) -> None:
+    with served(tmp_path, "up", "--frontend.port", "0", "--set", "models.sim.pools.main.replicas=1") as cluster:
+        body = {"model": "sim", "messages": [{"role": "user", "content": "slowly"}], "max_tokens": 150}
+        events = stream(f"{cluster.url}/v1/chat/completions", body)
+        next(events)
+        cluster.process.send_signal(signal.SIGINT)
+        rest = list(events)
+        assert rest[-1] == "[DONE]"
+        assert cluster.process.wait(40) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("router:\n  mode: kvv\n", ["bad.yaml:2:9", "kv"]),
+        ("ruoter: {}\n", ["bad.yaml:1:1", "router"]),
+        ("frontend:\n  port: 99999\n  host: 0.0.0.0\n", ["port", "bad.yaml:2"]),
+    ],
+)
+def test_nothing_starts_on_a_bad_config(tmp_path: Path, text: str, words: list[str]) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(text)
+    told = penstock("up", str(bad), status=2)
+    assert all(word in told for word in words) and "Traceback" not in told
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_environment_name_is_an_error(tmp_path: Path) -> None:
+    cluster = Served(["up", *FAST], tmp_path, env={"PENSTOCK_ROUTER__MODUS": "kv"})
+    assert cluster.process.wait(30) == 2
+    until(lambda: "PENSTOCK_ROUTER__MODE" in cluster.text, 5, lambda: cluster.text)
+
+
+def test_a_taken_port_is_named_with_a_way_out(up: Served, tmp_path: Path) -> None:
+    port = up.url.rsplit(":", 1)[1]
+    cluster = Served(["up", "--frontend.port", port], tmp_path)
+    assert cluster.process.wait(30) == 2
+    until(lambda: port in cluster.text and "--frontend.port" in cluster.text, 5, lambda: cluster.text)
+
+
+def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cluster = Served(["up", *FAST, "--set", f"runs.dir={tmp_path / 'file'}"], tmp_path)
+    assert cluster.process.wait(30) == 2
+    until(lambda: "runs.dir" in cluster.text, 5, lambda: cluster.text)
+
+
+def test_losing_the_discovery_folder_freezes_membership_and_traffic_goes_on(tmp_path: Path) -> None:
+    with served(tmp_path, "up", *FAST) as cluster:
+        discovery = cluster.run / "discovery"
+        moved = cluster.run / "moved"
+        discovery.rename(moved)
+        discovery.write_text("not a folder")
+        until(lambda: "frozen" in json.dumps(cluster.get("/admin/status")[1]["findings"]), 30)
+        assert [cluster.chat(f"still there {n}")[0] for n in range(8)] == [200] * 8
+        discovery.unlink()
+        moved.rename(discovery)
+        until(lambda: "frozen" not in json.dumps(cluster.get("/admin/status")[1]["findings"]), 30)
+        assert len(cluster.get("/admin/status")[1]["workers"]) == 4
+
+
+def test_two_frontends_share_a_port_and_see_each_others_load(tmp_path: Path) -> None:
+    arguments = ["--frontend.processes", "2", "--set", "models.sim.pools.main.sim.speed_up=20"]
+    with served(tmp_path, "up", "--frontend.port", "18731", *arguments) as cluster:
+        text = "A shared beginning of some length. " * 30
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            outcomes = list(pool.map(lambda n: cluster.chat(text + str(n)), range(40)))
+        assert {status for status, _, _ in outcomes} == {200}
+        assert len(cluster.children()) == 6
+        assert cluster.get("/admin/status")[1]["frontends"], "it sees the other one"
+
+
+def test_several_models_in_one_config(tmp_path: Path) -> None:
+    config = tmp_path / "two.yaml"
+    config.write_text(
+        """
+frontend: {port: 0}
+models:
+  small: {tokenizer: "builtin:sim", pools: {main: {engine: sim, replicas: 1, sim: {speed_up: 20}}}}
+  other/model: {tokenizer: "builtin:sim", pools: {main: {engine: sim, replicas: 1, sim: {speed_up: 20}}}}
+"""
+    )
+    with served(tmp_path, "up", str(config)) as cluster:
+        for model in ("small", "other/model"):
+            assert cluster.chat(model=model)[0] == 200
+        assert cluster.get("/v1/models/other/model")[0] == 200
