@@ -6,7 +6,12 @@ Each has one contract suite in tests/contracts that every adapter of it passes u
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple, Protocol
 
+from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import KvEvent
+
+
+class StoreUnavailable(PenstockError):
+    """The store can't be read or written at present; membership stays as last seen."""
 
 
 class Change(NamedTuple):
