@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -92,6 +93,13 @@ class Served:
     def chat(self, text: str = "Hello", **fields: Any) -> tuple[int, Any, dict[str, str]]:
         body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 8, **fields}
         return post(f"{self.url}/v1/chat/completions", body)
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody has at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _children(pid: int) -> list[int]:

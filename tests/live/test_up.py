@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.live.cluster import Served, alive, post, request, served, stream, until
+from tests.live.cluster import Served, alive, free_port, post, request, served, stream, until
 
 FAST = ["--frontend.port", "0", "--set", "models.sim.pools.main.sim.speed_up=20"]
 
@@ -88,7 +88,7 @@ def test_clear_kv_blocks_reaches_every_engine(up: Served) -> None:
     up.chat(text)
     status, body, _ = post(f"{up.url}/clear_kv_blocks", {})
     assert status == 200 and "main-3" in json.dumps(body)
-    _, again, headers = up.chat(text)
+    _, again, _headers = up.chat(text)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
@@ -153,7 +153,7 @@ def test_join_adds_engines_and_takes_them_out(up: Served, tmp_path: Path) -> Non
 def test_attach_puts_a_frontend_before_servers_that_run(up: Served, tmp_path: Path) -> None:
     urls = [worker["url"] for worker in up.get("/admin/status")[1]["workers"]][:2]
     with served(tmp_path, "attach", *urls, "--frontend.port", "0") as front:
-        status, body, headers = front.chat("through the second frontend")
+        status, _body, _headers = front.chat("through the second frontend")
         assert status == 200
         workers = front.get("/admin/status")[1]["workers"]
         assert len(workers) == 2 and all(worker["index"] == "exact" for worker in workers)
@@ -182,22 +182,24 @@ def _workers(cluster: Served) -> list[dict[str, object]]:
 
 
 def test_a_killed_frontend_is_started_again(tmp_path: Path) -> None:
-    with served(tmp_path, "up", *FAST, "--set", "models.sim.pools.main.replicas=1") as cluster:
-        url = cluster.url
-        card = next((cluster.run / "discovery").rglob("*frontend-0*"))
-        pid = int(re.search(r"frontend-0-(\d+)", card.name).group(1))  # type: ignore[union-attr]
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: not alive(pid), 5)
+    arguments = ["--frontend.port", str(free_port()), "--set", "models.sim.pools.main.replicas=1"]
+    with served(tmp_path, "up", *arguments) as cluster:
+        first = frontend_pid(cluster)
+        os.kill(first, signal.SIGKILL)
 
-        def answers() -> bool:
+        def another_answers() -> bool:
             try:
-                return request(f"{url}/health")[0] == 200
-            except OSError:
+                return request(f"{cluster.url}/health")[0] == 200 and frontend_pid(cluster) != first
+            except (OSError, StopIteration):
                 return False
 
-        if not url.endswith(":0"):
-            until(lambda: cluster.process.poll() is None and len(cluster.children()) == 2, 30)
-        del answers
+        until(another_answers, 30, lambda: cluster.text)
+        assert cluster.chat()[0] == 200
+
+
+def frontend_pid(cluster: Served) -> int:
+    cards = [re.search(r"frontend-0-(\d+)", path.name) for path in (cluster.run / "discovery").rglob("*frontend-0*")]
+    return next(int(card.group(1)) for card in cards if card and alive(int(card.group(1))))
 
 
 def test_a_killed_supervisor_leaves_no_process_behind(tmp_path: Path) -> None:
@@ -272,7 +274,7 @@ def test_losing_the_discovery_folder_freezes_membership_and_traffic_goes_on(tmp_
 
 def test_two_frontends_share_a_port_and_see_each_others_load(tmp_path: Path) -> None:
     arguments = ["--frontend.processes", "2", "--set", "models.sim.pools.main.sim.speed_up=20"]
-    with served(tmp_path, "up", "--frontend.port", "18731", *arguments) as cluster:
+    with served(tmp_path, "up", "--frontend.port", str(free_port()), *arguments) as cluster:
         text = "A shared beginning of some length. " * 30
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             outcomes = list(pool.map(lambda n: cluster.chat(text + str(n)), range(40)))
