@@ -56,18 +56,21 @@ class Feeds:
             await asyncio.gather(task, return_exceptions=True)
         found = self._subscribers.pop(target, None)
         if found is not None:
-            await found[0].close()
+            found[0].close()
 
     async def _listen(self, target: Target) -> None:
         subscriber, card = self._subscribers[target]
+        batches = subscriber.batches()
+        first = asyncio.ensure_future(anext(batches))  # subscribes before the past is asked for
         try:
-            # What the engine announced before we came: asked for once the subscription stands, so nothing falls
-            # between; a batch that arrives twice is dropped by its number.
+            # What the engine announced before we came. A batch that arrives twice is dropped by its number, one that
+            # falls between shows as a gap.
             for batch in await subscriber.replay(0, REPLAY_TIMEOUT) or ():
                 self._live.post("router", _observed(card, batch))
                 await asyncio.sleep(0)
+            self._live.post("router", _observed(card, await first))
             turn = 0
-            async for batch in subscriber.batches():
+            async for batch in batches:
                 self._live.post("router", _observed(card, batch))
                 turn += 1
                 if turn % BATCHES_PER_TURN == 0:
@@ -75,6 +78,9 @@ class Feeds:
         except Exception as error:  # supervision boundary: a dead feed is said aloud, never silent
             log.exception("KV events of %s can't be heard any more", target)
             self._live.post("router", KvSourceLost(worker=target.worker, rank=target.rank, reason=str(error)))
+        finally:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
 
     def _replay_wanted(self, now: Nanos, sender: str, effect: ReplayWanted) -> None:
         task = asyncio.create_task(self._replay(effect))

@@ -1,0 +1,64 @@
+"""The run folder: what it holds, and that a disk that fails stops nothing."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.kernel.errors import ConfigError
+from penstock.runtime.run_folder import LineWriter, RunFolder
+
+
+def test_a_run_has_its_anchor_and_its_config(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "up", config="name: x\n", seed=3)
+    run = json.loads((folder.path / "run.json").read_text())
+    assert run["command"] == "up" and run["seed"] == 3 and run["clock_anchor"]["wall_ns"] > 0
+    assert (folder.path / "config.yaml").read_text() == "name: x\n"
+    assert folder.path.name.split("-")[1] == "up"
+
+
+def test_a_folder_that_cannot_be_made_is_a_config_error_with_a_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"runs\.dir"):
+        RunFolder.create(tmp_path / "file", "up")
+
+
+def test_lines_are_written_in_order_on_flush(tmp_path: Path) -> None:
+    writer = LineWriter(tmp_path / "requests.jsonl")
+    for number in range(3):
+        writer.write({"n": number})
+    writer.flush()
+    writer.write({"n": 3})
+    writer.flush()
+    assert [json.loads(line)["n"] for line in writer.path.read_text().splitlines()] == [0, 1, 2, 3]
+    assert writer.written == 4
+
+
+def test_a_full_disk_keeps_the_lines_and_writes_them_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = LineWriter(tmp_path / "requests.jsonl", lines_max=5)
+    writer.write({"n": 0})
+    writer.flush()
+    real = Path.open
+
+    def full(self: Path, *arguments: object, **more: object) -> object:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    for number in range(1, 9):
+        writer.write({"n": number})
+        writer.flush()
+    assert writer.failing is not None and writer.lost == 3
+    monkeypatch.setattr(Path, "open", real)
+    writer.flush()
+    assert writer.failing is None
+    assert [json.loads(line)["n"] for line in writer.path.read_text().splitlines()] == [0, 4, 5, 6, 7, 8]
+
+
+def test_a_really_full_device_is_survived() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("devfull: no /dev/full on this system")
+    writer = LineWriter(full)
+    writer.write({"n": 1})
+    writer.flush()
+    assert writer.failing is not None
