@@ -89,13 +89,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return itl is None or self.itl is None or self.itl.mean <= itl
 
 
-_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(RequestRecord).decode
-
-
-def encode_record(record: RequestRecord) -> bytes:
-    """Return one line of ``requests.jsonl``, newline included."""
-    return _encode(record) + b"\n"
 
 
 def decode_records(lines: Iterable[bytes | str]) -> list[RequestRecord]:

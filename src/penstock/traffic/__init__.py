@@ -1,0 +1,1 @@
+"""What reaches a cluster? Requests, arrivals, lengths, workloads and trace formats; pure."""

@@ -1,0 +1,83 @@
+"""Which part of a trace is used, and how fast? Cuts that keep the order of arrival and say what they keep."""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
+
+from msgspec.structs import replace
+
+from penstock.traffic.request import TrafficRequest
+
+
+def by_time(requests: Iterable[TrafficRequest], start: float, end: float | None = None) -> Iterator[TrafficRequest]:
+    """Keep arrivals in [start, end) seconds of a trace; their times stay (see `rebase`)."""
+    for request in requests:
+        if request.at >= start and (end is None or request.at < end):
+            yield request
+
+
+def by_count(requests: Iterable[TrafficRequest], count: int | None, skip: int = 0) -> Iterator[TrafficRequest]:
+    """Keep ``count`` requests after the first ``skip``."""
+    return islice(requests, skip, None if count is None else skip + count)
+
+
+def rebase(requests: Iterable[TrafficRequest], start: float | None = None) -> Iterator[TrafficRequest]:
+    """Let ``start`` (the first arrival where None) be second 0."""
+    for request in requests:
+        if start is None:
+            start = request.at
+        yield replace(request, at=request.at - start)
+
+
+def scale_rate(requests: Iterable[TrafficRequest], factor: float) -> Iterator[TrafficRequest]:
+    """Let everything arrive ``factor`` times as fast; pauses shrink alike."""
+    if not factor > 0.0:
+        raise ValueError(f"a rate is scaled by a factor above 0, not {factor}")
+    for request in requests:
+        think = None if request.think is None else request.think / factor
+        yield replace(request, at=request.at / factor, think=think)
+
+
+def spread_ties(requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
+    """Spread requests of one timestamp evenly up to the next one.
+
+    The clock of the Mooncake conversation trace ticks every 3 s; sent as it stands, ten requests arrive at once and
+    then none for 3 s, which no real service saw. The last timestamp, which has no next one, stays as it is.
+    """
+    waiting: list[TrafficRequest] = []
+    for at, group in groupby(requests, key=lambda request: request.at):
+        yield from _spread(waiting, at)
+        waiting = list(group)
+    yield from waiting
+
+
+def keep_conversations(
+    requests: Sequence[TrafficRequest], share: float, rng: random.Random, *, common: float = 0.01
+) -> list[TrafficRequest]:
+    """Thin a trace by whole conversations, so that what is kept shares its prefixes as before.
+
+    Conversations are told apart by the first hash id that stands in at most ``common`` of all requests: ids before
+    it are a system prompt that many share. Each conversation is kept with probability ``share``.
+
+    Raises:
+        ValueError: a request has no hash ids.
+    """
+    holders = Counter(number for request in requests for number in set(request.hash_ids))
+    most = max(1.0, common * len(requests))
+    kept: dict[int, bool] = {}
+    out: list[TrafficRequest] = []
+    for request in requests:
+        if not request.hash_ids:
+            raise ValueError("conversations are told apart by hash ids; this trace has requests without")
+        own = next((number for number in request.hash_ids if holders[number] <= most), request.hash_ids[-1])
+        if own not in kept:
+            kept[own] = rng.uniform(0.0, 1.0) < share
+        if kept[own]:
+            out.append(request)
+    return out
+
+
+def _spread(waiting: list[TrafficRequest], until: float) -> Iterator[TrafficRequest]:
+    for index, request in enumerate(waiting):
+        yield replace(request, at=request.at + (until - request.at) * index / len(waiting))

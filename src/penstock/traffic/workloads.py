@@ -1,0 +1,250 @@
+"""What do typical services ask? Chat, retrieval (rag) and agent workloads with the prefixes that they share.
+
+Each is an endless stream of `TrafficRequest`s in order of arrival, drawn from one generator that is handed in. The
+same draw can be had as tokens (hash ids of `UNIT`-token blocks, for `PromptMaker` and for simulation) or as text
+messages. Turns of a session come at planned times: answers are not waited for (open loop), so the history holds
+made-up answers of the planned length, and a cache can hit the prompt's part of the history only.
+"""
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.traffic.arrivals import Arrivals, poisson
+from penstock.traffic.lengths import Empirical, Fixed, Lengths, Lognormal
+from penstock.traffic.request import Message, TrafficRequest
+from penstock.traffic.words import words
+
+UNIT = 16
+"""Tokens per hash id of a workload: the smallest block size in common use, so that any engine's blocks can share."""
+
+Form = Literal["tokens", "text"]
+Name = Literal["chat", "rag", "agent"]
+Session = Callable[[float, str], Iterator[TrafficRequest]]
+"""(start, name) -> the turns of one session, in order of their planned times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Conversations of several turns, each under one of a few system prompts of uneven popularity."""
+
+    systems: int = 8
+    system_length: Lengths = Lognormal(800, 0.5, 64, 4096)
+    question: Lengths = Lognormal(120, 0.9, 4, 4096)
+    answer: Lengths = Lognormal(250, 0.7, 8, 1024)
+    turns: Lengths = Empirical((1, 2, 3, 4, 6, 8, 12), (20, 20, 18, 15, 12, 10, 5))
+    think: Lengths = Lognormal(12, 0.8, 1, 120)
+    token_time: float = 0.015
+
+
+@dataclass(frozen=True, slots=True)
+class Rag:
+    """Questions about a few of many documents; popular documents come up again, in any order."""
+
+    documents: int = 200
+    per_prompt: Lengths = Empirical((2, 3, 4))
+    document_length: Lengths = Lognormal(1500, 0.5, 128, 8192)
+    system: int = 256
+    question: Lengths = Lognormal(40, 0.6, 4, 512)
+    answer: Lengths = Lognormal(180, 0.6, 8, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """Loops of many short steps under a long tool prompt; each step appends a call and its result to the history."""
+
+    agents: int = 4
+    tools_length: Lengths = Lognormal(6000, 0.3, 1024, 16_384)
+    task: Lengths = Lognormal(200, 0.7, 16, 2048)
+    call: Lengths = Lognormal(60, 0.5, 8, 400)
+    result: Lengths = Lognormal(400, 1.0, 8, 8192)
+    steps: Lengths = Empirical((4, 6, 8, 12, 16, 24), (15, 20, 20, 20, 15, 10))
+    tool_time: Lengths = Lognormal(2, 0.8, 1, 30)
+    token_time: float = 0.015
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of a prompt: a run of ids that stands for the same tokens wherever it is used."""
+
+    role: str
+    first_id: int
+    blocks: int
+
+
+def workload(name: Name, rate: float, rng: random.Random, *, form: Form = "tokens") -> Iterator[TrafficRequest]:
+    """Return the endless stream of that name with its default make-up, ``rate`` requests per second on average."""
+    if name == "chat":
+        return chat(rate, rng, form=form)
+    if name == "rag":
+        return rag(rate, rng, form=form)
+    return agent(rate, rng, form=form)
+
+
+def chat(
+    rate: float, rng: random.Random, *, form: Form = "tokens", shape: Chat = Chat(), starts: Arrivals | None = None
+) -> Iterator[TrafficRequest]:
+    """Multi-turn conversations with shared system prompts.
+
+    Args:
+        starts: times at which conversations begin; Poisson at ``rate`` over the mean number of turns where None.
+    """
+    writer = _Writer(rng, form)
+    systems = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.systems)]
+    popular = _zipf(shape.systems)
+    starts = starts or poisson(rate / _mean(shape.turns, rng), rng)
+
+    def session(start: float, name: str) -> Iterator[TrafficRequest]:
+        history = [systems[popular.sample(rng)]]
+        at, think = start, None
+        for turn in range(shape.turns.sample(rng)):
+            history.append(writer.piece("user", shape.question.sample(rng)))
+            osl = shape.answer.sample(rng)
+            yield writer.request(at, history, osl, session=name, turn=turn, think=think, kind="chat")
+            history.append(writer.piece("assistant", osl))
+            think = shape.think.sample(rng) * 1.0
+            at += osl * shape.token_time + think
+
+    return _interleave(starts, session, "chat")
+
+
+def rag(
+    rate: float, rng: random.Random, *, form: Form = "tokens", shape: Rag = Rag(), starts: Arrivals | None = None
+) -> Iterator[TrafficRequest]:
+    """Independent questions, each behind some shared documents."""
+    writer = _Writer(rng, form)
+    system = writer.piece("system", shape.system)
+    documents = [writer.piece("user", shape.document_length.sample(rng)) for _ in range(shape.documents)]
+    popular = _zipf(shape.documents)
+    for at in starts or poisson(rate, rng):
+        wanted = min(shape.per_prompt.sample(rng), shape.documents)
+        picked: list[int] = []
+        while len(picked) < wanted:
+            number = popular.sample(rng)
+            if number not in picked:
+                picked.append(number)
+        parts = [system, *(documents[number] for number in picked), writer.piece("user", shape.question.sample(rng))]
+        yield writer.request(at, parts, shape.answer.sample(rng), kind="rag")
+
+
+def agent(
+    rate: float, rng: random.Random, *, form: Form = "tokens", shape: Agent = Agent(), starts: Arrivals | None = None
+) -> Iterator[TrafficRequest]:
+    """Tool-calling loops: long shared prompt, growing history, short outputs."""
+    writer = _Writer(rng, form)
+    tools = [writer.piece("system", shape.tools_length.sample(rng)) for _ in range(shape.agents)]
+    popular = _zipf(shape.agents)
+    starts = starts or poisson(rate / _mean(shape.steps, rng), rng)
+
+    def session(start: float, name: str) -> Iterator[TrafficRequest]:
+        history = [tools[popular.sample(rng)], writer.piece("user", shape.task.sample(rng))]
+        at, think = start, None
+        for turn in range(shape.steps.sample(rng)):
+            osl = shape.call.sample(rng)
+            yield writer.request(at, history, osl, session=name, turn=turn, think=think, kind="agent")
+            history.append(writer.piece("assistant", osl))
+            history.append(writer.piece("user", shape.result.sample(rng)))
+            think = shape.tool_time.sample(rng) * 1.0
+            at += osl * shape.token_time + think
+
+    return _interleave(starts, session, "agent")
+
+
+class _Writer:
+    """Hand out pieces with ids of their own, and put requests together from them."""
+
+    def __init__(self, rng: random.Random, form: Form) -> None:
+        self._next = 0
+        self._form = form
+        self._text_seed = rng.getrandbits(64)
+
+    def piece(self, role: str, tokens: int) -> Piece:
+        """Return a new piece of at least so many tokens, rounded up to whole blocks of `UNIT`."""
+        blocks = max(1, -(-tokens // UNIT))
+        made = Piece(role, self._next, blocks)
+        self._next += blocks
+        return made
+
+    def request(
+        self,
+        at: float,
+        parts: list[Piece],
+        osl: int,
+        *,
+        session: str | None = None,
+        turn: int = 0,
+        think: float | None = None,
+        kind: str,
+    ) -> TrafficRequest:
+        """Return the request whose prompt is these pieces, in the form that was asked for."""
+        isl = sum(part.blocks for part in parts) * UNIT
+        ids: list[int] = []
+        messages: list[Message] | None = None
+        if self._form == "tokens":
+            for part in parts:
+                ids += range(part.first_id, part.first_id + part.blocks)
+        else:
+            messages = _messages(parts, self._text_seed)
+        return TrafficRequest(
+            at=at,
+            isl=isl,
+            osl=osl,
+            hash_ids=ids,
+            block_size=UNIT,
+            messages=messages,
+            session=session,
+            turn=turn,
+            think=think,
+            kind=kind,
+        )
+
+
+def _messages(parts: list[Piece], seed: int) -> list[Message]:
+    """Write pieces as messages; neighbours of one role become one message, as retrieval prompts do."""
+    out: list[Message] = []
+    for part in parts:
+        text = words(part.blocks * UNIT, seed ^ part.first_id)
+        if out and out[-1].role == part.role:
+            out[-1] = Message(part.role, f"{out[-1].content}\n\n{text}")
+        else:
+            out.append(Message(part.role, text))
+    return out
+
+
+def _interleave(starts: Arrivals, session: Session, kind: str) -> Iterator[TrafficRequest]:
+    """Merge sessions into one stream in order of arrival; only sessions that have begun are held."""
+    waiting: list[tuple[float, int, TrafficRequest, Iterator[TrafficRequest]]] = []
+    for number, start in enumerate(starts):
+        while waiting and waiting[0][0] <= start:
+            _, owner, request, rest = heapq.heappop(waiting)
+            yield request
+            _push(waiting, owner, rest)
+        _push(waiting, number, session(start, f"{kind}-{number}"))
+    while waiting:
+        _, owner, request, rest = heapq.heappop(waiting)
+        yield request
+        _push(waiting, owner, rest)
+
+
+def _push(
+    waiting: list[tuple[float, int, TrafficRequest, Iterator[TrafficRequest]]],
+    owner: int,
+    rest: Iterator[TrafficRequest],
+) -> None:
+    request = next(rest, None)
+    if request is not None:
+        heapq.heappush(waiting, (request.at, owner, request, rest))
+
+
+def _zipf(count: int) -> Empirical:
+    """Popularity of ``count`` things: the n-th is wanted 1/n as often as the first."""
+    return Empirical(range(count), [1.0 / (rank + 1) for rank in range(count)])
+
+
+def _mean(lengths: Lengths, rng: random.Random, draws: int = 1000) -> float:
+    if isinstance(lengths, Fixed):
+        return float(lengths.tokens)
+    own = random.Random(rng.getrandbits(64))  # the stream of the workload itself stays independent of ``draws``
+    return sum(lengths.sample(own) for _ in range(draws)) / draws

@@ -1,0 +1,144 @@
+"""Do arrivals keep their rate, workloads their order and sharing, and slices what they promise?"""
+
+import itertools
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.traffic import arrivals, slices
+from penstock.traffic.bound import infinite_cache_bound
+from penstock.traffic.lengths import Empirical, Fixed, Lognormal
+from penstock.traffic.prompts import PromptMaker
+from penstock.traffic.request import TrafficRequest
+from penstock.traffic.workloads import Form, Name, workload
+
+KINDS: list[arrivals.Kind] = ["poisson", "gamma", "constant", "bursts"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrivals_ascend_keep_their_rate_and_their_seed(kind: arrivals.Kind) -> None:
+    def times(seed: int) -> list[float]:
+        return list(itertools.islice(arrivals.arrivals(kind, 50.0, random.Random(seed)), 60_000))
+
+    found = times(1)
+    assert found == sorted(found) == times(1)
+    assert len(found) / found[-1] == pytest.approx(50.0, rel=0.1)
+
+
+def test_gamma_gaps_are_as_bursty_as_asked() -> None:
+    found = list(itertools.islice(arrivals.gamma(10.0, 3.0, random.Random(2)), 50_000))
+    gaps = [later - earlier for earlier, later in itertools.pairwise(found)]
+    assert statistics.pstdev(gaps) / statistics.fmean(gaps) == pytest.approx(3.0, rel=0.1)
+
+
+def test_a_rate_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="rate"):
+        next(arrivals.poisson(0.0, random.Random(0)))
+
+
+def test_lengths_stay_in_range_and_follow_their_weights() -> None:
+    rng = random.Random(3)
+    drawn = sorted(Lognormal(100, 1.0, 10, 500).sample(rng) for _ in range(4001))
+    assert drawn[0] >= 10
+    assert drawn[-1] <= 500
+    assert drawn[2000] == pytest.approx(100, rel=0.1)
+    observed = Empirical.of_histogram({8: 3, 4: 1, 6: 0})
+    counts = [observed.sample(rng) for _ in range(8000)]
+    assert set(counts) == {4, 8}
+    assert counts.count(8) / 8000 == pytest.approx(0.75, abs=0.03)
+    assert Fixed(9).sample(rng) == 9
+    with pytest.raises(ValueError, match="at least one"):
+        Empirical([])
+
+
+@pytest.mark.parametrize("form", ["tokens", "text"])
+@pytest.mark.parametrize("name", ["chat", "rag", "agent"])
+def test_a_workload_ascends_keeps_its_rate_and_its_seed(name: Name, form: Form) -> None:
+    def take(seed: int, count: int) -> list[TrafficRequest]:
+        return list(itertools.islice(workload(name, 20.0, random.Random(seed), form=form), count))
+
+    count = 300 if form == "text" else 4000
+    found = take(1, count)
+    assert [each.at for each in found] == sorted(each.at for each in found)
+    assert found[:50] == take(1, 50)
+    if form == "tokens":
+        # a session workload fills up while its first sessions are young, so the second half carries the rate
+        middle = found[count // 2].at
+        assert (count / 2) / (found[-1].at - middle) == pytest.approx(20.0, rel=0.25)
+        assert all(len(each.hash_ids) * each.block_size == each.isl for each in found)
+    else:
+        assert all(each.messages and not each.hash_ids for each in found)
+
+
+def test_later_turns_extend_the_prompt_of_earlier_ones() -> None:
+    last: dict[str, TrafficRequest] = {}
+    turns = 0
+    for each in itertools.islice(workload("agent", 50.0, random.Random(4)), 2000):
+        assert each.session is not None
+        before = last.get(each.session)
+        if before is not None:
+            turns += 1
+            assert each.turn == before.turn + 1
+            assert each.hash_ids[: len(before.hash_ids)] == before.hash_ids
+        last[each.session] = each
+    assert turns > 500
+
+
+@pytest.mark.parametrize(("name", "least"), [("chat", 0.4), ("rag", 0.1), ("agent", 0.8)])
+def test_workloads_share_as_their_kind_does(name: Name, least: float) -> None:
+    bound = infinite_cache_bound(itertools.islice(workload(name, 20.0, random.Random(5)), 1000), 64)
+    assert bound is not None
+    assert least < bound < 1.0
+
+
+def test_text_turns_share_their_text() -> None:
+    found = [
+        each
+        for each in itertools.islice(workload("chat", 20.0, random.Random(6), form="text"), 400)
+        if each.session == "chat-3"
+    ]
+    for before, after in itertools.pairwise(found):
+        assert before.messages and after.messages
+        assert after.messages[: len(before.messages)] == before.messages
+
+
+def at(times: list[float]) -> list[TrafficRequest]:
+    return [TrafficRequest(at=time, isl=1, osl=1, hash_ids=[index]) for index, time in enumerate(times)]
+
+
+def test_slices_cut_shift_and_speed_up() -> None:
+    trace = at([0.0, 1.0, 2.0, 3.0])
+    cut = list(slices.rebase(slices.by_time(trace, 1.0, 3.0), 1.0))
+    assert [(each.at, each.hash_ids) for each in cut] == [(0.0, [1]), (1.0, [2])]
+    assert [each.at for each in slices.scale_rate(trace, 4.0)] == [0.0, 0.25, 0.5, 0.75]
+    assert [each.at for each in slices.by_count(trace, 2, skip=1)] == [1.0, 2.0]
+    assert [each.at for each in slices.rebase(slices.by_count(trace, None, skip=2))] == [0.0, 1.0]
+
+
+@given(st.lists(st.sampled_from([0.0, 3.0, 6.0, 9.0]), max_size=20).map(sorted))
+def test_ties_are_spread_without_changing_the_order(times: list[float]) -> None:
+    before = at(times)
+    after = list(slices.spread_ties(before))
+    assert [each.hash_ids for each in after] == [each.hash_ids for each in before]
+    assert [each.at for each in after] == sorted(each.at for each in after)
+    for old, new in zip(before, after, strict=True):
+        assert old.at <= new.at < old.at + 9.0
+    early = [each.at for each in after if each.at < (times[-1] if times else 0.0)]
+    assert len(set(early)) == len(early)
+
+
+def test_conversations_are_kept_whole() -> None:
+    trace = list(itertools.islice(workload("chat", 20.0, random.Random(7)), 3000))
+    kept = slices.keep_conversations(trace, 0.3, random.Random(8))
+    names = {each.session for each in kept}
+    assert kept == [each for each in trace if each.session in names]
+    assert len(kept) / len(trace) == pytest.approx(0.3, abs=0.08)
+
+
+def test_workload_prompts_become_tokens() -> None:
+    maker = PromptMaker(1)
+    for each in itertools.islice(workload("rag", 5.0, random.Random(9)), 5):
+        assert len(maker.tokens(each)) == each.isl
