@@ -1,0 +1,147 @@
+"""Which knobs has the simulated engine? Each once, with unit, range, default and what it trades."""
+
+from typing import Annotated, Literal
+
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.settings import Knob, Settings
+
+TimingKind = Literal["constant", "polynomial", "table"]
+Scheduling = Literal["fcfs", "priority"]
+Preemption = Literal["lifo", "fifo"]
+
+
+class TimingSettings(Settings, frozen=True, kw_only=True):
+    """How long a forward pass takes."""
+
+    kind: Annotated[
+        TimingKind,
+        Knob("constant: per pass and token; polynomial: the field's mocker fit of a large GPU; table: an NPZ file."),
+    ] = "polynomial"
+    speed_up: Annotated[
+        float, Knob("Every duration is divided by this; higher runs the same schedule in less time.", gt=0)
+    ] = 1.0
+    table: Annotated[
+        str | None,
+        Knob(
+            "NPZ file of the table kind, with prefill_isl, prefill_ttft_ms, decode_active_kv_tokens, "
+            "decode_context_length and decode_itl."
+        ),
+    ] = None
+    constant_prefill_ms: Annotated[
+        float, Knob("Constant kind: what a pass with prefill costs before its first token.", unit="ms", ge=0)
+    ] = 5.0
+    constant_prefill_token_ms: Annotated[
+        float, Knob("Constant kind: what each prefill token adds.", unit="ms", ge=0)
+    ] = 0.02
+    constant_decode_ms: Annotated[
+        float, Knob("Constant kind: one decode step, whatever its batch.", unit="ms", gt=0)
+    ] = 10.0
+    prefill_quadratic: Annotated[
+        float, Knob("Polynomial kind: prefill milliseconds per squared new token of a pass.", ge=0)
+    ] = 4.209989e-07
+    prefill_linear: Annotated[float, Knob("Polynomial kind: prefill milliseconds per new token.", ge=0)] = 1.518344e-02
+    prefill_base: Annotated[
+        float, Knob("Polynomial kind: prefill milliseconds of a pass with any new token.", unit="ms", ge=0)
+    ] = 16.50142
+    decode_quadratic: Annotated[
+        float, Knob("Polynomial kind: decode milliseconds per squared share of the KV cache that is read.")
+    ] = -25.74
+    decode_linear: Annotated[
+        float, Knob("Polynomial kind: decode milliseconds per share of the KV cache that is read.", ge=0)
+    ] = 54.01
+    decode_base: Annotated[
+        float, Knob("Polynomial kind: decode milliseconds of a step over an empty cache; at least 1.", unit="ms", ge=0)
+    ] = 5.74
+
+
+class SimSettings(Settings, frozen=True, kw_only=True):
+    """A simulated engine: scheduler, cache and speed."""
+
+    block_size: Annotated[
+        int, Knob("Tokens per KV block; smaller shares more of a prefix and costs more events.", unit="tokens", gt=0)
+    ] = 64
+    kv_blocks: Annotated[
+        int, Knob("Blocks of the KV cache; more keeps more prefixes and preempts less.", unit="blocks", gt=0)
+    ] = 16_384
+    max_seqs: Annotated[
+        int, Knob("Most requests running at once; more raises throughput and ITL.", unit="requests", gt=0)
+    ] = 256
+    max_batched_tokens: Annotated[
+        int, Knob("Most tokens of one pass; more favours TTFT over ITL. Not below max_seqs.", unit="tokens", gt=0)
+    ] = 8192
+    max_len: Annotated[
+        int, Knob("Longest prompt and output together; longer requests are refused.", unit="tokens", gt=1)
+    ] = 131_072
+    watermark: Annotated[
+        float,
+        Knob("Share of the blocks kept free when a request is admitted; more preempts less.", unit="ratio", ge=0, lt=1),
+    ] = 0.0
+    preemption: Annotated[
+        Preemption, Knob("Who gives up its blocks when they run short: lifo the youngest, fifo the oldest.")
+    ] = "lifo"
+    scheduling: Annotated[
+        Scheduling,
+        Knob("Order of waiting: fcfs by arrival; priority lower numbers first, and they are preempted last."),
+    ] = "fcfs"
+    prefix_caching: Annotated[bool, Knob("Keep full blocks of finished requests for others with that prefix.")] = True
+    chunked_prefill: Annotated[
+        bool, Knob("Split prompts over passes, so that decoding goes on; without it a prompt is one pass.")
+    ] = True
+    emit_decode_blocks: Annotated[
+        bool,
+        Knob("Cache and announce blocks of generated tokens too; the next turn of a chat hits them, at some cost."),
+    ] = True
+    speculative_tokens: Annotated[
+        int, Knob("Draft tokens per decode step; 0 switches speculation off.", unit="tokens", ge=0, le=16)
+    ] = 0
+    accept_rate: Annotated[
+        float, Knob("Chance that a draft token is accepted after the ones before it.", unit="ratio", ge=0, le=1)
+    ] = 0.7
+    reply_tokens: Annotated[
+        int,
+        Knob("Typical length of an answer that may end by itself; 0 always runs to max_tokens.", unit="tokens", ge=0),
+    ] = 128
+    stream_interval: Annotated[
+        int,
+        Knob("Tokens per streamed chunk after the first; more costs less CPU, arrives in lumps.", unit="tokens", gt=0),
+    ] = 1
+    tick: Annotated[
+        float,
+        Knob(
+            "Shortest time between two writes of the live server; what falls due together goes as one chunk.",
+            unit="s",
+            ge=0,
+        ),
+    ] = 0.004
+    seed: Annotated[int, Knob("Seed of generated text and of accepted drafts.", ge=0)] = 0
+    timing: TimingSettings = TimingSettings()
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.kv_blocks * self.block_size
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks kept free at admission."""
+        return int(self.kv_blocks * self.watermark)
+
+
+def checked(settings: SimSettings) -> SimSettings:
+    """Return the settings, or say which two knobs contradict each other.
+
+    Raises:
+        ConfigError: the token budget can't hold one step of max_seqs requests, or the watermark leaves no block.
+    """
+    width = 1 + settings.speculative_tokens
+    if settings.max_batched_tokens < settings.max_seqs * width:
+        raise ConfigError(
+            f"max_batched_tokens is {settings.max_batched_tokens}, below max_seqs {settings.max_seqs} * {width} "
+            "tokens per decode step",
+            hint=f"raise max_batched_tokens or lower max_seqs to {max(1, settings.max_batched_tokens // width)}",
+        )
+    if settings.timing.kind == "table" and settings.timing.table is None:
+        raise ConfigError(
+            "timing.kind is table, but timing.table names no file", hint="set timing.table to an NPZ file"
+        )
+    return settings
