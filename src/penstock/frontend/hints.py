@@ -1,0 +1,196 @@
+"""What did the caller ask of routing? ``nvext`` in the body and headers, read into the router's `Preferences`.
+
+Headers win over the body, and our own spelling of a header wins over the other ones. Names that we do not know are
+left alone: the body reaches the engine as it came.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.frontend.errors import rejected
+from penstock.kernel.values import WorkerId
+from penstock.router.events import Preferences
+
+_WORKER = ("x-penstock-worker", "x-dynamo-worker-instance-id", "x-worker-instance-id")
+_RANK = ("x-penstock-dp-rank", "x-dynamo-dp-rank", "x-data-parallel-rank")
+_PRIORITY = ("x-penstock-priority", "x-dynamo-request-priority")
+_STRICT = ("x-penstock-strict-priority", "x-dynamo-request-strict-priority")
+_SESSION = ("x-penstock-session-id", "x-dynamo-session-id")
+_PROGRAM = ("x-penstock-program-id", "x-dynamo-program-id")
+_CONTEXT = ("x-penstock-context-type", "x-dynamo-context-type")
+_OSL = ("x-penstock-osl", "x-dynamo-osl")
+_SALT = ("x-penstock-cache-salt", "x-dynamo-cache-salt")
+_ALLOWED = ("x-penstock-allowed-workers",)
+_TIMEOUT = ("x-penstock-timeout",)
+_CREDIT = ("x-penstock-overlap-credit",)
+_TEMPERATURE = ("x-penstock-router-temperature",)
+
+EXTRA_FIELDS = ("worker_id", "timing")
+"""What ``nvext.extra_fields`` can ask us to put into the response; others are the engine's."""
+TEXT_MAX = 256
+"""Longest id or salt in characters, so that what we keep per session or request stays small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What routing honours of a request, beside its prompt."""
+
+    preferences: Preferences
+    salt: str | None = None
+    context_type: str | None = None
+    extra: tuple[str, ...] = ()
+    token_data: list[int] | None = None
+    timeout: float | None = None
+    """Seconds that the caller gives the whole request."""
+
+
+def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Mapping[str, Any]) -> Hints:
+    """Read all hints.
+
+    Args:
+        headers: of the request, case-insensitive.
+        nvext: the body's object of that name, or an empty one.
+        fields: the whole body, for its top-level ``cache_salt``.
+    Raises:
+        ClientError: 400: a hint that we know has a value that it can't have.
+    """
+    hints = _object(nvext, "agent_hints")
+    context = _object(nvext, "agent_context")
+    session = _object(nvext, "session_control")
+    worker = _text(headers, _WORKER)
+    if worker is None:
+        worker = _worker(nvext)
+    allowed = _text(headers, _ALLOWED, limit=8192)
+    program = _first(
+        _text(headers, _PROGRAM), _word(nvext, "program_id"), _word(hints, "program_id"), _word(context, "program_id")
+    )
+    home = _first(_text(headers, _SESSION), _word(session, "session_id"), _word(context, "session_id"))
+    rank = _first(_number(headers, _RANK, 0, 65_535), _whole(nvext, "dp_rank", 0, 65_535))
+    priority = _first(_number(headers, _PRIORITY, -(2**31), 2**31 - 1), _whole(hints, "priority", -(2**31), 2**31 - 1))
+    strict = _first(_number(headers, _STRICT, 0, 2**32 - 1), _whole(hints, "strict_priority", 0, 2**32 - 1))
+    return Hints(
+        preferences=Preferences(
+            worker=None if worker is None else WorkerId(worker),
+            rank=rank,
+            allowed=None if allowed is None else tuple(WorkerId(w.strip()) for w in allowed.split(",") if w.strip()),
+            priority=priority or 0,
+            strict=strict or 0,
+            osl=_first(_number(headers, _OSL, 0, 2**32 - 1), _whole(hints, "osl", 0, 2**32 - 1)),
+            # A program without a session is one: its requests share prefixes and belong together.
+            session=_first(home, program),
+            program=program,
+            overlap_credit=_real(headers, _CREDIT, 0.0, 1e6),
+            temperature=_real(headers, _TEMPERATURE, 0.0, 1e6),
+        ),
+        salt=_first(_text(headers, _SALT), _word(nvext, "cache_salt"), _word(fields, "cache_salt", "")),
+        context_type=_first(
+            _text(headers, _CONTEXT),
+            _word(nvext, "context_type"),
+            _word(hints, "context_type"),
+            _word(context, "context_type"),
+        ),
+        extra=_extra(nvext),
+        token_data=_tokens(nvext),
+        timeout=_real(headers, _TIMEOUT, 0.001, 1e6),
+    )
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _text(headers: Mapping[str, str], names: tuple[str, ...], limit: int = TEXT_MAX) -> str | None:
+    for name in names:
+        value = headers.get(name)
+        if value is not None:
+            value = value.strip()
+            if not value or len(value) > limit or not value.isprintable():
+                raise rejected(f"header {name} must be 1 to {limit} printable characters", name, code="invalid_header")
+            return value
+    return None
+
+
+def _number(headers: Mapping[str, str], names: tuple[str, ...], low: int, high: int) -> int | None:
+    for name in names:
+        value = headers.get(name)
+        if value is not None:
+            try:
+                number = int(value) if len(value) <= 24 else None
+            except ValueError:
+                number = None
+            if number is None or not low <= number <= high:
+                raise rejected(f"header {name} must be a whole number {low}..{high}", name, code="invalid_header")
+            return number
+    return None
+
+
+def _real(headers: Mapping[str, str], names: tuple[str, ...], low: float, high: float) -> float | None:
+    for name in names:
+        value = headers.get(name)
+        if value is not None:
+            try:
+                number = float(value)
+            except ValueError:
+                number = float("nan")
+            if not low <= number <= high:  # also refuses nan
+                raise rejected(f"header {name} must be a number {low:g}..{high:g}", name, code="invalid_header")
+            return number
+    return None
+
+
+def _object(nvext: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = nvext.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise rejected(f"nvext.{name} must be an object", f"nvext.{name}")
+    return value
+
+
+def _word(fields: Mapping[str, Any], name: str, prefix: str = "nvext.") -> str | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value or len(value) > TEXT_MAX:
+        raise rejected(f"{prefix}{name} must be text of 1 to {TEXT_MAX} characters", prefix + name)
+    return value
+
+
+def _whole(fields: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise rejected(f"nvext {name} must be a whole number {low}..{high}", f"nvext.{name}")
+    return value
+
+
+def _worker(nvext: Mapping[str, Any]) -> str | None:
+    """Return the pinned worker; ids of the field are numbers, ours are words, so both are taken."""
+    for name in ("backend_instance_id", "decode_worker_id"):
+        value = nvext.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, str)) or not 0 < len(str(value)) <= TEXT_MAX:
+            raise rejected(f"nvext.{name} must be a worker id", f"nvext.{name}")
+        return str(value)
+    return None
+
+
+def _extra(nvext: Mapping[str, Any]) -> tuple[str, ...]:
+    value = nvext.get("extra_fields")
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise rejected("nvext.extra_fields must be a list of names", "nvext.extra_fields")
+    return tuple(name for name in EXTRA_FIELDS if name in value)
+
+
+def _tokens(nvext: Mapping[str, Any]) -> list[int] | None:
+    value = nvext.get("token_data")
+    if value is None:
+        return None
+    if not isinstance(value, list) or {type(token) for token in value} - {int}:
+        raise rejected("nvext.token_data must be a list of token ids", "nvext.token_data")
+    return value

@@ -1,0 +1,164 @@
+"""What passes by in an engine's stream? Sees the first token, counts, and takes out what the client did not ask for.
+
+Bytes go on as they came. Only the events before the first token, those that mention usage, an error or the end are
+looked into; everything after the first token costs a search for four words per block of bytes.
+"""
+
+from typing import Any
+
+import msgspec
+
+TAIL_MAX = 16 * 1024 * 1024
+"""Most bytes of an event whose end has not come yet; what is longer is passed on unseen."""
+_DONE = b"[DONE]"
+
+
+class SseTap:
+    """Follow one stream.
+
+    Args:
+        strip_usage: leave out the chunk that holds nothing but usage, because the client did not ask for it.
+        openai: False for a stream of another dialect, which is only counted.
+    """
+
+    __slots__ = ("_openai", "_separator", "_strip", "_tail", "done", "error", "started", "tokens", "usage")
+
+    def __init__(self, *, strip_usage: bool, openai: bool = True) -> None:
+        self.started = False
+        """Whether output was seen."""
+        self.tokens = 0
+        """Chunks with output: about the output tokens, until usage tells the exact number."""
+        self.usage: dict[str, Any] | None = None
+        self.done = False
+        self.error: dict[str, Any] | None = None
+        """What the engine said instead of going on."""
+        self._strip = strip_usage
+        self._openai = openai
+        self._separator = b""
+        self._tail = b""
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether everything that came so far was whole events, so that one of ours may go between."""
+        return not self._tail
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what arrived and return what may go on: whole events, in order."""
+        if not self._openai:
+            self.started = True
+            self.tokens += data.count(b"\n\n") or 1
+            return data
+        if self._tail:
+            data = self._tail + data
+            self._tail = b""
+        if not self._separator:
+            self._separator = _separator(data)
+            if not self._separator:
+                return self._keep_tail(b"", data)
+        separator = self._separator
+        if not data.endswith(separator):
+            end = data.rfind(separator)
+            if end < 0:
+                return self._keep_tail(b"", data)
+            end += len(separator)
+            return self._keep_tail(self._whole(data[:end]), data[end:])
+        return self._whole(data)
+
+    def rest(self) -> bytes:
+        """Return what is left at the end of the stream without a separator behind it."""
+        tail, self._tail = self._tail, b""
+        return self._event(tail) if tail.strip() else tail
+
+    def _keep_tail(self, out: bytes, tail: bytes) -> bytes:
+        if len(tail) > TAIL_MAX:
+            self.started = True
+            return out + tail
+        self._tail = tail
+        return out
+
+    def _whole(self, data: bytes) -> bytes:
+        if self.started and not (b'"usage"' in data or _DONE in data or b'"error"' in data):
+            self.tokens += data.count(self._separator)
+            return data
+        separator = self._separator
+        parts = data.split(separator)
+        parts.pop()
+        out = [self._event(part + separator) for part in parts]
+        return b"".join(out)
+
+    def _event(self, event: bytes) -> bytes:
+        """Look into one event and return it, or b"" where it is not for the client."""
+        payload = event.strip()
+        if not payload.startswith(b"data:"):
+            return event  # a comment or another field of the protocol
+        payload = payload[5:].strip()
+        if payload == _DONE:
+            self.done = True
+            return event
+        if self.started and b'"usage"' not in payload and b'"error"' not in payload:
+            self.tokens += 1
+            return event
+        try:
+            chunk = msgspec.json.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+            chunk = None
+        if not isinstance(chunk, dict):
+            self.started = True
+            self.tokens += 1
+            return event
+        choices = chunk.get("choices")
+        if choices is None and "error" in chunk:
+            found = chunk["error"]
+            self.error = found if isinstance(found, dict) else {"message": str(found)}
+            return event
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            self.usage = usage
+            if not choices:
+                return b"" if self._strip else event
+        if _has_output(choices):
+            self.started = True
+            self.tokens += 1
+        return event
+
+
+def cached_tokens(usage: dict[str, Any] | None) -> int | None:
+    """Return how many prompt tokens the engine says it took from its cache, or None where it does not say."""
+    details = (usage or {}).get("prompt_tokens_details")
+    value = details.get("cached_tokens") if isinstance(details, dict) else None
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def output_tokens(usage: dict[str, Any] | None) -> int | None:
+    """Return how many tokens the engine says it generated, or None where it does not say."""
+    value = (usage or {}).get("completion_tokens")
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def prompt_tokens(usage: dict[str, Any] | None) -> int | None:
+    """Return how many tokens the engine counted in the prompt, or None where it does not say."""
+    value = (usage or {}).get("prompt_tokens")
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def _separator(data: bytes) -> bytes:
+    """Return what ends events here: the first blank line decides; b"" while there is none."""
+    plain, crlf = data.find(b"\n\n"), data.find(b"\r\n\r\n")
+    if crlf >= 0 and (plain < 0 or crlf < plain):
+        return b"\r\n\r\n"
+    return b"\n\n" if plain >= 0 else b""
+
+
+def _has_output(choices: Any) -> bool:
+    """Tell whether a chunk holds anything that the model said, in whatever field, or how it ended."""
+    if not isinstance(choices, list):
+        return False
+    for choice in choices:
+        if not isinstance(choice, dict):
+            continue
+        if choice.get("finish_reason") or choice.get("text") or choice.get("token_ids"):
+            return True
+        delta = choice.get("delta")
+        if isinstance(delta, dict) and any(value for key, value in delta.items() if key != "role"):
+            return True
+    return False

@@ -1,0 +1,183 @@
+"""What text does a chat become? The model's own chat template, in a sandbox.
+
+Templates come with the model, so they are the operator's; the sandbox keeps a downloaded one from reaching anything
+but its arguments. Clients' text is only ever data here, never a template.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from penstock.kernel.errors import PenstockError
+
+_ITERATES_CONTENT = re.compile(r"for\s+\w+\s+in\s+\w+(\.content\b|\[\s*['\"]content['\"]\s*\])")
+RENDERED_MAX = 64 * 1024 * 1024
+"""Most characters that a template may produce; a loop that runs away is stopped here."""
+
+
+class TemplateFailed(PenstockError):
+    """The template refused the messages or is wrong; the engine, whose template counts, will say so to the client."""
+
+
+class _Generation(Extension):
+    """Accept ``{% generation %}`` blocks, with which training marks the assistant's words; their body is kept."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_keep"), [], [], body).set_lineno(line)
+
+    def _keep(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class ChatTemplate:
+    """One model's chat template.
+
+    Args:
+        source: jinja text.
+        tokens: names such as ``bos_token`` that the template may use.
+    Raises:
+        TemplateFailed: the source is not a template.
+    """
+
+    def __init__(self, source: str, tokens: dict[str, str] | None = None) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise TemplateFailed(f"the chat template can't be read: {error}") from error
+        self._tokens = tokens or {}
+        self._takes_parts = _ITERATES_CONTENT.search(source) is not None
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: list[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: dict[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt's text.
+
+        Args:
+            continue_final_message: end right after the last message's text, so that the model goes on with it.
+            kwargs: ``chat_template_kwargs`` of the request.
+        Raises:
+            TemplateFailed: the template refused, failed, or grew past `RENDERED_MAX`.
+        """
+        prepared = [_prepared(message, self._takes_parts) for message in messages]
+        names = {**self._tokens, **(kwargs or {})}
+        names.update(messages=prepared, tools=tools or None, add_generation_prompt=add_generation_prompt)
+        names.setdefault("documents", None)
+        parts: list[str] = []
+        size = 0
+        try:
+            for part in self._template.generate(names):
+                parts.append(part)
+                size += len(part)
+                if size > RENDERED_MAX:
+                    raise TemplateFailed(f"the chat template wrote more than {RENDERED_MAX} characters")
+        except TemplateFailed:
+            raise
+        except Exception as error:  # a template is a program of somebody else: anything can come out of it
+            raise TemplateFailed(f"the chat template failed: {type(error).__name__}: {error}") from error
+        text = "".join(parts)
+        return _cut_after_last(text, prepared) if continue_final_message else text
+
+
+def plain_text(messages: Sequence[dict[str, Any]], tools: list[Any] | None = None) -> str:
+    """Return the canonical text of a chat for a model whose template is not at hand: the same chat, the same text."""
+    parts = [] if not tools else [f"\x01tools\x02{_tojson(tools)}"]
+    for message in messages:
+        body = _joined(message.get("content"))
+        calls = message.get("tool_calls")
+        parts.append(f"\x01{message.get('role', '')}\x02{body}" + (f"\x03{_tojson(calls)}" if calls else ""))
+    return "".join(parts)
+
+
+def _prepared(message: dict[str, Any], takes_parts: bool) -> dict[str, Any]:
+    """Give a message the shape that templates expect: text content, and tool arguments as objects."""
+    out = dict(message)
+    content = out.get("content")
+    if isinstance(content, list) and not takes_parts:
+        out["content"] = _joined(content)
+    calls = out.get("tool_calls")
+    if isinstance(calls, list):
+        out["tool_calls"] = [_call(call) for call in calls]
+    return out
+
+
+def _call(call: Any) -> Any:
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        return call
+    arguments = call["function"].get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments else {}
+        except (ValueError, RecursionError):
+            return call
+        return {**call, "function": {**call["function"], "arguments": arguments}}
+    return call
+
+
+def _joined(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    texts: list[str] = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict):
+            text = part.get("text", part.get("refusal"))
+            # A picture has no text, but two chats that differ in it must not look the same.
+            texts.append(text if isinstance(text, str) else _tojson(part))
+    return "\n".join(texts)
+
+
+def _cut_after_last(text: str, messages: Sequence[dict[str, Any]]) -> str:
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, list):
+        content = _joined(content)
+    wanted = (content or "").strip()
+    at = text.rfind(wanted) if wanted else -1
+    return text if at < 0 else text[: at + len(wanted)]
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it stands, without the escaping for HTML that jinja's own filter does."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=str
+    )
+
+
+def _raise(message: str) -> None:
+    raise TemplateFailed(f"the chat template refused the messages: {message}")
+
+
+def _strftime_now(pattern: str) -> str:
+    return time.strftime(pattern)
