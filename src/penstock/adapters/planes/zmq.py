@@ -1,0 +1,132 @@
+"""How do several processes tell each other things over loopback or a trusted network, with no broker?
+
+Each process binds one PUB socket and connects to those of the others; who they are it learns elsewhere (from the
+store) and says with `connect` and `disconnect`. A message is ``[topic, publisher, sequence u64 big-endian, payload]``.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import zmq
+import zmq.asyncio
+
+from penstock.adapters.seams import Message
+
+log = logging.getLogger(__name__)
+
+MESSAGE_LIMIT = 16 << 20
+"""Bytes of one message; a larger one drops the connection, which is made again."""
+_BREATH = 64
+"""Messages yielded without waiting before other tasks get a turn."""
+
+
+class ZmqPlane:
+    """An `EventPlane` over ZeroMQ.
+
+    Args:
+        name: publisher's name, unlike all others'.
+        host: address to bind; only those who should may reach it, since nothing here authenticates.
+        limit: messages kept per subscriber; beyond it they are lost, as the gap in ``sequence`` tells.
+    """
+
+    def __init__(self, name: str, host: str = "127.0.0.1", limit: int = 10_000) -> None:
+        self.name = name
+        self.malformed = 0
+        self._name = name.encode()
+        self._limit = limit
+        self._sequences: Counter[str] = Counter()
+        self._peers: set[str] = set()
+        self._subscriptions: set[zmq.asyncio.Socket] = set()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._pub = self._context.socket(zmq.PUB)
+        self._pub.linger = 0
+        self._pub.sndhwm = limit
+        self._pub.bind(f"tcp://{host}:0")
+        bound: bytes = self._pub.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
+        self.endpoint = bound.rstrip(b"\0").decode()
+        """Where others connect to."""
+
+    async def connect(self, endpoint: str) -> None:
+        """Hear another process from now on; the connection is made again by itself when it breaks."""
+        if endpoint in self._peers or endpoint == self.endpoint:
+            return
+        self._peers.add(endpoint)
+        for socket in self._subscriptions:
+            socket.connect(endpoint)
+
+    async def disconnect(self, endpoint: str) -> None:
+        """Hear it no longer; one that was never connected is no error."""
+        if endpoint in self._peers:
+            self._peers.discard(endpoint)
+            for socket in self._subscriptions:
+                socket.disconnect(endpoint)
+
+    async def publish(self, topic: str, payload: bytes) -> None:
+        """Send to all who listen at present. Never waits: who is too slow loses the message."""
+        number = self._sequences[topic]
+        self._sequences[topic] += 1
+        frames = (topic.encode(), self._name, number.to_bytes(8, "big"), payload)
+        self._pub.send_multipart(frames, zmq.NOBLOCK)
+
+    def subscribe(self, topic: str) -> AsyncIterator[Message]:
+        """Listen from now on to what others publish on a topic; call it with the event loop running."""
+        socket = zmq.asyncio.Context(self._context).socket(zmq.SUB)
+        socket.linger = 0
+        socket.rcvhwm = self._limit
+        socket.maxmsgsize = MESSAGE_LIMIT
+        # Without these a peer that vanished without a FIN is waited for until the kernel gives up (hours).
+        socket.heartbeat_ivl = 5_000
+        socket.heartbeat_timeout = 15_000
+        socket.reconnect_ivl_max = 2_000
+        socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
+        for endpoint in self._peers:
+            socket.connect(endpoint)
+        self._subscriptions.add(socket)
+        return self._messages(topic, socket)
+
+    async def close(self) -> None:
+        """Close all sockets; subscriptions end."""
+        for socket in tuple(self._subscriptions):
+            self._release(socket)
+        self._pub.close(0)
+
+    async def _messages(self, topic: str, socket: zmq.asyncio.Socket) -> AsyncIterator[Message]:
+        wanted = topic.encode()
+        count = 0
+        try:
+            while not socket.closed:
+                try:
+                    frames = await socket.recv_multipart()
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    if socket.closed and task is not None and not task.cancelling():
+                        return  # pyzmq cancels the waits of a socket that `close` closed; that is our end, not a cancel
+                    raise
+                message = self._message(topic, wanted, frames)
+                if message is not None and message.publisher != self.name:
+                    yield message
+                count += 1
+                if count % _BREATH == 0:
+                    await asyncio.sleep(0)  # a waiting message is handed over without giving up the loop
+        finally:
+            self._release(socket)
+
+    def _message(self, topic: str, wanted: bytes, frames: list[bytes]) -> Message | None:
+        if frames and frames[0] != wanted and frames[0].startswith(wanted):
+            return None  # ZeroMQ subscribes by prefix; this is another topic
+        try:
+            if len(frames) != 4 or len(frames[2]) != 8:
+                raise ValueError(f"{len(frames)} frames")
+            return Message(frames[1].decode(), topic, int.from_bytes(frames[2], "big"), frames[3])
+        except ValueError as error:
+            self.malformed += 1
+            if self.malformed & (self.malformed - 1) == 0:  # the 1st, 2nd, 4th...: a flood must not fill the log
+                log.warning("message %d on %r left out: %s", self.malformed, topic, error)
+            return None
+
+    def _release(self, socket: zmq.asyncio.Socket) -> None:
+        self._subscriptions.discard(socket)
+        if not socket.closed:
+            socket.close(0)

@@ -1,0 +1,112 @@
+"""Which leases of a file store are alive, as one process sees it?
+
+A lease is renewed by touching its file. What counts is that *we see* no renewal for ``ttl`` seconds of our monotonic
+clock, so a step of the wall clock drops nobody. The wall clock is asked only about a lease that we see for the first
+time: one that was last touched longer ago than its ttl was left by a process that is gone.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from penstock.adapters.stores.layout import LEASE_SUFFIX, Lease
+
+
+@dataclass(slots=True)
+class _Seen:
+    lease: Lease
+    stamp: tuple[int, int]
+    unseen: float
+    alive: bool
+
+
+class LeaseBook:
+    """What this process knows of all leases under one directory.
+
+    Args:
+        folder: the directory of lease files.
+        monotonic, wall: clocks, seconds.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.malformed = 0
+        """Lease files that could not be understood."""
+        self.longest_ttl = 0.0
+        """Of all leases seen so far; seconds."""
+        self._folder = folder
+        self._monotonic = monotonic
+        self._wall = wall
+        self._seen: dict[str, _Seen] = {}
+        self._looked: float | None = None
+        self._bad: dict[str, tuple[int, int]] = {}
+
+    def look(self) -> None:
+        """Read the renewals since the last look. Raises OSError where the directory can't be read."""
+        now = self._monotonic()
+        elapsed = 0.0 if self._looked is None else now - self._looked
+        found: set[str] = set()
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(LEASE_SUFFIX):
+                    name = entry.name[: -len(LEASE_SUFFIX)]
+                    try:
+                        self._renewals(name, entry, elapsed)
+                    except FileNotFoundError:
+                        continue  # its owner left between the listing and the look
+                    found.add(name)
+        for name in self._seen.keys() - found:
+            del self._seen[name]
+        self._looked = now
+
+    def is_alive(self, name: str) -> bool:
+        """Say whether a lease stood when last judged."""
+        seen = self._seen.get(name)
+        return seen is not None and seen.alive
+
+    def has_silent(self) -> bool:
+        """Say whether `judge` would now end a lease that stood so far."""
+        return any(seen.alive and seen.unseen > seen.lease.ttl for seen in self._seen.values())
+
+    def judge(self) -> None:
+        """End the leases whose owners were silent for longer than their ttl."""
+        for seen in self._seen.values():
+            if seen.unseen > seen.lease.ttl:
+                seen.alive = False
+
+    def forgive(self) -> None:
+        """Give what stood its whole ttl again: nobody could renew, for a reason that is not the owners'."""
+        for seen in self._seen.values():
+            if seen.alive:
+                seen.unseen = 0.0
+
+    def _renewals(self, name: str, entry: "os.DirEntry[str]", elapsed: float) -> None:
+        stat = entry.stat()
+        stamp = (stat.st_ino, stat.st_mtime_ns)
+        seen = self._seen.get(name)
+        if seen is not None:
+            if seen.stamp == stamp:
+                # A look that comes late (we were suspended) must not by itself make everyone late.
+                seen.unseen += min(elapsed, seen.lease.ttl / 3)
+            else:
+                seen.stamp, seen.unseen, seen.alive = stamp, 0.0, True
+            return
+        if self._bad.get(name) == stamp:
+            return
+        try:
+            lease = msgspec.json.decode(Path(entry.path).read_bytes(), type=Lease)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self.malformed += 1
+            self._bad[name] = stamp
+            return
+        fresh = self._wall() - stat.st_mtime <= lease.ttl
+        self._seen[name] = _Seen(lease, stamp, unseen=0.0, alive=fresh)
+        self.longest_ttl = max(self.longest_ttl, lease.ttl)
