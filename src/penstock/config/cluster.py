@@ -2,6 +2,8 @@
 
 from typing import Annotated, Literal
 
+import msgspec
+
 from penstock.config.frontend import FrontendSettings
 from penstock.engine.settings import SimSettings
 from penstock.kernel.settings import Knob, Settings
@@ -107,13 +109,17 @@ class SuperviseSettings(Settings, frozen=True, kw_only=True):
     ] = 5.0
 
 
+def _default_models() -> dict[str, ModelSettings]:
+    return {"sim": ModelSettings(tokenizer=BUILTIN_TOKENIZER, pools={"main": PoolSettings()})}
+
+
 class ClusterSettings(Settings, frozen=True, kw_only=True):
     """A cluster: models, the endpoint before them, and the router between."""
 
     name: Annotated[str, Knob("Name of the cluster, as status and the page show it.")] = "penstock"
     models: Annotated[
         dict[str, ModelSettings], Knob("Models by the name that clients ask for; giving any replaces the default.")
-    ] = {"sim": ModelSettings(tokenizer=BUILTIN_TOKENIZER, pools={"main": PoolSettings()})}
+    ] = msgspec.field(default_factory=_default_models)
     frontend: FrontendSettings = FrontendSettings()
     router: RouterSettings = RouterSettings()
     discovery: DiscoverySettings = DiscoverySettings()

@@ -1,0 +1,221 @@
+"""Which settings contradict each other? What a single knob's range can't say; every contradiction at once."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from penstock.config.cluster import BUILTIN_TOKENIZER, ClusterSettings, PoolSettings
+from penstock.config.derive import dotted
+from penstock.config.problems import DEFAULT, Origin, Problem, listed
+from penstock.config.tree import Node, node_at
+from penstock.engine.settings import checked, checked_monotone
+from penstock.kernel.errors import ConfigError
+
+LOOPBACK = ("localhost", "::1", "")
+_POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+_MODEL_NAME = re.compile(r"[^\s\x00-\x1f]{1,256}$")
+
+Complaint = tuple[tuple[str, ...], str, str | None]
+"""Path, message, hint."""
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach an address."""
+    return host in LOOPBACK or host.startswith("127.")
+
+
+def cross_checks(settings: ClusterSettings, root: Node, known_bad: set[str]) -> list[Problem]:
+    """Return what contradicts itself; settings already known to be wrong are passed over.
+
+    Args:
+        root: the tree of what was given, for the positions.
+        known_bad: dotted names that have a problem of their own.
+    """
+    problems = []
+    for rule in _RULES:
+        for path, message, hint in rule(settings):
+            name = dotted(path)
+            if any(bad == name or bad.startswith(f"{name}.") or name.startswith(f"{bad}.") for bad in known_bad if bad):
+                continue
+            problems.append(Problem(_where(root, path), name, message, hint))
+    return problems
+
+
+def file_problems(settings: ClusterSettings) -> list[Problem]:
+    """Return what the settings name and this machine does not have: certificates, tokenizers, tables."""
+    named: list[tuple[tuple[str, ...], str | None]] = [
+        (("frontend", "security", "tls_cert"), settings.frontend.security.tls_cert),
+        (("frontend", "security", "tls_key"), settings.frontend.security.tls_key),
+    ]
+    for model, entry in settings.models.items():
+        if entry.tokenizer != BUILTIN_TOKENIZER:
+            named.append((("models", model, "tokenizer"), entry.tokenizer))
+        for name, pool in entry.pools.items():
+            if pool.engine == "sim" and not pool.urls and pool.sim.timing.kind == "table":
+                named.append((("models", model, "pools", name, "sim", "timing", "table"), pool.sim.timing.table))
+    problems = []
+    for path, file in named:
+        if file is None:
+            continue
+        origin = Origin("file", file)
+        if not Path(file).exists():
+            problems.append(Problem(origin, dotted(path), "is not there", "paths count from the current folder"))
+        elif path[-1] == "tokenizer" and Path(file).is_dir() and not (Path(file) / "tokenizer.json").is_file():
+            problems.append(Problem(origin, dotted(path), "has no tokenizer.json", "name the folder that has it"))
+    return problems
+
+
+def _models(settings: ClusterSettings) -> Iterator[Complaint]:
+    if not settings.models:
+        yield ("models",), "there is no model", "add one, or leave the key out for the simulated default"
+    ids: dict[str, tuple[str, ...]] = {}
+    for model, entry in settings.models.items():
+        path = ("models", model)
+        if not _MODEL_NAME.match(model):
+            yield path, f"{model!r} is no name for a model", "take 1 to 256 characters without spaces"
+        if not entry.pools:
+            yield path, "has no pool, so nothing would serve it", "add pools: {main: {replicas: 4}}"
+        for name in entry.pools:
+            worker = name if len(settings.models) == 1 else f"{model.replace('/', '-')}-{name}"
+            if worker in ids:
+                yield (*path, "pools", name), f"its workers would be named like those of {dotted(ids[worker])}", None
+            ids[worker] = (*path, "pools", name)
+            if not _POOL_NAME.match(name):
+                hint = "take up to 64 letters, digits, '_', '.' and '-'; it becomes part of its workers' names"
+                yield (*path, "pools", name), f"{name!r} is no name for a pool", hint
+
+
+def _block_sizes(settings: ClusterSettings) -> Iterator[Complaint]:
+    for model, entry in settings.models.items():
+        sizes: dict[int, str] = {}
+        for name, pool in entry.pools.items():
+            size = _block_size(pool)
+            if size is None:
+                continue
+            sizes.setdefault(size, name)
+            if len(sizes) > 1:
+                first, other = next(iter(sizes.items()))
+                at = ("sim", "block_size") if pool.block_size is None else ("block_size",)
+                yield (
+                    ("models", model, "pools", name, *at),
+                    f"is {size}, but pool {other} of the same model has {first}",
+                    "one model has one block size, or no prefix would match across its pools",
+                )
+                break
+
+
+def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
+    seen: dict[str, str] = {}
+    for model, entry in settings.models.items():
+        for name, pool in entry.pools.items():
+            path = ("models", model, "pools", name)
+            if pool.engine != "sim" and not pool.urls:
+                hint = "start the servers yourself and list their URLs; only sim engines are started here"
+                yield (*path, "urls"), f"engine {pool.engine} needs urls", hint
+            for url in pool.urls:
+                fault = _url_fault(url, settings)
+                if fault is not None:
+                    yield (*path, "urls"), f"{url!r} {fault[0]}", fault[1]
+                key = url.rstrip("/")
+                if key in seen:
+                    yield (*path, "urls"), f"{url!r} stands in pool {seen[key]} already", "name each server once"
+                seen[key] = dotted(path)
+            if pool.engine == "sim" and not pool.urls:
+                yield from _sim(path, pool)
+
+
+def _sim(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
+    for check in (lambda: checked(pool.sim), lambda: checked_monotone(pool.sim.timing)):
+        try:
+            check()
+        except ConfigError as error:
+            yield (*path, "sim"), error.message, error.hint
+    if pool.block_size is not None and pool.block_size != pool.sim.block_size:
+        hint = "leave block_size out: the engine tells it"
+        yield (*path, "block_size"), f"is {pool.block_size}, but sim.block_size is {pool.sim.block_size}", hint
+
+
+def _url_fault(url: str, settings: ClusterSettings) -> tuple[str, str | None] | None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return f"is no URL: {error}", None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return "is no URL of a server", "write it as http://HOST:PORT"
+    if parts.path.rstrip("/").endswith("/v1"):
+        return "ends in /v1", "leave /v1 out; the route is added to it"
+    front = settings.frontend
+    if port and port in (front.port, front.admin_port) and is_loopback(parts.hostname) and is_loopback(front.host):
+        return "is the cluster's own endpoint", "name an engine, or give frontend.port another number"
+    return None
+
+
+def _frontend(settings: ClusterSettings) -> Iterator[Complaint]:
+    front, security = settings.frontend, settings.frontend.security
+    if front.admin_port and front.admin_port == front.port:
+        yield ("frontend", "admin_port"), f"is {front.port}, like frontend.port", "leave it out to share the port"
+    if front.processes > 1 and front.port == 0:
+        hint = "give frontend.port a number"
+        yield ("frontend", "processes"), f"{front.processes} processes can't share a port that the system picks", hint
+    if front.processes > 1 and front.admin_port is not None:
+        hint = "leave admin_port out and set security.admin_keys"
+        yield ("frontend", "admin_port"), f"{front.processes} processes can't share one admin port", hint
+    if not is_loopback(front.host) and not security.api_keys and not security.insecure:
+        yield (
+            ("frontend", "host"),
+            f"{front.host} is reached by other machines, but there is no API key",
+            "set PENSTOCK_FRONTEND__SECURITY__API_KEYS, or frontend.security.insecure: true if you mean it",
+        )
+    for key, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+        if getattr(security, key) is not None and getattr(security, other) is None:
+            yield ("frontend", "security", key), f"stands without {other}", "HTTPS needs both"
+    for name in ("api_keys", "admin_keys"):
+        keys = getattr(security, name)
+        if any(not key or not key.isascii() or any(c.isspace() for c in key) for key in keys):
+            yield ("frontend", "security", name), "has a key that is empty, has spaces or is not ASCII", None
+        if len(set(keys)) != len(keys):
+            yield ("frontend", "security", name), "has the same key twice", None
+    if both := set(security.api_keys) & set(security.admin_keys):
+        hint = "a client's key must not open /admin"
+        yield ("frontend", "security", "admin_keys"), f"shares {len(both)} key with api_keys", hint
+    wrong = [route for route in front.proxied_routes if not re.fullmatch(r"/v1(/[A-Za-z0-9_.{}-]+)+", route)]
+    if wrong:
+        hint = "write them as /v1/embeddings"
+        yield ("frontend", "proxied_routes"), f"{listed(wrong)} is no route under /v1", hint
+
+
+def _ordered(settings: ClusterSettings) -> Iterator[Complaint]:
+    """Upper ends must not lie below what they bound."""
+    breaker, supervise = settings.router.breaker, settings.supervise
+    if breaker.open_max < breaker.open_for:
+        message = f"is {breaker.open_max:g} s, below open_for {breaker.open_for:g} s"
+        yield ("router", "breaker", "open_max"), message, None
+    if supervise.restart_backoff_max < supervise.restart_backoff:
+        message = f"is {supervise.restart_backoff_max:g} s, below restart_backoff {supervise.restart_backoff:g} s"
+        yield ("supervise", "restart_backoff_max"), message, None
+
+
+def _block_size(pool: PoolSettings) -> int | None:
+    if pool.block_size is not None:
+        return pool.block_size
+    return pool.sim.block_size if pool.engine == "sim" and not pool.urls else None
+
+
+def _where(root: Node, path: tuple[str, ...]) -> Origin:
+    """Return where a setting was given, or the nearest thing around it that was."""
+    for end in range(len(path), 0, -1):
+        node = node_at(root, path[:end])
+        if node is not root and node.at is not DEFAULT:
+            return node.at
+    return root.at if root.at is not DEFAULT else Origin("default", "config")
+
+
+_RULES: tuple[Callable[[ClusterSettings], Iterator[Complaint]], ...] = (
+    _models,
+    _pools,
+    _block_sizes,
+    _frontend,
+    _ordered,
+)

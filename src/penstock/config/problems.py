@@ -1,0 +1,65 @@
+"""What is wrong with a config, where, and what would be right?"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock.kernel.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from: ``text`` is what a person is shown, such as ``cluster.yaml:3:5``."""
+
+    kind: str
+    """default, file, environment or flag."""
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+DEFAULT = Origin("default", "default")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to put right. ``path`` is the setting's dotted name, empty where the text itself is at fault."""
+
+    origin: Origin
+    path: str
+    message: str
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        subject = f"{self.path}: " if self.path else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{self.origin}: {subject}{self.message}{hint}"
+
+
+class ConfigProblems(ConfigError):
+    """Every problem of a config at once; nothing starts."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = list(problems)
+        count = len(self.problems)
+        head = "1 problem in the config" if count == 1 else f"{count} problems in the config"
+        super().__init__("\n".join([f"{head}:", *(f"  {problem}" for problem in self.problems)]))
+
+
+def did_you_mean(word: str, known: Iterable[str], *, otherwise: str | None = None) -> str | None:
+    """Return ``did you mean X?`` for the nearest known word, else ``otherwise``."""
+    by_plain = {_plain(name): name for name in known}
+    near = difflib.get_close_matches(_plain(word), by_plain, n=1, cutoff=0.6)
+    return f"did you mean {by_plain[near[0]]}?" if near else otherwise
+
+
+def listed(words: Iterable[str], *, most: int = 12) -> str:
+    """Return ``a, b, c`` and how many more there are."""
+    names = list(words)
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("-", "_")

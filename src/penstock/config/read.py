@@ -1,0 +1,106 @@
+"""What does one typed value mean for its knob? Text to a typed value, with a reason where it can't be."""
+
+import json
+from typing import Any, Literal, get_args, get_origin
+
+from penstock.config.derive import type_text
+from penstock.config.problems import did_you_mean
+from penstock.config.tree import Scalar
+from penstock.config.units import UnreadableNumber, parse_number
+from penstock.kernel.settings import Knob, Unit, without_none
+
+_TRUE = ("true", "yes", "on")
+_FALSE = ("false", "no", "off")
+
+
+class Unreadable(ValueError):
+    """A value does not fit its type; ``hint`` is the next step, where there is one."""
+
+    def __init__(self, reason: str, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.hint = hint
+
+
+def read_value(typed: Any, hint: Any, knob: Knob) -> Any:
+    """Return the value of a knob of type ``hint``, ranges not yet checked.
+
+    Args:
+        typed: a `Scalar`, or lists and dicts of them; anything else is passed on as it is.
+    Raises:
+        Unreadable: it does not fit.
+    """
+    plain = without_none(hint)
+    if isinstance(typed, Scalar) and typed.is_null:
+        if plain is hint:
+            raise Unreadable("has no value", f"it takes {_an(type_text(hint))}, or leave the key out")
+        return None
+    origin = get_origin(plain)
+    if origin in (tuple, list):
+        items = _items(typed)
+        if items is None:
+            raise Unreadable(f"takes a {type_text(plain)}")
+        read = [read_value(item, get_args(plain)[0], knob) for item in items]
+        return tuple(read) if origin is tuple else read
+    if origin is dict:
+        entries = typed if isinstance(typed, dict) else None
+        if entries is None:
+            raise Unreadable(f"takes a {type_text(plain)}")
+        return {key: read_value(item, get_args(plain)[1], knob) for key, item in entries.items()}
+    if isinstance(typed, Scalar):
+        return _read_scalar(typed.text, plain, knob.unit)
+    if isinstance(typed, list | dict) and _holds_scalars(typed):
+        raise Unreadable(f"takes {_an(type_text(plain))}, not {'a list' if isinstance(typed, list) else 'a mapping'}")
+    return typed
+
+
+def _read_scalar(text: str, hint: Any, unit: Unit | None) -> Any:
+    if hint is str:
+        return text
+    if hint is bool:
+        word = text.strip().lower()
+        if word in _TRUE or word in _FALSE:
+            return word in _TRUE
+        raise Unreadable("takes true or false")
+    if get_origin(hint) is Literal:
+        choices = {str(choice): choice for choice in get_args(hint)}
+        if text in choices:
+            return choices[text]
+        raise Unreadable(f"takes {type_text(hint)}", did_you_mean(text, choices))
+    if hint in (int, float):
+        try:
+            number = parse_number(text, unit)
+        except UnreadableNumber as error:
+            raise Unreadable(str(error)) from None
+        if hint is float:
+            return float(number)
+        if isinstance(number, float) and not number.is_integer():
+            raise Unreadable("must be a whole number")
+        return int(number)
+    raise TypeError(f"no text can be read as {hint}")
+
+
+def _items(typed: Any) -> list[Any] | None:
+    """Return the parts of a list; one text is a JSON list or names between commas, as flags and environment give it."""
+    if isinstance(typed, list | tuple):
+        return list(typed)
+    if not isinstance(typed, Scalar):
+        return None
+    text = typed.text.strip()
+    if text.startswith("["):
+        try:
+            parts = json.loads(text)
+        except ValueError:
+            parts = text.removeprefix("[").removesuffix("]").split(",")
+        return [Scalar(str(part).strip(), quoted=True) for part in parts]
+    return [Scalar(part.strip(), quoted=True) for part in text.split(",") if part.strip()]
+
+
+def _holds_scalars(typed: Any) -> bool:
+    values = typed.values() if isinstance(typed, dict) else typed
+    return all(isinstance(value, Scalar | list | dict) for value in values)
+
+
+def _an(words: str) -> str:
+    if words.startswith(("one of", "true", "text")):
+        return words
+    return f"a {words}"

@@ -1,0 +1,181 @@
+"""How are settings written down? As YAML that reads back to the same, whole or as a commented start."""
+
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin
+
+import msgspec
+import yaml
+
+from penstock.config.cluster import ClusterSettings
+from penstock.config.derive import dotted, entry_type, fields_by_name, range_text, type_text
+from penstock.config.problems import Origin
+from penstock.config.units import format_number
+from penstock.kernel.settings import Field, Settings, is_group, without_none
+
+INIT_HEAD = """\
+# A Penstock cluster. Check it with 'penstock config check FILE', start it with 'penstock up FILE'.
+# Numbers take units: 200ms, 5s, 2m, 1h; 8k, 64GiB; 80%. Lines that start with '#' show defaults.
+"""
+INIT_KEYS = {
+    "name",
+    "models",
+    "models.*.tokenizer",
+    "models.*.pools",
+    "models.*.pools.*.engine",
+    "models.*.pools.*.replicas",
+    "models.*.pools.*.sim.block_size",
+    "models.*.pools.*.sim.kv_blocks",
+    "models.*.pools.*.sim.timing.speed_up",
+    "frontend.host",
+    "frontend.port",
+    "router.mode",
+}
+"""What `config init` gives a value; everything else stands there as a comment."""
+INIT_HINTS = {
+    "models.*.pools.*.urls",
+    "frontend.limits.body_max",
+    "frontend.limits.inflight_max",
+    "frontend.security.api_keys",
+    "router.cost.overlap_credit",
+    "router.cost.temperature",
+    "router.queue.threshold",
+    "router.affinity.mode",
+    "router.request_timeout",
+    "logs.format",
+    "runs.dir",
+}
+"""What the short form of `config init` shows as a comment."""
+
+
+def plain_settings(settings: Settings, *, secrets: bool = False) -> dict[str, Any]:
+    """Return settings as nested plain data in the order of declaration; secrets are left out unless asked for."""
+    found: dict[str, Any] = {}
+    for field in fields_by_name(type(settings)).values():
+        value = getattr(settings, field.name)
+        if is_group(field.type):
+            found[field.name] = plain_settings(value, secrets=secrets)
+        elif entry_type(field.type) is not None:
+            found[field.name] = {key: plain_settings(entry, secrets=secrets) for key, entry in value.items()}
+        elif secrets or field.knob is None or not field.knob.secret:
+            found[field.name] = msgspec.to_builtins(value)
+    return found
+
+
+def resolved_yaml(settings: ClusterSettings, secrets: bool = False) -> str:
+    """Return the whole config as YAML that `load` reads back to equal settings (but for secrets left out)."""
+    return yaml.safe_dump(plain_settings(settings, secrets=secrets), sort_keys=False, width=120, allow_unicode=True)
+
+
+def shown_yaml(settings: ClusterSettings, origins: Mapping[str, Origin]) -> str:
+    """Return the whole config for a person: with units, and where each value that was given came from."""
+    lines: list[str] = []
+    _show(settings, origins, (), lines)
+    return "\n".join(lines) + "\n"
+
+
+def init_yaml(*, everything: bool = False) -> str:
+    """Return a commented config to start from; as it stands it is the embedded default.
+
+    Args:
+        everything: show every knob, not only the usual ones.
+    """
+    lines = [INIT_HEAD]
+    _template(ClusterSettings(), (), (), lines, everything)
+    return "\n".join(lines) + "\n"
+
+
+def value_text(value: Any, field: Field) -> str:
+    """Write one value as YAML takes it, with a unit where that reads better."""
+    plain = without_none(field.type)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return format_number(value, field.knob.unit if field.knob is not None else None)
+    if isinstance(value, str):
+        return value if _is_word(value) else _flow(value)
+    if get_origin(plain) in (tuple, list) and get_args(plain)[0] is str:
+        return "[" + ", ".join(item if _is_word(item) else _flow(item) for item in value) + "]"
+    return _flow(msgspec.to_builtins(value))
+
+
+def _show(settings: Settings, origins: Mapping[str, Origin], path: tuple[str, ...], lines: list[str]) -> None:
+    indent = "  " * len(path)
+    for field in fields_by_name(type(settings)).values():
+        here, value = (*path, field.name), getattr(settings, field.name)
+        if is_group(field.type):
+            lines.append(f"{indent}{field.name}:")
+            _show(value, origins, here, lines)
+        elif entry_type(field.type) is not None:
+            lines.append(f"{indent}{field.name}:")
+            for key, entry in value.items():
+                lines.append(f"{indent}  {_key(key)}:")
+                _show(entry, origins, (*here, key), lines)
+        else:
+            secret = field.knob is not None and field.knob.secret and value
+            text = f"[]  # {len(value)} kept secret" if secret else value_text(value, field)
+            origin = origins.get(dotted(here)) or origins.get(f"{dotted(here)}.0")
+            lines.append(f"{indent}{field.name}: {text}" + (f"  # {origin}" if origin is not None else ""))
+
+
+def _template(
+    settings: Settings, path: tuple[str, ...], pattern: tuple[str, ...], lines: list[str], everything: bool
+) -> None:
+    depth = "  " * len(path)
+    for field in fields_by_name(type(settings)).values():
+        here, value = (*pattern, field.name), getattr(settings, field.name)
+        name = ".".join(here)
+        entry = entry_type(field.type)
+        if is_group(field.type) or entry is not None:
+            inner: list[str] = []
+            if entry is None:
+                _template(value, (*path, field.name), here, inner, everything)
+            for key, child in value.items() if entry is not None else ():
+                inner.append(f"{depth}  {_key(key)}:")
+                _template(child, (*path, field.name, key), (*here, "*"), inner, everything)
+            if not inner:
+                continue
+            lines.append(f"{depth}{field.name}:" + (f"  # {_first_line(field.type)}" if entry is None else ""))
+            lines.extend(inner)
+            if not path:
+                lines.append("")
+            continue
+        given = name in INIT_KEYS
+        if not (given or everything or name in INIT_HINTS) or field.knob is None:
+            continue
+        lines.append(f"{depth}# {field.knob.help}{_allowed(field)}")
+        lines.append(f"{depth}{'' if given else '# '}{field.name}: {value_text(value, field)}")
+        if not path:
+            lines.append("")
+
+
+def _allowed(field: Field) -> str:
+    assert field.knob is not None
+    parts = []
+    if get_origin(without_none(field.type)) is not None and "one of" in type_text(field.type):
+        parts.append(type_text(field.type))
+    allowed = range_text(field.knob)
+    if allowed is not None:
+        parts.append(allowed)
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _first_line(group: type[Settings]) -> str:
+    return (group.__doc__ or "").strip().splitlines()[0]
+
+
+def _key(key: str) -> str:
+    return key if _is_word(key) else _flow(key)
+
+
+def _is_word(text: str) -> bool:
+    """Tell whether YAML needs no quotes around a text; a path or a name, not a number or a word like null."""
+    plain = text.replace("/", "").replace("_", "").replace("-", "").replace(".", "")
+    return plain.isalnum() and text[0] not in "-." and text.lower() not in ("null", "true", "false", "yes", "no")
+
+
+def _flow(value: Any) -> str:
+    return (
+        yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).strip().removesuffix("\n...")
+    )
