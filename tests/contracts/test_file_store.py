@@ -82,7 +82,7 @@ async def test_an_emptied_directory_is_filled_again_by_its_owners(files):
     await store.put("k", b"1", ttl=0.3)
     files.root.rename(files.root.with_name("taken away"))
     async with asyncio.timeout(PATIENCE), aclosing(other.watch("")) as changes:
-        while [("k", b"1")] != list(await anext(changes)):
+        while list(await anext(changes)) != [("k", b"1")]:
             pass
 
 
