@@ -66,7 +66,6 @@ class KvDecoder:
 
     def __init__(self) -> None:
         self.dropped: Counter[str] = Counter()
-        self._kinds: dict[int, bool] = {}
         self._main: int | None = None
 
     def decode(self, payload: bytes) -> WireBatch:
@@ -143,7 +142,7 @@ class KvDecoder:
                 self._main = group
             # Several full-attention groups hold the same prefixes; one of them is enough, and removing a block from
             # one must not race with its presence in another.
-            return bool(group == self._main)
+            return kind in MAIN_KINDS and bool(group == self._main)
         return bool(group == (0 if self._main is None else self._main))
 
     def _tier(self, fields: dict[str, Any]) -> Tier | None:

@@ -1,0 +1,259 @@
+"""Does what an engine publishes reach us whole, in order, and again when we ask?"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from penstock.adapters.engines.kv_publisher import END, KvPublisher
+from penstock.adapters.engines.kv_subscriber import KvSubscriber
+from penstock.adapters.engines.kv_wire import encode_batch
+from penstock.adapters.seams import KvBatch
+from penstock.kernel.values import KvCleared, KvRemoved
+
+PATIENCE = 30.0
+
+
+class Feed:
+    """A publisher with its replay task, and a subscriber that already hears it."""
+
+    def __init__(self, **options: object) -> None:
+        self.publisher = KvPublisher(topic="kv", rank=2, **options)  # type: ignore[arg-type]
+        self.subscriber = KvSubscriber(self.publisher.endpoint, self.publisher.replay_endpoint, "kv", rank=2)
+        self.batches = self.subscriber.batches()
+        self.replayer = asyncio.create_task(self.publisher.serve_replay())
+
+    async def next(self) -> KvBatch:
+        return await asyncio.wait_for(anext(self.batches), PATIENCE)
+
+    async def warm(self) -> KvBatch:
+        return await first_heard(self.batches, lambda: self.publisher.publish(1.0, [KvCleared()]))
+
+    async def until(self, sequence: int) -> list[KvBatch]:
+        out = [await self.next()]
+        while out[-1].sequence < sequence:
+            out.append(await self.next())
+        return out
+
+    async def close(self) -> None:
+        self.replayer.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.replayer
+        self.subscriber.close()
+        self.publisher.close()
+
+
+async def first_heard(batches: AsyncIterator[KvBatch], publish) -> KvBatch:
+    """Publish until the subscription hears: it is connected in the background."""
+    waiting = asyncio.ensure_future(anext(batches))
+    async with asyncio.timeout(PATIENCE):
+        while not waiting.done():
+            publish()
+            await asyncio.wait({waiting}, timeout=0.02)
+    return waiting.result()
+
+
+@pytest.fixture
+async def feed():
+    feed = Feed(buffer_steps=100)
+    yield feed
+    await feed.close()
+
+
+async def test_batches_arrive_in_order_with_the_publishers_numbers(feed):
+    first = await feed.warm()
+    numbers = [feed.publisher.publish(2.0, [KvRemoved(hashes=[i])]) for i in range(500)]
+    got = await feed.until(numbers[-1])
+    assert [b.sequence for b in got] == list(range(first.sequence + 1, numbers[-1] + 1))
+    assert [b.events for b in got if b.sequence >= numbers[0]] == [[KvRemoved(hashes=[i])] for i in range(500)]
+    assert {b.rank for b in got} == {2}
+    assert feed.subscriber.received == len(got) + 1
+    assert feed.subscriber.malformed == 0
+    assert feed.subscriber.last_age is not None and feed.subscriber.last_age >= 0
+
+
+async def test_before_anything_was_heard_the_age_is_unknown_not_zero(feed):
+    assert feed.subscriber.last_age is None
+
+
+async def test_a_replay_gives_all_from_the_asked_one_on(feed):
+    for i in range(20):
+        feed.publisher.publish(1.0, [KvRemoved(hashes=[i])])
+    batches = await feed.subscriber.replay(15, PATIENCE)
+    assert batches == [KvBatch(i, 2, [KvRemoved(hashes=[i])]) for i in range(15, 20)]
+    assert await feed.subscriber.replay(20, PATIENCE) == []
+    assert feed.publisher.replays == 2
+
+
+async def test_a_replay_of_what_is_no_longer_kept_begins_later(feed):
+    for _ in range(150):
+        feed.publisher.publish(1.0, [KvCleared()])
+    batches = await feed.subscriber.replay(0, PATIENCE)
+    assert batches is not None
+    assert [b.sequence for b in batches] == list(range(50, 150))
+
+
+async def test_several_replays_at_once_do_not_mix(feed):
+    for _ in range(90):
+        feed.publisher.publish(1.0, [KvCleared()])
+    answers = await asyncio.gather(*(feed.subscriber.replay(first, PATIENCE) for first in (0, 30, 60)))
+    assert [len(answer or ()) for answer in answers] == [90, 60, 30]
+
+
+async def test_no_replay_socket_and_a_deaf_one_both_answer_none():
+    assert await KvSubscriber("tcp://127.0.0.1:1").replay(0) is None
+    deaf = zmq.Context.instance().socket(zmq.ROUTER)
+    deaf.linger = 0
+    port = deaf.bind_to_random_port("tcp://127.0.0.1")
+    try:
+        assert await KvSubscriber("tcp://127.0.0.1:1", f"tcp://127.0.0.1:{port}").replay(0, timeout=0.1) is None
+    finally:
+        deaf.close(0)
+
+
+async def test_bad_replay_requests_are_counted_and_the_next_is_answered(feed):
+    feed.publisher.publish(1.0, [KvCleared()])
+    client = zmq.asyncio.Context(zmq.Context.instance()).socket(zmq.DEALER)
+    client.linger = 0
+    client.connect(feed.publisher.replay_endpoint)
+    try:
+        for frames in ([b""], [b"", b"short"], [b"x", bytes(8)], [b"", bytes(8), b"more"], [b"", bytes(8)]):
+            await client.send_multipart(frames)
+        async with asyncio.timeout(PATIENCE):
+            assert await client.recv_multipart() == [b"", b"kv", bytes(8), encode_batch(1.0, [KvCleared()], 2)]
+            assert await client.recv_multipart() == [b"", b"", END, b""]
+        assert feed.publisher.rejected == 4
+    finally:
+        client.close(0)
+
+
+class Raw:
+    """An engine that sends what the test says, frame by frame, in the layout of its version."""
+
+    def __init__(self) -> None:
+        context = zmq.Context.instance()
+        self.pub = context.socket(zmq.PUB)
+        self.router = zmq.asyncio.Context(context).socket(zmq.ROUTER)
+        for socket in (self.pub, self.router):
+            socket.linger = 0
+        self.endpoint = f"tcp://127.0.0.1:{self.pub.bind_to_random_port('tcp://127.0.0.1')}"
+        self.replay_endpoint = f"tcp://127.0.0.1:{self.router.bind_to_random_port('tcp://127.0.0.1')}"
+
+    def send(self, *frames: bytes) -> None:
+        self.pub.send_multipart(frames)
+
+    def close(self) -> None:
+        self.pub.close(0)
+        self.router.close(0)
+
+
+@pytest.fixture
+def raw():
+    raw = Raw()
+    yield raw
+    raw.close()
+
+
+GOOD = encode_batch(1.0, [KvCleared()])
+
+
+async def test_bad_frames_are_counted_and_what_follows_is_heard(raw):
+    subscriber = KvSubscriber(raw.endpoint, topic="kv")
+    batches = subscriber.batches()
+    await first_heard(batches, lambda: raw.send(b"kv", (1).to_bytes(8, "big"), GOOD))
+    raw.send(b"kv")
+    raw.send(b"kv", b"short", GOOD)
+    raw.send(b"kv", bytes(8), GOOD, b"extra")
+    raw.send(b"kv", bytes(8), b"\xc1")
+    raw.send(b"kv", bytes(8), GOOD[:-1])
+    raw.send(b"kvetch", bytes(8), GOOD)
+    raw.send(b"kv", (99).to_bytes(8, "big"), GOOD)
+    batch = await asyncio.wait_for(anext(batches), PATIENCE)
+    while batch.sequence == 1:
+        batch = await asyncio.wait_for(anext(batches), PATIENCE)
+    assert batch == KvBatch(99, 0, [KvCleared()])
+    assert (subscriber.malformed, subscriber.foreign) == (5, 1)
+    subscriber.close()
+
+
+@pytest.mark.parametrize("topic", [[], [b"kv"]], ids=["older, without topic", "newer, with topic"])
+async def test_the_replay_layouts_of_older_and_newer_engines(raw, topic):
+    subscriber = KvSubscriber(raw.endpoint, raw.replay_endpoint, topic="kv")
+
+    async def answer() -> None:
+        client, empty, first = await raw.router.recv_multipart()
+        assert (empty, first) == (b"", (4).to_bytes(8, "big"))
+        for number in (4, 5):
+            await raw.router.send_multipart([client, b"", *topic, number.to_bytes(8, "big"), GOOD])
+        await raw.router.send_multipart([client, b"", *topic, (6).to_bytes(8, "big"), b"\xc1"])
+        await raw.router.send_multipart([client, b"", *([b""] if topic else []), END, b""])
+
+    batches, _ = await asyncio.gather(subscriber.replay(4, PATIENCE), answer())
+    assert batches == [KvBatch(4, 0, [KvCleared()]), KvBatch(5, 0, [KvCleared()])]
+    assert subscriber.malformed == 1
+
+
+async def test_an_engine_that_restarts_on_its_port_is_heard_again(raw):
+    subscriber = KvSubscriber(raw.endpoint, topic="kv")
+    batches = subscriber.batches()
+    await first_heard(batches, lambda: raw.send(b"kv", (7).to_bytes(8, "big"), GOOD))
+    raw.pub.close(0)
+    again = zmq.Context.instance().socket(zmq.PUB)
+    again.linger = 0
+    async with asyncio.timeout(PATIENCE):
+        while True:  # the port is free only when the old socket's thread has closed it
+            try:
+                again.bind(raw.endpoint)
+                break
+            except zmq.ZMQError:
+                await asyncio.sleep(0.02)
+        raw.pub = again
+        batch = await first_heard(batches, lambda: raw.send(b"kv", (0).to_bytes(8, "big"), GOOD))
+        while batch.sequence == 7:
+            batch = await anext(batches)
+    assert batch.sequence == 0
+    subscriber.close()
+
+
+async def test_closing_ends_an_iterator_that_waits(feed):
+    await feed.warm()
+
+    async def drain() -> None:
+        async for _ in feed.batches:
+            pass
+
+    waiting = asyncio.create_task(drain())
+    await asyncio.sleep(0)
+    feed.subscriber.close()
+    await asyncio.wait_for(waiting, PATIENCE)
+
+
+async def test_cancelling_an_iterator_that_waits_cancels(feed):
+    await feed.warm()
+    waiting = asyncio.create_task(feed.until(1 << 40))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_a_flood_leaves_the_loop_to_others(feed):
+    await feed.warm()
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    last = 0
+    for _ in range(2000):
+        last = feed.publisher.publish(1.0, [KvCleared()])
+    await feed.until(last)
+    task.cancel()
+    assert turns >= 2000 / 64 / 2
