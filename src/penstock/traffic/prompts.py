@@ -28,7 +28,7 @@ class PromptMaker:
         seed: another seed gives other tokens with the same sharing.
         tokens: range [low, high) of token ids that the model accepts as plain text.
         blocks_kept: blocks whose tokens are kept; the least used go (a block of 512 is about 6 KB with its JSON).
-    Cost: about 20 us per new block of 512 tokens, under 1 us per block that is kept.
+    Cost: about 40 us per new block of 512 tokens, under 1 us per block that is kept.
     """
 
     def __init__(self, seed: int = 0, *, tokens: tuple[int, int] = TOKENS, blocks_kept: int = 8192) -> None:

@@ -24,6 +24,8 @@ Form = Literal["tokens", "text"]
 Name = Literal["chat", "rag", "agent"]
 Session = Callable[[float, str], Iterator[TrafficRequest]]
 """(start, name) -> the turns of one session, in order of their planned times."""
+Starts = Callable[[float], Arrivals]
+"""rate per second -> times"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +76,29 @@ class Piece:
     blocks: int
 
 
-def workload(name: Name, rate: float, rng: random.Random, *, form: Form = "tokens") -> Iterator[TrafficRequest]:
-    """Return the endless stream of that name with its default make-up, ``rate`` requests per second on average."""
+def workload(
+    name: Name, rate: float, rng: random.Random, *, form: Form = "tokens", starts: Starts | None = None
+) -> Iterator[TrafficRequest]:
+    """Return the endless stream of that name with its default make-up, ``rate`` requests per second on average.
+
+    Args:
+        starts: how sessions (requests, in rag) begin at a given rate per second; Poisson where None.
+    """
     if name == "chat":
-        return chat(rate, rng, form=form)
+        return chat(rate, rng, form=form, starts=starts)
     if name == "rag":
-        return rag(rate, rng, form=form)
-    return agent(rate, rng, form=form)
+        return rag(rate, rng, form=form, starts=starts)
+    return agent(rate, rng, form=form, starts=starts)
 
 
 def chat(
-    rate: float, rng: random.Random, *, form: Form = "tokens", shape: Chat = Chat(), starts: Arrivals | None = None
+    rate: float, rng: random.Random, *, form: Form = "tokens", shape: Chat = Chat(), starts: Starts | None = None
 ) -> Iterator[TrafficRequest]:
-    """Multi-turn conversations with shared system prompts.
-
-    Args:
-        starts: times at which conversations begin; Poisson at ``rate`` over the mean number of turns where None.
-    """
+    """Multi-turn conversations with shared system prompts; they begin at ``rate`` over their mean number of turns."""
     writer = _Writer(rng, form)
     systems = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.systems)]
     popular = _zipf(shape.systems)
-    starts = starts or poisson(rate / _mean(shape.turns, rng), rng)
+    begin = _starts(starts, rate / _mean(shape.turns, rng), rng)
 
     def session(start: float, name: str) -> Iterator[TrafficRequest]:
         history = [systems[popular.sample(rng)]]
@@ -107,18 +111,18 @@ def chat(
             think = shape.think.sample(rng) * 1.0
             at += osl * shape.token_time + think
 
-    return _interleave(starts, session, "chat")
+    return _interleave(begin, session, "chat")
 
 
 def rag(
-    rate: float, rng: random.Random, *, form: Form = "tokens", shape: Rag = Rag(), starts: Arrivals | None = None
+    rate: float, rng: random.Random, *, form: Form = "tokens", shape: Rag = Rag(), starts: Starts | None = None
 ) -> Iterator[TrafficRequest]:
     """Independent questions, each behind some shared documents."""
     writer = _Writer(rng, form)
     system = writer.piece("system", shape.system)
     documents = [writer.piece("user", shape.document_length.sample(rng)) for _ in range(shape.documents)]
     popular = _zipf(shape.documents)
-    for at in starts or poisson(rate, rng):
+    for at in _starts(starts, rate, rng):
         wanted = min(shape.per_prompt.sample(rng), shape.documents)
         picked: list[int] = []
         while len(picked) < wanted:
@@ -130,13 +134,13 @@ def rag(
 
 
 def agent(
-    rate: float, rng: random.Random, *, form: Form = "tokens", shape: Agent = Agent(), starts: Arrivals | None = None
+    rate: float, rng: random.Random, *, form: Form = "tokens", shape: Agent = Agent(), starts: Starts | None = None
 ) -> Iterator[TrafficRequest]:
     """Tool-calling loops: long shared prompt, growing history, short outputs."""
     writer = _Writer(rng, form)
     tools = [writer.piece("system", shape.tools_length.sample(rng)) for _ in range(shape.agents)]
     popular = _zipf(shape.agents)
-    starts = starts or poisson(rate / _mean(shape.steps, rng), rng)
+    begin = _starts(starts, rate / _mean(shape.steps, rng), rng)
 
     def session(start: float, name: str) -> Iterator[TrafficRequest]:
         history = [tools[popular.sample(rng)], writer.piece("user", shape.task.sample(rng))]
@@ -149,7 +153,7 @@ def agent(
             think = shape.tool_time.sample(rng) * 1.0
             at += osl * shape.token_time + think
 
-    return _interleave(starts, session, "agent")
+    return _interleave(begin, session, "agent")
 
 
 class _Writer:
@@ -236,6 +240,10 @@ def _push(
     request = next(rest, None)
     if request is not None:
         heapq.heappush(waiting, (request.at, owner, request, rest))
+
+
+def _starts(starts: Starts | None, rate: float, rng: random.Random) -> Arrivals:
+    return poisson(rate, rng) if starts is None else starts(rate)
 
 
 def _zipf(count: int) -> Empirical:

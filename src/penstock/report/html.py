@@ -1,0 +1,271 @@
+"""What does a run folder look like? Draws report.html from the folder alone, with each plot's data as CSV beside it.
+
+Needs only ``requests.jsonl`` (and run.json for the title), so live, bench and simulated runs are drawn by the same
+code. A bench adds bench.json (service level, bound, verdict) and itl.csv (every gap between tokens).
+"""
+
+import html
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.records import RequestRecord, decode_records
+from penstock.report.page import page, table
+from penstock.report.summary import Summary, summarise
+from penstock.report.svg import Axis, Line, Mark, bar_chart, line_chart
+
+CURVE_POINTS = 400
+"""Points of a distribution that are drawn and written: more than the eye or the page's width can tell apart."""
+TIME_BINS = 40
+
+Pairs = list[tuple[float, float]]
+
+
+def write_report(run: Path | str) -> Path:
+    """Write report.html and its CSV files into a run folder; return the page's path.
+
+    Raises:
+        ConfigError: the folder has no readable requests.jsonl, or can't be written.
+    """
+    folder = Path(run)
+    try:
+        with (folder / "requests.jsonl").open("rb") as lines:
+            records = decode_records(lines)
+    except OSError as error:
+        raise ConfigError(f"{folder} has no readable requests.jsonl: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{folder}/requests.jsonl is damaged: {error}") from error
+    text = draw(folder, records)
+    path = folder / "report.html"
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror}") from error
+    return path
+
+
+def draw(folder: Path, records: Sequence[RequestRecord]) -> str:
+    """Return the page, and write the CSV files that it links to."""
+    run, bench = _json(folder / "run.json"), _json(folder / "bench.json")
+    slo = bench.get("slo", {})
+    gaps = _gaps(folder / "itl.csv")
+    summary = summarise(records, slo_ttft=slo.get("ttft_s"), slo_itl=slo.get("itl_mean_s"), gaps=gaps)
+    sections = [
+        _verdict(bench),
+        _numbers(summary, bench),
+        _ttft(folder, records, slo.get("ttft_s")),
+        _itl(folder, records, gaps, slo.get("itl_mean_s")),
+        _hits(folder, records, bench.get("hit_rate_bound")),
+        _workers(folder, summary),
+        _outcomes(folder, records),
+    ]
+    return page(f"{run.get('command', 'run')}: {folder.name}", _about(run, bench), sections)
+
+
+def cdf(values: Sequence[tuple[float, int]], points: int = CURVE_POINTS) -> Pairs:
+    """Return (value, share of the whole at or below it) of (value, count) pairs, thinned to about ``points``."""
+    ordered = sorted(values)
+    total = sum(count for _, count in ordered)
+    out: Pairs = []
+    seen, next_at = 0, 0.0
+    for index, (value, count) in enumerate(ordered):
+        seen += count
+        if seen / total >= next_at or index in (0, len(ordered) - 1):
+            out.append((value, seen / total))
+            next_at = seen / total + 1.0 / points
+    return out
+
+
+def _ttft(folder: Path, records: Sequence[RequestRecord], limit: float | None) -> str:
+    curve = cdf([(record.ttft, 1) for record in records if record.outcome == "ok" and record.ttft is not None])
+    marks = [] if limit is None else [Mark(f"SLO {limit * 1e3:g} ms", limit * 1e3, "x")]
+    chart = line_chart(
+        "Time to first token",
+        Axis("time to first token (ms, log)", "log"),
+        Axis("share of answered requests", least=0.0, most=1.0, percent=True),
+        [Line("TTFT", [(value * 1e3, share) for value, share in curve], steps=True)],
+        marks,
+    )
+    return _figure(folder, "Time to first token", chart, "report-ttft.csv", ("ttft_s", "share"), curve)
+
+
+def _itl(folder: Path, records: Sequence[RequestRecord], gaps: Sequence[tuple[float, int]], limit: float | None) -> str:
+    if gaps:
+        title, share = "Time between tokens", "share of gaps between tokens"
+        curve = cdf(gaps)
+    else:
+        title, share = "Mean time between tokens of a request", "share of answered requests"
+        curve = cdf([(record.itl.mean, 1) for record in records if record.outcome == "ok" and record.itl is not None])
+    marks = [] if limit is None else [Mark(f"SLO {limit * 1e3:g} ms", limit * 1e3, "x")]
+    chart = line_chart(
+        title,
+        Axis("time between tokens (ms, log)", "log"),
+        Axis(share, least=0.0, most=1.0, percent=True),
+        [Line("ITL", [(value * 1e3, part) for value, part in curve], steps=True)],
+        marks,
+    )
+    return _figure(folder, title, chart, "report-itl.csv", ("gap_s", "share"), curve)
+
+
+def _hits(folder: Path, records: Sequence[RequestRecord], bound: float | None) -> str:
+    told = [record for record in records if record.outcome == "ok" and record.cached is not None and record.isl]
+    rows: list[tuple[float, float, int]] = []
+    if told:
+        start = min(record.arrival for record in told)
+        width = (max(record.arrival for record in told) - start) / TIME_BINS or 1.0
+        bins: dict[int, tuple[int, int]] = {}
+        for record in told:
+            place = min(int((record.arrival - start) / width), TIME_BINS - 1)
+            cached, prompt = bins.get(place, (0, 0))
+            bins[place] = (cached + (record.cached or 0), prompt + (record.isl or 0))
+        rows = [(start + (i + 0.5) * width, cached / prompt, prompt) for i, (cached, prompt) in sorted(bins.items())]
+    marks = [] if bound is None else [Mark(f"whole run with an infinite cache {bound:.1%}", bound, "y")]
+    chart = line_chart(
+        "Hit rate",
+        Axis("time of arrival (s after the start)", least=0.0),
+        Axis("cached share of prompt tokens", least=0.0, most=1.0, percent=True),
+        [Line("hit rate", [(at, share) for at, share, _ in rows])],
+        marks if rows else [],
+    )
+    return _figure(folder, "Hit rate", chart, "report-hits.csv", ("arrival_s", "hit_rate", "prompt_tokens"), rows)
+
+
+def _workers(folder: Path, summary: Summary) -> str:
+    bars = [
+        (name, share.share * 100, f"{share.requests} requests, {_percent(share.hit_rate)} hit")
+        for name, share in summary.workers.items()
+    ]
+    rows = [
+        (name, share.requests, share.share, share.prompt_tokens, share.output_tokens, share.hit_rate)
+        for name, share in summary.workers.items()
+    ]
+    chart = bar_chart("Requests per worker", "share of answered requests (%)", bars)
+    head = ("worker", "requests", "share", "prompt_tokens", "output_tokens", "hit_rate")
+    return _figure(folder, "Requests per worker", chart, "report-workers.csv", head, rows)
+
+
+def _outcomes(folder: Path, records: Sequence[RequestRecord]) -> str:
+    """Write every request's figures as CSV, and list why requests were not answered."""
+    head = ("id", "arrival_s", "worker", "isl", "osl", "cached", "ttft_s", "itl_mean_s", "e2e_s", "outcome", "reason")
+    rows = [
+        (
+            record.id,
+            record.arrival,
+            record.worker,
+            record.isl,
+            record.osl,
+            record.cached,
+            record.ttft,
+            None if record.itl is None else record.itl.mean,
+            record.e2e,
+            record.outcome,
+            record.reason,
+        )
+        for record in records
+    ]
+    _csv(folder / "report-requests.csv", head, rows)
+    why: dict[tuple[str, str], int] = {}
+    for record in records:
+        if record.outcome != "ok":
+            key = (record.outcome, record.reason[:200])
+            why[key] = why.get(key, 0) + 1
+    link = '<p class="data"><a href="report-requests.csv">every request as CSV</a></p>'
+    if not why:
+        return f"<section><h2>Requests</h2><p>All were answered.</p>{link}</section>"
+    ordered = sorted(why.items(), key=lambda item: -item[1])[:20]
+    body = table(("outcome", "why", "requests"), [(*key, str(count)) for key, count in ordered])
+    return f"<section><h2>Requests that were not answered</h2>{body}{link}</section>"
+
+
+def _numbers(summary: Summary, bench: dict[str, Any]) -> str:
+    rows: list[tuple[str, ...]] = []
+    for label, one in (
+        ("TTFT (ms)", summary.ttft),
+        ("ITL per token (ms)", summary.itl),
+        ("mean ITL of a request (ms)", summary.itl_mean),
+        ("TPOT (ms)", summary.tpot),
+        ("end to end (ms)", summary.e2e),
+        ("queued in the router (ms)", summary.queued),
+        ("lateness of the generator (ms)", summary.lateness),
+    ):
+        if one is not None:
+            rows.append((label, *(f"{v * 1e3:,.1f}" for v in (one.mean, one.p50, one.p90, one.p99, one.max))))
+    times = table(("", "mean", "p50", "p90", "p99", "max"), rows)
+    bound = bench.get("hit_rate_bound")
+    facts = [
+        f"{summary.submitted} requests: {summary.ok} answered, {summary.rejected} rejected, {summary.failed} failed, "
+        f"{summary.expired} expired, {summary.cancelled} cancelled, {summary.unsent} unsent.",
+        f"{summary.prompt_tokens:,} prompt and {summary.output_tokens:,} output tokens in {summary.duration:.1f} s.",
+        f"Hit rate {_percent(summary.hit_rate)} of prompt tokens"
+        + ("." if bound is None else f"; an infinite cache would reach {bound:.1%}."),
+    ]
+    if bench.get("slo"):
+        facts.append(f"Goodput {_percent(summary.goodput_share)} of all submitted ({summary.in_slo} in SLO).")
+    return f"<section><h2>Numbers</h2><p>{html.escape(' '.join(facts))}</p>{times}</section>"
+
+
+def _verdict(bench: dict[str, Any]) -> str:
+    if not bench:
+        return ""
+    if bench.get("valid"):
+        notes = bench.get("wall_notes")
+        return f'<p class="note">{html.escape(notes)}</p>' if notes else ""
+    return f'<p class="invalid">Invalid run: {html.escape(str(bench.get("wall_verdict")))}</p>'
+
+
+def _about(run: dict[str, Any], bench: dict[str, Any]) -> str:
+    parts = [f"penstock {run['penstock']}"] if "penstock" in run else []
+    if "seed" in run:
+        parts.append(f"seed {run['seed']}")
+    if "model" in bench:
+        parts.append(f"model {bench['model']}")
+    return ", ".join(parts)
+
+
+def _figure(
+    folder: Path, title: str, chart: str, file: str, head: Sequence[str], rows: Sequence[Sequence[object]]
+) -> str:
+    _csv(folder / file, head, rows)
+    return (
+        f"<section><h2>{html.escape(title)}</h2>{chart}"
+        f'<p class="data"><a href="{file}">data as CSV</a> ({", ".join(head)})</p></section>'
+    )
+
+
+def _csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    lines = [",".join(head)] + [",".join(_cell(cell) for cell in row) for row in rows]
+    try:
+        path.write_text("\n".join(lines) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror}") from error
+
+
+def _cell(cell: object) -> str:
+    if cell is None:
+        return ""  # unknown is not 0
+    if isinstance(cell, float):
+        return f"{cell:.6g}"
+    text = str(cell).replace("\n", " ")
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"') else text
+
+
+def _gaps(path: Path) -> list[tuple[float, int]]:
+    try:
+        lines = path.read_text().splitlines()[1:]
+    except FileNotFoundError:
+        return []
+    return [(float(gap), int(count)) for gap, count in (line.split(",") for line in lines)]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{share:.1%}"
