@@ -234,6 +234,7 @@ def test_extras(changes, extras):
         (pack([stored(block_size=-2)]), "block_size"),
         (pack([stored(medium=3)]), "medium"),
         (pack([stored(group_idx="a")]), "group_idx"),
+        (pack([stored(kv_cache_spec_kind=[])]), "kv_cache_spec_kind"),
         (pack([stored(lora_name=3)]), "lora_name"),
         (pack([stored(extra_keys=[["a"]])]), "extra_keys"),
         (pack([stored(extra_keys=["a", "b"])]), "an entry of extra_keys"),

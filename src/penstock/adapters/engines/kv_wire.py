@@ -133,6 +133,8 @@ class KvDecoder:
 
     def _is_main(self, group: Any, kind: Any) -> bool:
         """Say whether a cache group stands for the prefix; a removal names no kind, so stored events teach it."""
+        if kind is not None and not isinstance(kind, str):
+            raise WireError(f"kv_cache_spec_kind is {_what(kind)}, not a name")
         if group is None:
             return kind is None or kind in MAIN_KINDS
         if not _is_count(group):
