@@ -1,0 +1,1 @@
+"""The ``penstock`` command: one file per command, imported only when it runs."""

@@ -11,10 +11,10 @@ HEAD = """\
 
 <!-- Made by `penstock config docs > docs/configuration.md`; a test fails when it is stale. -->
 
-One YAML file sets up a cluster; without one, `penstock up` takes the embedded default: one simulated model in one pool of
-four engines. `penstock config init` prints a commented file to start from, `penstock config check FILE` says what is wrong
-with one, `penstock config show FILE` what it comes to and where each value came from, and `penstock config schema` is the
-JSON Schema for editors.
+One YAML file sets up a cluster; without one, `penstock up` takes the embedded default: one simulated model in
+one pool of four engines. `penstock config init` prints a commented file to start from, `penstock config check
+FILE` says what is wrong with one, `penstock config show FILE` what it comes to and where each value came from,
+and `penstock config schema` is the JSON Schema for editors.
 
 ## Where values come from
 
@@ -23,22 +23,24 @@ Later ones win:
 1. the default in the tables below,
 2. the YAML file,
 3. the environment: `PENSTOCK_` and the name in upper case, parts joined by two underscores, such as
-   `PENSTOCK_ROUTER__COST__OVERLAP_CREDIT=2` or `PENSTOCK_MODELS__SIM__POOLS__MAIN__REPLICAS=8`; in the name of a model or
-   pool every run of other characters than letters, digits and `_` is one `_`,
-4. flags of `up`, `serve` and `attach`: `--router.cost.overlap_credit 2`, or `--set router.cost.overlap_credit=2`. A
-   model with dots in its name is put in quotes: `--set 'models."org/model-1.5".pools.main.replicas=2'`.
+   `PENSTOCK_ROUTER__COST__OVERLAP_CREDIT=2` or `PENSTOCK_MODELS__SIM__POOLS__MAIN__REPLICAS=8`; in the name of
+   a model or pool every run of other characters than letters, digits and `_` is one `_`,
+4. flags of `up`, `serve` and `attach`: `--router.cost.overlap_credit 2`, or `--set
+   router.cost.overlap_credit=2`. A model with dots in its name is put in quotes: `--set
+   'models."org/model-1.5".pools.main.replicas=2'`.
 
-A whole group or entry is given as YAML: `--set 'models={small: {tokenizer: builtin:sim, pools: {main: {replicas: 2}}}}'`.
-A list is `[a, b]` or `a,b`. `models` given in a file replaces the default; it is not merged with it.
+A whole group or entry is given as YAML: `--set 'models={small: {tokenizer: builtin:sim, pools: {main:
+{replicas: 2}}}}'`. A list is `[a, b]` or `a,b`. `models` given in a file replaces the default; it is not merged
+with it.
 
-Unknown keys and unknown `PENSTOCK_*` names are errors. All problems are listed at once, each with file, line and column, and
-nothing starts: the exit status is 2.
+Unknown keys and unknown `PENSTOCK_*` names are errors. All problems are listed at once, each with file, line
+and column, and nothing starts: the exit status is 2.
 
 ## Values
 
-Numbers take a unit: durations `200ms`, `5s`, `2m`, `1h`, `1d`; sizes and counts `8k`, `1M` (powers of 1000) or `8Ki`,
-`64GiB` (powers of 1024); shares `80%`; rates `10/s`, `600/min`. Without a unit they are in the unit of the table. YAML's
-`<<` and aliases work; `null` unsets a value that may be unset.
+Numbers take a unit: durations `200ms`, `5s`, `2m`, `1h`, `1d`; sizes and counts `8k`, `1M` (powers of 1000) or
+`8Ki`, `64GiB` (powers of 1024); shares `80%`; rates `10/s`, `600/min`. Without a unit they are in the unit of
+the table. YAML's `<<` and aliases work; `null` unsets a value that may be unset.
 
 Secrets are never written to the run folder, a log or the page. Give them by environment.
 
@@ -48,12 +50,13 @@ TAIL = """
 ## Rules across settings
 
 - A model has at least one pool, and all its pools have one block size.
-- A pool whose engine is not `sim` lists `urls`; no server is listed twice, and none is the cluster's own endpoint.
+- A pool whose engine is not `sim` lists `urls`; no server is listed twice, and none is the cluster's own
+  endpoint.
 - An address other than loopback needs `frontend.security.api_keys`, or `frontend.security.insecure: true`.
 - `tls_cert` and `tls_key` come together. A key that opens `/admin` is not one that clients have.
-- `frontend.admin_port` differs from `frontend.port`; several frontend processes need a fixed port and share no admin port.
-- A simulated engine's `max_batched_tokens` holds one decode step of `max_seqs` requests.
-"""
+- `frontend.admin_port` differs from `frontend.port`; several frontend processes need a fixed port and share no
+  admin port.
+- A simulated engine's `max_batched_tokens` holds one decode step of `max_seqs` requests."""
 
 
 def configuration_page() -> str:

@@ -1,7 +1,7 @@
 """How is a whole tree checked at once? A frozen, strict pydantic model derived from the settings structs."""
 
 from functools import cache, partial
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Optional, get_args, get_origin
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
@@ -77,11 +77,12 @@ def _annotation(field: Field) -> Any:
     inner: Any = plain
     if bounds:
         if get_origin(plain) is tuple:
-            inner = tuple[Annotated[get_args(plain)[0], ModelField(**bounds)], ...]
+            item: Any = Annotated[get_args(plain)[0], ModelField(**bounds)]
+            inner = tuple[item, ...]
         elif plain in (int, float):
             inner = Annotated[plain, ModelField(**bounds)]
     if plain is not field.type:
-        inner = inner | None
+        inner = Optional[inner]  # noqa: UP045  # made at run time
     return Annotated[inner, BeforeValidator(partial(_read, field.type, knob))]
 
 

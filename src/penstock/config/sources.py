@@ -128,8 +128,8 @@ def _follow_env(place: _Place, name: str, origin: Origin) -> Problem | None:
         if part not in names:
             candidates = [env_name((*place.path, field)) for field in place.names]
             everywhere = [] if place.path else [knob.env for knob in derive(start) if ANY_KEY not in knob.path]
-            hint = did_you_mean(name, [*candidates, *everywhere, *RESERVED])
-            return Problem(origin, "", "is no known name", hint or "'penstock config docs' lists all names")
+            nearest = did_you_mean(name, [*candidates, *everywhere, *RESERVED])
+            return Problem(origin, "", "is no known name", nearest or "docs/configuration.md lists all names")
         place.field(names[part])
     return None
 

@@ -1,0 +1,109 @@
+"""What does ``penstock config`` do? Writes, checks and shows configs."""
+
+import os
+
+import click
+
+from penstock.cli.output import json_option, print_json
+from penstock.cli.settings import SettingsCommand, settings_options
+
+EPILOG = """\b
+Examples:
+  penstock config init > cluster.yaml
+  penstock config check cluster.yaml
+  penstock config show cluster.yaml --router.mode random
+  penstock config schema > penstock.schema.json
+"""
+
+
+@click.group("config", epilog=EPILOG, short_help="Write, check and show configs.")
+def command() -> None:
+    """Write, check and show configs."""
+
+
+@command.command("init", epilog="\b\nExample:\n  penstock config init > cluster.yaml")
+@click.option("--all", "everything", is_flag=True, help="Show every setting, not only the usual ones.")
+def init(everything: bool) -> int:
+    """Print a commented config to start from; as it stands it is the default cluster."""
+    from penstock.config.write import init_yaml
+
+    click.echo(init_yaml(everything=everything), nl=False)
+    return 0
+
+
+@command.command("check", cls=SettingsCommand, epilog="\b\nExample:\n  penstock config init | penstock config check -")
+@click.argument("config", required=False, metavar="[CONFIG]")
+@json_option
+@settings_options
+def check(config: str | None, as_json: bool, overrides: tuple[str, ...]) -> int:
+    """Say everything that is wrong with CONFIG, the environment and the flags; exit status 2 if anything is.
+
+    CONFIG is a YAML file, or - for standard input; without one only environment and flags are checked.
+    """
+    from penstock.cli.settings import load_to_start
+    from penstock.config.problems import ConfigProblems
+
+    try:
+        loaded = load_to_start(config, overrides)
+    except ConfigProblems as error:
+        if not as_json:
+            raise
+        problems = [
+            {"where": str(p.origin), "path": p.path, "message": p.message, "hint": p.hint} for p in error.problems
+        ]
+        print_json({"ok": False, "problems": problems})
+        return 2
+    if as_json:
+        print_json({"ok": True, "problems": []})
+        return 0
+    settings = loaded.settings
+    pools = [pool for model in settings.models.values() for pool in model.pools.values()]
+    engines = sum(len(pool.urls) or pool.replicas for pool in pools)
+    click.echo(
+        f"Fine: {_count(len(settings.models), 'model')}, {_count(len(pools), 'pool')}, {_count(engines, 'engine')}, "
+        f"{settings.router.mode} routing on {settings.frontend.host}:{settings.frontend.port}."
+    )
+    return 0
+
+
+@command.command("show", cls=SettingsCommand, epilog="\b\nExample:\n  penstock config show cluster.yaml")
+@click.argument("config", required=False, metavar="[CONFIG]")
+@json_option
+@settings_options
+def show(config: str | None, as_json: bool, overrides: tuple[str, ...]) -> int:
+    """Print every setting that CONFIG, environment and flags come to, and where each given value came from.
+
+    Secrets are left out.
+    """
+    from penstock.config.load import load
+    from penstock.config.write import plain_settings, shown_yaml
+
+    loaded = load(config, overrides, os.environ)
+    if as_json:
+        origins = {name: str(origin) for name, origin in loaded.origins.items()}
+        print_json({"settings": plain_settings(loaded.settings), "origins": origins})
+    else:
+        click.echo(shown_yaml(loaded.settings, loaded.origins), nl=False)
+    return 0
+
+
+@command.command("schema", epilog="\b\nExample:\n  penstock config schema > penstock.schema.json")
+def schema() -> int:
+    """Print the JSON Schema of a config file, for editors."""
+    from penstock.config.schema import schema_text
+
+    click.echo(schema_text(), nl=False)
+    return 0
+
+
+@command.command("docs", hidden=True)
+def docs() -> int:
+    """Print docs/configuration.md."""
+    from penstock.config.docs import configuration_page
+
+    click.echo(configuration_page(), nl=False)
+    return 0
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" + ("" if number == 1 else "s")

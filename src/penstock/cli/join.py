@@ -1,0 +1,72 @@
+"""What does ``penstock join`` do? Adds engines of this machine to a cluster that runs already."""
+
+import os
+
+import click
+
+from penstock.cli.client import DEFAULT_URL, Client, admin_key_option
+from penstock.cli.settings import SettingsCommand, settings_options
+from penstock.kernel.errors import ConfigError
+
+EPILOG = """\b
+Examples:
+  penstock join                                   one engine more for the cluster on http://127.0.0.1:8000
+  penstock join --replicas 4 --sim.kv_blocks 8192
+  penstock join --run runs/20260101T120000Z-up-1a2b3c --model sim
+  penstock join --urls http://127.0.0.1:8001 --engine vllm --model my-model
+
+The cluster must run on this machine: it keeps its membership in its run folder. Ctrl-C takes the engines out again.
+"""
+
+
+@click.command(
+    "join",
+    cls=SettingsCommand,
+    cluster=False,
+    pool=True,
+    epilog=EPILOG,
+    short_help="Add engines of this machine to a running cluster.",
+)
+@click.option("--url", envvar="PENSTOCK_URL", help=f"The cluster, by default {DEFAULT_URL} [PENSTOCK_URL].")
+@click.option("--run", "run_folder", help="The cluster's run folder, instead of its URL.")
+@click.option("--model", help="Model that the engines serve; unset where the cluster has only one.")
+@click.option(
+    "--engine", type=click.Choice(["sim", "vllm", "openai"]), default="sim", show_default=True, help="Engine."
+)
+@click.option("--replicas", type=click.IntRange(1, 1024), default=1, show_default=True, help="Engines to start.")
+@admin_key_option
+@settings_options
+def command(
+    url: str | None,
+    run_folder: str | None,
+    model: str | None,
+    engine: str,
+    replicas: int,
+    admin_key: str | None,
+    overrides: tuple[str, ...],
+) -> int:
+    """Add engines of this machine to a running cluster, until Ctrl-C."""
+    if run_folder is not None and url is not None and os.environ.get("PENSTOCK_URL") != url:
+        raise click.UsageError("--url and --run name the same thing twice; give one of them")
+    from penstock.config.cluster import PoolSettings
+    from penstock.config.load import load_group
+
+    pool = load_group(PoolSettings, [f"engine={engine}", f"replicas={replicas}", *overrides])
+    if pool.engine != "sim" and not pool.urls:
+        raise ConfigError(f"engine {engine} needs the URLs of its servers", hint="give them with --urls URL,URL")
+    cluster = run_folder if run_folder is not None else url or DEFAULT_URL
+    if admin_key is not None:
+        os.environ["PENSTOCK_ADMIN_KEY"] = admin_key  # the runtime asks the cluster for its run folder with it
+    chosen = model if model is not None else _only_model(cluster, admin_key)
+    from penstock.runtime.supervisor import join
+
+    return join(cluster, pool, chosen)
+
+
+def _only_model(cluster: str, admin_key: str | None) -> str:
+    if not cluster.startswith(("http://", "https://")):
+        raise click.UsageError("--run needs --model as well: the folder alone does not tell which one is meant")
+    names = [str(entry["name"]) for entry in Client(cluster, admin_key).get("/admin/status").get("models", [])]
+    if len(names) == 1:
+        return names[0]
+    raise ConfigError(f"the cluster has {len(names)} models: {', '.join(names)}", hint="choose one with --model")

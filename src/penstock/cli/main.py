@@ -1,0 +1,102 @@
+"""What does ``penstock`` do with its arguments? Finds the command, runs it, and turns errors into sentences.
+
+Nothing heavy is imported here: ``penstock --help`` is to take about 0.2 s.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from penstock import __version__
+from penstock.kernel.errors import ConfigError, PenstockError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("penstock.cli.up", "Start a cluster from a config, or the simulated default."),
+    "serve": ("penstock.cli.serve", "Serve one model with engines of this machine."),
+    "join": ("penstock.cli.join", "Add engines of this machine to a running cluster."),
+    "attach": ("penstock.cli.attach", "Put a frontend before servers that already run."),
+    "status": ("penstock.cli.status", "Show models, workers, queues and findings of a cluster."),
+    "top": ("penstock.cli.top", "Watch a cluster live."),
+    "explain": ("penstock.cli.explain", "Show why a request went where it went."),
+    "chat": ("penstock.cli.chat", "Talk to a model of the cluster."),
+    "bench": ("penstock.cli.bench", "Load a server and measure it."),
+    "doctor": ("penstock.cli.doctor", "Look for what is wrong on this machine and in the cluster."),
+    "config": ("penstock.cli.config", "Write, check and show configs."),
+}
+"""Name -> module with a ``command``, and its line in the help; a test holds the line to the command's own."""
+HIDDEN = {"engine": "penstock.cli.engine", "frontend": "penstock.cli.frontend"}
+"""What the supervisor's children can be run as by hand."""
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when it is run, not to list it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = HIDDEN.get(cmd_name) or COMMANDS.get(cmd_name, (None, ""))[0]
+        if module is None:
+            return None
+        found: click.Command = importlib.import_module(module).command
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS and args[0] not in HIDDEN:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "'penstock --help' lists them."
+            raise click.UsageError(f"There is no command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    no_args_is_help=True,
+    epilog="Start with 'penstock up', then 'penstock chat Hello' in another terminal.",
+)
+@click.version_option(__version__, prog_name="penstock", message="%(prog)s %(version)s")
+def cli() -> None:
+    """One service of many LLM inference engines: an OpenAI endpoint, KV-aware routing, and the reason for every
+    decision."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0, 1 (it failed), 2 (config or usage), 130 (Ctrl-C)."""
+    try:
+        result = cli.main(
+            args=list(arguments) if arguments is not None else None, prog_name="penstock", standalone_mode=False
+        )
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        click.echo("Stopped.", err=True)
+        return INTERRUPTED
+    except ConfigError as error:
+        click.echo(f"penstock: {error}", err=True)
+        return USER_ERROR
+    except PenstockError as error:
+        click.echo(f"penstock: {error}", err=True)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader, such as head, has gone: point stdout elsewhere, so that the interpreter's last flush is quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,31 @@
+"""What does ``penstock up`` do? Starts a whole cluster from a config and stays until Ctrl-C."""
+
+import click
+
+from penstock.cli.settings import SettingsCommand, load_to_start, settings_options
+
+EPILOG = """\b
+Examples:
+  penstock up                                     the simulated default on http://127.0.0.1:8000
+  penstock up cluster.yaml
+  penstock up --models.sim.pools.main.replicas 8 --router.mode round_robin
+  penstock up --set frontend.port=0               any free port
+
+Ctrl-C lets running requests end; a second one cuts them off. A config with a problem starts nothing: exit status 2.
+"""
+
+
+@click.command(
+    "up", cls=SettingsCommand, epilog=EPILOG, short_help="Start a cluster from a config, or the simulated default."
+)
+@click.argument("config", required=False, metavar="[CONFIG]")
+@settings_options
+def command(config: str | None, overrides: tuple[str, ...]) -> int:
+    """Start a cluster: its engines, its frontend, and the router between them.
+
+    CONFIG is a YAML file, or - for standard input; without one it is the embedded default.
+    """
+    loaded = load_to_start(config, overrides)
+    from penstock.runtime.supervisor import run
+
+    return run(loaded, command="up")
