@@ -145,3 +145,18 @@ def checked(settings: SimSettings) -> SimSettings:
             "timing.kind is table, but timing.table names no file", hint="set timing.table to an NPZ file"
         )
     return settings
+
+
+def checked_monotone(timing: TimingSettings) -> TimingSettings:
+    """Return the settings, or say that a fuller cache would decode faster.
+
+    Raises:
+        ConfigError: the decode polynomial falls somewhere between an empty and a full cache.
+    """
+    slopes = (timing.decode_linear, timing.decode_linear + 2.0 * timing.decode_quadratic)
+    if min(slopes) < 0:
+        raise ConfigError(
+            f"the decode polynomial falls as the cache fills (slopes {slopes[0]:g} and {slopes[1]:g})",
+            hint="timing.decode_linear must be at least twice the size of a negative timing.decode_quadratic",
+        )
+    return timing

@@ -1,0 +1,321 @@
+"""How does a simulated engine behave over time? The machine: requests in, milestones and KV events out.
+
+It is lazy. An event makes it catch up; between events nothing happens, and `Wake` names the end of the pass, or of
+the run of equal decode steps, that it is in. Where its output stands in between is a closed form: `Engine.tokens_at`
+and `Engine.token_time`, from which a live process paces its streams.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.engine.events import (
+    Abort,
+    ClearCache,
+    Counters,
+    Finished,
+    FirstToken,
+    KvChanged,
+    Rejected,
+    Started,
+    Submit,
+)
+from penstock.engine.output import PLAIN, Answer, Words
+from penstock.engine.request import Request
+from penstock.engine.scheduler import Op, Scheduler, fits, running
+from penstock.engine.settings import SimSettings, checked
+from penstock.engine.timing import ArrayRun, Timing, timing_of
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.hashing import block_hashes
+from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken
+from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, RequestId, StepStats
+
+VERSION = 1
+_Told = Started | FirstToken | Finished | Rejected | KvChanged
+
+
+class Engine:
+    """One simulated engine, as a machine.
+
+    Args:
+        settings: scheduler, cache and speed.
+        table: arrays of the timing table, for that kind of timing.
+        words: token ids of the words that answers are made of.
+        end: token id that ends an answer which ends by itself.
+    Raises:
+        ConfigError: the settings contradict each other.
+    Cost: per request, not per token: 3 or 4 events and a few microseconds for each 64 blocks of prompt.
+    """
+
+    def __init__(
+        self,
+        settings: SimSettings,
+        *,
+        table: Mapping[str, Any] | None = None,
+        words: Words = PLAIN,
+        end: int | None = None,
+    ) -> None:
+        self.settings = checked(settings)
+        self.timing: Timing = timing_of(settings.timing, settings.capacity, table)
+        self._words = words
+        self._end = end
+        self._core = Scheduler(settings, self.timing)
+        self._serial = 0
+        self._wake: Nanos | None = None
+        self._now: Nanos = 0
+
+    def handle(self, now: Nanos, event: Event) -> Sequence[Effect]:
+        """Take one event: `Submit`, `Abort`, `ClearCache` or `Woken`; others are ignored."""
+        core = self._core
+        now = self._now = max(now, self._now)
+        if isinstance(event, Submit):
+            core.advance(now, False)
+            self._submit(now, event)
+        elif isinstance(event, Woken):
+            self._wake = None
+            core.advance(now, True)
+        elif isinstance(event, Abort):
+            core.advance(now, False)
+            request = core.requests.get(event.id)
+            if request is not None:
+                core.abort(request, now)
+        elif isinstance(event, ClearCache):
+            core.advance(now, False)
+            self._clear(now)
+        out = core.out
+        core.out = []
+        wake = core.op.end if core.op is not None else max(now, core.ready) if core.requests else None
+        if wake is not None and wake != self._wake:
+            self._wake = wake
+            out.append(Wake(at=wake))
+        return out
+
+    # --- questions --------------------------------------------------------------------------------------------------
+
+    def tokens_at(self, id: RequestId | str, now: Nanos) -> int:
+        """Return how many tokens of a request are out at ``now``, which is no earlier than the last event.
+
+        Raises:
+            KeyError: the request is not here (any more).
+        Cost: constant.
+        """
+        request = self._core.requests[id]
+        op = self._core.op
+        if request.state == "decoding":
+            step = self._core.group.step if op is None else op.first + op.within(now)
+            return self._core.group.generated(request, step)
+        if op is not None and now >= op.end and self._prefilled_by(op, request):
+            return request.generated + 1
+        return request.generated
+
+    def token_time(self, id: RequestId | str, index: int) -> Nanos | None:
+        """Return when token number ``index`` (from 1) of a request comes out, under the present plan.
+
+        None where the plan does not reach that far, or the token was out before the op in progress began.
+        Raises:
+            KeyError: the request is not here (any more).
+        """
+        request = self._core.requests[id]
+        op = self._core.op
+        if op is None or index > request.target:
+            return None
+        if request.state == "decoding":
+            if index <= request.generated:
+                return None
+            steps = self._core.group.step_of(request, index) - op.first
+            return op.after(steps) if 0 < steps <= op.steps else None
+        return op.end if index == request.generated + 1 and self._prefilled_by(op, request) else None
+
+    def next_step(self, now: Nanos) -> Nanos | None:
+        """Return when the next pass after ``now`` ends, under the present plan; None while idle."""
+        op = self._core.op
+        if op is None or now >= op.end:
+            return self._wake
+        return op.after(op.within(now) + 1)
+
+    def answer(self, id: RequestId | str) -> Answer:
+        """Return what a request is answered with.
+
+        Raises:
+            KeyError: the request is not here (any more).
+        """
+        return self._core.requests[id].answer
+
+    @property
+    def running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self._core.requests) - len(self._core.waiting)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in line."""
+        return len(self._core.waiting)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the blocks that requests hold, as of the last event."""
+        return self._core.cache.used / self._core.cache.blocks
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks with a name, held or idle, as of the last event."""
+        return self._core.cache.cached
+
+    def counters(self, now: Nanos) -> Counters:
+        """Return the counters, with the tokens that are out at ``now``. Cost: O(running)."""
+        group, op = self._core.group, self._core.op
+        step = group.step if op is None else op.first + op.within(now)
+        ahead = sum(group.generated(request, step) - request.generated for request in group.members.values())
+        found = msgspec.structs.replace(self._core.counters, generated=self._core.counters.generated + ahead)
+        found.ended = dict(found.ended)
+        return found
+
+    def take_stats(self, now: Nanos) -> StepStats:
+        """Return what was done since the last call, and begin a new window. Cost: constant."""
+        self._core.settle(now)
+        window = self._core.window.close()
+        self._core.window.__init__()  # type: ignore[misc]
+        return window
+
+    # --- the machine's state ----------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """Return the whole state as plain data. The generators are functions of the settings' seed: no state."""
+        core = self._core
+        op = core.op
+        return {
+            "version": VERSION,
+            "now": self._now,
+            "serial": self._serial,
+            "wake": self._wake,
+            "ready": core.ready,
+            "step": core.group.step,
+            "admissions": core.admissions,
+            "requests": [request.dump() for request in core.requests.values()],
+            "members": list(core.group.members),
+            "waiting": [request.id for request in core.waiting],
+            "partial": core.partial.id if core.partial is not None else None,
+            "cache": core.cache.snapshot(),
+            "counters": msgspec.to_builtins(core.counters),
+            "window": core.window.dump(),
+            "timing": [self.timing.asked, self.timing.extrapolated],
+            "pending": msgspec.to_builtins(core.out),
+            "op": None
+            if op is None
+            else {
+                "start": op.after(op.done),
+                "ends": [op.after(steps) for steps in range(op.done + 1, op.steps + 1)],
+                "first": op.first + op.done,
+                "seqs": op.seqs,
+                "prefills": [(r.id, n) for r, n in op.prefills if r.state == "prefilling"],
+                "prefilled": op.prefilled,
+                "tokens": op.tokens,
+                "taken": op.taken - op.done,
+                "last": list(op.last) if op.last is not None else None,
+            },
+        }
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Become the engine that wrote the snapshot; it must have had the same settings."""
+        core = self._core = Scheduler(self.settings, self.timing)
+        self._now, self._serial, self._wake = snapshot["now"], snapshot["serial"], snapshot["wake"]
+        core.ready, core.admissions = snapshot["ready"], snapshot["admissions"]
+        for state in snapshot["requests"]:
+            submit = msgspec.convert(state["submit"], Submit)
+            answer = Answer(submit, self.settings, self._words, self._end)
+            core.requests[submit.id] = Request.load(state, submit, answer)
+        core.group.rebuild([core.requests[id] for id in snapshot["members"]], snapshot["step"])
+        for id in snapshot["waiting"]:
+            core.add_waiting(core.requests[id])
+        core.partial = core.requests[snapshot["partial"]] if snapshot["partial"] is not None else None
+        core.cache.restore(snapshot["cache"])
+        core.counters = msgspec.convert(snapshot["counters"], Counters)
+        core.window.load(snapshot["window"])
+        self.timing.asked, self.timing.extrapolated = snapshot["timing"]
+        core.out = [msgspec.convert(effect, _Told) for effect in snapshot["pending"]]
+        state = snapshot["op"]
+        if state is not None:
+            ends = state["ends"]
+            prefills = [(core.requests[id], chunk) for id, chunk in state["prefills"]]
+            core.op = Op(
+                state["start"],
+                ends[-1],
+                len(ends),
+                state["first"],
+                state["seqs"],
+                prefills,
+                state["prefilled"],
+                state["tokens"],
+                run=ArrayRun([end - state["start"] for end in ends]),
+                taken=state["taken"],
+                last=None if state["last"] is None else (state["last"][0], state["last"][1]),
+            )
+
+    def check(self) -> None:
+        """Raise `InvariantError` where blocks, references or sequences do not add up. Cost: walks everything."""
+        core = self._core
+        holders: dict[int, int] = {}
+        private = 0
+        group = core.group
+        stepping = core.op is not None
+        for request in running(core):
+            for name in request.chain[: request.named]:
+                holders[name] = holders.get(name, 0) + 1
+            decodes = request.state == "decoding"
+            private += group.private(request, stepping) if decodes else request.private
+        core.cache.check(holders, private)
+        if len(group) + sum(r.state == "prefilling" for r in core.requests.values()) != self.running:
+            raise InvariantError(f"{self.running} requests run, but not all of them decode or prefill")
+        if len(group) > self.settings.max_seqs:
+            raise InvariantError(f"{len(group)} sequences decode, above max_seqs {self.settings.max_seqs}")
+        if any(request.state != "waiting" for request in core.waiting):
+            raise InvariantError("a request that runs is in line, too")
+        kv = sum(request.prompt + group.generated(request) for request in group.members.values())
+        if kv != group.kv:
+            raise InvariantError(f"sequences read {kv} tokens, but {group.kv} were counted")
+        if core.requests and not stepping and self._wake is None:
+            raise InvariantError("there is work, but no wake was asked for")
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def _submit(self, now: Nanos, event: Submit) -> None:
+        core = self._core
+        tokens = event.tokens
+        prompt = event.isl if tokens is None else len(tokens)
+        core.counters.requests += 1
+        why = fits(self.settings, prompt, event.max_tokens)
+        if why is None and event.id in core.requests:
+            why = f"a request {event.id} runs already"
+        if why is not None:
+            core.counters.rejected += 1
+            core.out.append(Rejected(id=event.id, at=now, why=why))
+            return
+        chain: Sequence[int] = ()
+        if self.settings.prefix_caching:
+            if event.blocks is not None:
+                most = prompt // self.settings.block_size
+                chain = event.blocks if len(event.blocks) <= most else event.blocks[:most]
+                if tokens is not None:
+                    chain = list(chain)
+            elif tokens is not None:
+                chain = block_hashes(tokens, self.settings.block_size, lora=event.lora, salt=event.salt)
+        answer = Answer(event, self.settings, self._words, self._end)
+        request = Request(event, self._serial, now, prompt, chain, answer, answer.length, event.priority)
+        self._serial += 1
+        core.enqueue(request, now)
+
+    def _clear(self, now: Nanos) -> None:
+        core = self._core
+        core.settle(now)
+        names = core.cache.drop_idle()
+        if not core.cache.cached:
+            event: KvEvent = KvCleared()
+        elif names:
+            event = KvRemoved(hashes=names)
+        else:
+            return
+        core.out.append(KvChanged(at=now, events=[event]))
+
+    def _prefilled_by(self, op: Op, request: Request) -> bool:
+        return any(r is request and request.computed + chunk >= request.known for r, chunk in op.prefills)

@@ -1,0 +1,94 @@
+"""What does the simulated engine answer with, and where does it end? Made-up words, fixed by prompt and seed."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from penstock.engine.events import Submit
+from penstock.engine.settings import SimSettings
+from penstock.kernel.hashing import SEED, token_bytes
+
+Words = Sequence[Sequence[int]]
+"""Each entry the token ids of one word; an answer is a row of these."""
+
+PLAIN: Words = tuple((token,) for token in range(256, 1280))
+"""Words where no tokenizer is at hand: single tokens above those of the trace prompts."""
+
+_MASK = (1 << 64) - 1
+
+
+class Answer:
+    """One answer: ``length`` tokens that end for ``reason``, made as far as they are asked for.
+
+    It is a function of the request, the settings' seed and the words alone, so it may be made twice.
+    """
+
+    __slots__ = ("_end", "_forced", "_key", "_made", "_submit", "_words", "length", "reason", "seed")
+
+    length: int
+    reason: Literal["stop", "length"]
+
+    def __init__(self, submit: Submit, settings: SimSettings, words: Words = PLAIN, end: int | None = None) -> None:
+        self.seed = settings.seed
+        self._submit = submit
+        self._words = words
+        self._end: int | None = None
+        self._forced = submit.output
+        self._key: int | None = None
+        self._made: list[int] = []
+        self.length, self.reason = submit.max_tokens, "length"
+        if submit.output is not None:
+            if len(submit.output) <= submit.max_tokens:
+                self.length, self.reason = max(1, len(submit.output)), "stop"
+        elif not submit.ignore_eos and settings.reply_tokens:
+            typical = settings.reply_tokens
+            natural = max(1, submit.min_tokens, typical // 2 + (self.key >> 7) % (typical + 1))
+            if natural <= submit.max_tokens:
+                self.length, self.reason = natural, "stop"
+                self._end = end
+
+    @property
+    def key(self) -> int:
+        """64 bits that stand for the prompt, the seed and the choice among several answers."""
+        if self._key is None:
+            submit = self._submit
+            if submit.tokens is not None:
+                raw = token_bytes(submit.tokens)
+            else:
+                raw = b"".join(block.to_bytes(8, "little") for block in (submit.blocks or ())[-1:])
+                raw += submit.isl.to_bytes(8, "little")
+            raw += (self.seed & _MASK).to_bytes(8, "little") + (submit.variant & _MASK).to_bytes(8, "little")
+            self._key = xxhash.xxh3_64_intdigest(raw, SEED)
+        return self._key
+
+    def upto(self, count: int) -> list[int]:
+        """Return the first ``count`` tokens, at most ``length``. Cost: about 0.3 us per new word."""
+        count = min(count, self.length)
+        if self._forced is not None:
+            return list(self._forced[:count])
+        made, words, key = self._made, self._words, self.key
+        size = len(words)
+        while len(made) < count:
+            # The state is the number of tokens made so far, so a word needs no memory of those before it.
+            pick = xxhash.xxh3_64_intdigest(len(made).to_bytes(8, "little"), key)
+            made.extend(words[pick % size])
+        out = made[:count]
+        if self._end is not None and count == self.length:
+            out[-1] = self._end
+        return out
+
+
+def accepted(key: int, rate: float, drafts: int, steps: int) -> npt.NDArray[np.int64]:
+    """Return how many tokens have come out after each of so many decode steps, shape (steps + 1,), from 0.
+
+    Each step gives one token and the drafts accepted before the first that is refused, each with chance ``rate``.
+    """
+    generator = np.random.Generator(np.random.PCG64(key))
+    kept = generator.random((steps, drafts)) < rate
+    tokens = 1 + np.cumprod(kept, axis=1, dtype=np.int64).sum(axis=1)
+    out = np.zeros(steps + 1, dtype=np.int64)
+    np.cumsum(tokens, out=out[1:])
+    return out

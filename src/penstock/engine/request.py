@@ -1,0 +1,174 @@
+"""What does the simulated engine know of one request, and in which order do requests wait?"""
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine.events import Submit
+from penstock.engine.output import Answer
+from penstock.kernel.machine import Nanos
+
+State = Literal["waiting", "prefilling", "decoding", "gone"]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request. Tokens unless the name says otherwise; ``named`` and ``private`` are blocks that it holds.
+
+    While it decodes, ``generated`` stays as it was when it joined at step ``join``, and ``private`` is not kept:
+    `penstock.engine.decoding` works both out from the engine's step counter.
+    """
+
+    submit: Submit
+    serial: int
+    arrived: Nanos
+    prompt: int
+    chain: Sequence[int]
+    answer: Answer
+    target: int
+    priority: int = 0
+    state: State = "waiting"
+    generated: int = 0
+    computed: int = 0
+    named: int = 0
+    private: int = 0
+    cached: int = 0
+    started: Nanos | None = None
+    first: Nanos | None = None
+    preemptions: int = 0
+    order: int = 0
+    join: int = 0
+    ends: int = 0
+    drafted: int = 0
+    ladder: npt.NDArray[np.int64] | None = None
+
+    @property
+    def id(self) -> str:
+        return self.submit.id
+
+    @property
+    def known(self) -> int:
+        """Prompt and output tokens so far, unless it decodes."""
+        return self.prompt + self.generated
+
+    def dump(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        state: dict[str, Any] = {name: getattr(self, name) for name in _DUMPED}
+        submit = self.submit
+        plain = {name: list(value) for name in ("tokens", "blocks", "output") if (value := getattr(submit, name))}
+        submit = msgspec.structs.replace(submit, **plain)
+        return {**state, "chain": list(self.chain), "submit": msgspec.to_builtins(submit)}
+
+    @classmethod
+    def load(cls, state: dict[str, Any], submit: Submit, answer: Answer) -> "Request":
+        """Return the request that `dump` wrote."""
+        numbers = {name: state[name] for name in _DUMPED}
+        return cls(submit=submit, answer=answer, chain=list(state["chain"]), **numbers)
+
+
+_DUMPED = (
+    "serial",
+    "arrived",
+    "prompt",
+    "target",
+    "priority",
+    "state",
+    "generated",
+    "computed",
+    "named",
+    "private",
+    "cached",
+    "started",
+    "first",
+    "preemptions",
+    "order",
+    "join",
+    "ends",
+    "drafted",
+)
+
+
+class Waiting(Protocol):
+    """Requests that wait, the next one first."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Request]: ...
+
+    def head(self) -> Request:
+        """Return the next one; there must be one."""
+        ...
+
+    def add(self, request: Request) -> None:
+        """Take a new one in."""
+        ...
+
+    def put_back(self, request: Request) -> None:
+        """Take in one that was preempted."""
+        ...
+
+    def remove(self, request: Request) -> None:
+        """Take one out, wherever it stands."""
+        ...
+
+
+class Fcfs:
+    """First come, first served; a preempted request goes to the front."""
+
+    def __init__(self) -> None:
+        self._line: OrderedDict[str, Request] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._line.values())
+
+    def head(self) -> Request:
+        return next(iter(self._line.values()))
+
+    def add(self, request: Request) -> None:
+        self._line[request.submit.id] = request
+
+    def put_back(self, request: Request) -> None:
+        self._line[request.submit.id] = request
+        self._line.move_to_end(request.submit.id, last=False)
+
+    def remove(self, request: Request) -> None:
+        del self._line[request.submit.id]
+
+
+class ByPriority:
+    """Lower priority numbers first, then by arrival, preempted or not."""
+
+    def __init__(self) -> None:
+        self._line: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._line)
+
+    def head(self) -> Request:
+        return self._line[0]
+
+    def add(self, request: Request) -> None:
+        insort(self._line, request, key=rank)
+
+    def put_back(self, request: Request) -> None:
+        insort(self._line, request, key=rank)
+
+    def remove(self, request: Request) -> None:
+        del self._line[bisect_left(self._line, rank(request), key=rank)]
+
+
+def rank(request: Request) -> tuple[int, int]:
+    """Return what priority scheduling sorts by: the lowest runs first, the highest is preempted first."""
+    return (request.priority, request.serial)

@@ -1,0 +1,512 @@
+"""What runs in the next pass? The scheduler of the simulated engine, pass by pass or many decode steps at once.
+
+A pass, in this order (as the field's engines do it):
+
+1. Running requests first. Each that decodes takes its tokens of the budget and the block that it may need; then a
+   prompt that is part done takes what budget is left. Where blocks run short, a running request is preempted: it
+   loses its blocks and goes to the front of the line, to be computed again.
+2. Blocks that this pass fills get their names, so that requests admitted now can share them.
+3. Unless someone was preempted, requests are admitted while budget, ``max_seqs`` and blocks allow: the whole sequence
+   as it is known must fit, cached blocks that others hold counted as there.
+4. The pass takes ``prefill(new tokens) + decode(KV read)``. At its end every sequence that decodes has its next
+   token, and so has every prompt that is done.
+
+While nobody can be admitted and nothing but decoding is left, all passes are alike until a request ends, a block is
+needed that is not there, or someone arrives: those are one `Op` of many steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.engine.cache import BlockCache
+from penstock.engine.decoding import Decoders, DraftingDecoders
+from penstock.engine.events import Counters, Finished, FirstToken, KvChanged, Started, Window
+from penstock.engine.request import ByPriority, Fcfs, Request, Waiting, rank
+from penstock.engine.settings import SimSettings
+from penstock.engine.timing import Run, Timing
+from penstock.kernel.hashing import chain as chained
+from penstock.kernel.hashing import extra_bytes, local_hashes
+from penstock.kernel.machine import Effect, Nanos
+from penstock.kernel.values import BlockHash, KvEvent, KvRemoved, KvStored
+
+
+@dataclass(slots=True, eq=False)
+class Op:
+    """What the engine is busy with: one pass, or ``steps`` equal decode steps.
+
+    ``first``: the group's step counter at its start; ``done``: steps accounted for; ``taken``: steps whose blocks are
+    taken; ``last``: (sequences, KV tokens) of the last step where the group can't tell any more.
+    """
+
+    start: Nanos
+    end: Nanos
+    steps: int
+    first: int
+    seqs: int
+    prefills: list[tuple[Request, int]] = field(default_factory=list)
+    prefilled: int = 0
+    tokens: int = 0
+    run: Run | None = None
+    done: int = 0
+    taken: int = 1
+    last: tuple[int, int] | None = None
+
+    def after(self, steps: int) -> Nanos:
+        """Return when so many of its steps are over."""
+        if steps == self.steps:
+            return self.end
+        return self.start + (self.run.after(steps) if self.run is not None and steps else 0)
+
+    def within(self, now: Nanos) -> int:
+        """Return how many of its steps are over at ``now``."""
+        if now >= self.end:
+            return self.steps
+        if self.run is None or self.steps == 1:
+            return 0
+        return min(self.steps - 1, self.run.within(now - self.start))
+
+
+class Scheduler:
+    """The engine's state and how it moves from pass to pass; effects collect in ``out``."""
+
+    def __init__(self, settings: SimSettings, timing: Timing) -> None:
+        self.settings = settings
+        self.timing = timing
+        self.out: list[Effect] = []
+        self.requests: dict[str, Request] = {}
+        self.waiting: Waiting = ByPriority() if settings.scheduling == "priority" else Fcfs()
+        self.cache = BlockCache(settings.kv_blocks)
+        fills = settings.emit_decode_blocks and settings.prefix_caching
+        self.group = (
+            DraftingDecoders(settings.block_size, fills, settings.speculative_tokens, settings.accept_rate)
+            if settings.speculative_tokens
+            else Decoders(settings.block_size, fills)
+        )
+        self.partial: Request | None = None
+        self.op: Op | None = None
+        self.ready: Nanos = 0
+        """When the next pass may begin, while there is no ``op``."""
+        self.counters = Counters()
+        self.window = Window()
+        self.waiting_prefill = 0
+        self.waiting_decode = 0
+        self.admissions = 0
+        self._width = 1 + settings.speculative_tokens
+        self._changes: list[KvEvent] = []
+        self._announce = settings.prefix_caching
+        self._exact = fills
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def advance(self, now: Nanos, inclusive: bool) -> None:
+        """Run what lies before ``now``: passes that end by then, and passes that begin before (or at) it."""
+        while True:
+            op = self.op
+            if op is not None:
+                if op.end > now:
+                    return
+                self._complete(op)
+            if self.ready > now or (self.ready == now and not inclusive):
+                return
+            if not self._start(self.ready):
+                return
+
+    def settle(self, now: Nanos) -> None:
+        """Account for the steps of a long op that are over, and for the blocks of the one in progress."""
+        if self.op is not None and self.op.steps > 1:
+            self._commit(self.op, self.op.within(now))
+
+    def cut(self, now: Nanos) -> None:
+        """Let a long op end with the step in progress, because what comes next is no longer sure."""
+        op = self.op
+        if op is not None and op.steps - op.done > 1:
+            steps = op.within(now) + 1
+            op.end = op.after(steps)
+            op.steps = steps
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def enqueue(self, request: Request, now: Nanos) -> None:
+        """Let a new request wait."""
+        idle = self.op is None and not self.requests
+        self.requests[request.submit.id] = request
+        self.settle(now)  # the steps so far had a shorter line
+        blocked = len(self.waiting) > 0 and self.settings.scheduling == "fcfs"
+        if not blocked and len(self.group) < self.settings.max_seqs:
+            self.cut(now)
+        self.waiting.add(request)
+        self._count_waiting(request, 1)
+        if idle:
+            self.ready = now
+
+    def add_waiting(self, request: Request) -> None:
+        """Put a request at the end of the line, as a snapshot has it there."""
+        self.waiting.add(request)
+        self._count_waiting(request, 1)
+
+    def abort(self, request: Request, now: Nanos) -> None:
+        """Take a request out, wherever it is; the pass in progress goes on without it."""
+        self.settle(now)
+        if request.state == "waiting":
+            if self.waiting.head() is request:
+                self.cut(now)
+            self.waiting.remove(request)
+            self._count_waiting(request, -1)
+        else:
+            self.cut(now)
+            if request.state == "decoding":
+                op = self.op
+                if op is not None and op.last is None:
+                    op.last = (len(self.group), self.group.kv)
+                self._leave(request, op is not None)
+            elif request is self.partial:
+                self.partial = None
+            self.cache.release(request.chain, request.named, request.private)
+        self._finish(request, now, "abort")
+
+    def end(self, request: Request, at: Nanos) -> None:
+        """Let a request that has all its tokens go."""
+        if request.state == "decoding":
+            self._leave(request, False)
+        self.cache.release(request.chain, request.named, request.private)
+        self._finish(request, at, request.answer.reason)
+
+    # --- one pass ---------------------------------------------------------------------------------------------------
+
+    def _start(self, at: Nanos) -> bool:
+        """Begin the next pass; returns whether there is any."""
+        while self.requests:
+            op = self._schedule(at)
+            if self._changes:
+                self.out.append(KvChanged(at=at, events=self._changes))
+                self._changes = []
+            if op is not None:
+                self.op = op
+                return True
+            # Nothing is left of the pass: those that would have run were preempted. The next try admits.
+        return False
+
+    def _schedule(self, at: Nanos) -> Op | None:
+        settings, group, cache = self.settings, self.group, self.cache
+        size = settings.block_size
+        preempted = False
+        step = group.step
+        if len(group):
+            need = group.takes(step, step + 1)
+            if need > cache.available:
+                preempted = self._make_room()
+            elif need:
+                self._take(need)
+        budget = settings.max_batched_tokens - len(group) * self._width
+        prefills: list[tuple[Request, int]] = []
+        partial = self.partial
+        chunk = 0
+        if partial is not None:
+            chunk = min(partial.known - partial.computed, budget)
+            need = -(-(partial.computed + chunk) // size) - partial.named - partial.private
+            while need > cache.available and partial.state != "waiting":
+                preempted = True
+                self._preempt(self._victim(), True)
+            if partial.state == "waiting":
+                partial, chunk = None, 0
+        for request in group.fills() if len(group) else ():
+            blocks = (request.prompt + group.generated(request)) // size
+            self._extend_chain(request, blocks)
+            self._name(request, blocks)
+        if partial is not None and chunk:
+            self._take(need)
+            partial.private += need
+            self._name(partial, (partial.computed + chunk) // size)
+            prefills.append((partial, chunk))
+            budget -= chunk
+        if not preempted and len(self.waiting):
+            self._admit(at, budget, prefills)
+        seqs = len(group)
+        if prefills:
+            tokens = sum(n for _, n in prefills)
+            length = self.timing.prefill(tokens)
+            kv = group.kv if seqs else 0
+            if seqs:
+                length += self.timing.decode(kv, seqs)
+            end = at + max(1, round(length))
+            return Op(at, end, 1, step, seqs, prefills, len(prefills), tokens, last=(seqs, kv))
+        if not seqs:
+            return None
+        steps = 1
+        if not preempted and self.partial is None:
+            steps = group.horizon(cache.free if self._exact else cache.available)
+        run = group.run(self.timing, steps)
+        return Op(at, at + max(1, run.after(steps)), steps, step, seqs, run=run)
+
+    def _admit(self, at: Nanos, budget: int, prefills: list[tuple[Request, int]]) -> None:
+        settings, cache = self.settings, self.cache
+        size = settings.block_size
+        spare = settings.watermark_blocks
+        running = len(self.group) + (self.partial is not None)
+        while len(self.waiting) and running < settings.max_seqs and budget > 0:
+            request = self.waiting.head()
+            known = request.known
+            hit = held = 0
+            if settings.prefix_caching:
+                if request.generated:
+                    self._extend_chain(request, known // size)
+                # At least the last token is computed: its logits are the answer's beginning.
+                hit = cache.depth(request.chain, min(len(request.chain), (known - 1) // size))
+                held = cache.held_depth(request.chain, hit)
+            chunk = known - hit * size
+            if chunk > budget:
+                if settings.chunked_prefill:
+                    chunk = budget
+                elif chunk <= settings.max_batched_tokens or prefills:
+                    return
+                # A prompt above the budget of any pass gets one of its own.
+            if -(-known // size) - held > cache.available - spare:
+                return
+            self.waiting.remove(request)
+            self._count_waiting(request, -1)
+            if hit:
+                cache.hold(request.chain, 0, hit)
+            request.state = "prefilling"
+            request.order = self.admissions
+            self.admissions += 1
+            request.named = hit
+            request.computed = hit * size
+            need = -(-(request.computed + chunk) // size) - hit
+            self._take(need)
+            request.private = need
+            self._name(request, (request.computed + chunk) // size)
+            if request.started is None:
+                request.started = at
+                request.cached = hit * size
+                counters = self.counters
+                counters.prefix_queries += request.prompt
+                counters.prefix_hits += request.cached
+                counters.prompt += request.prompt
+                counters.prompt_cached += request.cached
+                self.out.append(Started(id=request.submit.id, at=at, cached=request.cached))
+            prefills.append((request, chunk))
+            budget -= chunk
+            running += 1
+
+    def _complete(self, op: Op) -> None:
+        self._commit(op, op.steps)
+        self.op = None
+        self.ready = op.end
+        for request in self.group.ended():
+            self.end(request, op.end)
+        for request, chunk in op.prefills:
+            if request.state != "prefilling":
+                continue  # aborted meanwhile
+            request.computed += chunk
+            if request.computed < request.known:
+                self.partial = request
+                continue
+            if request is self.partial:
+                self.partial = None
+            request.generated += 1
+            self.counters.generated += 1
+            if request.first is None:
+                request.first = op.end
+                self.out.append(FirstToken(id=request.submit.id, at=op.end))
+            if request.generated >= request.target:
+                self.end(request, op.end)
+            else:
+                self.group.join(request)
+
+    def _commit(self, op: Op, done: int) -> None:
+        """Account for an op up to its step ``done``."""
+        taken = min(done + 1, op.steps)
+        if taken > op.taken:
+            need = self.group.takes(op.first + op.taken, op.first + taken)
+            if need:
+                self._take(need)
+                if self._changes:
+                    self.out.append(KvChanged(at=op.after(taken - 1), events=self._changes))
+                    self._changes = []
+            op.taken = taken
+        steps = done - op.done
+        if not steps:
+            return
+        window = self.window
+        if op.seqs:
+            if op.last is None:
+                kv, squares = self.group.kv_sums(op.first + op.done, op.first + done)
+                seqs = op.seqs
+            else:
+                seqs, kv = op.last
+                squares = kv * kv
+            window.decode_seqs += steps * seqs
+            window.decode_seqs_sq += steps * seqs * seqs
+            window.decode_kv += kv
+            window.decode_kv_sq += squares
+            self.group.advance(steps)
+        if op.tokens:
+            window.prefill_tokens += op.tokens
+            window.prefill_tokens_sq += op.tokens * op.tokens
+            window.prefill_requests += op.prefilled
+        window.passes += steps
+        window.wall += op.after(done) - op.after(op.done)
+        window.queued_requests += steps * len(self.waiting)
+        window.queued_prefill_tokens += steps * self.waiting_prefill
+        window.queued_decode_kv += steps * self.waiting_decode
+        self.counters.passes += steps
+        op.done = done
+
+    # --- blocks -----------------------------------------------------------------------------------------------------
+
+    def _take(self, count: int) -> None:
+        evicted = self.cache.take(count)
+        if evicted:
+            self._removed(evicted)
+
+    def _removed(self, names: list[int]) -> None:
+        changes = self._changes
+        if changes and isinstance(changes[-1], KvRemoved):
+            changes[-1].hashes.extend(names)
+        else:
+            changes.append(KvRemoved(hashes=names))
+
+    def _name(self, request: Request, blocks: int) -> None:
+        """Name a request's private blocks up to ``blocks``, as far as their hashes are known."""
+        start, end = request.named, min(blocks, len(request.chain))
+        if not self._announce or end <= start:
+            return
+        known = self.cache.name(request.chain, start, end)
+        request.named = end
+        request.private -= end - start
+        start += known
+        if start == end:
+            return
+        size, submit = self.settings.block_size, request.submit
+        self._changes.append(
+            KvStored(
+                hashes=list(request.chain[start:end]),
+                parent=request.chain[start - 1] if start else None,
+                tokens=self._tokens(request, start * size, end * size) if submit.tokens is not None else [],
+                block_size=size,
+                extras=_extras(submit.lora, submit.salt, start, end),
+            )
+        )
+
+    def _extend_chain(self, request: Request, blocks: int) -> None:
+        """Let a request's chain reach over its generated tokens, where they are to be named."""
+        chain = request.chain
+        if not self._exact or request.submit.tokens is None or len(chain) >= blocks or not isinstance(chain, list):
+            return
+        size, start = self.settings.block_size, len(chain)
+        tokens = self._tokens(request, start * size, blocks * size)
+        extras = _extras(request.submit.lora, request.submit.salt, start, blocks)
+        local = local_hashes(tokens, size, extras)
+        chain.extend(chained(local, BlockHash(chain[-1]) if chain else None))
+
+    def _tokens(self, request: Request, start: int, end: int) -> list[int]:
+        prompt = request.submit.tokens
+        assert prompt is not None
+        if end <= request.prompt:
+            return list(prompt[start:end])
+        made = request.answer.upto(end - request.prompt)
+        return [*prompt[start : request.prompt], *made[max(0, start - request.prompt) :]]
+
+    # --- preemption -------------------------------------------------------------------------------------------------
+
+    def _make_room(self) -> bool:
+        """Give each sequence that decodes the blocks of its next step, in running order, preempting for them."""
+        group, served, any_preempted = self.group, set[str](), False
+        for request in list(group.members.values()):
+            if request.state != "decoding":
+                continue
+            need = group.demand(request)
+            while need > self.cache.available and request.state == "decoding":
+                victim = self._victim()
+                self._preempt(victim, victim.submit.id in served)
+                any_preempted = True
+            if request.state == "decoding":
+                self._take(need)
+                served.add(request.submit.id)
+        return any_preempted
+
+    def _victim(self) -> Request:
+        """Return who gives up its blocks; somebody runs."""
+        members = self.group.members
+        if self.settings.scheduling == "priority":
+            running = list(members.values())
+            if self.partial is not None:
+                running.append(self.partial)
+            return max(running, key=rank)
+        if self.settings.preemption == "lifo":
+            return self.partial if self.partial is not None else members[next(reversed(members))]
+        if members:
+            return members[next(iter(members))]
+        assert self.partial is not None
+        return self.partial
+
+    def _preempt(self, request: Request, stepping: bool) -> None:
+        if request is self.partial:
+            self.partial = None
+        else:
+            self._leave(request, stepping)
+        self.cache.release(request.chain, request.named, request.private)
+        request.state = "waiting"
+        request.named = request.private = request.computed = 0
+        request.preemptions += 1
+        self.counters.preemptions += 1
+        self.window.preemptions += 1
+        self.waiting.put_back(request)
+        self._count_waiting(request, 1)
+
+    def _leave(self, request: Request, stepping: bool) -> None:
+        before = request.generated
+        self.group.leave(request, self.group.private(request, stepping))
+        self.counters.generated += request.generated - before
+
+    def _finish(self, request: Request, at: Nanos, reason: str) -> None:
+        request.state = "gone"
+        del self.requests[request.submit.id]
+        self.counters.ended[reason] += 1
+        self.out.append(
+            Finished(
+                id=request.submit.id,
+                at=at,
+                reason=reason,  # type: ignore[arg-type]
+                tokens=request.generated,
+                prompt=request.prompt,
+                cached=request.cached,
+                arrived=request.arrived,
+                started=request.started,
+                first=request.first,
+                preemptions=request.preemptions,
+            )
+        )
+
+    def _count_waiting(self, request: Request, sign: int) -> None:
+        if request.preemptions:
+            self.waiting_decode += sign * request.known
+        else:
+            self.waiting_prefill += sign * request.prompt
+
+
+def _extras(lora: str | None, salt: str | None, start: int, end: int) -> list[bytes] | None:
+    if not lora and not salt:
+        return None
+    every = extra_bytes(lora=lora)
+    first = extra_bytes(lora=lora, salt=salt)
+    return [first if block == 0 else every for block in range(start, end)]
+
+
+def fits(settings: SimSettings, prompt: int, max_tokens: int) -> str | None:
+    """Return why a request can never run, or None. ``prompt``, ``max_tokens``: tokens."""
+    if prompt < 1 or max_tokens < 1:
+        return "a request needs at least one prompt token and one output token"
+    if prompt + max_tokens > settings.max_len:
+        return f"{prompt} prompt tokens and {max_tokens} output tokens exceed max_len {settings.max_len}"
+    most = prompt + max_tokens - 1 + settings.speculative_tokens
+    blocks = -(-most // settings.block_size)
+    usable = settings.kv_blocks - settings.watermark_blocks
+    if blocks > usable:
+        return f"{blocks} blocks exceed the {usable} that a request can have"
+    return None
+
+
+def running(scheduler: Scheduler) -> Sequence[Request]:
+    """Return all requests that hold blocks."""
+    return [request for request in scheduler.requests.values() if request.state != "waiting"]

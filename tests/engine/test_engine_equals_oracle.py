@@ -1,0 +1,150 @@
+"""Does the lazy engine do what the naive one does? Same milestones, times and KV events, over random workloads."""
+
+from bisect import bisect_right
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.engine.events import Abort, ClearCache, Submit
+from penstock.engine.settings import SimSettings, TimingSettings
+from tests.engine.driving import Driven
+from tests.engine.oracle import Oracle
+
+MICROSECOND = 1_000
+
+
+@st.composite
+def small_engines(draw: st.DrawFn) -> SimSettings:
+    """Engines so small that everything runs short."""
+    drafts = draw(st.sampled_from([0, 0, 0, 1, 3]))
+    max_seqs = draw(st.integers(1, 6))
+    return SimSettings(
+        block_size=draw(st.sampled_from([1, 2, 4, 8])),
+        kv_blocks=draw(st.integers(4, 40)),
+        max_seqs=max_seqs,
+        max_batched_tokens=max(max_seqs * (1 + drafts), draw(st.integers(1, 64))),
+        max_len=400,
+        watermark=draw(st.sampled_from([0.0, 0.0, 0.1, 0.25])),
+        preemption=draw(st.sampled_from(["lifo", "fifo"])),
+        scheduling=draw(st.sampled_from(["fcfs", "priority"])),
+        prefix_caching=draw(st.sampled_from([True, True, False])),
+        chunked_prefill=draw(st.booleans()),
+        emit_decode_blocks=draw(st.booleans()),
+        speculative_tokens=drafts,
+        accept_rate=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        reply_tokens=draw(st.sampled_from([0, 6])),
+        timing=TimingSettings(kind=draw(st.sampled_from(["constant", "polynomial"]))),
+    )
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[tuple[int, object]]:
+    """Requests with shared prefixes, some of them aborted, and now and then a cleared cache."""
+    prefixes = [[100 + p] * draw(st.integers(1, 24)) for p in range(3)]
+    events: list[tuple[int, object]] = []
+    at = 0
+    for number in range(draw(st.integers(1, 14))):
+        # Odd nanoseconds, so that nothing falls on the end of a pass by a rounding.
+        at += draw(st.sampled_from([0, 0, 0, 7_000_013, 33_000_017, 250_000_037, 2_000_000_011]))
+        prompt = draw(st.sampled_from(prefixes))[: draw(st.integers(1, 24))] + [number] * draw(st.integers(0, 20))
+        kind = draw(st.sampled_from(["tokens", "tokens", "blocks", "nothing"]))
+        fields = {"tokens": prompt}
+        if kind == "blocks":
+            fields = {"isl": len(prompt), "blocks": [prompt[0] * 1000 + i for i in range(len(prompt))]}
+        elif kind == "nothing":
+            fields = {"isl": len(prompt)}
+        events.append(
+            (
+                at,
+                Submit(
+                    id=f"r{number}",
+                    max_tokens=draw(st.integers(1, 40)),
+                    min_tokens=draw(st.sampled_from([0, 3])),
+                    ignore_eos=draw(st.booleans()),
+                    priority=draw(st.integers(0, 2)),
+                    salt=draw(st.sampled_from([None, None, "tenant"])),
+                    **fields,
+                ),
+            )
+        )
+        if draw(st.integers(0, 4)) == 0:
+            wait = draw(st.sampled_from([0, 3_000_019, 51_000_023, 400_000_041]))
+            events.append((at + wait, Abort(id=f"r{number}")))
+        if draw(st.integers(0, 9)) == 0:
+            events.append((at + draw(st.sampled_from([1, 60_000_029])), ClearCache()))
+    return events
+
+
+def assert_equal(config: SimSettings, events: list) -> Driven:
+    oracle = Oracle(config)
+    oracle.run(list(events))
+    driven = Driven(config, events).run()
+    assert [line[:2] + line[3:] for line in driven.told] == [line[:2] + line[3:] for line in oracle.told]
+    for mine, theirs in zip(driven.told, oracle.told, strict=True):
+        assert abs(mine[2] - theirs[2]) <= MICROSECOND, (mine, theirs)
+    assert driven.kv == oracle.kv
+    if config.emit_decode_blocks:  # else evictions within a run are told at its end
+        for mine, theirs in zip(driven.kv_times, oracle.kv_times, strict=True):
+            assert abs(mine - theirs) <= MICROSECOND
+    stats = driven.engine.take_stats(driven.simulation.now)
+    assert (stats.passes, stats.queued_requests) == (oracle.passes, oracle.queued)
+    assert (stats.prefill_tokens, stats.decode_seqs) == (oracle.prefill_tokens, oracle.decode_seqs)
+    assert (stats.decode_kv, stats.decode_kv_sq) == (oracle.decode_kv, oracle.decode_kv_sq)
+    assert driven.engine.kv_usage == 0.0
+    return driven
+
+
+@given(small_engines(), workloads())
+@settings(max_examples=250, deadline=None)
+def test_the_lazy_engine_equals_the_naive_one(config: SimSettings, events: list) -> None:
+    assert_equal(config, events)
+
+
+@given(small_engines(), workloads(), st.lists(st.integers(0, 3_000_000_000), max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_tokens_are_out_when_the_naive_engine_says(config: SimSettings, events: list, looks: list[int]) -> None:
+    oracle = Oracle(config)
+    oracle.run(list(events))
+    driven = Driven(config, events)
+    for look in sorted(look * 2 + 1 for look in looks):
+        driven.run(until=look)
+        engine = driven.engine
+        for id in list(engine._core.requests):
+            times = oracle.tokens_out[id]
+            out = engine.tokens_at(id, look)
+            assert out == bisect_right(times, look)
+            planned = engine.token_time(id, out + 1)
+            if planned is not None and not any(at > look for at, _ in events):
+                assert look < planned and abs(planned - times[out]) <= MICROSECOND
+
+
+@given(small_engines(), workloads(), st.integers(0, 3_000_000_000))
+@settings(max_examples=100, deadline=None)
+def test_a_snapshot_taken_at_any_time_changes_nothing(config: SimSettings, events: list, at: int) -> None:
+    straight = Driven(config, events).run()
+    broken = Driven(config, events).run(until=at)
+    state = broken.engine.snapshot()
+    broken.engine.restore(state)
+    assert broken.engine.snapshot() == state
+    broken.engine.check()
+    broken.run()
+    assert broken.told == straight.told and broken.kv == straight.kv
+
+
+@given(small_engines(), workloads(), st.lists(st.integers(0, 3_000_000_000), max_size=8))
+@settings(max_examples=100, deadline=None)
+def test_looking_at_statistics_changes_nothing(config: SimSettings, events: list, looks: list[int]) -> None:
+    straight = Driven(config, events).run()
+    watched = Driven(config, events)
+    total = watched.engine.take_stats(0)
+    for look in sorted(looks):
+        watched.run(until=look)
+        total += watched.engine.take_stats(look)
+    watched.run()
+    total += watched.engine.take_stats(watched.simulation.now)
+    assert watched.told == straight.told and watched.kv == straight.kv
+    want = straight.engine.take_stats(straight.simulation.now)
+    assert msgspec.structs.replace(total, wall=0.0) == msgspec.structs.replace(want, wall=0.0)
+    assert total.wall == pytest.approx(want.wall, abs=1e-6)
