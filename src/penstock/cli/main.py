@@ -81,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = cli.main(
             args=list(arguments) if arguments is not None else None, prog_name="penstock", standalone_mode=False
         )
+        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         return error.exit_code

@@ -1,0 +1,44 @@
+"""What does ``penstock doctor`` say? What is wrong here or in the cluster, how bad it is, and what to do next."""
+
+import click
+from click.core import ParameterSource
+
+from penstock.cli.client import DEFAULT_URL, admin_key_option, url_option
+from penstock.cli.output import json_option, print_json
+
+EPILOG = """\b
+Examples:
+  penstock doctor                         this machine, and the cluster if one runs
+  penstock doctor cluster.yaml            also whether that config could be started
+  penstock doctor --json | jq '.findings[] | select(.level == "error")'
+
+Exit status 1 says that there is an error.
+"""
+
+MARKS = {"ok": "ok     ", "info": "info   ", "warning": "WARNING", "error": "ERROR  "}
+
+
+@click.command("doctor", epilog=EPILOG, short_help="Look for what is wrong on this machine and in the cluster.")
+@click.argument("config", required=False, metavar="[CONFIG]")
+@url_option
+@admin_key_option
+@json_option
+@click.pass_context
+def command(ctx: click.Context, config: str | None, url: str, admin_key: str | None, as_json: bool) -> int:
+    """Look for what is wrong on this machine, in CONFIG and in the running cluster."""
+    from penstock.cli.doctor_checks import examine
+
+    asked = ctx.get_parameter_source("url") is not ParameterSource.DEFAULT or url != DEFAULT_URL
+    findings = examine(config, url, admin_key, url_was_given=asked)
+    errors = sum(finding.level == "error" for finding in findings)
+    warnings = sum(finding.level == "warning" for finding in findings)
+    if as_json:
+        rows = [{"check": f.check, "level": f.level, "text": f.text, "hint": f.hint} for f in findings]
+        print_json({"ok": errors == 0, "errors": errors, "warnings": warnings, "findings": rows})
+    else:
+        for finding in findings:
+            click.echo(f"{MARKS[finding.level]}  {finding.check}: {finding.text}")
+            if finding.hint:
+                click.echo(f"         -> {finding.hint}")
+        click.echo(f"\n{errors} error{'' if errors == 1 else 's'}, {warnings} warning{'' if warnings == 1 else 's'}.")
+    return 1 if errors else 0

@@ -1,0 +1,210 @@
+"""Which things does the doctor look at? Each check is a function that yields findings and changes nothing."""
+
+import os
+import resource
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.cli.client import Client, Refused, Unreachable
+from penstock.config.checks import file_problems
+from penstock.config.cluster import ClusterSettings
+from penstock.config.load import load
+from penstock.config.problems import ConfigProblems
+
+Level = Literal["ok", "info", "warning", "error"]
+
+PYTHON_MIN = (3, 11)
+FILES_WARN = 4096
+"""Open files below which a few thousand streams do not fit: each holds two sockets."""
+DISK_WARN = 1 << 30
+DISK_ERROR = 100 << 20
+SKEW_WARN = 5.0
+"""Seconds; the HTTP Date header has whole seconds, so less can't be told."""
+CLOCK_MIN = 1_700_000_000
+"""A clock before this (November 2023) was never set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at: how bad, what, and the next step."""
+
+    level: Level
+    check: str
+    text: str
+    hint: str | None = None
+
+
+def examine(config: str | None, url: str, admin_key: str | None, *, url_was_given: bool) -> list[Finding]:
+    """Run every check.
+
+    Args:
+        config: file that is to be started, or None for the default.
+        url_was_given: somebody expects a cluster there, so that its absence is an error.
+    """
+    settings, findings = check_config(config)
+    client = Client(url, admin_key, timeout=5.0)
+    status, of_cluster = check_cluster(client, must_run=url_was_given)
+    findings = [*check_python(), *check_files_limit(), *check_clock(client), *findings]
+    if settings is not None:
+        findings += check_ports(settings, status is not None)
+        findings += check_disk(Path(settings.runs.dir))
+    return [*findings, *of_cluster, *(check_status(status) if status is not None else ())]
+
+
+def check_python() -> Iterator[Finding]:
+    """Is the interpreter new enough?"""
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    if sys.version_info < PYTHON_MIN:
+        yield Finding("error", "python", f"Python {version} is too old", "install Python 3.11 or newer")
+    else:
+        yield Finding("ok", "python", f"Python {version}")
+
+
+def check_files_limit() -> Iterator[Finding]:
+    """Do enough sockets fit?"""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FILES_WARN:
+        highest = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+        yield Finding(
+            "warning",
+            "open files",
+            f"a process may open {soft} files, so about {soft // 2} streams",
+            f"'ulimit -n {FILES_WARN}' before the start raises it (the hard limit is {highest})",
+        )
+    else:
+        yield Finding("ok", "open files", "the limit leaves room for thousands of streams")
+
+
+def check_clock(client: Client) -> Iterator[Finding]:
+    """Is the wall clock set, and near the cluster's? Call it after the cluster was asked."""
+    now = time.time()
+    if now < CLOCK_MIN:
+        yield Finding("error", "clock", "the clock was never set", "set it: certificates and run folders need it")
+        return
+    skew = 0.0
+    if client.date is not None:
+        try:
+            skew = abs(now - parsedate_to_datetime(client.date).timestamp())
+        except ValueError:
+            yield Finding("info", "clock", "the cluster sends a date that can't be read")
+            return
+    if skew > SKEW_WARN:
+        text = "this machine's clock differs from the cluster's by more than 5 s"
+        yield Finding("warning", "clock", text, "run a time service on both, or times in logs will not match")
+    else:
+        yield Finding("ok", "clock", "set" if client.date is None else "agrees with the cluster's")
+
+
+def check_config(config: str | None) -> tuple[ClusterSettings | None, list[Finding]]:
+    """Could this config be started?"""
+    name = config or "the default config"
+    try:
+        settings = load(config, (), os.environ).settings
+    except ConfigProblems as error:
+        return None, [Finding("error", "config", str(problem), problem.hint) for problem in error.problems]
+    missing = file_problems(settings)
+    findings = [
+        Finding("error", "tokenizer" if problem.path.endswith("tokenizer") else "config", str(problem), problem.hint)
+        for problem in missing
+    ]
+    blind = [model for model, entry in settings.models.items() if entry.tokenizer is None]
+    if blind:
+        findings.append(_no_tokenizer(blind))
+    return settings, findings or [Finding("ok", "config", f"{name} has no problem")]
+
+
+def check_ports(settings: ClusterSettings, cluster_runs: bool) -> Iterator[Finding]:
+    """Are the ports free? One that the running cluster holds is meant to be taken."""
+    if cluster_runs:
+        return
+    host = settings.frontend.host
+    for name, port in (
+        ("frontend.port", settings.frontend.port),
+        ("frontend.admin_port", settings.frontend.admin_port),
+    ):
+        if not port:
+            continue
+        error = _bind_error(host if name == "frontend.port" else "127.0.0.1", port)
+        if error is None:
+            yield Finding("ok", "ports", f"{name} {port} is free")
+        else:
+            yield Finding(
+                "error", "ports", f"{name} {port} on {host}: {error}", f"choose another: --{name} 0 takes any"
+            )
+
+
+def check_disk(runs: Path) -> Iterator[Finding]:
+    """Can run folders be written, and is there room?"""
+    folder = runs.absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield Finding("error", "run folder", f"{folder} can't be written", "set runs.dir to a folder of your own")
+        return
+    free = shutil.disk_usage(existing).free
+    if free < DISK_ERROR:
+        yield Finding(
+            "error", "run folder", f"less than 100 MiB are free for {runs}", "remove old runs, or set runs.dir"
+        )
+    elif free < DISK_WARN:
+        yield Finding(
+            "warning", "run folder", f"less than 1 GiB is free for {runs}", "remove old runs, or set runs.dir"
+        )
+    else:
+        yield Finding("ok", "run folder", f"{runs} can be written and has room")
+
+
+def check_cluster(client: Client, *, must_run: bool) -> tuple[dict[str, Any] | None, list[Finding]]:
+    """Does a cluster answer?"""
+    try:
+        status = client.get("/admin/status")
+    except Unreachable as error:
+        level: Level = "error" if must_run else "info"
+        return None, [Finding(level, "cluster", error.message, error.hint)]
+    except Refused as error:
+        return None, [Finding("error", "cluster", error.message, error.hint)]
+    count = len(status.get("workers") or [])
+    return status, [Finding("ok", "cluster", f"{client.url} answers, with {count} workers")]
+
+
+def check_status(status: dict[str, Any]) -> Iterator[Finding]:
+    """What does the cluster itself complain of, and what do its numbers show?"""
+    said = status.get("findings") or []
+    for finding in said:
+        level: Level = finding["level"] if finding.get("level") in ("info", "warning", "error") else "warning"
+        yield Finding(level, "cluster", str(finding.get("text")), finding.get("hint"))
+    for worker in status.get("workers") or []:
+        if worker.get("breaker") not in (None, "closed"):
+            text = f"the breaker of {worker['id']} is {worker['breaker']} after {worker.get('failures')} failures"
+            yield Finding("warning", "workers", text, "its log in the run folder has the reason")
+    blind = [str(model["name"]) for model in status.get("models") or [] if not model.get("tokenizer")]
+    if blind and not any("tokenizer" in str(finding.get("text")) for finding in said):
+        yield _no_tokenizer(blind)
+    if not said:
+        yield Finding("ok", "cluster", "it has no findings of its own")
+
+
+def _no_tokenizer(models: list[str]) -> Finding:
+    return Finding(
+        "warning",
+        "tokenizer",
+        f"{', '.join(models)} without a local tokenizer: prompts are routed by hashed text blocks",
+        "set models.NAME.tokenizer to the model's folder, and KV events can be matched",
+    )
+
+
+def _bind_error(host: str, port: int) -> str | None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
