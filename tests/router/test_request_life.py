@@ -187,7 +187,7 @@ def test_draining_cordoned_and_gone_workers_get_nothing_new() -> None:
         assert only(world.post(arrived(f"r{number}", prompt(number))), Dispatch).target.worker == "d"
     world.post(WorkerCordoned(worker=WorkerId("b"), on=False, reason="operator"))
     targets = {only(world.post(arrived(f"s{n}", prompt(n + 50))), Dispatch).target.worker for n in range(20)}
-    assert targets == {"b", "d"}
+    assert "b" in targets and targets <= {"b", "d"}
 
 
 def test_a_worker_of_another_block_size_is_refused_aloud() -> None:

@@ -227,6 +227,11 @@ class Cluster:
     def finish(self) -> None:
         """Run to the end and hold the invariants against the books."""
         self.run.run()
+        for engine in self.engines.values():
+            if engine.alive:  # a lost message shows only when the next one comes
+                for at, machine, batch in self.publish(engine, [KvRemoved(hashes=[0])], lost=False):
+                    self.run.post(at, machine, batch)
+        self.run.run()
         assert not self.problems, self.problems
         for request in self.arrived:
             ends = self.closed.get(request, [])
