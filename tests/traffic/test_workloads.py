@@ -142,3 +142,16 @@ def test_workload_prompts_become_tokens() -> None:
     maker = PromptMaker(1)
     for each in itertools.islice(workload("rag", 5.0, random.Random(9)), 5):
         assert len(maker.tokens(each)) == each.isl
+
+
+def test_conversations_are_dealt_evenly() -> None:
+    trace = list(itertools.islice(workload("chat", 20.0, random.Random(7)), 4000))
+    parts = slices.deal_conversations(trace, 8)
+    assert sorted((each.at, each.session) for part in parts for each in part) == [(e.at, e.session) for e in trace]
+    owners = [{each.session for each in part} for part in parts]
+    assert sum(len(names) for names in owners) == len(set().union(*owners))
+    assert max(len(part) for part in parts) - min(len(part) for part in parts) < 0.05 * len(trace) / 8
+    bounds = [infinite_cache_bound(part, 64) or 0.0 for part in parts]
+    assert max(bounds) - min(bounds) < 0.05
+    with pytest.raises(ValueError, match="hash ids"):
+        slices.deal_conversations([TrafficRequest(at=0, isl=1, osl=1)], 2)

@@ -134,7 +134,7 @@ def _hits(folder: Path, records: Sequence[RequestRecord], bound: float | None) -
 
 def _workers(folder: Path, summary: Summary) -> str:
     bars = [
-        (name, share.share * 100, f"{share.requests} requests, {_percent(share.hit_rate)} hit")
+        (name, share.share * 100, f"{share.share:.0%}, {share.requests} requests, {_percent(share.hit_rate)} hit")
         for name, share in summary.workers.items()
     ]
     rows = [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 WIDTH, HEIGHT = 640, 320
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 46
+LEFT, RIGHT, TOP, BOTTOM = 64, 34, 14, 46
 SERIES = 6
 """Colours that the page defines; a further series starts over."""
 
@@ -78,7 +78,7 @@ def bar_chart(title: str, label: str, bars: Sequence[tuple[str, float, str]]) ->
     row, left = 26, 150
     height = len(bars) * row + BOTTOM
     most = max(value for _, value, _ in bars) or 1.0
-    reach = WIDTH - left - 150
+    reach = WIDTH - left - 210  # room for the text at a bar's end
     parts = [_open(title, height)]
     for number, (name, value, text) in enumerate(bars):
         y = number * row + 6

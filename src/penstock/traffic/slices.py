@@ -9,6 +9,9 @@ from msgspec.structs import replace
 
 from penstock.traffic.request import TrafficRequest
 
+COMMON = 0.01
+"""A hash id in more than this share of a trace's requests is taken for a system prompt, not for one conversation."""
+
 
 def by_time(requests: Iterable[TrafficRequest], start: float, end: float | None = None) -> Iterator[TrafficRequest]:
     """Keep arrivals in [start, end) seconds of a trace; their times stay (see `rebase`)."""
@@ -53,29 +56,64 @@ def spread_ties(requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
 
 
 def keep_conversations(
-    requests: Sequence[TrafficRequest], share: float, rng: random.Random, *, common: float = 0.01
+    requests: Sequence[TrafficRequest], share: float, rng: random.Random, *, common: float = COMMON
 ) -> list[TrafficRequest]:
     """Thin a trace by whole conversations, so that what is kept shares its prefixes as before.
 
-    Conversations are told apart by the first hash id that stands in at most ``common`` of all requests: ids before
-    it are a system prompt that many share. Each conversation is kept with probability ``share``.
+    Each conversation (see `conversations`) is kept with probability ``share``.
+
+    Raises:
+        ValueError: a request has no hash ids.
+    """
+    names = conversations(requests, common=common)
+    kept = {name: rng.uniform(0.0, 1.0) < share for name in dict.fromkeys(names)}
+    return [request for request, name in zip(requests, names, strict=True) if kept[name]]
+
+
+def deal_conversations(
+    requests: Sequence[TrafficRequest], parts: int, *, common: float = COMMON
+) -> list[list[TrafficRequest]]:
+    """Split a trace into parts that resemble each other and the whole, conversations kept whole.
+
+    Conversations are dealt like cards, the one with most requests (then most tokens) first and the order turned with
+    each round: a few large ones carry much of a trace's reuse, and drawn at random they make unequal parts.
+
+    Raises:
+        ValueError: a request has no hash ids.
+    """
+    names = conversations(requests, common=common)
+    sizes: dict[int, tuple[int, int]] = {}
+    for request, name in zip(requests, names, strict=True):
+        count, tokens = sizes.get(name, (0, 0))
+        sizes[name] = (count + 1, tokens + request.isl)
+    order = sorted(sizes, key=lambda name: sizes[name], reverse=True)
+    owner: dict[int, int] = {}
+    for place, name in enumerate(order):
+        turn, seat = divmod(place, parts)
+        owner[name] = seat if turn % 2 == 0 else parts - 1 - seat
+    out: list[list[TrafficRequest]] = [[] for _ in range(parts)]
+    for request, name in zip(requests, names, strict=True):
+        out[owner[name]].append(request)
+    return out
+
+
+def conversations(requests: Sequence[TrafficRequest], *, common: float = COMMON) -> list[int]:
+    """Return which conversation each request belongs to, shape (n,).
+
+    A conversation is named by the first hash id of its prompts that stands in at most ``common`` of all requests:
+    ids before that are a system prompt that many share.
 
     Raises:
         ValueError: a request has no hash ids.
     """
     holders = Counter(number for request in requests for number in set(request.hash_ids))
     most = max(1.0, common * len(requests))
-    kept: dict[int, bool] = {}
-    out: list[TrafficRequest] = []
+    names: list[int] = []
     for request in requests:
         if not request.hash_ids:
             raise ValueError("conversations are told apart by hash ids; this trace has requests without")
-        own = next((number for number in request.hash_ids if holders[number] <= most), request.hash_ids[-1])
-        if own not in kept:
-            kept[own] = rng.uniform(0.0, 1.0) < share
-        if kept[own]:
-            out.append(request)
-    return out
+        names.append(next((number for number in request.hash_ids if holders[number] <= most), request.hash_ids[-1]))
+    return names
 
 
 def _spread(waiting: list[TrafficRequest], until: float) -> Iterator[TrafficRequest]:
