@@ -1,0 +1,283 @@
+"""Are a worker's KV events complete, and what must be asked for or forgotten where they are not?
+
+One `KvStream` per target follows the sequence numbers of its publisher. In order, batches are passed on. One too far
+ahead means that some are missing: they are asked for, what comes meanwhile waits, and the answer closes the gap.
+
+    exact        nothing is missing: what the index says of this target is what its engine holds
+    recovering   a replay was asked for; later batches wait for its answer, at most `buffer_max` of them
+    approximate  events were lost for good; the target was cleared and is learnt again from later events
+
+Blocks whose fate is unknown are not trusted: after a loss the index may miss blocks that the engine holds, never
+claim one that it does not. `approximate` ends when the engine clears its cache or starts over, and after
+`relearn_after` batches, when a cache has turned over.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.values import KvCleared, KvEvent
+from penstock.router.events import KvObserved, ReplayEnded
+
+StreamState = Literal["exact", "recovering", "approximate"]
+
+_LATE_RUN = 3
+"""So many consecutive numbers from the past are no late duplicates but a publisher that started over."""
+
+
+class StreamOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do, in this order: clear the target in the index, apply the events, ask for a replay, say the note."""
+
+    clear: bool = False
+    events: list[KvEvent] = []
+    replay_from: int | None = None
+    """First sequence wanted, answered by `KvStream.replayed`. At most one such question is open per stream."""
+    note: str | None = None
+
+
+class KvStream:
+    """The order of one target's KV event batches. Counts are of batches and happenings, ``applied`` of events.
+
+    Args:
+        buffer_max: most batches that wait for a replay; with one more the gap is given up.
+        relearn_after: batches applied after a loss until the target counts as exact again.
+    """
+
+    def __init__(self, *, buffer_max: int = 4096, relearn_after: int = 4096) -> None:
+        self.buffer_max = buffer_max
+        self.relearn_after = relearn_after
+        self.epoch: int | None = None
+        self.next = 0
+        """The sequence that is due."""
+        self.applied = 0
+        self.duplicates = 0
+        self.gaps = 0
+        self.recovered = 0
+        self.unrecovered = 0
+        self.restarts = 0
+        self.relearnt = 0
+        self.overflows = 0
+        self.answers_unused = 0
+        self._complete = True
+        self._learnt = 0
+        self._recovering = False
+        self._asked = False
+        """A question is open..."""
+        self._stale = False
+        """... whose answer is of no use any more."""
+        self._waiting: dict[int, list[KvEvent]] = {}
+        self._suspect = False
+        """What waits may be of a publisher that started over, or a late duplicate: only an answer can tell."""
+        self._held: list[KvEvent] | None = None
+        """A batch 0 that may be a new beginning, where no replay could tell: the batch after it will."""
+        self._late_next = -1
+        self._late_run = 0
+
+    @property
+    def state(self) -> StreamState:
+        if self._recovering:
+            return "recovering"
+        return "exact" if self._complete else "approximate"
+
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    def observe(self, batch: KvObserved) -> StreamOutcome:
+        """Take a batch as it came from the publisher."""
+        number, events = batch.sequence, batch.events
+        if number < 0 or (self.epoch is not None and batch.epoch < self.epoch):
+            self.duplicates += 1
+            return StreamOutcome()
+        fresh = self.epoch is not None and batch.epoch > self.epoch
+        self.epoch = batch.epoch
+        if fresh:
+            self.restarts += 1
+            self._begin()
+            outcome = self._received(number, events)
+            return msgspec.structs.replace(outcome, clear=True, note=outcome.note or "it started over")
+        return self._received(number, events)
+
+    def replayed(self, answer: ReplayEnded) -> StreamOutcome:
+        """Take the answer to the question that is open."""
+        if not self._asked:
+            self.answers_unused += 1
+            return StreamOutcome()
+        self._asked = False
+        if self._stale:
+            self.answers_unused += 1
+            self._stale = False
+            return StreamOutcome(replay_from=self._ask() if self._recovering else None)
+        for batch in answer.batches or ():
+            if batch.epoch == self.epoch and batch.sequence >= self.next:
+                self._waiting.setdefault(batch.sequence, batch.events)
+        if self._suspect:
+            self._suspect = False
+            if set(self._waiting) == {0} and not answer.batches:
+                self._recovering = False
+                self._complete = False
+                self._held = self._waiting.pop(0)
+                return StreamOutcome(note="it may have started over; the next batch will tell")
+        before = self.next
+        events = self._drain()
+        if not self._waiting:
+            self._recovering = False
+            self.recovered += 1
+            return StreamOutcome(events=events, note="what was missing of its KV events was replayed")
+        if self.next > before:
+            return StreamOutcome(events=events, replay_from=self._ask())
+        return self._give_up("the missing KV events could not be replayed")
+
+    def lost(self, reason: str) -> StreamOutcome:
+        """The publisher can't be heard any more; whatever comes later is a new beginning."""
+        self._begin()
+        self._complete = False
+        self.unrecovered += 1
+        return StreamOutcome(clear=True, note=f"its KV events are lost: {reason}")
+
+    # --- the cases --------------------------------------------------------------------------------------------------
+
+    def _received(self, number: int, events: list[KvEvent]) -> StreamOutcome:
+        if self._held is not None:
+            held, self._held = self._held, None
+            if number == 1:
+                self.restarts += 1
+                self.next = 2
+                return StreamOutcome(events=self._pass_on([(0, held), (1, events)]), note="it started over")
+            self.duplicates += 1
+            if number == 0:
+                self._held = held
+                return StreamOutcome()
+            self.next = number  # that was a late duplicate: the numbering goes on where it was
+        if number < self.next:
+            return self._late(number, events)
+        if self._recovering:
+            return self._wait(number, events)
+        if number == self.next:
+            self.next += 1
+            return StreamOutcome(events=self._pass_on([(number, events)]))
+        self.gaps += 1
+        self._waiting[number] = events
+        self._recovering = True
+        note = f"KV events {self.next} to {number - 1} are missing; asking for them"
+        return StreamOutcome(replay_from=self._ask(), note=note)
+
+    def _late(self, number: int, events: list[KvEvent]) -> StreamOutcome:
+        """A number from the past: a duplicate, or a publisher that counts anew."""
+        self._late_run = self._late_run + 1 if number == self._late_next else 1
+        self._late_next = number + 1
+        if number and self._late_run < _LATE_RUN:
+            self.duplicates += 1
+            return StreamOutcome()
+        self.restarts += 1
+        self._begin()
+        self._suspect = True
+        self._recovering = True
+        self._waiting[number] = events
+        return StreamOutcome(
+            clear=True, replay_from=self._ask(), note=f"its KV events went back to number {number}; starting over"
+        )
+
+    def _wait(self, number: int, events: list[KvEvent]) -> StreamOutcome:
+        """Keep a batch until the answer comes, unless it is itself what was missing."""
+        if number in self._waiting:
+            self.duplicates += 1
+            return StreamOutcome()
+        self._waiting[number] = events
+        passed = [] if self._suspect else self._drain()
+        if not self._waiting:
+            self._recovering = False
+            self._stale = self._asked
+            self.recovered += 1
+            return StreamOutcome(events=passed, note="what was missing of its KV events came late")
+        if len(self._waiting) <= self.buffer_max:
+            return StreamOutcome(events=passed)
+        self.overflows += 1
+        return self._give_up(f"more than {self.buffer_max} batches wait for a replay")
+
+    def _give_up(self, why: str) -> StreamOutcome:
+        """Go on without what is missing: trust only the unbroken end of what was heard."""
+        self.unrecovered += 1
+        self._recovering = self._suspect = False
+        self._stale = self._asked
+        last = first = max(self._waiting)
+        while first - 1 in self._waiting:
+            first -= 1
+        self._complete = False
+        self._learnt = 0
+        self.next = last + 1
+        run = [(number, self._waiting[number]) for number in range(first, last + 1)]
+        self._waiting = {}
+        return StreamOutcome(clear=True, events=self._pass_on(run), note=f"{why}: learning its cache anew")
+
+    # --- helpers ----------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Expect a publisher's first batch; a question that is open is about something else."""
+        self.next = 0
+        self._complete = True
+        self._learnt = 0
+        self._recovering = self._suspect = False
+        self._stale = self._asked
+        self._waiting = {}
+        self._held = None
+        self._late_next, self._late_run = -1, 0
+
+    def _ask(self) -> int | None:
+        """Return the first sequence to ask for, or None while the answer to an older question is still to come."""
+        if self._asked:
+            self._stale = True
+            return None
+        self._asked = True
+        return self.next
+
+    def _drain(self) -> list[KvEvent]:
+        """Pass on what waits and is due."""
+        ready: list[tuple[int, list[KvEvent]]] = []
+        while self.next in self._waiting:
+            ready.append((self.next, self._waiting.pop(self.next)))
+            self.next += 1
+        return self._pass_on(ready)
+
+    def _pass_on(self, batches: Iterable[tuple[int, list[KvEvent]]]) -> list[KvEvent]:
+        """Join batches in order, and see whether they make the picture whole again."""
+        events: list[KvEvent] = []
+        for number, part in batches:
+            events.extend(part)
+            if self._complete:
+                continue
+            self._learnt += 1
+            if number == 0 or self._learnt >= self.relearn_after or any(isinstance(e, KvCleared) for e in part):
+                self._complete = True
+                self.relearnt += 1
+        self.applied += len(events)
+        return events
+
+    # --- machine duties ---------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the whole state as plain data."""
+        state = {name: value for name, value in vars(self).items() if name not in ("_waiting", "_held")}
+        return {
+            **state,
+            "waiting": [[number, msgspec.to_builtins(events)] for number, events in self._waiting.items()],
+            "held": None if self._held is None else msgspec.to_builtins(self._held),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Become the stream that wrote ``state``."""
+        state = dict(state)
+        waiting, held = state.pop("waiting"), state.pop("held")
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._waiting = {number: msgspec.convert(events, list[KvEvent]) for number, events in waiting}
+        self._held = None if held is None else msgspec.convert(held, list[KvEvent])
+
+    def check(self) -> None:
+        """Raise `InvariantError` where the state contradicts itself."""
+        if self._recovering != bool(self._waiting):
+            raise InvariantError("batches wait if and only if a gap is being closed")
+        if self._recovering and not self._asked:
+            raise InvariantError("a gap is being closed, but nothing was asked")
+        if len(self._waiting) > self.buffer_max or any(number < self.next for number in self._waiting):
+            raise InvariantError("too many batches wait, or some that were passed on already")
