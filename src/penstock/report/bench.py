@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 from collections import Counter
@@ -83,6 +84,7 @@ async def _load(
         ):
             await generator.run(plan.shots(model, cache))
     finally:
+        gc.unfreeze()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
