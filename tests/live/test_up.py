@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.live.cluster import Served, alive, free_port, post, request, served, stream, until
 
 FAST = ["--frontend.port", "0", "--set", "models.sim.pools.main.sim.speed_up=20"]

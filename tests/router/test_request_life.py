@@ -1,7 +1,6 @@
 """A request from arrival to its one end."""
 
 import pytest
-from tests.router.worlds import World, arrived, card, none, only, prompt
 
 from penstock.kernel.machine import SECOND, Wake, Woken
 from penstock.kernel.values import RequestId, WorkerId
@@ -22,6 +21,7 @@ from penstock.router.events import (
 )
 from penstock.router.request import TRANSITIONS
 from penstock.router.settings import BreakerSettings, QueueSettings
+from tests.router.worlds import World, arrived, card, none, only, prompt
 
 R = RequestId("r")
 

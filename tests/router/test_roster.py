@@ -1,12 +1,11 @@
 """Workers from joining to gone: epochs, moves, and the breaker's states."""
 
-from tests.router.worlds import card
-
 from penstock.kernel.machine import SECOND
 from penstock.kernel.values import WorkerId
 from penstock.router.breaker import Breaker
 from penstock.router.roster import Roster
 from penstock.router.settings import BreakerSettings
+from tests.router.worlds import card
 
 A = WorkerId("a")
 

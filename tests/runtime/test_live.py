@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from tests.router.worlds import arrived, card
 
 from penstock.kernel.machine import Effect, Event, Nanos, Send, Snapshot, Wake
 from penstock.kernel.values import RequestId
@@ -13,6 +12,7 @@ from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
 from penstock.runtime.live import Live
 from penstock.runtime.tickets import Tickets
+from tests.router.worlds import arrived, card
 
 
 class Ping(Event, frozen=True, kw_only=True):

@@ -4,10 +4,10 @@ import os
 
 import msgspec
 import pytest
-from tests.stateful.cluster import MODEL, Cluster
 
 from penstock.kernel.machine import Effect, Event, Nanos
 from penstock.router.router import Router
+from tests.stateful.cluster import MODEL, Cluster
 
 SEEDS = int(os.environ.get("PENSTOCK_SEEDS", "2000"))
 CHUNK = 100
