@@ -1,0 +1,238 @@
+"""Which metrics does a frontend show? The names that the field's planners and dashboards query, and ``penstock_*``.
+
+``dynamo_frontend_*`` and ``dynamo_component_*`` have the names, labels and buckets of the field; where one of theirs
+has a label that means nothing here, it holds a constant. ``penstock_*`` is what those lack. Seconds and tokens.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock.adapters.telemetry.exposition import Observations
+from penstock.adapters.telemetry.names import Names
+from penstock.kernel.values import WorkerCard
+from penstock.router.events import Closed, Cost, Decision, Dispatch
+
+NAMESPACE, COMPONENT = "dynamo", "backend"
+"""Constant labels of the router's metrics, as a default deployment of the field has them."""
+WORKER_TYPE = "decode"
+"""What the field calls a worker that does both prefill and decode."""
+OTHER = "other"
+
+SEEN_BY_ALL = (
+    *("dynamo_frontend_worker_active_decode_blocks", "dynamo_frontend_worker_active_prefill_tokens"),
+    *("dynamo_frontend_model_ready", "dynamo_frontend_model_total_kv_blocks", "dynamo_frontend_model_max_num_seqs"),
+    *("dynamo_frontend_model_max_num_batched_tokens", "dynamo_frontend_model_context_length"),
+    *("dynamo_frontend_model_kv_cache_block_size", "dynamo_frontend_model_migration_limit"),
+    *("dynamo_frontend_worker_last_time_to_first_token_seconds", "dynamo_component_router_worker_registered"),
+    *("dynamo_frontend_worker_last_inter_token_latency_seconds", "penstock_worker_ready"),
+    *("dynamo_frontend_worker_last_input_sequence_tokens", "dynamo_component_uptime_seconds"),
+    *("dynamo_component_router_kv_event_source_mismatch_workers", "penstock_kv_without_event_source"),
+    *("penstock_worker_breaker_open", "penstock_worker_index_state", "penstock_loop_block_longest_seconds"),
+    "penstock_loop_block_recent_seconds",
+)
+"""Gauges that every frontend process shows for the same thing: of several processes the largest counts, not the sum."""
+
+
+class Metrics(Names):
+    """Everything that a frontend process counts.
+
+    Args:
+        router: name of this process's router, a label of its metrics.
+        context_types_max: distinct values of the label ``context_type``; further ones count as ``other``.
+    """
+
+    def __init__(self, router: str, context_types_max: int = 16) -> None:
+        super().__init__()
+        self.router = router
+        self._context_types_max = context_types_max
+        self._context_types: set[str] = set()
+        self._active: dict[str, int] = {}
+        self._queued: dict[str, int] = {}
+        self._tokenizer_hits: dict[str, tuple[int, int]] = {}
+
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    def started(self, model: str, endpoint: str, streamed: bool, context_type: str | None = None) -> None:
+        """A request has been read and will be routed."""
+        self.requests_started.add(endpoint, model, "stream" if streamed else "unary")
+        self._active[model] = self._active.get(model, 0) + 1
+        self._queued[model] = self._queued.get(model, 0) + 1
+        if context_type is not None:
+            self.context_types.add(model, self._bounded(context_type))
+
+    def first_token(self, model: str) -> None:
+        """A request has its first token, or ended without one: it is not waiting any more. Once per request."""
+        self._queued[model] = self._queued.get(model, 1) - 1
+
+    def ended(self, model: str, endpoint: str, streamed: bool, error_type: str, duration: float) -> None:
+        """A request that `started` is over; ``error_type`` is empty where it went well; ``duration`` in seconds."""
+        kind = "stream" if streamed else "unary"
+        self._active[model] = self._active.get(model, 1) - 1
+        self.requests.add(endpoint, error_type, model, kind, "error" if error_type else "success")
+        self.duration.observe(duration, model)
+        if error_type == "overload":
+            self.rejections.add(endpoint, model)
+        elif error_type == "cancelled":
+            self.cancellations.add(endpoint, model, kind)
+
+    def refused(self, model: str, endpoint: str, streamed: bool, error_type: str) -> None:
+        """A request was answered with an error before it was routed."""
+        self.requests.add(endpoint, error_type, model, "stream" if streamed else "unary", "error")
+        if error_type == "overload":
+            self.rejections.add(endpoint, model)
+
+    def gaps(self, model: str) -> Observations:
+        """Return where a stream's gaps between tokens are counted, in seconds."""
+        return self.itl.of(model)
+
+    def stage(self, name: str, took: float) -> None:
+        """A stage of a request took so many seconds."""
+        if name == "template":
+            self.template.observe(took)
+        elif name == "tokenize":
+            self.tokenize.observe(took)
+        else:
+            self.stages.observe(took, name)
+
+    def dispatched(self, effect: Dispatch) -> None:
+        """The router sent a request to a worker."""
+        decision = effect.decision
+        me = self.router
+        self.decisions.add(decision.mode, decision.model)
+        if effect.attempt > 1:
+            self.retries.add(decision.model)
+            return
+        self.router_started.add(COMPONENT, NAMESPACE, me, me)
+        self.router_input.observe(decision.isl, COMPONENT, NAMESPACE, decision.model, "aggregated", me, me)
+        if decision.isl:
+            self.hit_rate.observe(
+                min(1.0, decision.expected_cached_tokens / decision.isl), COMPONENT, NAMESPACE, me, me
+            )
+        self._overlap_lost(decision)
+
+    def closed(self, effect: Closed) -> None:
+        """A request reached its end in the router."""
+        model, me = effect.model, self.router
+        self.outcomes.add(effect.fault, model, effect.outcome)
+        self.router_requests.add(COMPONENT, NAMESPACE, me, me)
+        self.queue_wait.observe(effect.queued, model)
+        if effect.outcome != "ok":
+            return
+        self.input.observe(effect.isl, model)
+        self.output.observe(effect.osl, model)
+        self.output_tokens.add(model, by=effect.osl)
+        self.router_output.observe(effect.osl, COMPONENT, NAMESPACE, me, me)
+        if effect.cached is not None:
+            self.cached.observe(effect.cached, model)
+            self.reused.add(COMPONENT, NAMESPACE, model, "aggregated", me, me, by=effect.cached)
+        if effect.legs:
+            target = effect.legs[-1].target
+            self.last_input.set(str(target.rank), target.worker, WORKER_TYPE, to=effect.isl)
+
+    def timed(self, model: str, worker: str, rank: int, ttft: float, itl: float | None) -> None:
+        """A streamed request ended with these times, in seconds."""
+        me = self.router
+        self.ttft.observe(ttft, model)
+        self.router_ttft.observe(ttft, COMPONENT, NAMESPACE, me, me)
+        self.last_ttft.set(str(rank), worker, WORKER_TYPE, to=ttft)
+        if itl is not None:
+            self.router_itl.observe(itl, COMPONENT, NAMESPACE, me, me)
+            self.last_itl.set(str(rank), worker, WORKER_TYPE, to=itl)
+
+    # --- what is read at a scrape -----------------------------------------------------------------------------------
+
+    def read_status(self, status: Mapping[str, Any], cards: Iterable[WorkerCard], uptime: float) -> None:
+        """Take over what the router shows of models, workers and queues."""
+        me = self.router
+        for gauge in (
+            *(self.active, self.inflight, self.queued, self.pending, self.queue_length, self.registered),
+            *(self.mismatch, self.blind, self.ready, self.worker_blocks, self.worker_prefill, self.breaker_open),
+            *(self.index_state, self.worker_ready, self.block_size, self.total_blocks, self.context_length),
+            *(self.max_seqs, self.max_batched, self.migration),
+        ):
+            gauge.clear()
+        self.uptime.set(me, to=uptime)
+        for model in status["models"]:
+            name = model["name"]
+            self.ready.set(name, to=float(bool(model["ready"])))
+            self.migration.set(name, to=0)
+            length = status["queue"].get(name, {}).get("length", 0)
+            self.queue_length.set(name, to=length)
+            self.pending.set(name, "default", WORKER_TYPE, to=length)
+        for name in {*self._active, *(model["name"] for model in status["models"])}:
+            self.active.set(name, to=self._active.get(name, 0))
+            self.inflight.set(name, to=self._active.get(name, 0))
+            self.queued.set(name, to=self._queued.get(name, 0))
+        for worker in status["workers"]:
+            self._read_worker(worker, kv=status["mode"] == "kv")
+        for card in cards:
+            for gauge, value in (
+                (self.block_size, card.block_size),
+                (self.total_blocks, card.kv_blocks),
+                (self.context_length, card.max_len),
+                (self.max_seqs, card.max_seqs),
+                (self.max_batched, card.max_batched_tokens),
+            ):
+                if value is not None:  # unknown is not zero: no sample
+                    gauge.set(card.model, to=value)
+        self.dropped_events.set(to=status.get("dropped_events", 0))
+
+    def read_kv_events(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """Take over the index's counts by (event type, result)."""
+        for (kind, result), count in counts.items():
+            self.kv_applied.set(COMPONENT, NAMESPACE, kind, result, self.router, to=count)
+
+    def read_tokenizer(self, model: str, hits: int, misses: int, cached: int, encoded: int, size: int) -> None:
+        """Take over one model's tokenizer cache; the field's two hit counters have no model, so they are sums."""
+        self._tokenizer_hits[model] = (hits, misses)
+        self.cache_hits.set(to=sum(h for h, _ in self._tokenizer_hits.values()))
+        self.cache_misses.set(to=sum(m for _, m in self._tokenizer_hits.values()))
+        self.cache_tokens.set(model, to=cached)
+        self.cache_fresh.set(model, to=encoded)
+        self.cache_size.set(model, to=size)
+
+    def render(self) -> str:
+        """Return the text of a scrape."""
+        return self.registry.render()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _bounded(self, value: str) -> str:
+        if value in self._context_types:
+            return value
+        if len(self._context_types) >= self._context_types_max:
+            return OTHER
+        self._context_types.add(value)
+        return value
+
+    def _overlap_lost(self, decision: Decision) -> None:
+        """Count how much more the best candidate would have had in its cache."""
+        me = self.router
+        chosen = next((c for c in decision.candidates if c.target == decision.chosen), None)
+        if chosen is None:
+            return
+        best: Cost = max(decision.candidates, key=lambda c: c.overlap_tokens)
+        labels = (COMPONENT, NAMESPACE, decision.model, "aggregated", me, me)
+        self.selected_prefix.add(*labels, by=chosen.overlap_tokens)
+        self.best_prefix.add(*labels, by=best.overlap_tokens)
+        self.blocks_lost.observe(best.overlap_blocks - chosen.overlap_blocks, COMPONENT, NAMESPACE, me, me, "prefill")
+        if best.overlap_tokens > chosen.overlap_tokens:
+            self.not_best.add(COMPONENT, NAMESPACE, me, me, "prefill")
+
+    def _read_worker(self, worker: Mapping[str, Any], kv: bool) -> None:
+        name, model, me = worker["id"], worker["model"], self.router
+        self.registered.set("0", COMPONENT, NAMESPACE, name, me, WORKER_TYPE, to=1)
+        self.worker_blocks.set("0", name, WORKER_TYPE, to=worker["active_blocks"])
+        self.worker_prefill.set("0", name, WORKER_TYPE, to=worker["active_prefill_tokens"])
+        self.breaker_open.set(model, name, to=float(worker["breaker"] != "closed"))
+        self.index_state.set(model, worker["index"], name, to=1)
+        self.worker_ready.set(model, name, to=float(worker.get("why_not") is None))
+        self.worker_failures.set(model, name, to=worker["failures"])
+        labels = (COMPONENT, NAMESPACE, model, COMPONENT, "generate", NAMESPACE, me, WORKER_TYPE)
+        blind = kv and worker["index"] == "none"
+        self.mismatch.add(*labels, by=float(blind))
+        self.blind.add(model, by=float(blind))
+        events = worker.get("kv_events")
+        if events is not None:
+            self.kv_gaps.set(model, name, to=events["gaps"])
+            self.kv_lost.set(model, name, to=events["lost"])

@@ -1,0 +1,69 @@
+"""What does every route need of a request? Its id, its body within limits, and fields for the access log."""
+
+from typing import Any
+
+from aiohttp import web
+
+from penstock.frontend.errors import rejected
+from penstock.frontend.service import Service
+
+SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
+REQUEST_ID = "penstock.request_id"
+"""Under this key a request holds its id."""
+CALLER = "penstock.caller"
+"""Under this key a request holds the name of its key, or its address."""
+FIELDS = "penstock.fields"
+"""Under this key a request holds what its line in the access log says beside the usual."""
+
+
+def service_of(request: web.Request) -> Service:
+    return request.app[SERVICE]
+
+
+def note(request: web.Request, **fields: Any) -> None:
+    """Add fields to the request's line in the access log."""
+    request.setdefault(FIELDS, {}).update(fields)
+
+
+async def read_body(request: web.Request) -> bytes:
+    """Read the whole body.
+
+    Raises:
+        ClientError: 413 where it is larger than the limit; a length that says so is believed without reading. 400
+            where the client stopped in the middle.
+    """
+    limit = service_of(request).settings.frontend.limits.body_max
+    length = request.content_length
+    if length is not None and length > limit:
+        raise too_large(limit)
+    if length is None and not request.can_read_body:
+        return b""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for data in request.content.iter_any():
+            size += len(data)
+            if size > limit:
+                raise too_large(limit)
+            parts.append(data)
+    except (web.RequestPayloadError, ConnectionResetError) as error:
+        raise rejected(f"the body could not be read: {error}", code="invalid_body") from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def too_large(limit: int) -> Exception:
+    """Make the 413."""
+    return rejected(f"the body has more than {limit} bytes", code="body_too_large", status=413)
+
+
+async def expect_continue(request: web.Request) -> web.StreamResponse | None:
+    """Answer ``Expect: 100-continue``: go on, unless the body that is announced is too large to be read."""
+    if request.headers.get("expect", "").lower() != "100-continue":
+        raise web.HTTPExpectationFailed(text="only 100-continue is understood")
+    length = request.content_length
+    limit = service_of(request).settings.frontend.limits.body_max
+    if length is None or length <= limit:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # What was written here is no part of the answer's size, on which the error handling relies.
+        request.writer.output_size = 0
+    return None

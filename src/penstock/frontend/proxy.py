@@ -1,0 +1,74 @@
+"""How do the other /v1 routes reach an engine? Passed on as they are, by load, where the allow-list has them."""
+
+import re
+
+from aiohttp import web
+
+from penstock.frontend.body import decode_object, text_field
+from penstock.frontend.completions import UNKNOWN, carry, refusal
+from penstock.frontend.context import read_body, service_of
+from penstock.frontend.errors import rejected
+from penstock.frontend.exchange import Job
+from penstock.frontend.hints import Hints, read_hints
+from penstock.frontend.prompts import BYTES_PER_TOKEN, Prompt
+from penstock.frontend.service import Service
+from penstock.frontend.timing import Timing
+from penstock.kernel.errors import PenstockError
+
+_FORM_MODEL = re.compile(rb'name="model"(?:\r\n[^\r\n]+)*\r\n\r\n([^\r\n]{1,256})\r\n')
+
+
+async def proxied(request: web.Request) -> web.StreamResponse:
+    """POST to a route of the allow-list."""
+    service = service_of(request)
+    timing = Timing()
+    endpoint = request.path.removeprefix("/v1/").replace("/", "_")
+    content_type = request.headers.get("content-type", "application/json")
+    try:
+        raw = await read_body(request)
+        name, streamed = _model_of(service, raw, content_type)
+        resolved = service.resolve(name)
+        hints = Hints(read_hints(request.headers, {}, {}).preferences)
+    except PenstockError as error:
+        service.metrics.refused(UNKNOWN, endpoint, False, refusal(error))
+        raise
+    job = Job(
+        path=request.path,
+        body=raw,
+        content_type=content_type,
+        endpoint=endpoint,
+        streamed=streamed,
+        hints=hints,
+    )
+    # No blocks: what these routes compute shares no KV, so the least loaded worker gets it.
+    prompt = Prompt(len(raw) // BYTES_PER_TOKEN, [], estimated=True)
+    return await carry(request, service, resolved, job, prompt, timing)
+
+
+async def not_allowed(request: web.Request) -> web.StreamResponse:
+    """Any other /v1 route."""
+    allowed = ", ".join(service_of(request).settings.frontend.proxied_routes)
+    raise rejected(
+        f"{request.method} {request.path} is not served here; beside completions, models and chat these are: {allowed}",
+        code="not_found",
+        status=404,
+    )
+
+
+def _model_of(service: Service, raw: bytes, content_type: str) -> tuple[str, bool]:
+    """Return the model that a body names, and whether it asks for a stream; one model needs no naming."""
+    name: str | None = None
+    streamed = False
+    if content_type.startswith("multipart/form-data"):
+        found = _FORM_MODEL.search(raw[:65_536]) or _FORM_MODEL.search(raw[-65_536:])
+        name = None if found is None else found.group(1).decode("utf-8", "replace")
+    else:
+        fields = decode_object(raw)
+        name = text_field(fields, "model")
+        streamed = fields.get("stream") is True
+    if name is None:
+        known = sorted(service.models())
+        if len(known) != 1:
+            raise rejected(f"name a model: {', '.join(known)}", "model", code="missing_field")
+        name = known[0]
+    return name, streamed

@@ -1,0 +1,267 @@
+"""What ties a frontend process together? One object that the routes share: settings, models, router, counts."""
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock.adapters.engines.openai import EngineClient
+from penstock.adapters.telemetry.otel import Tracer
+from penstock.adapters.telemetry.prometheus import Metrics
+from penstock.config.cluster import ClusterSettings
+from penstock.frontend.access import Keys, Rates
+from penstock.frontend.errors import rejected
+from penstock.frontend.history import History
+from penstock.frontend.prompts import Prompts
+from penstock.frontend.records import Discard, RecordSink
+from penstock.frontend.tokens import PromptTokenizer, load_tokenizer
+from penstock.kernel.errors import ClientError
+from penstock.kernel.machine import Effect, Nanos
+from penstock.kernel.values import RequestId, WorkerCard
+from penstock.router.events import Abort, Arrived, Closed, Dispatch
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}\Z")
+
+
+class TicketLike(Protocol):
+    """One request's line to the router: `penstock.runtime.tickets.Ticket`."""
+
+    id: RequestId
+    attempt: int
+    closed: Closed | None
+    aborted: asyncio.Event
+
+    async def next(self) -> Dispatch | Closed: ...
+    def first_token(self) -> None: ...
+    def grown(self, tokens: int) -> None: ...
+    def finished(self, tokens: int, cached: int | None) -> None: ...
+    def failed(
+        self, reason: str, *, retryable: bool, worker_at_fault: bool = True, status: int | None = None
+    ) -> None: ...
+    def cancelled(self) -> None: ...
+
+
+class TicketsLike(Protocol):
+    """All requests' lines to the router: `penstock.runtime.tickets.Tickets`."""
+
+    def arrive(self, event: Arrived) -> TicketLike: ...
+    def listen(self, listener: Callable[[Nanos, Effect], None]) -> None: ...
+
+
+class Cluster(Protocol):
+    """What a frontend asks of the node behind it, beside tickets."""
+
+    name: str
+    """Of this process's router."""
+
+    def now(self) -> Nanos:
+        """Return the router's time."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Return what an operator sees: models, workers, queues, counts, findings."""
+        ...
+
+    def cards(self) -> Sequence[WorkerCard]:
+        """Return all workers that are there."""
+        ...
+
+    def block_size(self, model: str) -> int:
+        """Return a model's tokens per block, as the router compares prefixes by it."""
+        ...
+
+    def ready(self, model: str) -> int:
+        """Return how many workers can take a request of a model now."""
+        ...
+
+    def kv_events(self) -> Mapping[tuple[str, str], int]:
+        """Return how many KV events were applied, by (event type, result)."""
+        ...
+
+    def counters(self) -> Mapping[str, float]:
+        """Return loop and router health: loop_longest, loop_recent, loop_stalls, router_faults."""
+        ...
+
+    def notes(self) -> Mapping[str, int]:
+        """Return how often each kind of note was taken."""
+        ...
+
+    def peers(self) -> Sequence[str]:
+        """Return the admin URLs of the cluster's other frontend processes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Which model a request is for, and what routing needs of it."""
+
+    model: str
+    adapter: str | None
+    tokenizer: PromptTokenizer | None
+    block_size: int
+    max_len: int | None
+
+
+@dataclass
+class Service:
+    """Everything that routes share; made once per process."""
+
+    settings: ClusterSettings
+    cluster: Cluster
+    tickets: TicketsLike
+    engines: EngineClient
+    tokenizers: dict[str, PromptTokenizer | None]
+    """Every configured model; None where its text is hashed."""
+    metrics: Metrics
+    tracer: Tracer = field(default_factory=lambda: Tracer(None))
+    records: RecordSink = field(default_factory=Discard)
+    decisions: RecordSink = field(default_factory=Discard)
+    run: str = ""
+    run_offset: Nanos = 0
+    """Nanoseconds from the start of the run to the router's time 0."""
+    urls: dict[str, str] = field(default_factory=dict)
+    """Where this frontend listens: ``endpoint`` and ``admin``."""
+    new_id: Callable[[], str] = field(default=lambda: f"req-{secrets.token_hex(12)}")
+    draining: bool = False
+
+    def __post_init__(self) -> None:
+        frontend = self.settings.frontend
+        self.started = time.monotonic()
+        self.inflight = 0
+        """HTTP requests of routed or proxied routes that are being answered."""
+        self.keys = Keys(frontend.security.api_keys)
+        self.admin_keys = Keys(frontend.security.admin_keys)
+        self.rates = Rates(frontend.limits.rate, frontend.limits.burst)
+        self.prompts = Prompts(frontend.tokenize.threads, frontend.tokenize.queue_max, self.metrics.stage)
+        self.history = History(self.settings.router.decisions_kept, frontend.closed_kept)
+        self.running: dict[str, Callable[[str], None]] = {}
+        """Open attempts by request id, and how each is stopped."""
+        self.watched: set[Any] = set()
+        """Attempts whose silence is watched (`penstock.frontend.watch`)."""
+        self.tickets.listen(self._heard)
+
+    # --- models -----------------------------------------------------------------------------------------------------
+
+    def models(self) -> dict[str, WorkerCard | None]:
+        """Return every model that clients may name: configured, served, and adapters; each with one worker's card."""
+        found: dict[str, WorkerCard | None] = dict.fromkeys(self.settings.models)
+        for card in self.cluster.cards():
+            for name in (card.model, *card.adapters):
+                if found.get(name) is None:
+                    found[name] = card
+        return found
+
+    def resolve(self, name: str) -> Resolved:
+        """Find out what a request's model is.
+
+        Raises:
+            ClientError: 404: it is none of the known ones, which the message lists.
+        """
+        cards = [card for card in self.cluster.cards() if card.model == name]
+        adapter: str | None = None
+        model = name
+        if not cards and name not in self.settings.models:
+            cards = [card for card in self.cluster.cards() if name in card.adapters]
+            if not cards:
+                known = ", ".join(sorted(self.models())) or "none yet"
+                raise rejected(
+                    f"the model {name!r} does not exist; known models: {known}",
+                    "model",
+                    code="model_not_found",
+                    status=404,
+                )
+            adapter, model = name, cards[0].model
+        lengths = [card.max_len for card in cards if card.max_len is not None]
+        # One worker of unknown length may take what the others can't.
+        most = max(lengths) if lengths and len(lengths) == len(cards) else None
+        return Resolved(model, adapter, self.tokenizers.get(model), self.cluster.block_size(model), most)
+
+    def notes(self) -> list[str]:
+        """Return what the health route should say although it is well."""
+        found = [str(finding["text"]) for finding in self.cluster.status()["findings"]]
+        found += [
+            f"{model} has no local tokenizer: it is routed by hashed text blocks, which match caches less well"
+            for model, tokenizer in self.tokenizers.items()
+            if tokenizer is None
+        ]
+        found += [
+            f"the tokenizer cache of {model} is off: {tokenizer.why_no_cache}"
+            for model, tokenizer in self.tokenizers.items()
+            if tokenizer is not None and not tokenizer.caches and self.settings.frontend.tokenize.cache_bytes > 0
+        ]
+        return found
+
+    # --- ids --------------------------------------------------------------------------------------------------------
+
+    def request_id(self, headers: Mapping[str, str]) -> str:
+        """Return the client's id where it is sane, else a new one."""
+        for name in ("x-request-id", "x-dynamo-request-id", "x-penstock-request-id"):
+            wished = headers.get(name)
+            if wished is not None and _SANE_ID.match(wished):
+                return wished
+        return self.new_id()
+
+    def arrive(self, event: Callable[[RequestId], Arrived], wished: str) -> TicketLike:
+        """Hand a request to the router, under a new id where the wished one is in use by an open request."""
+        try:
+            return self.tickets.arrive(event(RequestId(wished)))
+        except ValueError:
+            return self.tickets.arrive(event(RequestId(self.new_id())))
+
+    # --- what the router says ---------------------------------------------------------------------------------------
+
+    def _heard(self, now: Nanos, effect: Effect) -> None:
+        if isinstance(effect, Dispatch):
+            self.metrics.dispatched(effect)
+            self.history.decided(effect.decision)
+            self.decisions.write(effect.decision)
+        elif isinstance(effect, Closed):
+            self.metrics.closed(effect)
+            self.history.closed(effect)
+        elif isinstance(effect, Abort):
+            stop = self.running.get(effect.id)
+            if stop is not None:
+                stop(effect.reason)
+
+    async def close(self) -> None:
+        """Let go of threads, connections and spans."""
+        self.prompts.close()
+        await self.engines.close()
+        await asyncio.to_thread(self.tracer.close)
+
+
+def load_tokenizers(settings: ClusterSettings) -> dict[str, PromptTokenizer | None]:
+    """Load every configured model's tokenizer.
+
+    Raises:
+        ConfigError: one is named and can't be loaded.
+    """
+    tokenize = settings.frontend.tokenize
+    return {
+        name: None
+        if model.tokenizer is None
+        else load_tokenizer(model.tokenizer, cache_bytes=tokenize.cache_bytes, cache_entries=tokenize.cache_entries)
+        for name, model in settings.models.items()
+    }
+
+
+def check_prompt(resolved: Resolved, isl: int, prompt_max: int | None, param: str) -> None:
+    """Refuse a prompt that is too long, with the numbers.
+
+    Args:
+        isl: prompt tokens, counted (an estimate refuses nothing).
+        param: the field that holds the prompt.
+
+    Raises:
+        ClientError: 400.
+    """
+    for limit, whose in ((prompt_max, "this endpoint takes"), (resolved.max_len, f"{resolved.model} takes")):
+        if limit is not None and isl > limit:
+            raise ClientError(
+                f"the prompt has {isl} tokens, and {whose} at most {limit}",
+                code="context_length_exceeded",
+                param=param,
+            )
