@@ -26,11 +26,14 @@ class Shout(Effect, frozen=True, kw_only=True):
 class Recorder:
     def __init__(self, answers: dict[str, list[Effect]] | None = None) -> None:
         self.heard: list[str] = []
+        self.woken = asyncio.Event()
         self.answers = answers or {}
 
     def handle(self, now: Nanos, event: Event) -> Sequence[Effect]:
         text = event.text if isinstance(event, Ping) else "woken"
         self.heard.append(text)
+        if text == "woken":
+            self.woken.set()
         if text == "break":
             raise RuntimeError("broken")
         return self.answers.get(text, [])
@@ -63,8 +66,7 @@ async def test_only_the_newest_wake_fires() -> None:
     a = Recorder({"x": [Wake(at=0), Wake(at=30_000_000)]})
     live = Live({"a": a})
     live.post("a", Ping(text="x"))
-    while "woken" not in a.heard:
-        await asyncio.sleep(0.005)
+    await asyncio.wait_for(a.woken.wait(), 5)
     assert a.heard == ["x", "woken"] and live.now() >= 30_000_000
 
 

@@ -1,5 +1,6 @@
 """What do workers' comings and goings mean?"""
 
+from penstock.kernel.hashing import SCHEME
 from penstock.kernel.machine import Nanos, seconds
 from penstock.kernel.values import WorkerId
 from penstock.router.core import Core
@@ -35,6 +36,7 @@ def joined(core: Core, now: Nanos, event: WorkerJoined) -> None:
     if pool.exact is not None:
         for target in worker.targets[: len(card.events)]:
             pool.streams[target] = KvStream()
+            pool.exact.join(target, native=card.hash_scheme == SCHEME)
     guessed = pool.indexed and not card.events
     core.note(
         "worker_joined",

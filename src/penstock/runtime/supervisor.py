@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -159,7 +160,8 @@ class _Cluster:
         grace = self.settings.frontend.drain_timeout + self.settings.supervise.stop_grace
         drain = asyncio.gather(*(child.stop(grace) for child in self.frontends.values()))
         hurry = asyncio.create_task(self.hurry.wait())
-        await asyncio.wait({drain, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {drain, hurry}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not drain.done():
             self.say("Stopping at once; running requests are cut off.")
             for child in self.frontends.values():
