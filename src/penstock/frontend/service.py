@@ -18,7 +18,6 @@ from penstock.frontend.history import History
 from penstock.frontend.prompts import Prompts
 from penstock.frontend.records import Discard, RecordSink
 from penstock.frontend.tokens import PromptTokenizer, load_tokenizer
-from penstock.kernel.errors import ClientError
 from penstock.kernel.machine import Effect, Nanos
 from penstock.kernel.values import RequestId, WorkerCard
 from penstock.router.events import Abort, Arrived, Closed, Dispatch
@@ -258,10 +257,9 @@ def check_prompt(resolved: Resolved, isl: int, prompt_max: int | None, param: st
     Raises:
         ClientError: 400.
     """
-    for limit, whose in ((prompt_max, "this endpoint takes"), (resolved.max_len, f"{resolved.model} takes")):
-        if limit is not None and isl > limit:
-            raise ClientError(
-                f"the prompt has {isl} tokens, and {whose} at most {limit}",
-                code="context_length_exceeded",
-                param=param,
-            )
+    if prompt_max is not None and isl > prompt_max:
+        text = f"the prompt has {isl} tokens, and this endpoint takes at most {prompt_max}"
+        raise rejected(text, param, code="context_length_exceeded")
+    if resolved.max_len is not None and isl >= resolved.max_len:
+        text = f"the prompt has {isl} tokens, and {resolved.model} has room for {resolved.max_len} with the output"
+        raise rejected(text, param, code="context_length_exceeded")

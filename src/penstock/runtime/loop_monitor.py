@@ -5,6 +5,7 @@ Budget: 5 ms. Whatever takes longer belongs into a thread.
 
 import asyncio
 import time
+from collections.abc import Callable
 
 PERIOD = 0.005
 """Seconds between looks: a block that is shorter than this may go unseen, and those do not matter."""
@@ -21,6 +22,8 @@ class LoopMonitor:
         self.over_budget = 0
         """Looks that were late by more than 5 ms."""
         self.looks = 0
+        self.observe: Callable[[float], None] | None = None
+        """Told how late each look was, in seconds."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -29,6 +32,8 @@ class LoopMonitor:
             await asyncio.sleep(PERIOD)
             late = time.perf_counter() - due
             self.looks += 1
+            if self.observe is not None:
+                self.observe(late)
             if late > self.longest_recent:
                 self.longest_recent = late
                 self.longest = max(self.longest, late)

@@ -1,0 +1,197 @@
+"""What do administrators see and do? Status, explain, the last requests and decisions, clearing caches."""
+
+import asyncio
+import time
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+import penstock
+from penstock.adapters.engines.openai import EngineUnreachable
+from penstock.frontend.context import read_body, service_of
+from penstock.frontend.errors import rejected
+from penstock.frontend.models import json_response
+from penstock.frontend.service import Service
+from penstock.kernel.values import WorkerCard
+
+CLEAR_TIMEOUT = 10.0
+"""Seconds that an engine has to reset its prefix cache."""
+PEER_TIMEOUT = 2.0
+"""Seconds that another frontend process has to answer."""
+LIMIT_MAX = 1000
+
+
+async def status(request: web.Request) -> web.Response:
+    """GET /admin/status"""
+    return json_response(status_of(service_of(request)))
+
+
+async def explain(request: web.Request) -> web.Response:
+    """GET /admin/explain/{id}: where a request went and why; asks the other frontend processes where we do not know."""
+    service = service_of(request)
+    wanted = request.match_info["request"]
+    found = service.history.explain(wanted)
+    if found is None and request.query.get("scope") != "process":
+        found = await _ask_peers(service, f"/admin/explain/{wanted}?scope=process", request)
+    if found is None:
+        kept = service.settings.router.decisions_kept
+        raise rejected(
+            f"no request {wanted!r} is known: the last {kept} decisions are kept, and ids stand in the response "
+            "header x-penstock-request-id; GET /admin/requests lists the newest",
+            code="unknown_request",
+            status=404,
+        )
+    return json_response(found)
+
+
+async def requests(request: web.Request) -> web.Response:
+    """GET /admin/requests?limit=N: the newest ends first."""
+    return json_response({"requests": service_of(request).history.last_closed(_limit(request))})
+
+
+async def decisions(request: web.Request) -> web.Response:
+    """GET /admin/decisions?limit=N: the newest first."""
+    return json_response({"decisions": service_of(request).history.last_decisions(_limit(request))})
+
+
+async def clear_kv_blocks(request: web.Request) -> web.Response:
+    """POST /clear_kv_blocks: ask every engine, or those of the model in the body, to reset its prefix cache."""
+    service = service_of(request)
+    await read_body(request)
+    model = request.query.get("model")
+    if model is not None:
+        model = service.resolve(model).model
+    cards = [card for card in service.cluster.cards() if model is None or card.model == model]
+    results = await asyncio.gather(*(_clear(service, card) for card in cards))
+    done = sum(1 for result in results if result["cleared"])
+    return json_response(
+        {"cleared": done, "failed": len(results) - done, "workers": results},
+        200 if done == len(results) else 502,
+    )
+
+
+def status_of(service: Service) -> dict[str, Any]:
+    """Return all that an operator sees."""
+    found = service.cluster.status()
+    settings = service.settings
+    for model in found["models"]:
+        configured = settings.models.get(model["name"])
+        model["tokenizer"] = None if configured is None else configured.tokenizer
+    known = {model["name"] for model in found["models"]}
+    for name, configured in settings.models.items():
+        if name not in known:
+            found["models"].append(_absent(name, configured.tokenizer))
+    for name, tokenizer in service.tokenizers.items():
+        if tokenizer is None:
+            found["findings"].append(
+                {
+                    "level": "info",
+                    "text": f"{name} has no local tokenizer: it is routed by hashed text blocks",
+                    "hint": f"set models.{name}.tokenizer to the model's folder for exact prefixes",
+                }
+            )
+        elif settings.frontend.tokenize.cache_bytes and not tokenizer.caches:
+            found["findings"].append(
+                {
+                    "level": "info",
+                    "text": f"the tokenizer cache of {name} is off: {tokenizer.why_no_cache}",
+                    "hint": "prompts are tokenised whole, which costs CPU and changes nothing else",
+                }
+            )
+    requests = found["requests"]
+    counters = service.cluster.counters()
+    return {
+        "cluster": settings.name,
+        "version": penstock.__version__,
+        "run": service.run,
+        "endpoint": service.urls.get("endpoint", ""),
+        "uptime": round(time.monotonic() - service.started, 3),
+        "draining": service.draining,
+        "mode": found["mode"],
+        "models": found["models"],
+        "workers": found["workers"],
+        "queue": found["queue"],
+        "requests": {**requests, "http_inflight": service.inflight},
+        "hit_rate": found["hit_rate"],
+        "findings": found["findings"],
+        "frontends": found.get("frontends", []),
+        "tokenizers": {
+            name: {
+                "caches": tokenizer.caches,
+                "hits": tokenizer.hits,
+                "misses": tokenizer.misses,
+                "cache_bytes": tokenizer.cache_bytes,
+                "tokens_cached": tokenizer.tokens_cached,
+                "tokens_encoded": tokenizer.tokens_encoded,
+            }
+            for name, tokenizer in service.tokenizers.items()
+            if tokenizer is not None
+        },
+        "loop": {"longest": counters.get("loop_longest"), "recent": counters.get("loop_recent")},
+        "router_faults": found.get("router_faults", 0),
+    }
+
+
+def _absent(name: str, tokenizer: str | None) -> dict[str, Any]:
+    return {
+        "name": name,
+        "block_size": None,
+        "max_len": None,
+        "ready": False,
+        "workers": 0,
+        "index": "off",
+        "index_pairs": None,
+        "hit_rate": None,
+        "inflight": 0,
+        "tokenizer": tokenizer,
+    }
+
+
+async def _clear(service: Service, card: WorkerCard) -> dict[str, Any]:
+    out: dict[str, Any] = {"worker": card.id, "model": card.model, "url": card.url, "cleared": False}
+    try:
+        code, body = await service.engines.command(card.url, "/reset_prefix_cache", CLEAR_TIMEOUT)
+    except EngineUnreachable as error:
+        return {**out, "reason": error.message}
+    if code == 200:
+        return {**out, "cleared": True}
+    if code == 404:
+        return {**out, "reason": "the engine has no /reset_prefix_cache; vLLM shows it with VLLM_SERVER_DEV_MODE=1"}
+    return {**out, "reason": f"the engine answered {code}: {body[:200].decode('utf-8', 'replace')}"}
+
+
+async def _ask_peers(service: Service, path: str, request: web.Request) -> Any:
+    """Return the first 200 answer of the other frontend processes, or None."""
+    for answer in await from_peers(service, path, request):
+        return answer
+    return None
+
+
+async def from_peers(service: Service, path: str, request: web.Request, *, text: bool = False) -> list[Any]:
+    """Return what the other frontend processes of this cluster answer; those that do not are left out."""
+    urls = service.cluster.peers()
+    if not urls:
+        return []
+    headers = {"authorization": request.headers["authorization"]} if "authorization" in request.headers else {}
+    timeout = aiohttp.ClientTimeout(total=PEER_TIMEOUT)
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as http:
+        answers = await asyncio.gather(*(_get(http, url.rstrip("/") + path, text) for url in urls))
+    return [answer for answer in answers if answer is not None]
+
+
+async def _get(http: aiohttp.ClientSession, url: str, text: bool) -> Any:
+    try:
+        async with http.get(url) as response:
+            if response.status != 200:
+                return None
+            return await response.text() if text else await response.json()
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return None  # a process that is just going away is no reason to fail the others' answer
+
+
+def _limit(request: web.Request) -> int:
+    text = request.query.get("limit", "50")
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= LIMIT_MAX or len(text) > 9:
+        raise rejected(f"limit must be a whole number 1..{LIMIT_MAX}", "limit")
+    return int(text)

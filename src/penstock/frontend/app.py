@@ -1,0 +1,63 @@
+"""Which route goes where? The public application and the admin one, over one shared service."""
+
+from aiohttp import web
+
+from penstock.frontend import admin, completions, models, proxy, scrape, ui
+from penstock.frontend.context import SERVICE, expect_continue
+from penstock.frontend.middleware import Handler, for_admins, for_clients, mark_response, outermost, with_key
+from penstock.frontend.service import Service
+
+LINGER = 1.0
+"""Seconds that the rest of a refused body is read and thrown away, so that the client gets to see the answer."""
+
+
+def public_app(service: Service, *, with_admin: bool) -> web.Application:
+    """Make the application that clients see.
+
+    Args:
+        with_admin: serve the admin routes here as well; false where they have a port of their own.
+    """
+    app = _bare(service)
+    post, get = app.router.add_post, app.router.add_get
+    post("/v1/chat/completions", for_clients(completions.chat_completions), expect_handler=expect_continue)
+    post("/v1/completions", for_clients(completions.text_completions), expect_handler=expect_continue)
+    for path in service.settings.frontend.proxied_routes:
+        post(path, for_clients(proxy.proxied), expect_handler=expect_continue)
+    get("/v1/models", with_key(models.list_models))
+    get("/v1/models/{model:.+}", with_key(models.one_model))
+    get("/health", models.health)
+    get("/live", models.live)
+    get("/metrics", scrape.metrics)
+    if with_admin:
+        _add_admin(app)
+    app.router.add_route("*", "/v1/{rest:.*}", with_key(proxy.not_allowed), expect_handler=expect_continue)
+    return app
+
+
+def admin_app(service: Service) -> web.Application:
+    """Make the application of the admin port: only what administrators use, and what machines ask of a process."""
+    app = _bare(service)
+    _add_admin(app)
+    app.router.add_get("/health", models.health)
+    app.router.add_get("/live", models.live)
+    app.router.add_get("/metrics", scrape.metrics)
+    return app
+
+
+def _bare(service: Service) -> web.Application:
+    app = web.Application(middlewares=[outermost], client_max_size=service.settings.frontend.limits.body_max)
+    app[SERVICE] = service
+    app.on_response_prepare.append(mark_response)
+    return app
+
+
+def _add_admin(app: web.Application) -> None:
+    def get(path: str, handler: Handler) -> None:
+        app.router.add_get(path, for_admins(handler))
+
+    get("/ui", ui.page)
+    get("/admin/status", admin.status)
+    get("/admin/explain/{request}", admin.explain)
+    get("/admin/requests", admin.requests)
+    get("/admin/decisions", admin.decisions)
+    app.router.add_post("/clear_kv_blocks", for_admins(admin.clear_kv_blocks))
