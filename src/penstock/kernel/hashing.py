@@ -27,6 +27,9 @@ SEED = 1337
 SCHEME = "xxh3-64-1337-chained-v1"
 """Name of this scheme in a `WorkerCard`: an engine that announces it needs no translation."""
 
+BYTES_PER_TOKEN = 4
+"""Assumed where a model has no tokenizer at hand: lengths of such prompts are estimates."""
+
 TAG_LORA, TAG_SALT, TAG_MULTIMODAL = 1, 2, 3
 
 _pair = struct.Struct("<QQ").pack

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from penstock.kernel.hashing import BYTES_PER_TOKEN
 from penstock.kernel.machine import Nanos, nanos
 from penstock.kernel.stats import LineFit
 from penstock.kernel.values import Target, WorkerCard
@@ -142,13 +143,14 @@ class Pool:
         event, preferences = request.event, request.event.preferences
         settings = self.settings.cost
         overlaps = self.overlaps(event.blocks, event.text, now)
-        loose = max(0, -(-event.isl // self.block_size) - len(event.blocks))
+        size = self.settings.index.text_block_bytes // BYTES_PER_TOKEN if event.text else self.block_size
+        loose = max(0, -(-event.isl // size) - len(event.blocks))
         pairs = list(targets)
         demand = Demand(
             isl=event.isl,
             blocks=event.blocks,
             loose=loose,
-            block_size=self.block_size,
+            block_size=size,
             osl=float(preferences.osl) if preferences.osl is not None else self.output_mean,
             least_prefill=min((self.active.load(target).prefill_tokens for target, _ in pairs), default=0),
             overlap_credit=(
