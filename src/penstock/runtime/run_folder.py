@@ -7,7 +7,6 @@ runs/<utc>-<command>-<hex>/
   metrics.csv       a row every few seconds          logs/            one file per process
 """
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -109,14 +108,9 @@ class LineWriter:
         if not self._lines:
             return
         lines = self._lines
-        data = b"\n".join(lines) + b"\n"
         try:
-            before = self.path.stat().st_size if self.path.exists() else 0
-            with self.path.open("ab") as file:
-                file.write(data)
+            self._append(b"\n".join(lines) + b"\n")
         except OSError as error:
-            with contextlib.suppress(OSError, UnboundLocalError):
-                os.truncate(self.path, before)  # no half line: the whole batch is tried again
             if self.failing is None:
                 log.warning("%s can't be written, lines are kept: %s", self.path, error)
             self.failing = str(error)
@@ -126,3 +120,17 @@ class LineWriter:
             self.failing = None
         self.written += len(lines)
         del self._lines[: len(lines)]
+
+    def _append(self, data: bytes) -> None:
+        """Append all or nothing: half a line would spoil the next one, and the whole batch is tried again."""
+        with self.path.open("ab", buffering=0) as file:
+            start = file.seek(0, os.SEEK_END)
+            written = 0
+            try:
+                while written < len(data):
+                    written += file.write(data[written:])
+            except OSError:
+                # Only our own half may go: another frontend process may have written behind it.
+                if written and file.seek(0, os.SEEK_END) == start + written:
+                    file.truncate(start)
+                raise
