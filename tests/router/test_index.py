@@ -57,8 +57,8 @@ class IndexMachine(RuleBasedStateMachine):
         self.index = ExactIndex(BLOCK, audit_every=3)
         self.oracle = RadixOracle()
         self.dialects: dict[Target, Dialect] = {}
-        self.names: dict[Target, dict[tuple[Tier, int], Path]] = {target: {} for target in TARGETS}
-        """What a target announced: (tier, name) -> block."""
+        self.names: dict[Target, dict[tuple[Tier, Path], set[int]]] = {target: {} for target in TARGETS}
+        """What a target holds, and under which names it announced it."""
 
     @initialize(
         kinds=st.lists(st.sampled_from(["own", "shared", "signed", "private", "counted"]), min_size=4, max_size=4)
@@ -80,18 +80,9 @@ class IndexMachine(RuleBasedStateMachine):
         parent = path[:shared]
         own = dialect.kind == "own"
         names = [dialect.name(path[: i + 1], variant) for i in range(shared, len(path))]
-        known = not parent or own
-        parent_name = None
-        if parent:
-            parent_name = next(
-                (
-                    name
-                    for (_, name), block in self.names[on].items()
-                    if block == parent and self.holds(on, parent, tier)
-                ),
-                dialect.name(parent, 5),
-            )
-            known |= any(block == parent for block in self.names[on].values()) and self.holds(on, parent)
+        parent_names = [name for tier in TIERS for name in sorted(self.names[on].get((tier, parent), ()))]
+        known = own or not parent or bool(parent_names)
+        parent_name = None if not parent else parent_names[0] if parent_names else dialect.name(parent, 5)
         before = self.index.counters.parents_unknown
         self.index.apply(
             on,
@@ -107,33 +98,34 @@ class IndexMachine(RuleBasedStateMachine):
         if known:
             for i, name in zip(range(shared, len(path)), names, strict=True):
                 self.oracle.store(on, path[: i + 1], tier)
-                self.names[on][tier, name] = path[: i + 1]
+                self.names[on].setdefault((tier, path[: i + 1]), set()).add(name)
 
     @rule(on=targets, data=st.data(), tier=st.sampled_from(TIERS), backwards=st.booleans())
     def remove(self, on: Target, data: st.DataObject, tier: Tier, backwards: bool) -> None:
-        """Remove some blocks that were announced, held or not, in any order."""
-        announced = sorted(name for (t, name) in self.names[on] if t == tier)
-        if not announced:
+        """Remove some blocks, in any order; a block that was announced under two names goes by both."""
+        held = sorted(path for (t, path) in self.names[on] if t == tier)
+        if not held:
             return
-        chosen = data.draw(st.lists(st.sampled_from(announced), min_size=1, max_size=6, unique=True))
-        chosen.sort(key=lambda name: len(self.names[on][tier, name]), reverse=backwards)
-        self.index.apply(on, KvRemoved(hashes=chosen, tier=tier))
-        for name in chosen:
-            self.oracle.remove(on, self.names[on].pop((tier, name)), tier)
+        chosen = data.draw(st.lists(st.sampled_from(held), min_size=1, max_size=6, unique=True))
+        chosen.sort(key=len, reverse=backwards)
+        names = [name for path in chosen for name in sorted(self.names[on].pop((tier, path)))]
+        self.index.apply(on, KvRemoved(hashes=names, tier=tier))
+        for path in chosen:
+            self.oracle.remove(on, path, tier)
 
     @rule(on=targets, path=paths, tier=st.sampled_from(["host", "disk"]))
     def copy_down(self, on: Target, path: Path, tier: Tier) -> None:
-        """Copy what a on holds of a path to a lower tier, without saying the tokens."""
+        """Copy what a target holds of a path to a lower tier, without saying the tokens."""
         if self.dialects[on].kind == "own":
             return
-        held = {block: name for (_, name), block in self.names[on].items() if self.holds(on, block)}
+        held = {block: min(names) for (_, block), names in self.names[on].items()}
         blocks = [path[: i + 1] for i in range(len(path)) if path[: i + 1] in held]
         if not blocks:
             return
         self.index.apply(on, KvStored(hashes=[held[b] for b in blocks], block_size=BLOCK, tier=tier))
         for block in blocks:
             self.oracle.store(on, block, tier)
-            self.names[on][tier, held[block]] = block
+            self.names[on].setdefault((tier, block), set()).add(held[block])
 
     @rule(on=targets)
     def clear(self, on: Target) -> None:
@@ -163,9 +155,7 @@ class IndexMachine(RuleBasedStateMachine):
         for event in self.index.dump(on):
             fresh.apply(on, event, own=True)
         assert (
-            held(fresh, on)
-            == held(self.index, on)
-            == {(tier, hashes(path)[-1]) for tier, path in self.oracle.held(on)}
+            held(fresh, on) == held(self.index, on) == {(tier, hashes(path)[-1]) for tier, path in self.oracle.held(on)}
         )
 
     @rule(path=paths, wanted=st.none() | st.sets(targets))
@@ -194,9 +184,6 @@ class IndexMachine(RuleBasedStateMachine):
                 break
         self.index.check()
         assert self.index.blocks == 0, "what nobody holds is given back"
-
-    def holds(self, target: Target, path: Path) -> bool:
-        return self.oracle.holds(target, path)
 
     def forget(self, target: Target) -> None:
         self.oracle.clear(target)

@@ -137,14 +137,14 @@ class Spans:
         found = self.where(block)
         if found is None:
             return 0
-        return self._span(found[0]).mask & self.alive
+        return self.span(found[0]).mask & self.alive
 
     def where(self, block: int) -> tuple[int, int] | None:
         """Return (span number, position) of a block, or None where nobody holds it."""
         number = self.by_hash.get(block & KEY)
         if number is None:
             return None
-        position = _position(self._span(number).hashes, block)
+        position = _position(self.span(number).hashes, block)
         return None if position < 0 else (number, position)
 
     def where_engine(self, bit: int, engine_hash: int) -> tuple[int, int] | None:
@@ -156,13 +156,13 @@ class Spans:
         number = self.by_engine.get(engine_hash & KEY)
         if number is None:
             return None
-        engine = self._span(number).engine
+        engine = self.span(number).engine
         position = -1 if engine is None else _position(engine, engine_hash)
         return None if position < 0 else (number, position)
 
     def block_at(self, place: tuple[int, int]) -> int:
         """Return our hash of the block at (span number, position)."""
-        return self._span(place[0]).hashes[place[1]]
+        return self.span(place[0]).hashes[place[1]]
 
     def numbered(self) -> Iterator[tuple[int, Span]]:
         """Yield every span with its number."""
@@ -193,7 +193,7 @@ class Spans:
                 number, taken, clean = self._add(bit, hashes, engine, i, parent, tail)
                 tail = number
             else:
-                span = self._span(number)
+                span = self.span(number)
                 position = _position(span.hashes, hashes[i])
                 if position < 0:
                     self.counters.collisions += 1
@@ -228,7 +228,7 @@ class Spans:
         tail: int | None,
     ) -> tuple[int, int, bool]:
         """Take in blocks that nobody held: extend the span before them, or begin one. Return (span, count, clean)."""
-        previous = None if tail is None else self._span(tail)
+        previous = None if tail is None else self.span(tail)
         grows = (
             tail is not None
             and previous is not None
@@ -302,7 +302,7 @@ class Spans:
             number, _ = self._cut(number, high)
         if low:
             _, number = self._cut(number, low)
-        self._span(number).mask = mask
+        self.span(number).mask = mask
         return number
 
     # --- removed ----------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ class Spans:
 
     def _release(self, number: int, low: int, high: int, bit: int) -> None:
         """Take a holder off blocks [low, high) of a span; the last holder takes the blocks with it."""
-        span = self._span(number)
+        span = self.span(number)
         length = len(span.hashes)
         self._count(bit, low - high)
         self.counters.removed += high - low
@@ -371,7 +371,7 @@ class Spans:
             number, _ = self._cut(number, high)
         if low:
             _, number = self._cut(number, low)
-        self._span(number).mask = rest
+        self.span(number).mask = rest
         self._released = number
 
     # --- memory -----------------------------------------------------------------------------------------------------
@@ -414,14 +414,14 @@ class Spans:
 
     # --- spans ------------------------------------------------------------------------------------------------------
 
-    def _span(self, number: int) -> Span:
+    def span(self, number: int) -> Span:
         span = self.spans[number]
         assert span is not None
         return span
 
     def _clean(self, number: int) -> Span:
         """Return a span without the bits of workers that are gone."""
-        span = self._span(number)
+        span = self.span(number)
         span.mask &= self.alive
         return span
 
@@ -434,13 +434,13 @@ class Spans:
     def _ending_in(self, block: int | None) -> int | None:
         """Return the span whose last block is ``block``, or None."""
         number = None if block is None else self.by_hash.get(block & KEY)
-        if number is None or self._span(number).hashes[-1] != block:
+        if number is None or self.span(number).hashes[-1] != block:
             return None
         return number if self._clean(number).mask else None
 
     def _joins(self, left: int, right: int, mask: int, length: int) -> bool:
         """Tell whether the first blocks of ``right``, once held by ``mask``, go on where ``left`` ends."""
-        a, b = self._span(left), self._span(right)
+        a, b = self.span(left), self.span(right)
         return (
             left != right
             and a.mask == mask
@@ -452,7 +452,7 @@ class Spans:
     def _follows(self, right: int, left: int, mask: int, length: int) -> bool:
         """Tell whether ``right``, held by ``mask``, goes on where ``left`` ends."""
         b = self.spans[right] if 0 <= right < len(self.spans) else None
-        a = self._span(left)
+        a = self.span(left)
         return (
             b is not None
             and left != right
@@ -464,7 +464,7 @@ class Spans:
 
     def _cut(self, number: int, position: int) -> tuple[int, int]:
         """Cut a span in two before ``position``; return (left, right). The shorter part gets the new number."""
-        span = self._span(number)
+        span = self.span(number)
         hashes, engine = span.hashes, span.engine
         right = Span(hashes[position:], None if engine is None else engine[position:], span.mask, hashes[position - 1])
         left = Span(hashes[:position], None if engine is None else engine[:position], span.mask, span.parent)
@@ -485,7 +485,7 @@ class Spans:
 
     def _move_front(self, source: int, length: int, to: int) -> None:
         """Move the first ``length`` blocks of a span to the end of another."""
-        a, b = self._span(to), self._span(source)
+        a, b = self.span(to), self.span(source)
         part = Span(b.hashes[:length], None if b.engine is None else b.engine[:length], 0, None)
         self._point(part, source, to)
         a.hashes.extend(part.hashes)
@@ -498,7 +498,7 @@ class Spans:
 
     def _move_back(self, source: int, position: int, to: int) -> None:
         """Move the blocks of a span from ``position`` on to the front of another."""
-        a, b = self._span(source), self._span(to)
+        a, b = self.span(source), self.span(to)
         part = Span(a.hashes[position:], None if a.engine is None else a.engine[position:], 0, None)
         self._point(part, source, to)
         b.hashes = part.hashes + b.hashes
@@ -524,7 +524,7 @@ class Spans:
 
     def _shorten(self, number: int, keep: int) -> None:
         """Forget the blocks of a span from ``keep`` on, and the span where none is left."""
-        span = self._span(number)
+        span = self.span(number)
         by_hash, by_engine = self.by_hash, self.by_engine
         for key in _keys(span.hashes[keep:]):
             del by_hash[key]
@@ -546,13 +546,13 @@ class Spans:
         age = self._age
         for number in reversed(numbers):
             age.move_to_end(number)
-        parent = self._span(numbers[0]).parent if numbers else None
+        parent = self.span(numbers[0]).parent if numbers else None
         for _ in range(_ANCESTORS):
             before = None if parent is None else self.by_hash.get(parent & KEY)
             if before is None:
                 return
             age.move_to_end(before)
-            parent = self._span(before).parent
+            parent = self.span(before).parent
 
     def _count(self, bit: int, blocks: int) -> None:
         self.ledger.add(bit.bit_length() - 1, blocks)
@@ -617,7 +617,7 @@ class Spans:
         if blocks != len(self.by_hash):
             raise InvariantError(f"{len(self.by_hash)} blocks are filed, {blocks} are held")
         for key, number in self.by_engine.items():
-            engine = self._span(number).engine
+            engine = self.span(number).engine
             if engine is None or all(name & KEY != key for name in engine):
                 raise InvariantError(f"an engine hash points to span {number}, which does not have it")
         if set(self._age) != {number for number, _ in self.numbered()}:

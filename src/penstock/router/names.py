@@ -1,0 +1,131 @@
+"""Which of our blocks does an engine mean by a hash of its own? Translation of opaque KV events.
+
+Our hash of a stored block comes from its tokens and extras, chained from the translated parent. What an engine calls
+a block is remembered beside the block (`Span.engine`), once for all engines that hash alike. Where a name means
+something else on one worker than on another, that worker has an *alias*; a block that could not be placed has the
+alias None, so that no other worker's block is taken for it.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+from penstock.kernel.hashing import chain, local_hashes
+from penstock.kernel.values import KvStored
+from penstock.router.indexer import Counters
+from penstock.router.spans import Spans
+
+_UNSIGNED = (1 << 64) - 1
+ALIASES_MAX = 65_536
+"""Aliases per worker and tier; the oldest go, and with each the block that nobody could tell us the end of."""
+
+
+class Translation:
+    """Stores events with opaque hashes into the tiers' spans."""
+
+    def __init__(self, tiers: list[Spans], counters: Counters) -> None:
+        self._tiers = tiers
+        self._counters = counters
+
+    def store(self, bit: int, spans: Spans, event: KvStored, block_size: int) -> None:
+        """Store the blocks of an event under our hashes; count and leave out what can't be placed."""
+        names = unsigned(event.hashes)
+        if not event.tokens:
+            self._store_copies(bit, spans, names)
+            return
+        parent: int | None = None
+        if event.parent is not None:
+            place = self._held(bit, event.parent & _UNSIGNED)
+            if place is None:
+                self._counters.parents_unknown += 1
+                self.misplace(bit, names)
+                return
+            parent = place[0].block_at(place[1])
+        local = _local(event, block_size)
+        if local is None:
+            self._counters.malformed += 1
+            self.misplace(bit, names)
+            return
+        self._put(bit, spans, array("Q", chain(local, parent)), parent, names)
+
+    def misplace(self, bit: int, names: Sequence[int]) -> None:
+        """Remember that a worker means by these names blocks that we could not place."""
+        for spans in self._tiers:
+            for name in names:
+                self._alias(bit, spans, name, None)
+
+    def _store_copies(self, bit: int, spans: Spans, names: "array[int]") -> None:
+        """Store blocks that came without tokens (a copy into a lower tier) as those that the worker holds already."""
+        i = 0
+        while i < len(names):
+            place = self._held(bit, names[i])
+            if place is None:
+                self._counters.unplaced += 1
+                i += 1
+                continue
+            source, (number, first) = place
+            j = i + 1
+            while j < len(names) and self._held(bit, names[j]) == (source, (number, first + j - i)):
+                j += 1
+            span = source.span(number)
+            parent = span.hashes[first - 1] if first else span.parent
+            self._put(bit, spans, span.hashes[first : first + j - i], parent, names[i:j])
+            i = j
+
+    def _put(self, bit: int, spans: Spans, blocks: "array[int]", parent: int | None, names: "array[int]") -> None:
+        """Store blocks, and make sure that this worker's names lead to them."""
+        loose = [(0, len(names))] if spans.aliases.get(bit) else []
+        found = spans.store(bit, blocks, parent, names)
+        for low, high in loose or found:
+            for name, block in zip(names[low:high], blocks[low:high], strict=True):
+                self._name(bit, spans, name, block)
+
+    def _name(self, bit: int, spans: Spans, name: int, block: int) -> None:
+        """Let ``name`` mean ``block`` for one worker, whatever it means for others."""
+        aliases = spans.aliases.get(bit, {})
+        known = name in aliases
+        before = aliases.pop(name, None)
+        place = spans.where_engine(bit, name)
+        shared = None if place is None else spans.block_at(place)
+        if not known and shared not in aliases.values():
+            before = shared
+        if before is not None and before != block and spans.holders(before) & bit:
+            # An old name for a new block: the engine can't hold the old one any more.
+            spans.remove(bit, [before])
+        if shared != block and spans.holders(block) & bit:
+            self._counters.aliases += 1
+            self._alias(bit, spans, name, block)
+
+    def _alias(self, bit: int, spans: Spans, name: int, block: int | None) -> None:
+        aliases = spans.aliases.setdefault(bit, {})
+        aliases[name] = block
+        if len(aliases) > ALIASES_MAX:
+            given_up = aliases.pop(next(iter(aliases)))
+            if given_up is not None:
+                spans.remove(bit, [given_up])
+
+    def _held(self, bit: int, name: int) -> tuple[Spans, tuple[int, int]] | None:
+        """Return where the block stands that a worker holds under a name of its own, or None."""
+        for spans in self._tiers:
+            place = spans.where_engine(bit, name)
+            if place is not None and spans.holders(spans.block_at(place)) & bit:
+                return spans, place
+        return None
+
+
+def unsigned(hashes: Sequence[int]) -> "array[int]":
+    """Return hashes as unsigned 64-bit numbers; engines announce them signed as well."""
+    try:
+        return array("Q", hashes)
+    except OverflowError:
+        return array("Q", [value & _UNSIGNED for value in hashes])
+
+
+def _local(event: KvStored, block_size: int) -> list[int] | None:
+    """Hash an event's blocks each by itself, or return None where tokens, extras and hashes do not fit together."""
+    count = len(event.hashes)
+    if len(event.tokens) != count * block_size or (event.extras is not None and len(event.extras) != count):
+        return None
+    try:
+        return local_hashes(event.tokens, block_size, event.extras)
+    except OverflowError:  # a token id that is no u32
+        return None
