@@ -17,7 +17,7 @@ from penstock.config.write import resolved_yaml
 from penstock.config.yaml_source import read_yaml
 from penstock.kernel.settings import Settings, is_group
 
-__all__ = ["Loaded", "cluster_env", "load", "load_group", "load_resolved", "resolved_yaml"]
+__all__ = ["Loaded", "cluster_env", "fill_empty_groups", "load", "load_group", "load_resolved", "resolved_yaml"]
 
 S = TypeVar("S", bound=Settings)
 
@@ -49,7 +49,7 @@ def load(path: str | Path | None, overrides: Sequence[str] = (), env: Mapping[st
     if path is not None:
         read, problems = _file(path)
         root = read if read is not None else root
-    _fill_empty_groups(ClusterSettings, root)
+    fill_empty_groups(ClusterSettings, root)
     problems += put_environment(root, ClusterSettings, env or {})
     problems += put_overrides(root, ClusterSettings, overrides)
     given, wrong = check_tree(ClusterSettings, root)
@@ -118,7 +118,7 @@ def _empty() -> Node:
     return Node({}, DEFAULT)
 
 
-def _fill_empty_groups(group: type[Settings], node: Node) -> None:
+def fill_empty_groups(group: type[Settings], node: Node) -> None:
     """Read a group whose keys are all commented out as one in which nothing is given."""
     for name, child in (node.mapping or {}).items():
         field = fields_by_name(group).get(name)
@@ -130,12 +130,12 @@ def _fill_empty_groups(group: type[Settings], node: Node) -> None:
         if not isinstance(child.value, dict | list) and child.value.is_null:
             child.value = {}
         if entry is None:
-            _fill_empty_groups(field.type, child)
+            fill_empty_groups(field.type, child)
             continue
         for below in (child.mapping or {}).values():
             if not isinstance(below.value, dict | list) and below.value.is_null:
                 below.value = {}
-            _fill_empty_groups(entry, below)
+            fill_empty_groups(entry, below)
 
 
 def _origins(node: Node, path: tuple[str, ...]) -> list[tuple[str, Origin]]:

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from penstock.config.derive import derive, dotted, entry_type, fields_by_name, range_text, type_text
 from penstock.config.problems import Origin, Problem, did_you_mean, listed
 from penstock.config.read import Unreadable, read_value
-from penstock.config.tree import Node, node_at, shown
+from penstock.config.tree import Node, Scalar, node_at, shown
 from penstock.kernel.settings import Field, Knob, Settings, is_group, without_none
 
 _STRICT = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
@@ -141,7 +141,7 @@ def _problem(group: type[Settings], root: Node, entry: Any) -> Problem:
     if kind == "unreadable":
         context = entry["ctx"]
         return Problem(node.at, dotted(path), _with_value(field, node, context["reason"]), context["hint"])
-    if field is None or field.knob is None:
+    if field is None or field.knob is None or entry_type(field.type) is not None:
         # A group or an entry of a mapping that holds something else than keys.
         return Problem(node.at, dotted(path), f"takes a mapping of keys, not {shown(node)}")
     allowed = range_text(field.knob)
@@ -152,7 +152,11 @@ def _problem(group: type[Settings], root: Node, entry: Any) -> Problem:
 
 
 def _with_value(field: Field | None, node: Node, reason: str) -> str:
-    if isinstance(node.value, dict) or (field is not None and field.knob is not None and field.knob.secret):
+    if (
+        not isinstance(node.value, Scalar)
+        or node.value.is_null
+        or (field is not None and field.knob is not None and field.knob.secret)
+    ):
         return f"the value {reason}" if not reason.startswith(("takes", "has")) else reason
     return f"{shown(node)!r} {reason}"
 

@@ -47,10 +47,14 @@ class ConfigProblems(ConfigError):
         super().__init__("\n".join([f"{head}:", *(f"  {problem}" for problem in self.problems)]))
 
 
-def did_you_mean(word: str, known: Iterable[str], *, otherwise: str | None = None) -> str | None:
-    """Return ``did you mean X?`` for the nearest known word, else ``otherwise``."""
-    by_plain = {_plain(name): name for name in known}
-    near = difflib.get_close_matches(_plain(word), by_plain, n=1, cutoff=0.6)
+def did_you_mean(word: str, known: Iterable[str], *, after: str = "", otherwise: str | None = None) -> str | None:
+    """Return ``did you mean X?`` for the nearest known word, else ``otherwise``.
+
+    Args:
+        after: beginning that all share, such as ``PENSTOCK_``; it is not compared, or everything would look alike.
+    """
+    by_plain = {_plain(name.removeprefix(after)): name for name in known}
+    near = difflib.get_close_matches(_plain(word.removeprefix(after)), by_plain, n=1, cutoff=0.6)
     return f"did you mean {by_plain[near[0]]}?" if near else otherwise
 
 

@@ -127,8 +127,9 @@ def _follow_env(place: _Place, name: str, origin: Origin) -> Problem | None:
         names = {env_part(field): field for field in place.names}
         if part not in names:
             candidates = [env_name((*place.path, field)) for field in place.names]
-            everywhere = [] if place.path else [knob.env for knob in derive(start) if ANY_KEY not in knob.path]
-            nearest = did_you_mean(name, [*candidates, *everywhere, *RESERVED])
+            if not place.path:
+                candidates += [*RESERVED, *(knob.env for knob in derive(start) if ANY_KEY not in knob.path)]
+            nearest = did_you_mean(name, candidates, after=f"{env_name(place.path)}__" if place.path else PREFIX)
             return Problem(origin, "", "is no known name", nearest or "docs/configuration.md lists all names")
         place.field(names[part])
     return None
@@ -149,9 +150,10 @@ def _follow_flag(place: _Place, name: str, origin: Origin) -> Problem | None:
         word, rest = _first(rest)
         field = word.replace("-", "_")
         if field not in place.names:
-            near_names = [dotted((*place.path, other)) for other in place.names]
-            everywhere = [] if place.path else [knob.dotted for knob in derive(start) if ANY_KEY not in knob.path]
-            hint = did_you_mean(name, [*near_names, *everywhere])
+            candidates = [dotted((*place.path, other)) for other in place.names]
+            if not place.path:
+                candidates += [knob.dotted for knob in derive(start) if ANY_KEY not in knob.path]
+            hint = did_you_mean(name, candidates, after=f"{dotted(place.path)}.")
             known = f"known: {listed(place.names)}" if place.names else f"{dotted(place.path)} is a single value"
             return Problem(origin, "", "is no setting", hint or known)
         place.field(field)

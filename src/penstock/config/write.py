@@ -1,7 +1,8 @@
 """How are settings written down? As YAML that reads back to the same, whole or as a commented start."""
 
+import re
 from collections.abc import Mapping
-from typing import Any, get_args, get_origin
+from typing import Any, get_origin
 
 import msgspec
 import yaml
@@ -47,6 +48,9 @@ INIT_HINTS = {
 """What the short form of `config init` shows as a comment."""
 
 
+_WORD = re.compile(r"[A-Za-z/](?:[A-Za-z0-9_./:-]*[A-Za-z0-9_./-])?")
+
+
 def plain_settings(settings: Settings, *, secrets: bool = False) -> dict[str, Any]:
     """Return settings as nested plain data in the order of declaration; secrets are left out unless asked for."""
     found: dict[str, Any] = {}
@@ -57,7 +61,7 @@ def plain_settings(settings: Settings, *, secrets: bool = False) -> dict[str, An
         elif entry_type(field.type) is not None:
             found[field.name] = {key: plain_settings(entry, secrets=secrets) for key, entry in value.items()}
         elif secrets or field.knob is None or not field.knob.secret:
-            found[field.name] = msgspec.to_builtins(value)
+            found[field.name] = list(value) if isinstance(value, tuple) else value
     return found
 
 
@@ -94,9 +98,9 @@ def value_text(value: Any, field: Field) -> str:
     if isinstance(value, int | float):
         return format_number(value, field.knob.unit if field.knob is not None else None)
     if isinstance(value, str):
-        return value if _is_word(value) else _flow(value)
-    if get_origin(plain) in (tuple, list) and get_args(plain)[0] is str:
-        return "[" + ", ".join(item if _is_word(item) else _flow(item) for item in value) + "]"
+        return _key(value)
+    if get_origin(plain) in (tuple, list):
+        return "[" + ", ".join(_key(item) if isinstance(item, str) else _flow(item) for item in value) + "]"
     return _flow(msgspec.to_builtins(value))
 
 
@@ -165,17 +169,14 @@ def _first_line(group: type[Settings]) -> str:
     return (group.__doc__ or "").strip().splitlines()[0]
 
 
-def _key(key: str) -> str:
-    return key if _is_word(key) else _flow(key)
+def _key(text: str) -> str:
+    return text if _is_word(text) else yaml.safe_dump(text, default_style='"', width=1_000_000).strip()
 
 
 def _is_word(text: str) -> bool:
-    """Tell whether YAML needs no quotes around a text; a path or a name, not a number or a word like null."""
-    plain = text.replace("/", "").replace("_", "").replace("-", "").replace(".", "")
-    return plain.isalnum() and text[0] not in "-." and text.lower() not in ("null", "true", "false", "yes", "no")
+    """Tell whether YAML needs no quotes around a text: a path or a name, not a number or a word like null."""
+    return bool(_WORD.fullmatch(text)) and text.lower() not in ("null", "true", "false", "yes", "no", "on", "off")
 
 
 def _flow(value: Any) -> str:
-    return (
-        yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).strip().removesuffix("\n...")
-    )
+    return yaml.safe_dump(value, default_flow_style=True, width=1_000_000).strip().removesuffix("\n...")

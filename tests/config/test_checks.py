@@ -1,0 +1,94 @@
+"""Settings that contradict each other: each contradiction is told, at its place, with what to do."""
+
+import pytest
+
+from penstock.config.checks import file_problems, is_loopback
+from penstock.config.load import load
+from penstock.config.problems import ConfigProblems
+
+MODEL = "models={m: {pools: {a: %s}}}"
+
+
+def problems(*overrides):
+    try:
+        load(None, overrides)
+    except ConfigProblems as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["models={}"], "there is no model"),
+        (["models={m: {}}"], "has no pool, so nothing would serve it"),
+        (["models={'a b': {pools: {p: {}}}}"], "is no name for a model"),
+        (["models={m: {pools: {'a/b': {}}}}"], "is no name for a pool"),
+        (["models={a/b: {pools: {p: {}}}, a-b: {pools: {p: {}}}}"], "would be named like those of models.a/b.pools.p"),
+        ([MODEL % "{engine: vllm}"], "engine vllm needs urls"),
+        ([MODEL % "{urls: [gpu1]}"], "is no URL of a server"),
+        ([MODEL % "{urls: ['http://h:99999']}"], "is no URL"),
+        ([MODEL % "{urls: ['http://h:1/v1']}"], "ends in /v1"),
+        ([MODEL % "{urls: ['http://h:1', 'http://h:1/']}"], "stands in pool models.m.pools.a already"),
+        ([MODEL % "{urls: ['http://127.0.0.1:8000']}"], "is the cluster's own endpoint"),
+        ([MODEL % "{block_size: 16}"], "is 16, but sim.block_size is 64"),
+        ([MODEL % "{sim: {max_seqs: 9000}}"], "max_batched_tokens is 8192, below max_seqs 9000"),
+        ([MODEL % "{sim: {timing: {kind: table}}}"], "timing.table names no file"),
+        (["models={m: {pools: {a: {sim: {block_size: 32}}, b: {}}}}"], "is 64, but pool a of the same model has 32"),
+        (["frontend.host=0.0.0.0"], "there is no API key"),
+        (["frontend.admin_port=8000"], "is 8000, like frontend.port"),
+        (["frontend.processes=2", "frontend.port=0"], "can't share a port that the system picks"),
+        (["frontend.processes=2", "frontend.admin_port=1"], "can't share one admin port"),
+        (["frontend.security.tls_key=k"], "stands without tls_cert"),
+        (["frontend.security.tls_cert=k"], "stands without tls_key"),
+        (["frontend.security.api_keys=a,a"], "has the same key twice"),
+        (['frontend.security.api_keys=["a b"]'], "a key that is empty, has spaces"),
+        (["frontend.security.api_keys=a", "frontend.security.admin_keys=a"], "must not open /admin"),
+        (["frontend.proxied_routes=/metrics"], "is no route under /v1"),
+        (["router.breaker.open_max=1s"], "below open_for"),
+        (["supervise.restart_backoff=2m"], "below restart_backoff"),
+    ],
+)
+def test_a_contradiction_is_told(overrides, said):
+    found = problems(*overrides)
+    assert any(said in problem for problem in found), found
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["frontend.host=0.0.0.0", "frontend.security.api_keys=k"],
+        ["frontend.host=0.0.0.0", "frontend.security.insecure=true"],
+        ["frontend.host=::1"],
+        ["frontend.host=localhost"],
+        ["frontend.processes=2", "frontend.port=9000"],
+        [MODEL % "{urls: ['http://127.0.0.1:8001'], block_size: 16}"],
+        ["models={m: {pools: {a: {urls: ['http://h:1'], block_size: 64}, b: {}}}}"],
+    ],
+)
+def test_what_fits_together_is_left_alone(overrides):
+    assert problems(*overrides) == []
+
+
+@pytest.mark.parametrize(("host", "yes"), [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("0.0.0.0", False)])
+def test_loopback(host, yes):
+    assert is_loopback(host) is yes
+
+
+def test_files_that_the_settings_name_are_looked_for(tmp_path):
+    cert = tmp_path / "cert.pem"
+    cert.write_text("x")
+    settings = load(
+        None,
+        [
+            f"frontend.security.tls_cert={cert}",
+            "frontend.security.tls_key=/nowhere/key.pem",
+            f"models.sim.tokenizer={tmp_path}",
+        ],
+    ).settings
+    first, second = (str(problem) for problem in file_problems(settings))
+    assert "/nowhere/key.pem: frontend.security.tls_key: is not there" in first
+    assert "models.sim.tokenizer: has no tokenizer.json" in second
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert len(file_problems(settings)) == 1

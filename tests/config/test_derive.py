@@ -1,0 +1,133 @@
+"""Every knob of every room is derived: a field that can't be set by file, flag and environment fails here."""
+
+import importlib
+import pkgutil
+from typing import Annotated
+
+import pytest
+
+import penstock
+from penstock.config.cluster import ClusterSettings, ModelSettings, PoolSettings
+from penstock.config.derive import ANY_KEY, RESERVED, derive, env_name, fields_by_name
+from penstock.config.docs import configuration_page
+from penstock.config.load import load
+from penstock.config.schema import json_schema
+from penstock.config.write import init_yaml, value_text
+from penstock.kernel.settings import Field, Knob, Settings, fields_of, is_group
+
+KNOBS = derive(ClusterSettings)
+SCHEMA = json_schema()
+PAGE = configuration_page()
+
+
+def all_settings() -> list[type[Settings]]:
+    """Import every module that may declare settings, and return all the structs that it declared."""
+    for package in ("kernel", "router", "engine", "traffic", "config"):
+        root = importlib.import_module(f"penstock.{package}")
+        for module in pkgutil.iter_modules(root.__path__):
+            importlib.import_module(f"penstock.{package}.{module.name}")
+    found: list[type[Settings]] = []
+    waiting: list[type[Settings]] = [Settings]
+    while waiting:
+        for child in waiting.pop().__subclasses__():
+            if child.__module__.startswith(f"{penstock.__name__}."):
+                found.append(child)
+                waiting.append(child)
+    return found
+
+
+def test_every_field_of_every_settings_struct_has_a_knob_with_a_sentence():
+    for group in all_settings():
+        for field in fields_of(group):
+            if is_group(field.type):
+                continue
+            assert field.knob is not None, f"{group.__name__}.{field.name}"
+            assert field.knob.help.endswith("."), f"{group.__name__}.{field.name}: {field.knob.help}"
+
+
+def test_every_settings_struct_hangs_in_the_tree():
+    reached = set()
+    waiting = [ClusterSettings, ModelSettings, PoolSettings]
+    while waiting:
+        group = waiting.pop()
+        reached.add(group)
+        waiting.extend(field.type for field in fields_of(group) if is_group(field.type))
+    assert set(all_settings()) == reached
+
+
+def test_every_default_lies_in_its_own_range():
+    load(None, [f"{d.dotted}={text(d)}" for d in KNOBS if ANY_KEY not in d.path and not d.is_mapping])
+
+
+def text(knob):
+    if isinstance(knob.default, str):
+        return knob.default
+    return value_text(knob.default, Field(knob.path[-1], knob.type, knob.default, knob.knob))
+
+
+def concrete(knob):
+    """The knob's path in the default cluster, where its mappings have the entries sim and main."""
+    return tuple("sim" if part == ANY_KEY and i == 1 else "main" if part == ANY_KEY else part
+                 for i, part in enumerate(knob.path))  # fmt: skip
+
+
+@pytest.mark.parametrize("knob", [k for k in KNOBS if not k.is_mapping], ids=lambda k: k.dotted)
+def test_every_knob_is_set_by_flag_and_environment(knob):
+    path = concrete(knob)
+    value = text(knob)
+    flag = load(None, [f"{'.'.join(path)}={value}"])
+    assert flag.origin(".".join(path)).kind == "flag"
+    env = load(None, (), {env_name(path): value})
+    assert env.origin(".".join(path)).kind == "environment"
+
+
+@pytest.mark.parametrize("knob", KNOBS, ids=lambda k: k.dotted)
+def test_every_knob_is_in_schema_and_docs(knob):
+    here = SCHEMA
+    for part in knob.path:
+        if "$ref" in here:
+            here = SCHEMA["$defs"][here["$ref"].rsplit("/", 1)[1]]
+        here = here["additionalProperties"] if part == ANY_KEY else here["properties"][part]
+    assert here["description"] == knob.knob.help
+    assert here.get("x-unit") == knob.knob.unit
+    section = PAGE.split(f"## `{knob.group.replace(ANY_KEY, 'NAME')}`\n" if knob.group else "## Top\n")[1].split(
+        "\n## "
+    )[0]
+    assert f"| `{knob.path[-1]}` |" in section
+    assert knob.knob.help.replace("|", "\\|") in section
+
+
+def test_the_full_template_shows_every_knob_and_is_the_default():
+    shown = init_yaml(everything=True)
+    for knob in KNOBS:
+        if not knob.is_mapping:
+            assert f"{knob.path[-1]}: " in shown
+
+
+def test_names_are_unique_and_apart_from_the_reserved_ones():
+    assert len({k.env for k in KNOBS}) == len(KNOBS)
+    assert len({k.flag for k in KNOBS}) == len(KNOBS)
+    assert not {k.env for k in KNOBS} & set(RESERVED)
+
+
+def test_names_as_the_documents_give_them():
+    (knob,) = [k for k in KNOBS if k.dotted == "router.cost.overlap_credit"]
+    assert knob.env == "PENSTOCK_ROUTER__COST__OVERLAP_CREDIT"
+    assert knob.flag == "--router.cost.overlap_credit"
+    assert env_name(("models", "org/Model-1.5", "tokenizer")) == "PENSTOCK_MODELS__ORG_MODEL_1_5__TOKENIZER"
+
+
+class Bare(Settings, frozen=True, kw_only=True):
+    naked: int = 1
+
+
+class Odd(Settings, frozen=True, kw_only=True):
+    odd: Annotated[set[int], Knob("Can't be typed in.")] = set()
+
+
+def test_a_field_without_a_knob_or_with_a_type_that_cant_be_typed_is_refused():
+    with pytest.raises(TypeError, match=r"Bare\.naked has no Knob"):
+        derive(Bare)
+    with pytest.raises(TypeError, match=r"Odd\.odd"):
+        derive(Odd)
+    assert "naked" in fields_by_name(Bare)

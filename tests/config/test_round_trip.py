@@ -1,0 +1,112 @@
+"""What is written down reads back to the same settings, whatever they are."""
+
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from penstock.config.cluster import ClusterSettings
+from penstock.config.derive import entry_type, fields_by_name
+from penstock.config.load import fill_empty_groups, resolved_yaml
+from penstock.config.model import build, check_tree, model_of
+from penstock.config.problems import Origin
+from penstock.config.write import init_yaml, plain_settings, shown_yaml
+from penstock.config.yaml_source import read_yaml
+from penstock.kernel.settings import Field, Settings, is_group, without_none
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=12)
+
+
+def read(text: str) -> ClusterSettings:
+    """Read a config without the cross checks, which random values would fail."""
+    tree, problems = read_yaml(text, lambda line, column: Origin("file", f"{line}:{column}"))
+    assert problems == []
+    assert tree is not None
+    fill_empty_groups(ClusterSettings, tree)
+    given_values, problems = check_tree(ClusterSettings, tree)
+    assert problems == []
+    found = build(ClusterSettings, given_values)
+    assert isinstance(found, ClusterSettings)
+    return found
+
+
+def values(field: Field) -> st.SearchStrategy[Any]:
+    knob = field.knob
+    assert knob is not None
+    plain = without_none(field.type)
+    low = knob.ge if knob.ge is not None else knob.gt
+    high = knob.le if knob.le is not None else knob.lt
+    if get_origin(plain) is Literal:
+        made: st.SearchStrategy[Any] = st.sampled_from(get_args(plain))
+    elif plain is bool:
+        made = st.booleans()
+    elif plain is int:
+        start = 0 if low is None else int(low) + (knob.gt is not None)
+        made = st.integers(start, 2**53 if high is None else int(high))
+    elif plain is float:
+        made = st.floats(
+            -1e15 if low is None else low,
+            1e15 if high is None else high,
+            exclude_min=knob.gt is not None,
+            exclude_max=knob.lt is not None,
+        )
+    elif plain is str:
+        made = NAMES
+    else:
+        assert get_origin(plain) is tuple
+        made = st.lists(NAMES, max_size=3).map(tuple)
+    return made if plain is field.type else st.none() | made
+
+
+def structs(group: type[Settings]) -> st.SearchStrategy[Any]:
+    parts: dict[str, st.SearchStrategy[Any]] = {}
+    for field in fields_by_name(group).values():
+        entry = entry_type(field.type)
+        if is_group(field.type):
+            parts[field.name] = structs(field.type)
+        elif entry is not None:
+            parts[field.name] = st.dictionaries(NAMES, structs(entry), max_size=2)
+        elif field.knob is not None:
+            parts[field.name] = values(field)
+    return st.builds(group, **parts)
+
+
+@settings(max_examples=60)
+@given(structs(ClusterSettings))
+def test_resolved_yaml_reads_back(made):
+    assert read(resolved_yaml(made, secrets=True)) == made
+
+
+@settings(max_examples=40)
+@given(structs(ClusterSettings))
+def test_the_form_for_people_reads_back_but_for_secrets(made):
+    bare = msgspec.structs.replace(
+        made,
+        frontend=msgspec.structs.replace(
+            made.frontend, security=msgspec.structs.replace(made.frontend.security, api_keys=(), admin_keys=())
+        ),
+    )
+    assert read(shown_yaml(made, {})) == bare
+
+
+def test_both_forms_of_the_template_are_the_default():
+    for everything in (False, True):
+        assert read(init_yaml(everything=everything)) == ClusterSettings()
+
+
+def test_the_resolved_form_holds_plain_yaml_only():
+    loaded = yaml.safe_load(resolved_yaml(ClusterSettings()))
+    assert loaded == plain_settings(ClusterSettings())
+    assert "api_keys" not in loaded["frontend"]["security"]
+
+
+def test_the_model_is_frozen_and_has_the_same_defaults():
+    model = model_of(ClusterSettings)()
+    assert model.router.mode == ClusterSettings().router.mode
+    assert model.models["sim"].pools["main"].replicas == 4
+    with pytest.raises(ValidationError, match="frozen"):
+        model.name = "other"
