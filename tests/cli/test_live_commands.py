@@ -1,0 +1,179 @@
+"""status, top, explain and chat against a fake cluster: what they ask, print, and give a script."""
+
+import json
+
+import pytest
+
+from penstock.cli.output import WALL_KEYS, seconds_text, table, walled
+from penstock.cli.top import requests_per_second
+from tests.cli.conftest import worker
+
+
+def test_status_shows_models_workers_and_counts(penstock, cluster):
+    result = penstock("status", "--url", cluster.url)
+    assert result.exit_code == 0
+    for part in ("test at", "kv routing", "main-0", "main-1", "hit rate 50.0 %", "7 ok", "1 of 1,000", "No findings"):
+        assert part in result.output
+    assert cluster.asked == [("/admin/status", None)]
+
+
+def test_what_is_unknown_is_a_dash_and_not_zero(penstock, cluster):
+    cluster.status = {"workers": [worker("main-0", requests=None)], "hit_rate": None}
+    result = penstock("status", "--url", cluster.url)
+    assert result.exit_code == 0
+    assert "hit rate -" in result.output
+
+
+def test_findings_come_with_their_next_step(penstock, cluster):
+    cluster.status["findings"] = [{"level": "warning", "text": "no events", "hint": "switch them on"}]
+    assert "warning: no events (switch them on)" in penstock("status", "--url", cluster.url).output
+
+
+def test_status_as_json_has_stable_keys_and_measured_times_under_wall(penstock, cluster):
+    result = penstock("status", "--json", "--url", cluster.url)
+    found = json.loads(result.output)
+    assert result.output == json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+    assert list(found) == ["wall_uptime_s" if key == "uptime" else key for key in cluster.status]
+    assert found["wall_uptime_s"] == 61.0
+    assert found["workers"][0]["wall_since_s"] == 12.5
+    assert found["workers"][0]["kv_events"]["wall_last_age_s"] == 0.5
+    assert not WALL_KEYS.keys() & found["workers"][0].keys()
+
+
+def test_the_admin_key_is_sent_and_a_wrong_one_is_told(penstock, cluster):
+    cluster.key = "secret"
+    result = penstock("status", "--url", cluster.url)
+    assert result.exit_code == 1
+    assert "refused the key" in result.output
+    assert "PENSTOCK_ADMIN_KEY" in result.output
+    assert penstock("status", "--url", cluster.url, "--admin-key", "secret").exit_code == 0
+    assert penstock("status", env={"PENSTOCK_URL": cluster.url, "PENSTOCK_ADMIN_KEY": "secret"}).exit_code == 0
+
+
+def test_another_server_at_the_url_is_told_as_such(penstock, cluster):
+    result = penstock("status", "--url", f"{cluster.url}/other")
+    assert result.exit_code == 1
+    assert "does not answer as a Penstock cluster does" in result.output
+
+
+def test_the_url_may_end_in_v1(penstock, cluster):
+    assert penstock("status", "--url", f"{cluster.url}/v1/").exit_code == 0
+
+
+def test_explain_shows_the_candidates_with_the_chosen_one_first(penstock, cluster):
+    result = penstock("explain", "r-1", "--url", cluster.url)
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    rows = [line for line in lines if "main-0" in line or "main-1" in line or "main-2" in line]
+    assert "went to main-1 by kv: it holds 1 of 4 blocks" in rows[0]
+    assert rows[1].startswith("*")
+    assert "main-1" in rows[1]
+    assert "main-0" in rows[2]
+    assert "excluded: main-2 breaker is open" in rows[3]
+    assert "first token after 250 ms" in result.output
+    assert penstock("explain", "request", "r-1", "--url", cluster.url).output == result.output
+
+
+def test_explain_as_json_has_measured_times_under_wall(penstock, cluster):
+    found = json.loads(penstock("explain", "r-1", "--json", "--url", cluster.url).output)
+    assert list(found) == ["request", "decisions"]
+    assert found["request"]["wall_first_ns"] == 4_250_000_000
+    assert found["decisions"][0]["wall_at_ns"] == 5_000_000_000
+    assert found["decisions"][0]["candidates"][1]["overlap_blocks"] == 1
+
+
+def test_an_unknown_request_is_told_with_the_servers_hint(penstock, cluster):
+    result = penstock("explain", "a/b c", "--url", cluster.url)
+    assert result.exit_code == 1
+    assert "no request x is known (the newest 4096 are kept)" in result.output
+    assert cluster.asked[-1][0] == "/admin/explain/a%2Fb%20c"
+
+
+def test_explain_without_an_id_lists_the_newest(penstock, cluster):
+    result = penstock("explain", "--limit", "3", "--url", cluster.url)
+    assert "r-1" in result.output
+    assert "main-1" in result.output
+    assert cluster.asked[-1][0] == "/admin/requests?limit=3"
+
+
+def test_top_draws_the_status_and_ends_after_its_looks(penstock, cluster):
+    result = penstock("top", "--looks", "2", "--every", "0.1", "--url", cluster.url)
+    assert result.exit_code == 0
+    assert "main-0" in result.output
+    assert len(cluster.asked) == 2
+
+
+def test_requests_per_second_is_unknown_after_a_restart():
+    before, after = {"requests": {"ok": 5}}, {"requests": {"ok": 9, "failed": 1}}
+    assert requests_per_second(before, after, 2.0) == 2.5
+    assert requests_per_second(after, before, 2.0) is None
+
+
+def test_chat_prints_the_answer_and_where_it_came_from(penstock, cluster):
+    result = penstock("chat", "Good", "day", "--url", cluster.url, "--system", "Be brief.")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Hello")
+    assert "main-1; 5 prompt tokens (3 cached), 2 new" in result.stderr
+    assert "penstock explain r-1" in result.stderr
+    path, body = cluster.asked[-1]
+    assert path == "/v1/chat/completions"
+    assert body["model"] == "sim"
+    assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Good day"}]
+
+
+def test_chat_as_json(penstock, cluster):
+    found = json.loads(penstock("chat", "Hi", "--json", "--url", cluster.url).stdout)
+    keys = ["model", "text", "finish_reason", "usage", "request_id", "worker", "wall_ttft_s", "wall_took_s"]
+    assert list(found) == keys
+    assert (found["text"], found["worker"], found["finish_reason"]) == ("Hello", "main-1", "stop")
+
+
+def test_chat_reads_standard_input(penstock, cluster):
+    penstock("chat", "-", "--url", cluster.url, input="from a pipe")
+    assert cluster.asked[-1][1]["messages"][-1]["content"] == "from a pipe"
+
+
+def test_a_conversation_keeps_its_turns_until_reset(penstock, cluster):
+    result = penstock("chat", "--url", cluster.url, input="one\n\ntwo\n/what\n/reset\nthree\n/quit\nfour\n")
+    assert result.exit_code == 0
+    sent = [body["messages"] for path, body in cluster.asked if path.startswith("/v1/chat")]
+    assert [[m["content"] for m in messages] for messages in sent] == [
+        ["one"],
+        ["one", "Hello", "two"],
+        ["three"],
+    ]
+
+
+def test_a_failed_turn_does_not_end_the_conversation(penstock, cluster):
+    cluster.chat_error = (503, {"error": {"message": "the queue is full"}})
+    result = penstock("chat", "--url", cluster.url, "--model", "sim", input="one\ntwo\n")
+    assert result.exit_code == 0
+    assert result.output.count("the queue is full") == 2
+
+
+def test_an_error_of_the_server_is_its_sentence(penstock, cluster):
+    cluster.chat_error = (404, {"error": {"message": "no model nope; known: sim"}})
+    result = penstock("chat", "Hi", "--model", "nope", "--url", cluster.url)
+    assert result.exit_code == 1
+    assert "no model nope; known: sim" in result.output
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "-"), (0.25, "250 ms"), (5.0, "5.0 s"), (600.0, "10 min"), (7200.0, "2.0 h")]
+)
+def test_lengths_of_time_read_well(seconds, text):
+    assert seconds_text(seconds) == text
+
+
+def test_a_table_aligns_numbers_to_the_right():
+    assert table(("A", "N"), [["x", 5], ["long", 1000]]) == "A         N\nx         5\nlong  1,000"
+    assert table(("A",), []) == "A"
+
+
+def test_only_numbers_are_renamed_to_wall():
+    assert walled({"first": 3, "closed": "closed", "last": None, "at": True}) == {
+        "wall_first_ns": 3,
+        "closed": "closed",
+        "wall_last_ns": None,
+        "wall_at_ns": True,
+    }

@@ -1,0 +1,120 @@
+"""The command line as a whole: every help works, is quick, and no error of a user is a traceback."""
+
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+
+from penstock.cli.main import COMMANDS, HIDDEN, cli
+
+
+def every_command() -> dict[str, click.Command]:
+    found: dict[str, click.Command] = {}
+
+    def walk(group: click.Group, prefix: tuple[str, ...], names: list[str]) -> None:
+        for name in names:
+            command = group.get_command(click.Context(group), name)
+            assert command is not None
+            found[" ".join((*prefix, name))] = command
+            if isinstance(command, click.Group):
+                walk(command, (*prefix, name), command.list_commands(click.Context(command)))
+
+    walk(cli, (), [*COMMANDS, *HIDDEN])
+    return found
+
+
+ALL = every_command()
+HELPLESS = ("engine sim", "frontend")
+"""Pass --help on to another program."""
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in HELPLESS])
+def test_every_command_has_help_with_an_example(penstock, name):
+    result = penstock(*name.split(), "--help")
+    assert result.exit_code == 0
+    assert "Usage: penstock" in result.output
+    if not ALL[name].hidden and "engine" not in name:
+        assert f"penstock {name.split()[0]}" in result.output.split("Usage:")[1].split("\n", 1)[1]
+        assert "Example" in result.output
+
+
+def test_the_lines_of_the_help_are_those_of_the_commands():
+    for name, (_, line) in COMMANDS.items():
+        assert ALL[name].short_help == line
+
+
+def test_every_option_has_a_help():
+    for name, command in ALL.items():
+        for param in command.params:
+            if isinstance(param, click.Option):
+                assert param.help, f"{name} {param.name}"
+
+
+def test_commands_that_a_script_reads_have_json():
+    for name in ("status", "explain", "chat", "bench", "doctor", "config check", "config show"):
+        assert any("--json" in param.opts for param in ALL[name].params), name
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from penstock.cli.main import main; status = main(['--help']); "
+        "heavy = {'msgspec', 'pydantic', 'numpy', 'aiohttp', 'yaml', 'rich', 'zmq', 'asyncio'} & set(sys.modules); "
+        "assert not heavy, heavy; sys.exit(status)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+
+
+def test_help_and_version_of_the_module(penstock):
+    started = time.monotonic()
+    found = subprocess.run([sys.executable, "-m", "penstock", "--version"], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout.split()[0]) == (0, "penstock")
+    assert time.monotonic() - started < 20  # hangs are found; the time itself is measured in docs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["staus"], "did you mean 'status'?"),
+        (["zzzz"], "'penstock --help' lists them"),
+        (["status", "--jsn"], "--json"),
+        (["up", "--hlep"], "--help"),
+        (["up", "--router.mode"], "requires a value"),
+        (["up", "a", "b"], "unexpected extra argument"),
+        (["explain", "a", "b"], "give one request id"),
+        (["status", "--url", "not a url"], "is no URL"),
+        (["status", "--url", "ftp://x"], "is no URL"),
+        (["bench"], "give either --trace FILE or --workload"),
+        (["bench", "--workload", "chat", "--duration", "5x"], "has the unknown unit 'x'"),
+        (["chat", "--json"], "give the text as an argument"),
+        (["join", "--run", "runs/x"], "--run needs --model"),
+        (["attach"], "Missing argument"),
+    ],
+)
+def test_a_wrong_command_line_is_a_sentence_and_status_2(penstock, cluster, arguments, said):
+    env = {} if "--url" in arguments else {"PENSTOCK_URL": cluster.url}
+    result = penstock(*arguments, env=env)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["status"], ["top"], ["explain", "x"], ["explain"], ["chat", "Hello"], ["join"]],
+    ids=lambda a: a[0],
+)
+def test_nobody_there_is_one_sentence_with_a_next_step(penstock, arguments):
+    result = penstock(*arguments, env={"PENSTOCK_URL": "http://127.0.0.1:9"})
+    assert result.exit_code == 1
+    assert "no cluster answers at http://127.0.0.1:9" in result.output
+    assert "'penstock up' starts one" in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_a_reader_that_leaves_is_no_error():
+    code = f"{sys.executable} -m penstock config init --all | head -1"
+    found = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False)
+    assert found.stdout.startswith("# A Penstock cluster")
+    assert found.stderr == ""

@@ -1,0 +1,166 @@
+"""up, serve, attach, join and bench: what they hand to the runtime, and that nothing starts on a bad config."""
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Stand in for the runtime; collects what it would have started."""
+    calls: list[tuple[Any, ...]] = []
+    module = types.ModuleType("penstock.runtime.supervisor")
+    module.run = lambda loaded, *, command: calls.append((command, loaded.settings)) or 0  # type: ignore[attr-defined]
+    module.join = lambda cluster, pool, model: calls.append((cluster, pool, model)) or 0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "penstock.runtime.supervisor", module)
+    return calls
+
+
+def test_up_starts_the_default(penstock, started):
+    assert penstock("up").exit_code == 0
+    ((command, settings),) = started
+    assert command == "up"
+    assert settings.models["sim"].pools["main"].replicas == 4
+
+
+def test_up_takes_a_file_and_flags_of_both_kinds(penstock, started, tmp_path):
+    (tmp_path / "c.yaml").write_text("name: mine\nrouter: {mode: random}\n")
+    arguments = ["c.yaml", "--router.mode=kv", "--set", "frontend.port=0", "--router.cost.overlap-credit", "2"]
+    assert penstock("up", *arguments, "--name", "yours", "--router.track_output").exit_code == 0
+    settings = started[0][1]
+    assert settings.name == "yours"
+    assert settings.router.mode == "kv"
+    assert settings.router.cost.overlap_credit == 2
+    assert settings.router.track_output is True
+    assert settings.frontend.port == 0
+
+
+def test_a_boolean_flag_takes_a_word_or_none_and_leaves_the_next_argument(penstock, started, tmp_path):
+    (tmp_path / "c.yaml").write_text("")
+    assert penstock("up", "--router.track_output", "c.yaml").exit_code == 0
+    assert penstock("up", "--router.track_output", "off", "c.yaml").exit_code == 0
+    assert penstock("up", "--models.sim.pools.main.sim.prefix_caching", "false").exit_code == 0
+    assert [settings.router.track_output for _, settings in started] == [True, False, False]
+    assert started[2][1].models["sim"].pools["main"].sim.prefix_caching is False
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["up", "none.yaml"],
+        ["up", "--router.mode", "nope"],
+        ["up", "--set", "frontend.host=0.0.0.0"],
+        ["up", "--frontend.security.tls_cert", "no.pem", "--frontend.security.tls_key", "no.pem"],
+        ["serve", "sim", "--sim.block_size", "0"],
+        ["serve", "sim", "--tokenizer", "nowhere"],
+        ["attach", "gpu1:8000", "--model", "m"],
+        ["attach", "http://127.0.0.1:9", "--model", "m", "--router.mod", "kv"],
+        ["join", "--model", "sim", "--sim.blok_size", "3"],
+        ["join", "--model", "sim", "--engine", "vllm"],
+    ],
+    ids=" ".join,
+)
+def test_nothing_starts_on_a_bad_config(penstock, started, arguments):
+    result = penstock(*arguments)
+    assert result.exit_code == 2
+    assert result.output.startswith("penstock: ")
+    assert started == []
+
+
+def test_an_unknown_environment_name_starts_nothing(penstock, started):
+    result = penstock("up", env={"PENSTOCK_ROUTER__MOD": "kv"})
+    assert result.exit_code == 2
+    assert "did you mean PENSTOCK_ROUTER__MODE?" in result.output
+    assert started == []
+
+
+def test_serve_makes_one_model_with_one_pool(penstock, started):
+    arguments = ["org/my-model-1.5", "--replicas", "2", "--sim.kv_blocks", "4Ki", "--frontend.port", "0"]
+    assert penstock("serve", *arguments).exit_code == 0
+    ((command, settings),) = started
+    assert command == "serve"
+    assert list(settings.models) == ["org/my-model-1.5"]
+    pool = settings.models["org/my-model-1.5"].pools["main"]
+    assert (pool.engine, pool.replicas, pool.sim.kv_blocks) == ("sim", 2, 4096)
+    assert settings.frontend.port == 0
+
+
+def test_attach_asks_each_server_and_groups_them_by_model(penstock, started, cluster):
+    cluster.models = ("base",)
+    urls = [cluster.url, f"{cluster.url}/v1/"]
+    assert penstock("attach", urls[0], "--block-size", "16").exit_code == 0
+    settings = started[0][1]
+    assert started[0][0] == "attach"
+    pool = settings.models["base"].pools["attached"]
+    assert (pool.engine, pool.urls, pool.block_size) == ("openai", (cluster.url,), 16)
+    assert settings.models["base"].tokenizer is None
+    result = penstock("attach", *urls)
+    assert result.exit_code == 2
+    assert "stands in pool models.base.pools.attached already" in result.output
+
+
+def test_attach_to_nobody_is_a_sentence(penstock, started):
+    result = penstock("attach", "http://127.0.0.1:9")
+    assert result.exit_code == 1
+    assert "no model list comes from http://127.0.0.1:9/v1/models" in result.output
+    assert started == []
+
+
+def test_join_asks_for_the_only_model(penstock, started, cluster):
+    assert penstock("join", "--url", cluster.url, "--sim.kv_blocks", "100").exit_code == 0
+    ((url, pool, model),) = started
+    assert (url, model, pool.replicas, pool.sim.kv_blocks) == (cluster.url, "sim", 1, 100)
+    cluster.status["models"].append({"name": "other"})
+    result = penstock("join", "--url", cluster.url)
+    assert result.exit_code == 2
+    assert "choose one with --model" in result.output
+
+
+def test_join_takes_a_run_folder_and_urls(penstock, started):
+    arguments = ["--run", "runs/x", "--model", "m", "--engine", "vllm", "--urls", "http://127.0.0.1:8001"]
+    assert penstock("join", *arguments).exit_code == 0
+    ((run, pool, model),) = started
+    assert (run, model, pool.urls) == ("runs/x", "m", ("http://127.0.0.1:8001",))
+
+
+def test_help_all_lists_every_setting(penstock):
+    short, whole = penstock("up", "--help").output, penstock("up", "--help-all").output
+    assert "--router.mode" in short
+    assert "--router.index.audit_every" not in short
+    assert "--router.index.audit_every" in whole
+    assert "--models.NAME.pools.NAME.sim.timing.speed_up" in whole
+    assert "--sim.timing.speed_up" in penstock("serve", "--help").output
+
+
+def test_bench_hands_its_options_on(penstock, monkeypatch):
+    bench = pytest.importorskip("penstock.report.bench")
+    got = []
+    monkeypatch.setattr(bench, "main", lambda options: got.append(options) or 1)
+    arguments = ["http://127.0.0.1:9", "--workload", "rag", "--rate", "600/min", "--duration", "2m", "--json"]
+    assert penstock("bench", *arguments, "--slo-itl", "50ms").exit_code == 1
+    (options,) = got
+    assert (options.url, options.workload, options.rate, options.duration) == ("http://127.0.0.1:9", "rag", 10.0, 120.0)
+    assert (options.json, options.slo_itl, options.slo_ttft) == (True, 0.05, 2.0)
+
+
+def test_bench_defaults_are_those_of_its_options(penstock, monkeypatch):
+    bench = pytest.importorskip("penstock.report.bench")
+    got = []
+    monkeypatch.setattr(bench, "main", lambda options: got.append(options) or 0)
+    assert penstock("bench", "--workload", "chat").exit_code == 0
+    assert got == [bench.BenchOptions(url="http://127.0.0.1:8000", workload="chat")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module"),
+    [(["engine", "sim"], "penstock.adapters.engines.sim.process"), (["frontend"], "penstock.frontend.process")],
+)
+def test_hidden_commands_pass_their_arguments_on(penstock, monkeypatch, arguments, module):
+    got = []
+    fake = types.ModuleType(module)
+    fake.main = lambda words: got.append(words) or 0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module, fake)
+    assert penstock(*arguments, "--model", "x", "--help").exit_code == 0
+    assert got == [["--model", "x", "--help"]]

@@ -1,0 +1,107 @@
+"""What the documents say is so: commands and flags exist, the config page is fresh, the examples are valid."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from penstock.cli.main import COMMANDS, HIDDEN, cli
+from penstock.cli.settings import SettingsCommand
+from penstock.config.cluster import ClusterSettings
+from penstock.config.derive import RESERVED, derive
+from penstock.config.docs import configuration_page
+from penstock.config.load import load
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+EXAMPLES = sorted(ROOT.glob("examples/*.yaml"))
+FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`((?:\.venv/bin/)?penstock [a-z][^`]*)`")
+ENV = re.compile(r"\bPENSTOCK_[A-Z0-9_]+\b")
+
+
+def commands_of(text: str) -> list[str]:
+    """Return every command line that a page (or a comment of an example) shows."""
+    found = []
+    for block in FENCE.findall(text):
+        joined = block.replace("\\\n", " ")
+        for line in joined.splitlines():
+            found.extend(re.findall(r"(?:^|[|;&]\s*|\s)((?:\.venv/bin/)?penstock [a-z].*)$", line.strip()))
+    found.extend(INLINE.findall(text))
+    found.extend(re.findall(r"^#\s+(?:\S+=\S+ )*(penstock [a-z].*)$", text, re.MULTILINE))
+    return [re.sub(r"\s+#.*$", "", command).split(" | ")[0].split(" > ")[0] for command in found]
+
+
+def pages() -> list[tuple[str, str]]:
+    return [
+        (str(path.relative_to(ROOT)), command)
+        for path in [*PAGES, *EXAMPLES]
+        for command in commands_of(path.read_text())
+    ]
+
+
+def test_the_pages_show_commands():
+    assert {page for page, _ in pages()} >= {"README.md", "docs/commands.md", "docs/configuration.md"}
+
+
+@pytest.mark.parametrize(("page", "line"), pages())
+def test_a_command_that_is_shown_exists_and_takes_its_flags(page, line):
+    words = shlex.split(line)[1:]
+    command: click.Command = cli
+    context = click.Context(cli)
+    while words and isinstance(command, click.Group):
+        name = words.pop(0)
+        if name.startswith("-"):
+            assert name in ("--help", "--version"), f"{page}: {line}"
+            return
+        inner = command.get_command(context, name)
+        assert inner is not None, f"{page}: there is no command {name!r} in {line!r}"
+        command, context = inner, click.Context(inner)
+    own = {option for param in command.get_params(context) for option in (*param.opts, *param.secondary_opts)}
+    for word in words:
+        flag = word.partition("=")[0]
+        if flag.startswith("--") and flag not in own and command.name not in ("sim", "frontend"):
+            assert isinstance(command, SettingsCommand), f"{page}: {line!r} has the unknown flag {flag}"
+            assert any(fits(flag, knob.flag) for knob in command.knobs()), f"{page}: {flag} is no setting"
+
+
+def fits(flag: str, derived: str) -> bool:
+    pattern = re.escape(derived).replace("NAME", r".+").replace("_", "[_-]")
+    return re.fullmatch(pattern, flag) is not None
+
+
+@pytest.mark.parametrize("path", [*PAGES, *EXAMPLES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_environment_names_that_are_shown_exist(path):
+    known = [re.escape(knob.env).replace("NAME", "[A-Z0-9_]+") for knob in derive(ClusterSettings)]
+    for name in ENV.findall(path.read_text()):
+        if name in RESERVED or name in ("PENSTOCK_", "PENSTOCK_REQUIRE"):
+            continue
+        assert any(re.fullmatch(pattern, name) for pattern in known), name
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+        assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_the_config_page_is_fresh():
+    page = ROOT / "docs" / "configuration.md"
+    assert page.read_text() == configuration_page(), "run: penstock config docs > docs/configuration.md"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_are_valid(path):
+    env = {"PENSTOCK_FRONTEND__SECURITY__API_KEYS": "a"} if path.name == "guarded.yaml" else {}
+    assert load(path, (), env).settings.models
+
+
+def test_the_page_of_commands_has_every_command_with_an_example():
+    page = (ROOT / "docs" / "commands.md").read_text()
+    for name, (_, line) in COMMANDS.items():
+        assert f"| [`{name}`](#{name}) | {line} |" in page
+        section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
+        assert f"penstock {name}" in section
+    assert not any(f"\n## {name}\n" in page for name in HIDDEN)
