@@ -1,0 +1,1 @@
+"""One outside thing each, behind the Protocols of `seams`; they never import each other."""

@@ -1,0 +1,1 @@
+"""The HTTP endpoint: OpenAI dialect, streaming, tokenising, hints, limits, metrics, page."""

@@ -1,0 +1,1 @@
+"""How our own processes talk: in process and over ZMQ."""

@@ -1,0 +1,1 @@
+"""Where processes find each other: files and memory."""
