@@ -126,7 +126,7 @@ class FakeCluster:
         if path == "/admin/status":
             return 200, self.status
         if path.startswith("/admin/requests"):
-            return 200, [CLOSED]
+            return 200, {"requests": [CLOSED]}
         if path == "/admin/explain/r-1":
             return 200, {"request": CLOSED, "decisions": [DECISION]}
         if path.startswith("/admin/explain/"):

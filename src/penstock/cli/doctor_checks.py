@@ -184,7 +184,7 @@ def check_status(status: dict[str, Any]) -> Iterator[Finding]:
             text = f"the breaker of {worker['id']} is {worker['breaker']} after {worker.get('failures')} failures"
             yield Finding("warning", "workers", text, "its log in the run folder has the reason")
     blind = [str(model["name"]) for model in status.get("models") or [] if not model.get("tokenizer")]
-    if blind and not any("tokenizer" in str(finding.get("text")) for finding in said):
+    if blind and not any("no local tokenizer" in str(finding.get("text")) for finding in said):
         yield _no_tokenizer(blind)
     if not said:
         yield Finding("ok", "cluster", "it has no findings of its own")
