@@ -25,6 +25,7 @@ def problems(*overrides):
         (["models={'a b': {pools: {p: {}}}}"], "is no name for a model"),
         (["models={m: {pools: {'a/b': {}}}}"], "is no name for a pool"),
         (["models={a/b: {pools: {p: {}}}, a-b: {pools: {p: {}}}}"], "would be named like those of models.a/b.pools.p"),
+        ([MODEL % "{role: prefill}"], "not yet handed from prefill to decode"),
         ([MODEL % "{engine: vllm}"], "engine vllm needs urls"),
         ([MODEL % "{urls: [gpu1]}"], "is no URL of a server"),
         ([MODEL % "{urls: ['http://h:99999']}"], "is no URL"),

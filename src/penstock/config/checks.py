@@ -110,6 +110,9 @@ def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
     for model, entry in settings.models.items():
         for name, pool in entry.pools.items():
             path = ("models", model, "pools", name)
+            if pool.role != "aggregated":
+                hint = "leave role out; the engines then do prefill and decode"
+                yield (*path, "role"), f"is {pool.role}, but requests are not yet handed from prefill to decode", hint
             if pool.engine != "sim" and not pool.urls:
                 hint = "start the servers yourself and list their URLs; only sim engines are started here"
                 yield (*path, "urls"), f"engine {pool.engine} needs urls", hint

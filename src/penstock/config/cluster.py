@@ -24,7 +24,9 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
         EngineKind,
         Knob("What serves: sim is started here unless urls are given; vllm and openai are servers that run already."),
     ] = "sim"
-    role: Annotated[Role, Knob("What the engines do for a request; aggregated does prefill and decode.")] = "aggregated"
+    role: Annotated[
+        Role, Knob("What the engines do for a request; at present only aggregated, prefill and decode.")
+    ] = "aggregated"
     replicas: Annotated[
         int, Knob("Simulated engine processes to start; more serve more and need CPU.", unit="count", ge=1, le=1024)
     ] = 4

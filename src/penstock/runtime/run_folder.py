@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 import penstock
+from penstock.config.redact import without_secrets
 from penstock.kernel.errors import ConfigError
 
 log = logging.getLogger("penstock.run_folder")
@@ -54,7 +55,7 @@ class RunFolder:
                     {
                         "schema": SCHEMA,
                         "command": command,
-                        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+                        "argv": [Path(sys.argv[0]).name, *without_secrets(sys.argv[1:])],
                         "penstock": penstock.__version__,
                         "python": platform.python_version(),
                         "config_sha256": hashlib.sha256(config.encode()).hexdigest(),
