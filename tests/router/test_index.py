@@ -1,17 +1,21 @@
 """The exact index beside its naive twin, driven by random event streams."""
 
 import hashlib
-import json
-from collections.abc import Sequence
+import random
 
+import msgspec
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.kernel.hashing import block_hashes
+from penstock.kernel.machine import SECOND
 from penstock.kernel.values import TIERS, KvCleared, KvRemoved, KvStored, Target, Tier, WorkerId
+from penstock.router import names as names_module
 from penstock.router.index import ExactIndex
+from penstock.router.indexer import Held
+from penstock.router.span_table import KEY, SPAN_MAX
 from tests.router.radix_oracle import Path, RadixOracle
 
 BLOCK = 2
@@ -148,6 +152,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.index = ExactIndex(BLOCK, audit_every=3)
         self.index.restore(saved)
         assert self.index.snapshot() == saved
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(saved)) == saved, "a snapshot is plain data"
 
     @rule(on=targets)
     def dump(self, on: Target) -> None:
@@ -196,3 +201,233 @@ TestIndex.settings = settings(max_examples=150, stateful_step_count=40)
 
 def held(index: ExactIndex, target: Target) -> set[tuple[Tier, int]]:
     return {(event.tier, block) for event in index.dump(target) for block in event.hashes}
+
+
+# --- situations -----------------------------------------------------------------------------------------------------
+
+A, RANK, B, C = TARGETS
+
+
+def own(path: Path, first: int = 0, tier: Tier = "device") -> KvStored:
+    """A stored event with our hashes for the blocks of a path from ``first`` on."""
+    every = hashes(path)
+    return KvStored(hashes=every[first:], parent=every[first - 1] if first else None, block_size=BLOCK, tier=tier)
+
+
+def depths(index: ExactIndex, path: Path) -> dict[Target, int]:
+    return {target: held.device for target, held in index.overlap(hashes(path)).items()}
+
+
+def chained(count: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.getrandbits(64) for _ in range(count)]
+
+
+def test_a_hole_ends_the_match_until_it_is_filled_again() -> None:
+    index = ExactIndex(BLOCK)
+    path = (0, 1, 2, 0, 1)
+    index.apply(A, own(path))
+    index.apply(B, own(path))
+    index.apply(A, KvRemoved(hashes=[hashes(path)[1]]))
+    assert depths(index, path) == {A: 1, B: 5}
+    assert index.counters.holes == 1
+    index.apply(A, own(path[:2], 1))
+    assert depths(index, path) == {A: 5, B: 5}
+
+
+def test_ranks_of_a_worker_are_told_apart() -> None:
+    index = ExactIndex(BLOCK)
+    index.apply(A, own((0, 1)))
+    index.apply(RANK, own((0,)))
+    assert depths(index, (0, 1)) == {A: 2, RANK: 1}
+
+
+def test_events_of_another_block_size_are_refused_and_counted() -> None:
+    index = ExactIndex(BLOCK)
+    index.apply(A, KvStored(hashes=[1], tokens=[1, 2, 3, 4], block_size=4))
+    assert len(index) == 0 and index.counters.refused_block_size == 1
+    # The child of a refused block can't be placed either.
+    index.apply(A, KvStored(hashes=[2], parent=1, tokens=[1, 2], block_size=BLOCK))
+    assert len(index) == 0 and index.counters.parents_unknown == 1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        KvStored(hashes=[1, 2], tokens=[1, 2], block_size=BLOCK),
+        KvStored(hashes=[1], tokens=[1, -2], block_size=BLOCK),
+        KvStored(hashes=[1], tokens=[1, 1 << 32], block_size=BLOCK),
+        KvStored(hashes=[1], tokens=[1, 2], extras=[b"", b""], block_size=BLOCK),
+    ],
+)
+def test_malformed_events_change_nothing(event: KvStored) -> None:
+    index = ExactIndex(BLOCK)
+    index.apply(A, event)
+    index.check()
+    assert len(index) == 0 and index.counters.malformed == 1
+
+
+def test_extras_are_part_of_a_block() -> None:
+    index = ExactIndex(BLOCK)
+    salted = block_hashes([1, 2, 3, 4], BLOCK, lora="l", salt="s")
+    extras = [b"\x01\x01\0\0\0l\x02\x01\0\0\0s", b"\x01\x01\0\0\0l"]
+    index.apply(A, KvStored(hashes=[7, 8], tokens=[1, 2, 3, 4], extras=extras, block_size=BLOCK))
+    assert dict(index.overlap(salted)) == {A: Held(2)}
+    assert not index.overlap(block_hashes([1, 2, 3, 4], BLOCK))
+
+
+def test_the_oldest_go_when_the_bound_is_reached_and_are_counted() -> None:
+    index = ExactIndex(BLOCK, blocks_max=100)
+    old, new = chained(60, 1), chained(60, 2)
+    index.apply(A, KvStored(hashes=old, block_size=BLOCK), own=True)
+    index.apply(B, KvStored(hashes=new, block_size=BLOCK), own=True)
+    assert len(index) == 60 and index.counters.evicted == 60
+    assert dict(index.overlap(new)) == {B: Held(60)} and not index.overlap(old)
+    index.apply(A, KvRemoved(hashes=old))
+    assert index.counters.removed_unknown == 60
+    index.check()
+
+
+def test_a_prefix_in_use_outlives_what_hangs_below_it() -> None:
+    index = ExactIndex(BLOCK, blocks_max=200)
+    system = chained(50)
+    index.apply(A, KvStored(hashes=system, block_size=BLOCK), own=True)
+    for turn in range(1, 30):
+        event = KvStored(hashes=chained(40, turn), parent=system[-1], block_size=BLOCK)
+        index.apply([A, B][turn % 2], event, own=True)
+        index.check()
+    assert index.overlap(system)[A] == Held(50)
+
+
+@given(st.lists(st.tuples(targets, paths, st.booleans()), max_size=60), st.integers(1, 30))
+def test_a_bounded_index_never_claims_too_much(events: list[tuple[Target, Path, bool]], most: int) -> None:
+    index, oracle = ExactIndex(BLOCK, blocks_max=most), RadixOracle()
+    for on, path, stored in events:
+        if stored:
+            index.apply(on, own(path))
+            for i in range(len(path)):
+                oracle.store(on, path[: i + 1])
+        else:
+            index.apply(on, KvRemoved(hashes=hashes(path)[-1:]))
+            oracle.remove(on, path)
+        index.check()
+        assert len(index) <= most
+        for target in TARGETS:
+            assert held(index, target) <= {(tier, hashes(p)[-1]) for tier, p in oracle.held(target)}
+
+
+def test_a_target_that_left_is_forgotten_at_once_and_its_bit_used_again_only_when_clean() -> None:
+    index = ExactIndex(BLOCK)
+    blocks = chained(5 * SPAN_MAX)
+    for first in range(0, len(blocks), 100):
+        parent = blocks[first - 1] if first else None
+        index.apply(A, KvStored(hashes=blocks[first : first + 100], parent=parent, block_size=BLOCK), own=True)
+    assert index.overlap(blocks)[A] == Held(len(blocks))
+    index.remove(A)
+    assert len(index) == 0 and not index.overlap(blocks)
+    index.apply(B, own((0,)))
+    assert not index.overlap(blocks), "B must not inherit what A's bit still marks"
+    steps = 0
+    while not index.sweep(64):
+        steps += 1
+        index.check()
+    assert len(blocks) / 64 <= steps <= 3 * len(blocks) / 64
+    assert index.blocks == 1
+
+
+def test_clearing_often_needs_no_more_bits() -> None:
+    index = ExactIndex(BLOCK)
+    for turn in range(500):
+        index.apply(A, own((turn % 3, 1, 2)))
+        index.apply(B, own((turn % 3, 1)))
+        index.apply(A, KvCleared())
+    assert len(index.overlap([])) == 0
+    assert len(index.snapshot()["slots"]["pairs"]) < 40
+
+
+def test_hashes_that_agree_in_the_maps_key_are_not_mixed_up() -> None:
+    index = ExactIndex(BLOCK)
+    block, twin = 5, 5 | (KEY + 1)
+    index.apply(A, KvStored(hashes=[block], block_size=BLOCK), own=True)
+    index.apply(B, KvStored(hashes=[twin, 9], block_size=BLOCK), own=True)
+    assert index.counters.collisions == 1
+    assert dict(index.overlap([block])) == {A: Held(1)} and not index.overlap([twin])
+    index.apply(B, KvRemoved(hashes=[twin]))
+    assert dict(index.overlap([block])) == {A: Held(1)}
+
+
+def test_an_event_that_names_a_block_twice_is_harmless() -> None:
+    index = ExactIndex(BLOCK)
+    index.apply(A, KvStored(hashes=[1, 2, 1, 3], block_size=BLOCK), own=True)
+    index.check()
+    index.apply(A, KvStored(hashes=[4, 2, 4], parent=3, block_size=BLOCK), own=True)
+    index.check()
+    index.apply(A, KvRemoved(hashes=[1, 2, 3, 4]))
+    index.check()
+    assert len(index) == 0
+
+
+def test_an_old_name_for_a_new_block_gives_the_old_block_up() -> None:
+    index = ExactIndex(BLOCK)
+    for on in (A, B):  # on B the name stands for another block from the start
+        index.apply(on, KvStored(hashes=[7], tokens=tokens((0,)), block_size=BLOCK))
+        index.apply(on, KvStored(hashes=[7], tokens=tokens((1,)), block_size=BLOCK))
+        assert on not in index.overlap(hashes((0,))) and on in index.overlap(hashes((1,)))
+        index.apply(on, KvRemoved(hashes=[7]))
+        assert on not in index.overlap(hashes((1,)))
+    index.check()
+
+
+def test_aliases_are_bounded_and_give_up_their_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names_module, "ALIASES_MAX", 3)
+    index = ExactIndex(BLOCK)
+    for content in range(5):
+        index.apply(A, KvStored(hashes=[content], tokens=tokens((content,)), block_size=BLOCK))
+        index.apply(B, KvStored(hashes=[content], tokens=tokens((content + 10,)), block_size=BLOCK))
+    assert index.pairs(A) == 5 and index.pairs(B) == 3
+    index.check()
+
+
+def test_a_quick_answer_that_is_wrong_is_counted_and_replaced() -> None:
+    index = ExactIndex(BLOCK, audit_every=1)
+    index.apply(A, own((0, 1, 2)))
+    path = hashes((0, 1, 2))
+    span = index._device.spans[0]
+    assert span is not None
+    span.hashes[1] = 99  # break the shape: the ends still match
+    assert dict(index.overlap(path)) == {A: Held(1)}
+    assert (index.counters.audits, index.counters.audit_disagreements) == (1, 1)
+    assert not index.audit(path)
+
+
+def test_hits_halve_with_time_and_expire() -> None:
+    index = ExactIndex(BLOCK, hits_half_life=10 * SECOND)
+    assert index.hits is not None
+    path = (0, 1)
+    prefix = hashes(path)[-1]
+    index.apply(A, own(path))
+    index.overlap(hashes((0, 1, 2)), now=0)
+    index.overlap(hashes(path), now=10 * SECOND)
+    assert index.hits.count(prefix, 10 * SECOND) == pytest.approx(1.5)
+    assert index.hits.hottest(5, 20 * SECOND) == [(prefix, pytest.approx(0.75))]
+    index.apply(A, own((2,)))
+    index.overlap(hashes((2,)), now=500 * SECOND)
+    assert len(index.hits) == 1 and index.hits.count(prefix, 500 * SECOND) == 0
+
+
+def test_long_chains_grown_block_by_block_are_found_at_every_depth() -> None:
+    index = ExactIndex(BLOCK)
+    blocks = chained(3 * SPAN_MAX)
+    for i, block in enumerate(blocks):
+        index.apply(A, KvStored(hashes=[block], parent=blocks[i - 1] if i else None, block_size=BLOCK), own=True)
+    index.apply(B, KvStored(hashes=blocks[:1000], block_size=BLOCK), own=True)
+    other = chained(1, 9)
+    for depth in (1, 7, 999, 1000, 1001, SPAN_MAX, SPAN_MAX + 1, len(blocks)):
+        found = {target: held.device for target, held in index.overlap(blocks[:depth] + other).items()}
+        assert found == {A: depth, B: min(depth, 1000)}
+    assert sum(1 for _ in index.dump(A)) <= 5
+    for i in range(len(blocks) - 1, -1, -1):
+        index.apply(A, KvRemoved(hashes=[blocks[i]]))
+    assert index.pairs(A) == 0 and index.pairs(B) == 1000
+    assert sum(1 for _ in index.dump(B)) <= 3, "one removal after the other leaves no crumbs"
+    index.check()
