@@ -8,11 +8,12 @@ from penstock.frontend.errors import rejected
 from penstock.frontend.service import Service
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
-REQUEST_ID = "penstock.request_id"
+_key: Any = getattr(web, "RequestKey", web.AppKey)  # older versions of the library know only one kind of key
+REQUEST_ID: Any = _key("request_id", str)
 """Under this key a request holds its id."""
-CALLER = "penstock.caller"
+CALLER: Any = _key("caller", str)
 """Under this key a request holds the name of its key, or its address."""
-FIELDS = "penstock.fields"
+FIELDS: Any = _key("fields", dict)
 """Under this key a request holds what its line in the access log says beside the usual."""
 
 
@@ -22,7 +23,10 @@ def service_of(request: web.Request) -> Service:
 
 def note(request: web.Request, **fields: Any) -> None:
     """Add fields to the request's line in the access log."""
-    request.setdefault(FIELDS, {}).update(fields)
+    known = request.get(FIELDS)
+    if known is None:
+        known = request[FIELDS] = {}
+    known.update(fields)
 
 
 async def read_body(request: web.Request) -> bytes:

@@ -96,11 +96,11 @@ def for_clients(handler: Handler) -> Handler:
         most = service.settings.frontend.limits.inflight_max
         if service.inflight >= most:
             raise OverloadedError(f"{most} requests are in flight, which is the limit", retry_after=1.0, status=429)
-        service.inflight += 1
+        service.enter()
         try:
             return await handler(request)
         finally:
-            service.inflight -= 1
+            service.leave()
 
     return guarded
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import ssl
-import time
 
 from aiohttp import web
 
@@ -60,12 +59,12 @@ class Server:
         for site in self._sites:
             await site.stop()
         self._sites.clear()
-        end = time.monotonic() + timeout
-        while self.service.inflight and time.monotonic() < end:
-            await asyncio.sleep(0.02)
-        if self.service.inflight:
+        try:
+            await asyncio.wait_for(self.service.idle.wait(), timeout)
+        except TimeoutError:
             log.warning("%d requests did not finish within %g s and are cut off", self.service.inflight, timeout)
-        return self.service.inflight == 0
+            return False
+        return True
 
     async def close(self) -> None:
         """Cut off what is left and let go of everything."""

@@ -131,6 +131,9 @@ class Service:
         self.started = time.monotonic()
         self.inflight = 0
         """HTTP requests of routed or proxied routes that are being answered."""
+        self.idle = asyncio.Event()
+        """Set while there is none."""
+        self.idle.set()
         self.keys = Keys(frontend.security.api_keys)
         self.admin_keys = Keys(frontend.security.admin_keys)
         self.rates = Rates(frontend.limits.rate, frontend.limits.burst)
@@ -141,6 +144,16 @@ class Service:
         self.watched: set[Any] = set()
         """Attempts whose silence is watched (`penstock.frontend.watch`)."""
         self.tickets.listen(self._heard)
+
+    def enter(self) -> None:
+        """Count a request in; `leave` counts it out."""
+        self.inflight += 1
+        self.idle.clear()
+
+    def leave(self) -> None:
+        self.inflight -= 1
+        if not self.inflight:
+            self.idle.set()
 
     # --- models -----------------------------------------------------------------------------------------------------
 

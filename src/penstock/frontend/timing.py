@@ -23,12 +23,14 @@ class Timing:
     _chunks: list[tuple[float, int]] = field(default_factory=list)
 
     def chunk(self, now: float, tokens: int, gaps: Observations) -> None:
-        """Output reached ``tokens``: a chunk of k of them counts as k gaps of a k-th each."""
+        """Output reached ``tokens``: a chunk of k of them is k gaps of a k-th each; the first one k - 1 of zero."""
         fresh = tokens - self._seen
         if fresh <= 0:
             return
         if self.last is not None:
             gaps.observe((now - self.last) / fresh, fresh)
+        elif fresh > 1:
+            gaps.observe(0.0, fresh - 1)
         self._seen = tokens
         self.last = now
         if len(self._chunks) < CHUNKS_MAX:

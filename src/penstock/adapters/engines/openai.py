@@ -113,7 +113,7 @@ class EngineClient:
                     trace_request_ctx=seen,
                 )
                 return EngineAnswer(response)
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: no URL
                 hung_up = isinstance(error, (aiohttp.ServerDisconnectedError, ConnectionResetError, BrokenPipeError))
                 if seen.reused and hung_up:
                     seen.reused = False  # the engine closed an idle connection just then; nothing was lost
@@ -174,7 +174,8 @@ def describe(error: BaseException) -> str:
 
 
 async def _reused(session: aiohttp.ClientSession, context: SimpleNamespace, params: Any) -> None:
-    context.trace_request_ctx.reused = True
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx.reused = True
 
 
 async def _slices(body: bytes) -> AsyncIterator[bytes]:

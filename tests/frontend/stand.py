@@ -1,0 +1,219 @@
+"""A frontend on loopback with the real router behind it and scripted engines before it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from penstock.adapters.engines.openai import EngineClient
+from penstock.adapters.telemetry.prometheus import Metrics
+from penstock.config.cluster import ClusterSettings, ModelSettings, PoolSettings
+from penstock.config.frontend import FrontendSettings
+from penstock.frontend.cluster import NodeCluster
+from penstock.frontend.server import Server
+from penstock.frontend.service import Service
+from penstock.frontend.tokens import PromptTokenizer
+from penstock.kernel.values import WorkerCard, WorkerId
+from penstock.router.events import Noted, Publish, ReplayWanted, WorkerJoined
+from penstock.router.router import Router
+from penstock.runtime.live import Live
+from penstock.runtime.loop_monitor import LoopMonitor
+from penstock.runtime.tickets import Tickets
+
+_key: Any = getattr(web, "RequestKey", web.AppKey)
+ENGINE: Any = _key("engine", object)
+Reply = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+
+class Engine:
+    """A scripted engine: speaks the dialect, remembers what it was asked, and does as ``reply`` says."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.url = ""
+        self.reply: Reply = answer_well
+        self.bodies: list[bytes] = []
+        self.headers: list[dict[str, str]] = []
+        self.resets = 0
+        self.hung_up = asyncio.Event()
+        """Set when a client closed its connection before the answer's end."""
+        self.sent: bytes = b""
+        """The bytes of the last stream's body."""
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_post("/reset_prefix_cache", self._reset)
+        app.router.add_post("/{rest:.*}", self._serve)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _reset(self, request: web.Request) -> web.StreamResponse:
+        self.resets += 1
+        return web.Response()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        self.bodies.append(raw)
+        self.headers.append({k.lower(): v for k, v in request.headers.items()})
+        request[ENGINE] = self
+        try:
+            body = json.loads(raw)
+        except ValueError:
+            body = {}
+        try:
+            return await self.reply(request, body)
+        except asyncio.CancelledError:
+            self.hung_up.set()
+            raise
+
+
+async def answer_well(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """Answer five tokens, streamed or not, as vLLM does."""
+    return await answer(request, body, 5)
+
+
+async def answer(request: web.Request, body: dict[str, Any], tokens: int, gap: float = 0.0) -> web.StreamResponse:
+    usage = {"prompt_tokens": 7, "completion_tokens": tokens, "prompt_tokens_details": {"cached_tokens": 3}}
+    if not body.get("stream"):
+        choice = {"index": 0, "message": {"role": "assistant", "content": "x" * tokens}, "finish_reason": "stop"}
+        return web.json_response({"id": "a", "choices": [choice], "usage": usage})
+    engine: Engine = request[ENGINE]
+    engine.sent = b""
+    response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+    await response.prepare(request)
+
+    async def send(data: bytes) -> None:
+        engine.sent += data
+        await response.write(data)
+
+    await send(chunk({"role": "assistant", "content": ""}))
+    for number in range(tokens):
+        await send(chunk({"content": f"t{number} "}, finish="stop" if number == tokens - 1 else None))
+        if gap:
+            await asyncio.sleep(gap)
+    if (body.get("stream_options") or {}).get("include_usage"):
+        await send(b"data: " + json.dumps({"id": "a", "choices": [], "usage": usage}).encode() + b"\n\n")
+    await send(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return b"data: " + json.dumps({"id": "a", "choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"
+
+
+class Stand:
+    """The whole arrangement."""
+
+    def __init__(self, service: Service, server: Server, live: Live, router: Router, engines: list[Engine]) -> None:
+        self.service = service
+        self.server = server
+        self.live = live
+        self.router = router
+        self.engines = engines
+        self.http = aiohttp.ClientSession(base_url=server.url)
+        self.records: list[Any] = []
+
+    async def chat(self, text: str = "hello", headers: dict[str, str] | None = None, **more: Any) -> Any:
+        body = {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+        return await self.http.post("/v1/chat/completions", json=body, headers=headers or {})
+
+    def join(self, engine: Engine, **card: Any) -> None:
+        defaults: dict[str, Any] = {"model": "m", "block_size": 4, "epoch": 1}
+        self.live.post(
+            "router",
+            WorkerJoined(card=WorkerCard(**{"id": WorkerId(engine.name), "url": engine.url, **defaults, **card})),
+        )
+
+
+class Keep:
+    """A record sink that keeps."""
+
+    lost = 0
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def write(self, record: Any) -> None:
+        self.kept.append(record)
+
+
+@asynccontextmanager
+async def stand(
+    count: int = 1,
+    *,
+    frontend: FrontendSettings | None = None,
+    settings: ClusterSettings | None = None,
+    tokenizer: PromptTokenizer | None = None,
+    card: dict[str, Any] | None = None,
+) -> AsyncIterator[Stand]:
+    base = settings or ClusterSettings(
+        models={"m": ModelSettings(tokenizer=None if tokenizer is None else "given", pools={"main": PoolSettings()})}
+    )
+    base = msgspec.structs.replace(base, frontend=msgspec.structs.replace(frontend or FrontendSettings(), port=0))
+    router = Router(base.router, name="router", seed=1)
+    live = Live({"router": router})
+    notes: dict[str, int] = {}
+    live.on(Noted, lambda now, sender, effect: notes.update({effect.kind: notes.get(effect.kind, 0) + 1}))
+    live.on(ReplayWanted, lambda now, sender, effect: None)
+    live.on(Publish, lambda now, sender, effect: None)
+    tickets = Tickets(live)
+
+    def status() -> dict[str, Any]:
+        return {**router.status(live.now()), "frontends": []}
+
+    node: Any = SimpleNamespace(
+        name="router", router=router, live=live, loop_monitor=LoopMonitor(), noted=notes, peers=None, status=status
+    )
+    engines = [Engine(f"e{number}") for number in range(count)]
+    for engine in engines:
+        await engine.start()
+    records, decisions = Keep(), Keep()
+    service = Service(
+        settings=base,
+        cluster=NodeCluster(node),
+        tickets=tickets,
+        engines=EngineClient(connect_timeout=1.0),
+        tokenizers=dict.fromkeys(base.models, tokenizer),
+        metrics=Metrics("router", base.frontend.context_types_max),
+        records=records,
+        decisions=decisions,
+    )
+    server = Server(service)
+    await server.start()
+    found = Stand(service, server, live, router, engines)
+    found.records = records.kept
+    for engine in engines:
+        found.join(engine, **(card or {}))
+    try:
+        yield found
+    finally:
+        await found.http.close()
+        await server.close()
+        await service.close()
+        for engine in engines:
+            await engine.stop()
+        live.close()
+
+
+async def eventually(condition: Callable[[], Any], timeout: float = 5.0) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(timeout):
+        while not condition():  # noqa: ASYNC110 - conditions of many kinds, none of which tells
+            await asyncio.sleep(0.005)

@@ -1,0 +1,475 @@
+"""Do completions reach an engine and come back whole, whatever engine and client do?"""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from penstock.config.cluster import ClusterSettings, ModelSettings
+from penstock.config.frontend import FrontendSettings, LimitSettings, UpstreamSettings
+from penstock.router.settings import RouterSettings
+from tests.frontend.stand import ENGINE, answer, answer_well, chunk, eventually, stand
+
+
+async def test_unary_chat_passes_through_with_marks() -> None:
+    async with stand() as s:
+        answer = await s.chat("hello", headers={"x-request-id": "my-id", "traceparent": "00-aa-bb-01"}, seed=5)
+        assert answer.status == 200
+        found = await answer.json()
+        assert found["choices"][0]["message"]["content"] == "xxxxx"
+        assert answer.headers["x-penstock-worker"] == "e0"
+        assert answer.headers["x-penstock-request-id"] == "my-id"
+        assert answer.headers["x-penstock-expected-cached-tokens"] == "0"
+        assert float(answer.headers["x-penstock-queue-ms"]) >= 0
+        engine = s.engines[0]
+        assert json.loads(engine.bodies[0])["seed"] == 5
+        assert engine.headers[0]["x-request-id"] == "my-id"
+        assert engine.headers[0]["traceparent"] == "00-aa-bb-01"
+        record = s.records[0]
+        assert (record.outcome, record.osl, record.cached, record.id) == ("ok", 5, 3, "my-id")
+
+
+async def test_unary_body_reaches_engine_byte_for_byte() -> None:
+    async with stand() as s:
+        raw = b'{ "model":"m", "x":1.50e2,  "messages":[{"role":"user","content":"\\u00e9\xc3\xa9"}] }'
+        await s.http.post("/v1/chat/completions", data=raw, headers={"content-type": "application/json"})
+        assert s.engines[0].bodies == [raw]
+
+
+async def test_stream_is_byte_equal_when_client_asks_for_usage() -> None:
+    async with stand() as s:
+        answer = await s.chat(stream=True, stream_options={"include_usage": True})
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert await answer.read() == s.engines[0].sent
+
+
+async def test_usage_chunk_is_learnt_and_left_out_for_a_client_that_did_not_ask() -> None:
+    async with stand() as s:
+        answer = await s.chat(stream=True)
+        body = await answer.read()
+        sent = s.engines[0].sent
+        events = [event for event in sent.split(b"\n\n") if b'"usage"' not in event]
+        assert body == b"\n\n".join(events)
+        assert json.loads(s.engines[0].bodies[0])["stream_options"] == {"include_usage": True}
+        assert (s.records[0].osl, s.records[0].cached) == (5, 3)
+        assert s.records[0].ttft is not None and s.records[0].itl.gaps == 4
+
+
+async def test_stream_options_of_the_client_are_kept_beside_ours() -> None:
+    async with stand() as s:
+        await (await s.chat(stream=True, stream_options={"include_usage": False, "other": 1})).read()
+        assert json.loads(s.engines[0].bodies[0])["stream_options"] == {"other": 1, "include_usage": True}
+
+
+async def test_first_packet_carries_headers_and_token() -> None:
+    async with stand() as s:
+
+        async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            return await answer(request, body, 3, gap=0.05)
+
+        s.engines[0].reply = slow
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(s.server.url.rsplit(":", 1)[1]))
+        body = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "a"}]}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        writer.write(head + body)
+        first = await reader.read(65_536)
+        assert first.startswith(b"HTTP/1.1 200") and b"t0 " in first
+        writer.close()
+
+
+async def test_text_and_token_prompts() -> None:
+    async with stand() as s:
+        for prompt in ("some text", ["a", "b"], [1, 2, 3, 4, 5, 6, 7, 8], [[1, 2], [3]]):
+            answer = await s.http.post("/v1/completions", json={"model": "m", "prompt": prompt, "n": 2})
+            assert answer.status == 200, await answer.text()
+        blocks = [record.blocks for record in s.records]
+        assert len(blocks[2]) == 2 and blocks[3] == []
+        assert s.records[2].isl == 8 and s.records[3].isl == 3
+
+
+async def test_failing_worker_is_replaced_before_the_first_token() -> None:
+    async with stand(2) as s:
+
+        async def broken(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(chunk({"role": "assistant", "content": ""}))
+            assert request.transport is not None
+            request.transport.close()
+            return response
+
+        s.engines[0].reply = broken
+        for _ in range(4):
+            answer = await s.chat(stream=True, stream_options={"include_usage": True})
+            assert answer.status == 200
+            assert await answer.read() == s.engines[1].sent
+        assert any(record.attempts == 2 for record in s.records)
+        assert all(record.outcome == "ok" for record in s.records)
+
+
+async def test_dead_worker_is_replaced_and_all_dead_is_502() -> None:
+    async with stand(2) as s:
+        await s.engines[0].stop()
+        for _ in range(3):
+            assert (await s.chat()).status == 200
+        await s.engines[1].stop()
+        answer = await s.chat()
+        assert answer.status in (502, 503)
+        error = (await answer.json())["error"]
+        assert error["type"] in ("engine_error", "overloaded_error") and error["message"]
+
+
+async def test_engine_500_is_retried_and_then_502() -> None:
+    async with stand(2) as s:
+
+        async def failing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            return web.json_response({"error": {"message": "boom"}}, status=500)
+
+        s.engines[0].reply = failing
+        assert {(await s.chat()).status for _ in range(3)} == {200}
+        s.engines[1].reply = failing
+        answer = await s.chat()
+        assert answer.status == 502
+        assert "boom" in (await answer.json())["error"]["message"]
+
+
+async def test_engine_400_goes_to_the_client_as_it_is_and_harms_no_worker() -> None:
+    async with stand(2) as s:
+
+        async def refusing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            return web.json_response({"error": {"message": "top_k must be small", "code": 400}}, status=400)
+
+        for engine in s.engines:
+            engine.reply = refusing
+        for _ in range(8):
+            answer = await s.chat(top_k=-7)
+            assert answer.status == 400
+            assert (await answer.json())["error"]["message"] == "top_k must be small"
+        assert sum(len(engine.bodies) for engine in s.engines) == 8
+        assert all(worker["breaker"] == "closed" for worker in s.service.cluster.status()["workers"])
+
+
+async def test_busy_engine_is_503_with_retry_after_and_no_fault() -> None:
+    async with stand() as s:
+
+        async def busy(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            return web.json_response({"error": {"message": "full"}}, status=503)
+
+        s.engines[0].reply = busy
+        for _ in range(5):
+            answer = await s.chat()
+            assert answer.status == 503
+        assert s.service.cluster.status()["workers"][0]["breaker"] == "closed"
+
+
+async def test_break_after_first_token_is_an_error_event_and_never_a_second_answer() -> None:
+    async with stand(2) as s:
+
+        async def breaking(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(chunk({"content": "one"}))
+            await asyncio.sleep(0.05)
+            assert request.transport is not None
+            request.transport.close()
+            return response
+
+        for engine in s.engines:
+            engine.reply = breaking
+        answer = await s.chat(stream=True)
+        body = await answer.read()
+        events = [event for event in body.split(b"\n\n") if event]
+        assert len(events) == 2 and b"one" in events[0]
+        error = json.loads(events[1][5:])["error"]
+        assert error["type"] == "engine_error" and "e" in error["message"]
+        assert b"[DONE]" not in body
+        assert sum(len(engine.bodies) for engine in s.engines) == 1
+        assert s.records[0].outcome == "failed" and s.records[0].fault == "engine"
+
+
+async def test_stream_that_ends_without_its_mark_is_not_taken_as_whole() -> None:
+    async with stand() as s:
+
+        async def early(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(chunk({"content": "one"}))
+            await response.write_eof()
+            return response
+
+        s.engines[0].reply = early
+        body = await (await s.chat(stream=True)).read()
+        assert b'"error"' in body and s.records[0].outcome == "failed"
+
+
+async def test_engines_own_error_event_is_passed_on_after_the_first_token_and_retried_before() -> None:
+    async with stand(2) as s:
+
+        async def failing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            if body["seed"]:
+                await response.write(chunk({"content": "one"}))
+                await asyncio.sleep(0.02)
+            await response.write(b'data: {"error":{"message":"out of memory","code":500}}\n\ndata: [DONE]\n\n')
+            await response.write_eof()
+            return response
+
+        s.engines[0].reply = failing
+        for _ in range(2):
+            assert b"t4" in await (await s.chat(stream=True, seed=0)).read()
+        s.engines[1].reply = failing
+        body = await (await s.chat(stream=True, seed=1)).read()
+        assert b"out of memory" in body
+        assert s.records[-1].outcome == "failed"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_client_that_hangs_up_aborts_the_engine(stream: bool) -> None:
+    async with stand() as s:
+        started = asyncio.Event()
+
+        async def endless(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            started.set()
+            if not body.get("stream"):
+                await asyncio.sleep(60)
+            return await answer(request, body, 100_000, gap=0.01)
+
+        s.engines[0].reply = endless
+        task = asyncio.create_task(s.chat(stream=stream))
+        await started.wait()
+        if stream:
+            response = await task
+            await response.content.readany()
+            response.close()
+        else:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        async with asyncio.timeout(5):
+            await s.engines[0].hung_up.wait()
+        await eventually(lambda: s.records)
+        assert s.records[0].outcome == "cancelled"
+        await eventually(lambda: s.service.inflight == 0)
+        assert s.service.cluster.status()["workers"][0]["active_requests"] == 0
+
+
+async def test_client_that_leaves_on_the_end_mark_has_its_answer() -> None:
+    async with stand() as s:
+        response = await s.chat(stream=True)
+        seen = b""
+        while b"[DONE]" not in seen:
+            seen += await response.content.readany()
+        response.close()
+        await eventually(lambda: s.records)
+        assert s.records[0].outcome == "ok"
+
+
+async def test_deadline_is_504_before_and_an_error_event_after_the_first_token() -> None:
+    async with stand() as s:
+
+        async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            if body["seed"]:
+                return await answer(request, body, 10_000, gap=0.01)
+            await asyncio.sleep(60)
+            raise AssertionError
+
+        s.engines[0].reply = slow
+        response = await s.chat(seed=0, headers={"x-penstock-timeout": "0.1"})
+        assert response.status == 504
+        assert (await response.json())["error"]["code"] == "deadline_exceeded"
+        body = await (await s.chat(seed=1, stream=True, headers={"x-penstock-timeout": "0.2"})).read()
+        assert b"t0 " in body and b"deadline_exceeded" in body
+        async with asyncio.timeout(5):
+            await s.engines[0].hung_up.wait()
+
+
+async def test_silent_engine_is_given_up() -> None:
+    frontend = FrontendSettings(upstream=UpstreamSettings(first_byte_timeout=0.1, stall_timeout=0.3))
+    async with stand(frontend=frontend) as s:
+
+        async def silent(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            if body["seed"]:
+                return await answer(request, body, 2, gap=60)
+            await asyncio.sleep(60)
+            raise AssertionError
+
+        s.engines[0].reply = silent
+        response = await s.chat(seed=0, stream=True)
+        assert response.status == 502 and "no first byte" in (await response.json())["error"]["message"]
+        body = await (await s.chat(seed=1, stream=True)).read()
+        assert b"silent for" in body
+
+
+async def test_heartbeat_keeps_a_quiet_stream_alive() -> None:
+    async with stand(frontend=FrontendSettings(heartbeat=0.05)) as s:
+
+        async def quiet(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            return await answer(request, body, 3, gap=0.4)
+
+        s.engines[0].reply = quiet
+        body = await (await s.chat(stream=True)).read()
+        assert b": waiting\n\n" in body
+        assert body.replace(b": waiting\n\n", b"").endswith(b"data: [DONE]\n\n")
+
+
+async def test_other_separators_and_split_events_pass() -> None:
+    async with stand() as s:
+
+        async def crlf(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            data = (b": ping\n\n" + chunk({"content": "é"}) * 3 + b"data: [DONE]\n\n").replace(b"\n\n", b"\r\n\r\n")
+            request[ENGINE].sent = data
+            for position in range(0, len(data), 7):
+                await response.write(data[position : position + 7])
+                await asyncio.sleep(0)
+            await response.write_eof()
+            return response
+
+        s.engines[0].reply = crlf
+        body = await (await s.chat(stream=True)).read()
+        assert body == s.engines[0].sent
+        assert s.records[0].osl == 3
+
+
+async def test_nvext_in_the_answer_only_on_request() -> None:
+    async with stand() as s:
+        extra = {"extra_fields": ["worker_id", "timing", "mystery"], "mystery": {"a": 1}}
+        found = await (await s.chat(nvext=extra)).json()
+        assert found["nvext"]["worker_id"]["worker_id"] == "e0"
+        assert found["nvext"]["timing"]["cached_tokens"] == 3
+        assert json.loads(s.engines[0].bodies[0])["nvext"] == extra
+        assert "nvext" not in await (await s.chat()).json()
+        body = await (await s.chat(stream=True, nvext=extra)).read()
+        events = [event for event in body.split(b"\n\n") if event]
+        assert json.loads(events[-2][5:])["nvext"]["worker_id"]["dp_rank"] == 0
+        assert events[-1] == b"data: [DONE]"
+
+
+async def test_pin_and_unknown_pin() -> None:
+    async with stand(3) as s:
+        for name in ("e2", "e1"):
+            assert (await s.chat(nvext={"backend_instance_id": name})).headers["x-penstock-worker"] == name
+        pinned = await s.chat(nvext={"backend_instance_id": "e1"}, headers={"x-dynamo-worker-instance-id": "e0"})
+        assert pinned.headers["x-penstock-worker"] == "e0"
+        refused = await s.chat(nvext={"backend_instance_id": 4711})
+        assert refused.status == 400 and "4711" in (await refused.json())["error"]["message"]
+
+
+async def test_cache_salt_from_nvext_reaches_engine_and_blocks() -> None:
+    async with stand() as s:
+        long = "word " * 400
+        await s.chat(long, nvext={"cache_salt": "tenant"})
+        await s.chat(long, cache_salt="tenant")
+        await s.chat(long)
+        assert json.loads(s.engines[0].bodies[0])["cache_salt"] == "tenant"
+        first, second, third = (record.blocks for record in s.records)
+        assert first == second and first and first[0] != third[0]
+
+
+async def test_unknown_model_lists_the_known_ones_and_adapters_are_models() -> None:
+    async with stand(card={"adapters": ("org/lora-a",)}) as s:
+        refused = await s.http.post("/v1/completions", json={"model": "nope", "prompt": "x"})
+        assert refused.status == 404
+        error = (await refused.json())["error"]
+        assert error["code"] == "model_not_found" and "m, org/lora-a" in error["message"]
+        answer = await s.http.post("/v1/completions", json={"model": "org/lora-a", "prompt": "x"})
+        assert answer.status == 200
+        assert s.records[0].model == "m"
+
+
+async def test_model_without_worker_is_503_with_retry_after() -> None:
+    async with stand(0) as s:
+        answer = await s.chat()
+        assert answer.status == 503 and int(answer.headers["retry-after"]) >= 1
+        assert (await answer.json())["error"]["type"] == "overloaded_error"
+
+
+async def test_prompt_too_long_says_the_numbers() -> None:
+    frontend = FrontendSettings(limits=LimitSettings(prompt_max=10))
+    async with stand(frontend=frontend) as s:
+        answer = await s.http.post("/v1/completions", json={"model": "m", "prompt": [1] * 11})
+        error = (await answer.json())["error"]
+        assert answer.status == 400 and error["param"] == "prompt" and "11" in error["message"]
+        assert "10" in error["message"]
+    async with stand(card={"max_len": 8}) as s:
+        answer = await s.http.post("/v1/completions", json={"model": "m", "prompt": [1] * 8})
+        assert answer.status == 400 and (await answer.json())["error"]["code"] == "context_length_exceeded"
+
+
+async def test_inflight_limit_of_router_and_of_process() -> None:
+    settings = ClusterSettings(models={"m": ModelSettings()}, router=RouterSettings(inflight_max=1))
+    async with stand(settings=settings) as s:
+        started = asyncio.Event()
+
+        async def waiting(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            started.set()
+            await asyncio.sleep(60)
+            raise AssertionError
+
+        s.engines[0].reply = waiting
+        first = asyncio.create_task(s.chat())
+        await started.wait()
+        refused = await s.chat()
+        assert refused.status == 429 and refused.headers["retry-after"] == "1"
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_same_request_id_twice_at_once_is_two_requests() -> None:
+    async with stand() as s:
+        release = asyncio.Event()
+
+        async def waiting(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            await release.wait()
+            return await answer_well(request, body)
+
+        s.engines[0].reply = waiting
+        both = [asyncio.create_task(s.chat(headers={"x-request-id": "same"})) for _ in range(2)]
+        await eventually(lambda: len(s.engines[0].bodies) == 2)
+        release.set()
+        ids = {(await task).headers["x-penstock-request-id"] for task in both}
+        assert len(ids) == 2 and "same" in ids
+
+
+async def test_strange_request_id_is_replaced() -> None:
+    async with stand() as s:
+        for wished in ("a b", "x" * 129, "ü"):
+            answer = await s.chat(headers={"x-request-id": wished})
+            assert answer.headers["x-penstock-request-id"].startswith("req-")
+
+
+async def test_metrics_of_a_stream() -> None:
+    async with stand() as s:
+        await (await s.chat(stream=True, nvext={"context_type": "agent"})).read()
+        await s.chat("x", nvext={"agent_hints": {"priority": 3}})
+        await s.http.post("/v1/completions", json={"model": "evil\n", "prompt": "x"})
+        text = await (await s.http.get("/metrics")).text()
+        for line in (
+            'dynamo_frontend_requests_total{endpoint="chat_completions",error_type="",model="m",'
+            'request_type="stream",status="success"} 1',
+            'dynamo_frontend_requests_started_total{endpoint="chat_completions",model="m",request_type="unary"} 1',
+            'dynamo_frontend_time_to_first_token_seconds_count{model="m"} 1',
+            'dynamo_frontend_inter_token_latency_seconds_count{model="m"} 4',
+            'dynamo_frontend_output_tokens_total{model="m"} 10',
+            'dynamo_frontend_cached_tokens_sum{model="m"} 6',
+            'dynamo_frontend_active_requests{model="m"} 0',
+            'dynamo_frontend_queued_requests{model="m"} 0',
+            'penstock_requests_by_context_type_total{model="m",context_type="agent"} 1',
+            'penstock_kv_without_event_source{model="m"} 1',
+            'penstock_worker_index_state{model="m",state="none",worker="e0"} 1',
+        ):
+            assert line + "\n" in text, line
+        assert "evil" not in text
+        assert "dynamo_component_router_kv_hit_rate_bucket" in text
+
+
+async def test_context_types_are_bounded() -> None:
+    async with stand(frontend=FrontendSettings(context_types_max=2)) as s:
+        for name in ("a", "b", "c", "d", "a"):
+            await s.chat(nvext={"context_type": name})
+        text = await (await s.http.get("/metrics")).text()
+        assert 'penstock_requests_by_context_type_total{model="m",context_type="other"} 2' in text
+        assert 'context_type="c"' not in text
