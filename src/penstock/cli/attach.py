@@ -58,7 +58,7 @@ def _model_of(url: str) -> str:
     try:
         listing = Client(url, timeout=5.0).get("/v1/models")
     except (Unreachable, Refused) as error:
-        reason = str(error.__cause__ or error.message)
+        reason = error.reason if isinstance(error, Unreachable) else error.message
         raise EngineError(
             f"no model list comes from {url}/v1/models: {reason}", hint="start the server, or name its --model"
         ) from error

@@ -17,7 +17,11 @@ ANSWER_MAX = 64 * 1024 * 1024
 
 
 class Unreachable(PenstockError):
-    """Nobody answers at the cluster's URL."""
+    """Nobody answers at the cluster's URL; ``reason`` is what the connection said."""
+
+    def __init__(self, message: str, *, reason: str = "", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason or message
 
 
 class Refused(PenstockError):
@@ -118,7 +122,8 @@ class Client:
             ) from error
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             connection.close()
-            raise Unreachable(f"no cluster answers at {self.url}: {_reason(error)}", hint=_START) from error
+            why = _reason(error)
+            raise Unreachable(f"no cluster answers at {self.url}: {why}", reason=why, hint=_START) from error
         self.date = answer.getheader("date")
         return connection, answer
 

@@ -28,6 +28,14 @@ def command(url: str, admin_key: str | None, every: float, looks: int | None) ->
     """Watch a cluster live: requests, workers, queues, findings. Ctrl-C ends it."""
     client = Client(url, admin_key, timeout=5.0)
     found = client.get("/admin/status")
+    try:
+        _watch(client, found, every, looks)
+    except KeyboardInterrupt:
+        return 0  # the ordinary way to leave it
+    return 0
+
+
+def _watch(client: Client, found: dict[str, Any], every: float, looks: int | None) -> None:
     from rich.live import Live
 
     before, seen, misses, done = found, time.monotonic(), 0, 1
@@ -46,7 +54,6 @@ def command(url: str, admin_key: str | None, every: float, looks: int | None) ->
             now = time.monotonic()
             live.update(screen_of(found, requests_per_second(before, found, now - seen), None))
             before, seen, misses = found, now, 0
-    return 0
 
 
 def requests_per_second(before: dict[str, Any], after: dict[str, Any], seconds: float) -> float | None:
