@@ -136,8 +136,6 @@ class Fleet:
                 model,
                 "--port",
                 "0",
-                "--seed",
-                str(number),
                 "--settings",
                 json.dumps(msgspec.to_builtins(sim)),
             ],

@@ -46,7 +46,7 @@ class RunFolder:
             ConfigError: the folder can't be written.
         """
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{command}-{secrets.token_hex(3)}"
-        path = Path(root) / name
+        path = Path(root).resolve() / name
         try:
             (path / "logs").mkdir(parents=True)
             anchor = {"wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
