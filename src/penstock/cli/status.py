@@ -95,7 +95,7 @@ def model_rows(found: dict[str, Any]) -> list[list[Any]]:
 def worker_rows(found: dict[str, Any]) -> list[list[Any]]:
     """Return one row per worker, under `WORKER_HEADINGS`."""
     rows = []
-    for worker in found.get("workers") or []:
+    for worker in sorted(found.get("workers") or [], key=lambda worker: str(worker.get("id"))):
         events = worker.get("kv_events") or {}
         held, size = worker.get("active_blocks"), worker.get("kv_blocks")
         state = worker.get("state")
