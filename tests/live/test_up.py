@@ -14,7 +14,7 @@ import pytest
 
 from tests.live.cluster import Served, alive, free_port, post, request, served, stream, until
 
-FAST = ["--frontend.port", "0", "--set", "models.sim.pools.main.sim.speed_up=20"]
+FAST = ["--frontend.port", "0", "--set", "models.sim.pools.main.sim.timing.speed_up=20"]
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +274,7 @@ def test_losing_the_discovery_folder_freezes_membership_and_traffic_goes_on(tmp_
 
 
 def test_two_frontends_share_a_port_and_see_each_others_load(tmp_path: Path) -> None:
-    arguments = ["--frontend.processes", "2", "--set", "models.sim.pools.main.sim.speed_up=20"]
+    arguments = ["--frontend.processes", "2", "--set", "models.sim.pools.main.sim.timing.speed_up=20"]
     with served(tmp_path, "up", "--frontend.port", str(free_port()), *arguments) as cluster:
         text = "A shared beginning of some length. " * 30
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -290,8 +290,8 @@ def test_several_models_in_one_config(tmp_path: Path) -> None:
         """
 frontend: {port: 0}
 models:
-  small: {tokenizer: "builtin:sim", pools: {main: {engine: sim, replicas: 1, sim: {speed_up: 20}}}}
-  other/model: {tokenizer: "builtin:sim", pools: {main: {engine: sim, replicas: 1, sim: {speed_up: 20}}}}
+  small: {tokenizer: "builtin:sim", pools: {main: {engine: sim, replicas: 1, sim: {timing: {speed_up: 20}}}}}
+  other/model: {tokenizer: "builtin:sim", pools: {main: {engine: sim, replicas: 1, sim: {timing: {speed_up: 20}}}}}
 """
     )
     with served(tmp_path, "up", str(config)) as cluster:
