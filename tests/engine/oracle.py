@@ -24,6 +24,7 @@ class Seq:
         self.computed = 0
         self.blocks: list[int | None] = []
         self.decode_steps = 0
+        self.decodes = False  # from the end of its prefill on, also of the prefill after a preemption
         self.started = False
         self.first = False
         self.preempted = 0
@@ -147,6 +148,7 @@ class Oracle:
                 self.idle.append(name)
         seq.blocks = []
         seq.computed = 0
+        seq.decodes = False
 
     def hashes(self, seq: Seq, tokens: int) -> list[int]:
         """Return the names of the full blocks among the first ``tokens`` tokens, as far as they have any."""
@@ -189,7 +191,7 @@ class Oracle:
         for seq in list(self.running):
             if seq not in self.running:
                 continue
-            decode = seq.out > 0 and seq.computed == seq.known - 1
+            decode = seq.decodes
             if decode:
                 spent = 1 + s.speculative_tokens
                 n, slots = 1, seq.computed + spent
@@ -237,7 +239,7 @@ class Oracle:
             if n > budget:
                 if s.chunked_prefill:
                     n = budget
-                elif n <= s.max_batched_tokens or any(not decode for _, _, decode in work):
+                elif seq.known <= s.max_batched_tokens or any(not decode for _, _, decode in work):
                     break
             whole = ceil(seq.known / s.block_size) - sum(name in self.refs for name in names)
             if whole > self.available() - int(s.kv_blocks * s.watermark):
@@ -284,11 +286,10 @@ class Oracle:
             seq.computed += n
             if seq.computed < seq.known:
                 continue
+            seq.decodes = True
             gain = 1
             if decode and self.s.speculative_tokens:
-                ladder = accepted(
-                    seq.answer.key, self.s.accept_rate, self.s.speculative_tokens, seq.answer.length
-                )
+                ladder = accepted(seq.answer.key, self.s.accept_rate, self.s.speculative_tokens, seq.answer.length)
                 gain = int(ladder[seq.decode_steps + 1] - ladder[seq.decode_steps])
                 gain = min(gain, seq.answer.length - seq.out)
                 seq.decode_steps += 1

@@ -20,9 +20,10 @@ def small_engines(draw: st.DrawFn) -> SimSettings:
     """Engines so small that everything runs short."""
     drafts = draw(st.sampled_from([0, 0, 0, 1, 3]))
     max_seqs = draw(st.integers(1, 6))
+    block_size = draw(st.sampled_from([1, 2, 4, 8]))
     return SimSettings(
-        block_size=draw(st.sampled_from([1, 2, 4, 8])),
-        kv_blocks=draw(st.integers(4, 40)),
+        block_size=block_size,
+        kv_blocks=draw(st.integers(70, 160)) // block_size,
         max_seqs=max_seqs,
         max_batched_tokens=max(max_seqs * (1 + drafts), draw(st.integers(1, 64))),
         max_len=400,

@@ -209,13 +209,14 @@ class Scheduler:
                 self._preempt(self._victim(), True)
             if partial.state == "waiting":
                 partial, chunk = None, 0
+            else:
+                self._take(need)
+                partial.private += need
         for request in group.fills() if len(group) else ():
             blocks = (request.prompt + group.generated(request)) // size
             self._extend_chain(request, blocks)
             self._name(request, blocks)
         if partial is not None and chunk:
-            self._take(need)
-            partial.private += need
             self._name(partial, (partial.computed + chunk) // size)
             prefills.append((partial, chunk))
             budget -= chunk
@@ -257,9 +258,10 @@ class Scheduler:
             if chunk > budget:
                 if settings.chunked_prefill:
                     chunk = budget
-                elif chunk <= settings.max_batched_tokens or prefills:
+                elif known <= settings.max_batched_tokens or prefills:
                     return
-                # A prompt above the budget of any pass gets one of its own.
+                # Without chunks, a prompt above the budget of any pass gets one of its own. Its cached blocks do not
+                # count here, so that losing some never admits it: runs of steps rely on that.
             if -(-known // size) - held > cache.available - spare:
                 return
             self.waiting.remove(request)

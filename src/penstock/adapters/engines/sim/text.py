@@ -22,9 +22,7 @@ class SimText:
         end = config.get("eos_token") or END
         self.end: int | None = self._tokenizer.token_to_id(end["content"] if isinstance(end, dict) else end)
         self._tokens_special = {
-            name: value
-            for name in ("bos_token", "eos_token")
-            if isinstance(value := config.get(name), str)
+            name: value for name in ("bos_token", "eos_token") if isinstance(value := config.get(name), str)
         }
         self.vocabulary: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
 

@@ -7,6 +7,7 @@ Ids 0..255 are the bytes, then come the merges learnt from `WORDS`, then the spe
 import json
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ MERGES = 768
 SPECIALS = ("<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
 END = "<|end|>"
 
-WORDS = (
+_TEXT = (
     "the a of and to in is it on for with as at by from this that each one all more most some any no not than then "
     "water river stream flow gate valve pipe channel basin reservoir dam wall spill turbine wheel shaft blade rotor "
     "power head pressure level meter gauge pump tank inlet outlet bend slope fall height depth width length volume "
@@ -33,7 +34,8 @@ WORDS = (
     "can may must should will would could has have had was were been being does did done made found seen known said "
     "account balance check control count cost share store load queue cache block page token batch request response "
     "model prompt prefix session cluster router planner replica memory network schedule window sample summary report"
-).split()
+)
+WORDS = tuple(_TEXT.split())
 """The words that answers are made of, and all that the merges are learnt from."""
 
 CHAT_TEMPLATE = (
@@ -75,7 +77,7 @@ def learn_merges(words: Counter[str], count: int) -> list[tuple[str, str]]:
     while len(merges) < count:
         pairs: Counter[tuple[str, str]] = Counter()
         for pieces, often in spelt.items():
-            for pair in zip(pieces, pieces[1:], strict=False):
+            for pair in pairwise(pieces):
                 pairs[pair] += often
         if not pairs:
             break

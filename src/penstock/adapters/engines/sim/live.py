@@ -1,0 +1,195 @@
+"""How does the engine machine live in real time? One machine, a monotonic clock, and a timer that paces the streams.
+
+No token is made here: `penstock.engine.Engine` says how many of a request's tokens are out at any time. The timer
+looks at the next end of a pass, or at the end of the run that the engine is in while nobody streams.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.adapters.engines.sim.metrics import Metrics
+from penstock.engine.engine import Engine
+from penstock.engine.events import Abort, ClearCache, Finished, FirstToken, KvChanged, Rejected, Started, Submit, Window
+from penstock.engine.output import Answer, Words
+from penstock.engine.settings import SimSettings
+from penstock.kernel.machine import Event, Nanos, Wake, Woken, nanos
+from penstock.kernel.values import KvEvent, RequestId, StepStats
+
+Publish = Callable[[list[KvEvent]], None]
+READERS_MAX = 64
+"""Readers of step statistics that are remembered; the one silent for longest goes."""
+
+
+class Stream:
+    """One answer on its way. ``out``: tokens that may be sent; ``news`` is set when there are more, or it ended.
+
+    ``interval``: tokens that make it worth waking the reader; 0 where only the end matters.
+    """
+
+    __slots__ = ("answer", "arrived", "cached", "finished", "id", "interval", "news", "out", "prompt", "rejected")
+
+    def __init__(self, id: str, prompt: int, news: asyncio.Event, interval: int, arrived: Nanos) -> None:
+        self.id = id
+        self.prompt = prompt
+        self.news = news
+        self.interval = interval
+        self.arrived = arrived
+        self.out = 0
+        self.cached = 0
+        self.answer: Answer | None = None
+        self.finished: Finished | None = None
+        self.rejected: str | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.finished is not None or self.rejected is not None
+
+
+class LiveEngine:
+    """The engine of one server.
+
+    Args:
+        publish: takes the KV events of one change; None where nobody is to hear of them.
+    """
+
+    def __init__(
+        self,
+        settings: SimSettings,
+        *,
+        words: Words,
+        end: int | None,
+        table: Mapping[str, Any] | None = None,
+        publish: Publish | None = None,
+    ) -> None:
+        self.settings = settings
+        self.engine = Engine(settings, table=table, words=words, end=end)
+        self.metrics = Metrics(settings.max_len)
+        self.stalled_until: Nanos = 0
+        """Until then the engine seems to hang (a fault switch of tests)."""
+        self._publish = publish
+        self._loop = asyncio.get_running_loop()
+        self._origin = time.monotonic_ns()
+        self._streams: dict[str, Stream] = {}
+        self._paced: dict[str, Stream] = {}
+        self._wake: Nanos | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed: Nanos = 0
+        self._told: Nanos = 0
+        self._tick = nanos(settings.tick)
+        self._windows: dict[str, StepStats] = {}
+
+    def now(self) -> Nanos:
+        """Return the engine's time: nanoseconds since it began."""
+        return time.monotonic_ns() - self._origin
+
+    @property
+    def load(self) -> int:
+        """Requests that are here."""
+        return len(self._streams)
+
+    def submit(self, submit: Submit, news: asyncio.Event, interval: int, now: Nanos) -> Stream:
+        """Hand a request in; its stream is rejected at once where it can never run.
+
+        Requests with one ``now`` (the answers to one HTTP request) begin in one pass.
+        """
+        prompt = submit.isl if submit.tokens is None else len(submit.tokens)
+        stream = Stream(submit.id, prompt, news, interval, now)
+        self._streams[submit.id] = stream
+        self._handle(now, submit)
+        if not stream.over:
+            stream.answer = self.engine.answer(submit.id)
+            if interval:
+                self._paced[submit.id] = stream
+        self._arm(now)
+        return stream
+
+    def abort(self, stream: Stream) -> None:
+        """Stop a request whose client is gone; one that is over stays as it is."""
+        if not stream.over:
+            now = self.now()
+            self._handle(now, Abort(id=RequestId(stream.id)))
+            self._arm(now)
+
+    def clear(self) -> None:
+        """Forget the cached blocks that nobody uses."""
+        now = self.now()
+        self._handle(now, ClearCache())
+        self._arm(now)
+
+    def step_stats(self, reader: str) -> StepStats:
+        """Return what the engine did since this reader's last call; each reader has its own window."""
+        window = self.engine.take_stats(self.now())
+        for name, held in self._windows.items():
+            self._windows[name] = held + window
+        mine = self._windows.pop(reader, window)
+        self._windows[reader] = Window().close()
+        while len(self._windows) > READERS_MAX:
+            del self._windows[next(iter(self._windows))]
+        return mine
+
+    def close(self) -> None:
+        """Stop the timer; no stream gets anything any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _handle(self, now: Nanos, event: Event) -> None:
+        for effect in self.engine.handle(now, event):
+            if isinstance(effect, Wake):
+                self._wake = effect.at
+            elif isinstance(effect, KvChanged):
+                if self._publish is not None:
+                    self._publish(effect.events)
+            elif isinstance(effect, Started):
+                stream = self._streams[effect.id]
+                stream.cached = effect.cached
+            elif isinstance(effect, FirstToken):
+                self.metrics.first_token(effect.at - self._streams[effect.id].arrived)
+            elif isinstance(effect, Finished):
+                self._end(effect.id).finished = effect
+                self.metrics.finished(effect)
+            elif isinstance(effect, Rejected):
+                self._end(effect.id).rejected = effect.why
+
+    def _end(self, id: str) -> Stream:
+        stream = self._streams.pop(id)
+        self._paced.pop(id, None)
+        stream.news.set()
+        return stream
+
+    def _run(self) -> None:
+        """Catch up with the clock and tell the streams what is out."""
+        self._timer = None
+        now = self.now()
+        if now < self.stalled_until:
+            self._arm(now)
+            return
+        if self._wake is not None and self._wake <= now:
+            self._wake = None
+            self._handle(now, Woken())
+        for id, stream in self._paced.items():
+            out = self.engine.tokens_at(id, now)
+            if out >= stream.out + stream.interval or (out and not stream.out):
+                stream.out = out
+                stream.news.set()
+        self._told = now
+        self._arm(now)
+
+    def _arm(self, now: Nanos) -> None:
+        at = self._wake
+        if at is None:
+            return
+        if self._paced:
+            step = self.engine.next_step(now)
+            if step is not None:
+                at = min(at, max(step, self._told + self._tick))
+        at = max(at, self.stalled_until)
+        if self._timer is not None:
+            if self._armed == at:
+                return
+            self._timer.cancel()
+        self._armed = at
+        self._timer = self._loop.call_later(max(0, at - now) / 1e9, self._run)

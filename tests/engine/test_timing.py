@@ -1,0 +1,100 @@
+"""Are durations what the formulas say, alone and summed over a run, and do they never fall as load grows?"""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.settings import TimingSettings
+from penstock.engine.timing import Timing, timing_of
+from penstock.kernel.errors import ConfigError
+
+CAPACITY = 64 * 1000
+TABLE = {
+    "prefill_isl": [100.0, 1000.0, 8000.0],
+    "prefill_ttft_ms": [10.0, 9.0, 200.0],
+    "decode_active_kv_tokens": [1000.0, 30_000.0, 60_000.0],
+    "decode_context_length": [100.0, 4000.0],
+    "decode_itl": [[5.0, 6.0], [7.0, 6.5], [20.0, 30.0]],
+}
+KINDS = {
+    "constant": TimingSettings(kind="constant"),
+    "polynomial": TimingSettings(),
+    "low": TimingSettings(decode_base=0.2, decode_quadratic=0.0),
+    "table": TimingSettings(kind="table", table="given"),
+    "fast": TimingSettings(speed_up=8.0),
+}
+
+
+def timing(kind: str) -> Timing:
+    return timing_of(KINDS[kind], CAPACITY, TABLE)
+
+
+def test_the_polynomial_is_the_published_one() -> None:
+    model = timing("polynomial")
+    assert model.prefill(0) == 0.0
+    assert model.prefill(4000) == pytest.approx(1e6 * (4.209989e-07 * 16e6 + 1.518344e-02 * 4000 + 16.50142))
+    assert model.decode(CAPACITY // 2, 9) == pytest.approx(1e6 * (-25.74 / 4 + 54.01 / 2 + 5.74))
+    assert model.decode(9 * CAPACITY, 9) == model.decode(CAPACITY, 9)
+    assert timing("fast").prefill(4000) == pytest.approx(model.prefill(4000) / 8)
+    assert timing("low").decode(0, 1) == 1e6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(kv=st.integers(1, 2 * CAPACITY), seqs=st.integers(1, 300), steps=st.integers(1, 400), data=st.data())
+def test_a_run_is_the_sum_of_its_steps(kind: str, kv: int, seqs: int, steps: int, data: st.DataObject) -> None:
+    model = timing(kind)
+    run = model.run(kv, seqs, steps)
+    ends = np.cumsum([model.decode(kv + i * seqs, seqs) for i in range(steps)])
+    count = data.draw(st.integers(0, steps))
+    assert run.after(count) == pytest.approx(ends[count - 1] if count else 0.0, abs=2.0, rel=1e-12)
+    duration = data.draw(st.integers(0, int(ends[-1] * 1.2)))
+    within = run.within(duration)
+    assert 0 <= within <= steps
+    assert run.after(within) <= duration
+    assert within == steps or run.after(within + 1) > duration
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(st.integers(1, 20_000), st.integers(1, 20_000), st.integers(1, 2 * CAPACITY), st.integers(1, CAPACITY))
+def test_more_work_never_takes_less(kind: str, tokens: int, more: int, kv: int, more_kv: int) -> None:
+    model = timing(kind)
+    assert model.prefill(tokens) <= model.prefill(tokens + more) * (1 + 1e-12)
+    assert model.decode(kv, 8) <= model.decode(kv + more_kv, 8) * (1 + 1e-12)
+
+
+def test_what_the_table_does_not_cover_is_counted() -> None:
+    model = timing("table")
+    assert model.prefill(1000) == pytest.approx(10e6)  # 9 ms would be faster than the shorter prompt
+    assert (model.asked, model.extrapolated) == (1, 0)
+    assert model.prefill(15_000) == pytest.approx(390e6)
+    model.run(59_990, 100, 20)
+    assert (model.asked, model.extrapolated) == (22, 20)
+    assert model.decode(30_000, 10) == pytest.approx(1e6 * (7.0 * (1000 / 3900) + 7.0 * (2900 / 3900)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prefill_isl": [1.0]},
+        {"prefill_isl": [5.0, 4.0, 3.0]},
+        {"prefill_ttft_ms": [1.0]},
+        {"decode_itl": [[1.0, 2.0]]},
+        {"decode_itl": [[1.0, 2.0], [1.0, float("nan")], [1.0, 2.0]]},
+    ],
+)
+def test_a_malformed_table_is_refused(change: dict) -> None:
+    with pytest.raises(ConfigError):
+        timing_of(KINDS["table"], CAPACITY, {**TABLE, **change})
+
+
+def test_a_table_that_is_absent_or_lacks_an_array_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        timing_of(KINDS["table"], CAPACITY, None)
+    with pytest.raises(ConfigError, match="decode_itl"):
+        timing_of(KINDS["table"], CAPACITY, {key: value for key, value in TABLE.items() if key != "decode_itl"})
+
+
+def test_a_polynomial_that_falls_is_refused() -> None:
+    with pytest.raises(ConfigError, match="decode_linear"):
+        timing_of(TimingSettings(decode_linear=50.0), CAPACITY)
