@@ -72,6 +72,8 @@ class KvStream:
         """What waits may be of a publisher that started over, or a late duplicate: only an answer can tell."""
         self._held: list[KvEvent] | None = None
         """A batch 0 that may be a new beginning, where no replay could tell: the batch after it will."""
+        self._heard = -1
+        """Highest sequence that came by itself; an answer may run ahead of it."""
         self._late_next = -1
         self._late_run = 0
 
@@ -111,20 +113,17 @@ class KvStream:
         for batch in answer.batches or ():
             if batch.epoch == self.epoch and batch.sequence >= self.next:
                 self._waiting.setdefault(batch.sequence, batch.events)
-        if self._suspect:
-            self._suspect = False
-            if set(self._waiting) == {0} and not answer.batches:
-                self._recovering = False
-                self._complete = False
-                self._held = self._waiting.pop(0)
-                return StreamOutcome(note="it may have started over; the next batch will tell")
+        if self._suspect and not answer.batches:
+            return self._doubt()
+        self._suspect = False
         before = self.next
         events = self._drain()
         if not self._waiting:
             self._recovering = False
             self.recovered += 1
             return StreamOutcome(events=events, note="what was missing of its KV events was replayed")
-        if self.next > before:
+        if self.next > before and all(batch.sequence < self.next for batch in answer.batches or ()):
+            # All of the answer was of use, and what is missing now went missing since.
             return StreamOutcome(events=events, replay_from=self._ask())
         return self._give_up("the missing KV events could not be replayed")
 
@@ -143,14 +142,19 @@ class KvStream:
             if number == 1:
                 self.restarts += 1
                 self.next = 2
+                self._late_run = 0
                 return StreamOutcome(events=self._pass_on([(0, held), (1, events)]), note="it started over")
             self.duplicates += 1
             if number == 0:
-                self._held = held
+                self._held = events  # the same again, or one more start
                 return StreamOutcome()
             self.next = number  # that was a late duplicate: the numbering goes on where it was
+        ahead, self._heard = number > self._heard, max(number, self._heard)
         if number < self.next:
-            return self._late(number, events)
+            if not ahead:
+                return self._late(number, events)
+            self.duplicates += 1  # an answer had it before it came by itself
+            return StreamOutcome()
         if self._recovering:
             return self._wait(number, events)
         if number == self.next:
@@ -171,8 +175,8 @@ class KvStream:
             return StreamOutcome()
         self.restarts += 1
         self._begin()
-        self._suspect = True
-        self._recovering = True
+        self._suspect = self._recovering = True
+        self._heard = number
         self._waiting[number] = events
         return StreamOutcome(
             clear=True, replay_from=self._ask(), note=f"its KV events went back to number {number}; starting over"
@@ -193,12 +197,28 @@ class KvStream:
         if len(self._waiting) <= self.buffer_max:
             return StreamOutcome(events=passed)
         self.overflows += 1
+        if self._suspect:
+            return self._doubt()
         return self._give_up(f"more than {self.buffer_max} batches wait for a replay")
+
+    def _doubt(self) -> StreamOutcome:
+        """Nobody could tell whether the publisher started over: trust nothing of what waits, for it may be old."""
+        self.unrecovered += 1
+        self._recovering = self._suspect = False
+        self._stale = self._asked
+        self._complete = False
+        self._learnt = 0
+        self.next = max(self._waiting) + 1
+        self._held = self._waiting[0] if set(self._waiting) == {0} else None
+        self._waiting = {}
+        return StreamOutcome(
+            clear=True, note="it may have started over and could not be asked: learning its cache anew"
+        )
 
     def _give_up(self, why: str) -> StreamOutcome:
         """Go on without what is missing: trust only the unbroken end of what was heard."""
         self.unrecovered += 1
-        self._recovering = self._suspect = False
+        self._recovering = False
         self._stale = self._asked
         last = first = max(self._waiting)
         while first - 1 in self._waiting:
@@ -221,7 +241,8 @@ class KvStream:
         self._stale = self._asked
         self._waiting = {}
         self._held = None
-        self._late_next, self._late_run = -1, 0
+        self._heard = self._late_next = -1
+        self._late_run = 0
 
     def _ask(self) -> int | None:
         """Return the first sequence to ask for, or None while the answer to an older question is still to come."""
