@@ -19,7 +19,6 @@ from penstock.adapters.engines.describe import describe, healthy
 from penstock.adapters.seams import Store
 from penstock.config.cluster import PoolSettings, SuperviseSettings
 from penstock.kernel.errors import EngineError, PenstockError
-from penstock.kernel.hashing import SCHEME
 from penstock.kernel.values import WorkerCard, WorkerId
 from penstock.runtime.children import Child
 from penstock.runtime.membership import Entry, key_of
@@ -152,7 +151,6 @@ class Fleet:
                 pool,
                 pid=child.pid,
                 engine="sim",
-                hash_scheme=SCHEME,
                 max_seqs=sim.max_seqs,
                 max_batched_tokens=sim.max_batched_tokens,
             )

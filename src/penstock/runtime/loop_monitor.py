@@ -9,35 +9,47 @@ from collections.abc import Callable
 
 PERIOD = 0.005
 """Seconds between looks: a block that is shorter than this may go unseen, and those do not matter."""
+BUDGET = 0.005
 
 
 class LoopMonitor:
-    """Look at the clock every 5 ms; being late by d means that something held the loop for about d."""
+    """Look at the clock every 5 ms and see how late it is.
+
+    Being late by d has two causes: this process held the loop, or the machine gave it no CPU. The *delay* is both; the
+    *block* is the part that this process can have caused, the lesser of the delay and the CPU time that it used
+    meanwhile (all its threads: one that holds the interpreter's lock holds the loop, too).
+    """
 
     def __init__(self) -> None:
         self.longest = 0.0
-        """Seconds, since the start."""
+        """Longest block in seconds, since the start."""
         self.longest_recent = 0.0
-        """Seconds, since `take_recent` was last called."""
+        """Longest block in seconds, since `take_recent` was last called."""
+        self.longest_delay = 0.0
+        """Longest delay in seconds, since the start."""
         self.over_budget = 0
-        """Looks that were late by more than 5 ms."""
+        """Blocks over 5 ms."""
         self.looks = 0
         self.observe: Callable[[float], None] | None = None
-        """Told how late each look was, in seconds."""
+        """Told the delay of each look, in seconds."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
+        used = time.process_time()
         while True:
             due = time.perf_counter() + PERIOD
             await asyncio.sleep(PERIOD)
-            late = time.perf_counter() - due
+            delay = time.perf_counter() - due
+            before, used = used, time.process_time()
             self.looks += 1
             if self.observe is not None:
-                self.observe(late)
-            if late > self.longest_recent:
-                self.longest_recent = late
-                self.longest = max(self.longest, late)
-            if late > 0.005:
+                self.observe(delay)
+            self.longest_delay = max(self.longest_delay, delay)
+            block = min(delay, used - before)
+            if block > self.longest_recent:
+                self.longest_recent = block
+                self.longest = max(self.longest, block)
+            if block > BUDGET:
                 self.over_budget += 1
 
     def take_recent(self) -> float:

@@ -61,6 +61,7 @@ async def describe(
         known["events"] = tuple(rank["endpoint"] for rank in ranks)
         known["replay"] = tuple(rank["replay_endpoint"] for rank in ranks if rank.get("replay_endpoint"))
         known["topic"] = ranks[0].get("topic") or ""
+        known["hash_scheme"] = ranks[0].get("hash_scheme")
     known.update({key: value for key, value in (overrides or {}).items() if value is not None})
     card = {key: value for key, value in known.items() if value is not None}
     return msgspec.convert(
