@@ -244,9 +244,10 @@ def _notes(
     told = sum(record.cached is not None for record in collector.records)
     if sent and not told:
         notes.append("the server tells no cached tokens in its usage: the hit rate is unknown")
-    if cache is None:
-        reason = "prompts are text" if options.text else "the block size is unknown"
-        notes.append(f"no bound of an infinite cache: {reason} (--block-size tells it for token prompts)")
+    if options.text:
+        notes.append("no bound of an infinite cache: prompts are text, whose tokens only the server knows")
+    elif cache is None:
+        notes.append("no bound of an infinite cache: the server does not tell its block size; --block-size does")
     if plan.trace is not None and plan.trace.skipped:
         first = plan.trace.errors[0].message
         notes.append(f"{plan.trace.skipped} bad rows of the trace were skipped; the first: {first}")

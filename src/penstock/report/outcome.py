@@ -147,12 +147,14 @@ def _lines(outcome: BenchOutcome) -> list[str]:
         for name, limit in (("TTFT", outcome.slo_ttft), ("mean ITL", outcome.slo_itl))
         if limit is not None
     )
+    bound = ""
+    if outcome.bound is not None:
+        bound = f", {_percent(outcome.share_of_bound)} of what an infinite cache would reach ({outcome.bound:.1%})"
     lines = [
         f"answered {summary.ok}, rejected {summary.rejected} (429/503), failed {summary.failed}, "
         f"expired {summary.expired}, cancelled {summary.cancelled}, unsent {summary.unsent}",
         f"goodput {_percent(summary.goodput_share)} of all submitted ({summary.in_slo} with {slo or 'no limit'})",
-        f"hit rate {_percent(summary.hit_rate)} of prompt tokens; an infinite cache would reach "
-        f"{_percent(outcome.bound)}, so {_percent(outcome.share_of_bound)} of that",
+        f"hit rate {_percent(summary.hit_rate)} of prompt tokens" + bound,
         f"throughput {_rate(summary.ok, summary.duration)} requests/s, "
         f"{_rate(summary.output_tokens, summary.duration)} output tokens/s over {summary.duration:.1f} s",
     ]

@@ -8,9 +8,9 @@ made-up answers of the planned length, and a cache can hit the prompt's part of 
 
 import heapq
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from penstock.traffic.arrivals import Arrivals, poisson
 from penstock.traffic.lengths import Empirical, Fixed, Lengths, Lognormal
@@ -22,8 +22,9 @@ UNIT = 16
 
 Form = Literal["tokens", "text"]
 Name = Literal["chat", "rag", "agent"]
-Session = Callable[[float, str], Iterator[TrafficRequest]]
-"""(start, name) -> the turns of one session, in order of their planned times."""
+SETTLE = {"chat": 300.0, "agent": 120.0}
+"""Seconds that are left out at the start of a workload of sessions: several times a session's mean length, so that the
+stream begins amid sessions that run already and has its full rate from the first second on."""
 Starts = Callable[[float], Arrivals]
 """rate per second -> times"""
 
@@ -76,6 +77,20 @@ class Piece:
     blocks: int
 
 
+class Turn(NamedTuple):
+    """One turn of a session before its prompt is written out."""
+
+    at: float
+    parts: tuple[Piece, ...]
+    osl: int
+    number: int
+    think: float | None
+
+
+Session = Callable[[float], Iterator[Turn]]
+"""start -> the turns of one session, in order of their planned times."""
+
+
 def workload(
     name: Name, rate: float, rng: random.Random, *, form: Form = "tokens", starts: Starts | None = None
 ) -> Iterator[TrafficRequest]:
@@ -100,18 +115,18 @@ def chat(
     popular = _zipf(shape.systems)
     begin = _starts(starts, rate / _mean(shape.turns, rng), rng)
 
-    def session(start: float, name: str) -> Iterator[TrafficRequest]:
+    def session(start: float) -> Iterator[Turn]:
         history = [systems[popular.sample(rng)]]
         at, think = start, None
         for turn in range(shape.turns.sample(rng)):
             history.append(writer.piece("user", shape.question.sample(rng)))
             osl = shape.answer.sample(rng)
-            yield writer.request(at, history, osl, session=name, turn=turn, think=think, kind="chat")
+            yield Turn(at, tuple(history), osl, turn, think)
             history.append(writer.piece("assistant", osl))
             think = shape.think.sample(rng) * 1.0
             at += osl * shape.token_time + think
 
-    return _interleave(begin, session, "chat")
+    return _written(_interleave(begin, session), writer, "chat")
 
 
 def rag(
@@ -129,8 +144,9 @@ def rag(
             number = popular.sample(rng)
             if number not in picked:
                 picked.append(number)
-        parts = [system, *(documents[number] for number in picked), writer.piece("user", shape.question.sample(rng))]
-        yield writer.request(at, parts, shape.answer.sample(rng), kind="rag")
+        question = writer.piece("user", shape.question.sample(rng))
+        parts = (system, *(documents[number] for number in picked), question)
+        yield writer.request(Turn(at, parts, shape.answer.sample(rng), 0, None), None, "rag")
 
 
 def agent(
@@ -142,18 +158,18 @@ def agent(
     popular = _zipf(shape.agents)
     begin = _starts(starts, rate / _mean(shape.steps, rng), rng)
 
-    def session(start: float, name: str) -> Iterator[TrafficRequest]:
+    def session(start: float) -> Iterator[Turn]:
         history = [tools[popular.sample(rng)], writer.piece("user", shape.task.sample(rng))]
         at, think = start, None
         for turn in range(shape.steps.sample(rng)):
             osl = shape.call.sample(rng)
-            yield writer.request(at, history, osl, session=name, turn=turn, think=think, kind="agent")
+            yield Turn(at, tuple(history), osl, turn, think)
             history.append(writer.piece("assistant", osl))
             history.append(writer.piece("user", shape.result.sample(rng)))
             think = shape.tool_time.sample(rng) * 1.0
             at += osl * shape.token_time + think
 
-    return _interleave(begin, session, "agent")
+    return _written(_interleave(begin, session), writer, "agent")
 
 
 class _Writer:
@@ -171,41 +187,30 @@ class _Writer:
         self._next += blocks
         return made
 
-    def request(
-        self,
-        at: float,
-        parts: list[Piece],
-        osl: int,
-        *,
-        session: str | None = None,
-        turn: int = 0,
-        think: float | None = None,
-        kind: str,
-    ) -> TrafficRequest:
+    def request(self, turn: Turn, session: str | None, kind: str, shift: float = 0.0) -> TrafficRequest:
         """Return the request whose prompt is these pieces, in the form that was asked for."""
-        isl = sum(part.blocks for part in parts) * UNIT
         ids: list[int] = []
         messages: list[Message] | None = None
         if self._form == "tokens":
-            for part in parts:
+            for part in turn.parts:
                 ids += range(part.first_id, part.first_id + part.blocks)
         else:
-            messages = _messages(parts, self._text_seed)
+            messages = _messages(turn.parts, self._text_seed)
         return TrafficRequest(
-            at=at,
-            isl=isl,
-            osl=osl,
+            at=turn.at - shift,
+            isl=sum(part.blocks for part in turn.parts) * UNIT,
+            osl=turn.osl,
             hash_ids=ids,
             block_size=UNIT,
             messages=messages,
             session=session,
-            turn=turn,
-            think=think,
+            turn=turn.number,
+            think=turn.think,
             kind=kind,
         )
 
 
-def _messages(parts: list[Piece], seed: int) -> list[Message]:
+def _messages(parts: Sequence[Piece], seed: int) -> list[Message]:
     """Write pieces as messages; neighbours of one role become one message, as retrieval prompts do."""
     out: list[Message] = []
     for part in parts:
@@ -217,29 +222,35 @@ def _messages(parts: list[Piece], seed: int) -> list[Message]:
     return out
 
 
-def _interleave(starts: Arrivals, session: Session, kind: str) -> Iterator[TrafficRequest]:
-    """Merge sessions into one stream in order of arrival; only sessions that have begun are held."""
-    waiting: list[tuple[float, int, TrafficRequest, Iterator[TrafficRequest]]] = []
+def _written(turns: Iterator[tuple[int, Turn]], writer: _Writer, kind: str) -> Iterator[TrafficRequest]:
+    """Leave the beginning out, and write out the prompts of what is left."""
+    settle = SETTLE[kind]
+    for number, turn in turns:
+        if turn.at >= settle:
+            yield writer.request(turn, f"{kind}-{number}", kind, shift=settle)
+
+
+def _interleave(starts: Arrivals, session: Session) -> Iterator[tuple[int, Turn]]:
+    """Merge sessions into one stream of (session, turn) in order of time; only sessions that have begun are held."""
+    waiting: list[tuple[float, int, Turn, Iterator[Turn]]] = []
     for number, start in enumerate(starts):
         while waiting and waiting[0][0] <= start:
-            _, owner, request, rest = heapq.heappop(waiting)
-            yield request
-            _push(waiting, owner, rest)
-        _push(waiting, number, session(start, f"{kind}-{number}"))
+            yield _pop(waiting)
+        _push(waiting, number, session(start))
     while waiting:
-        _, owner, request, rest = heapq.heappop(waiting)
-        yield request
-        _push(waiting, owner, rest)
+        yield _pop(waiting)
 
 
-def _push(
-    waiting: list[tuple[float, int, TrafficRequest, Iterator[TrafficRequest]]],
-    owner: int,
-    rest: Iterator[TrafficRequest],
-) -> None:
-    request = next(rest, None)
-    if request is not None:
-        heapq.heappush(waiting, (request.at, owner, request, rest))
+def _pop(waiting: list[tuple[float, int, Turn, Iterator[Turn]]]) -> tuple[int, Turn]:
+    _, owner, turn, rest = heapq.heappop(waiting)
+    _push(waiting, owner, rest)
+    return owner, turn
+
+
+def _push(waiting: list[tuple[float, int, Turn, Iterator[Turn]]], owner: int, rest: Iterator[Turn]) -> None:
+    turn = next(rest, None)
+    if turn is not None:
+        heapq.heappush(waiting, (turn.at, owner, turn, rest))
 
 
 def _starts(starts: Starts | None, rate: float, rng: random.Random) -> Arrivals:
