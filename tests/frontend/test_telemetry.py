@@ -18,6 +18,7 @@ from penstock.adapters.telemetry.prometheus import SEEN_BY_ALL, Metrics
 from penstock.frontend import logs
 from penstock.frontend.records import CsvRows, Discard, keep_writing
 from penstock.kernel.errors import ConfigError
+from penstock.runtime.run_folder import LineWriter
 
 WANTED = (
     "dynamo_frontend_requests_total",
@@ -181,6 +182,36 @@ async def test_writers_are_flushed_off_the_loop(monkeypatch: pytest.MonkeyPatch)
             await asyncio.sleep(0.01)
     task.cancel()
     assert threading.get_ident() not in threads
+
+
+def test_lines_that_come_while_others_are_written_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = LineWriter(tmp_path / "x.jsonl", lines_max=4)
+    append = writer._append
+
+    def slow(data: bytes) -> None:
+        writer.write({"n": 2})
+        append(data)
+
+    monkeypatch.setattr(writer, "_append", slow)
+    writer.write({"n": 1})
+    writer.flush()
+    monkeypatch.undo()
+    writer.flush()
+    assert [json.loads(line)["n"] for line in writer.path.read_text().splitlines()] == [1, 2]
+
+    def full(data: bytes) -> None:
+        writer.write({"n": "during"})
+        raise OSError("no space left")
+
+    monkeypatch.setattr(writer, "_append", full)
+    for number in range(4):
+        writer.write({"n": number})
+    writer.flush()
+    assert writer.lost == 1 and writer.failing is not None
+    monkeypatch.undo()
+    writer.flush()
+    kept = [json.loads(line)["n"] for line in writer.path.read_text().splitlines()]
+    assert kept == [1, 2, 1, 2, 3, "during"]
 
 
 def test_module_import_is_lazy() -> None:

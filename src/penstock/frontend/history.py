@@ -1,6 +1,11 @@
-"""What happened to a request that is over? The last decisions and ends, kept for explain and the page."""
+"""What happened to a request that is over? The last decisions and ends, kept for explain and the page.
+
+They are kept as JSON text: thousands of decisions with a candidate per worker would otherwise be a million small
+objects, and each full run of the garbage collector would hold the event loop for as long as it walks them.
+"""
 
 from collections import OrderedDict, deque
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -16,28 +21,30 @@ class History:
     """
 
     def __init__(self, decisions_max: int, closed_max: int) -> None:
-        self._decisions: deque[Decision] = deque(maxlen=decisions_max)
-        self._by_request: dict[str, list[Decision]] = {}
-        self._closed: OrderedDict[str, Closed] = OrderedDict()
+        self._decisions: deque[tuple[str, bytes]] = deque(maxlen=decisions_max)
+        self._by_request: dict[str, list[bytes]] = {}
+        self._closed: OrderedDict[str, bytes] = OrderedDict()
         self._closed_max = closed_max
+        self._encode = msgspec.json.Encoder().encode
 
-    def decided(self, decision: Decision) -> None:
-        """Remember where a request went and why."""
-        if not self._decisions.maxlen:
-            return
-        if len(self._decisions) == self._decisions.maxlen:
-            oldest = self._decisions[0]
-            known = self._by_request[oldest.request]
-            known.remove(oldest)
-            if not known:
-                del self._by_request[oldest.request]
-        self._decisions.append(decision)
-        self._by_request.setdefault(decision.request, []).append(decision)
+    def decided(self, decision: Decision) -> msgspec.Raw:
+        """Remember where a request went and why; return the decision as JSON, so that nobody encodes it again."""
+        line = self._encode(decision)
+        if self._decisions.maxlen:
+            if len(self._decisions) == self._decisions.maxlen:
+                request, _ = self._decisions[0]
+                known = self._by_request[request]
+                del known[0]  # the deque's oldest is the oldest of its request too
+                if not known:
+                    del self._by_request[request]
+            self._decisions.append((decision.request, line))
+            self._by_request.setdefault(decision.request, []).append(line)
+        return msgspec.Raw(line)
 
     def closed(self, closed: Closed) -> None:
         """Remember how a request ended; an id that is used again replaces its older end."""
         self._closed.pop(closed.id, None)
-        self._closed[closed.id] = closed
+        self._closed[closed.id] = self._encode(closed)
         if len(self._closed) > self._closed_max:
             self._closed.popitem(last=False)
 
@@ -47,16 +54,14 @@ class History:
         if closed is None and decisions is None:
             return None
         return {
-            "request": None if closed is None else msgspec.to_builtins(closed),
-            "decisions": [msgspec.to_builtins(decision) for decision in decisions or ()],
+            "request": None if closed is None else msgspec.json.decode(closed),
+            "decisions": [msgspec.json.decode(line) for line in decisions or ()],
         }
 
     def last_closed(self, limit: int) -> list[dict[str, Any]]:
         """Return the newest ends first."""
-        newest = list(reversed(self._closed.values()))[: max(0, limit)]
-        return [msgspec.to_builtins(closed) for closed in newest]
+        return [msgspec.json.decode(line) for line in islice(reversed(self._closed.values()), limit)]
 
     def last_decisions(self, limit: int) -> list[dict[str, Any]]:
         """Return the newest decisions first."""
-        newest = list(reversed(self._decisions))[: max(0, limit)]
-        return [msgspec.to_builtins(decision) for decision in newest]
+        return [msgspec.json.decode(line) for _, line in islice(reversed(self._decisions), limit)]

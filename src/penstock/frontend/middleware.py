@@ -162,6 +162,7 @@ async def mark_response(request: web.Request, response: web.StreamResponse) -> N
     if found is not None:
         response.headers["x-request-id"] = found
         response.headers["x-penstock-request-id"] = found
+    response.headers["server"] = "penstock"
 
 
 def _printable(path: str) -> str:

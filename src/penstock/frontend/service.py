@@ -228,8 +228,7 @@ class Service:
     def _heard(self, now: Nanos, effect: Effect) -> None:
         if isinstance(effect, Dispatch):
             self.metrics.dispatched(effect)
-            self.history.decided(effect.decision)
-            self.decisions.write(effect.decision)
+            self.decisions.write(self.history.decided(effect.decision))
         elif isinstance(effect, Closed):
             self.metrics.closed(effect)
             self.history.closed(effect)

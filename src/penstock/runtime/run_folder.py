@@ -14,6 +14,7 @@ import os
 import platform
 import secrets
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ class LineWriter:
     """Append JSON lines off the hot path: `write` only buffers, `flush` does the I/O and never raises.
 
     A full or vanished disk must not stop traffic: lines are kept up to ``lines_max``, then the oldest are dropped
-    and counted, and the first error and the recovery are logged.
+    and counted, and the first error and the recovery are logged. `flush` may run in a thread of its own.
     """
 
     def __init__(self, path: Path, lines_max: int = 20_000) -> None:
@@ -95,32 +96,41 @@ class LineWriter:
         self._lines: list[bytes] = []
         self._most = lines_max
         self._encode = msgspec.json.Encoder().encode
+        self._lock = threading.Lock()
 
     def write(self, record: Any) -> None:
         """Buffer one record (a msgspec struct or plain data)."""
-        self._lines.append(self._encode(record))
-        if len(self._lines) > self._most:
-            excess = len(self._lines) - self._most
-            del self._lines[:excess]
-            self.lost += excess
+        line = self._encode(record)
+        with self._lock:
+            self._lines.append(line)
+            self._trim()
 
     def flush(self) -> None:
         """Write what is buffered; what can't be written stays for the next time."""
-        if not self._lines:
+        with self._lock:
+            lines, self._lines = self._lines, []
+        if not lines:
             return
-        lines = self._lines
         try:
             self._append(b"\n".join(lines) + b"\n")
         except OSError as error:
             if self.failing is None:
                 log.warning("%s can't be written, lines are kept: %s", self.path, error)
             self.failing = str(error)
+            with self._lock:
+                self._lines[:0] = lines  # what came meanwhile stays behind them
+                self._trim()
             return
         if self.failing is not None:
             log.warning("%s can be written again", self.path)
             self.failing = None
         self.written += len(lines)
-        del self._lines[: len(lines)]
+
+    def _trim(self) -> None:
+        excess = len(self._lines) - self._most
+        if excess > 0:
+            del self._lines[:excess]
+            self.lost += excess
 
     def _append(self, data: bytes) -> None:
         """Append all or nothing: half a line would spoil the next one, and the whole batch is tried again."""
