@@ -97,9 +97,11 @@ class Decoders:
     def takes(self, start: int, end: int) -> int:
         """Count the blocks that steps ``start`` to ``end - 1`` need beyond those held before."""
         size = self._block_size
-        whole, rest = divmod(end - start, size)
         first = start % size
         counts = self._crossing
+        if end - start == 1:
+            return counts[first]
+        whole, rest = divmod(end - start, size)
         total = whole * len(self.members) + sum(counts[first : first + rest])
         return total + sum(counts[: max(0, first + rest - size)])
 

@@ -145,12 +145,12 @@ class Engine:
     @property
     def running(self) -> int:
         """Requests that hold blocks."""
-        return len(self._core.requests) - len(self._core.waiting)
+        return len(self._core.requests) - self._core.queued
 
     @property
     def waiting(self) -> int:
         """Requests in line."""
-        return len(self._core.waiting)
+        return self._core.queued
 
     @property
     def kv_usage(self) -> float:
@@ -269,8 +269,8 @@ class Engine:
             raise InvariantError(f"{self.running} requests run, but not all of them decode or prefill")
         if len(group) > self.settings.max_seqs:
             raise InvariantError(f"{len(group)} sequences decode, above max_seqs {self.settings.max_seqs}")
-        if any(request.state != "waiting" for request in core.waiting):
-            raise InvariantError("a request that runs is in line, too")
+        if len(core.waiting) != core.queued or any(request.state != "waiting" for request in core.waiting):
+            raise InvariantError("the line holds a request that runs, or was miscounted")
         kv = sum(request.prompt + group.generated(request) for request in group.members.values())
         if kv != group.kv:
             raise InvariantError(f"sequences read {kv} tokens, but {group.kv} were counted")

@@ -88,6 +88,7 @@ class Scheduler:
         """When the next pass may begin, while there is no ``op``."""
         self.counters = Counters()
         self.window = Window()
+        self.queued = 0
         self.waiting_prefill = 0
         self.waiting_decode = 0
         self.admissions = 0
@@ -116,11 +117,11 @@ class Scheduler:
         if self.op is not None and self.op.steps > 1:
             self._commit(self.op, self.op.within(now))
 
-    def cut(self, now: Nanos) -> None:
-        """Let a long op end with the step in progress, because what comes next is no longer sure."""
+    def cut(self) -> None:
+        """Let a settled op end with the step in progress, because what comes next is no longer sure."""
         op = self.op
         if op is not None and op.steps - op.done > 1:
-            steps = op.within(now) + 1
+            steps = op.done + 1
             op.end = op.after(steps)
             op.steps = steps
 
@@ -131,9 +132,9 @@ class Scheduler:
         idle = self.op is None and not self.requests
         self.requests[request.submit.id] = request
         self.settle(now)  # the steps so far had a shorter line
-        blocked = len(self.waiting) > 0 and self.settings.scheduling == "fcfs"
-        if not blocked and len(self.group) < self.settings.max_seqs:
-            self.cut(now)
+        blocked = self.queued > 0 and self.settings.scheduling == "fcfs"
+        if not blocked and len(self.group.members) < self.settings.max_seqs:
+            self.cut()
         self.waiting.add(request)
         self._count_waiting(request, 1)
         if idle:
@@ -149,11 +150,11 @@ class Scheduler:
         self.settle(now)
         if request.state == "waiting":
             if self.waiting.head() is request:
-                self.cut(now)
+                self.cut()
             self.waiting.remove(request)
             self._count_waiting(request, -1)
         else:
-            self.cut(now)
+            self.cut()
             if request.state == "decoding":
                 op = self.op
                 if op is not None and op.last is None:
@@ -191,13 +192,13 @@ class Scheduler:
         size = settings.block_size
         preempted = False
         step = group.step
-        if len(group):
+        if group.members:
             need = group.takes(step, step + 1)
             if need > cache.available:
                 preempted = self._make_room()
             elif need:
                 self._take(need)
-        budget = settings.max_batched_tokens - len(group) * self._width
+        budget = settings.max_batched_tokens - len(group.members) * self._width
         prefills: list[tuple[Request, int]] = []
         partial = self.partial
         chunk = 0
@@ -212,7 +213,7 @@ class Scheduler:
             else:
                 self._take(need)
                 partial.private += need
-        for request in group.fills() if len(group) else ():
+        for request in group.fills() if self._exact and group.members else ():
             blocks = (request.prompt + group.generated(request)) // size
             self._extend_chain(request, blocks)
             self._name(request, blocks)
@@ -220,9 +221,9 @@ class Scheduler:
             self._name(partial, (partial.computed + chunk) // size)
             prefills.append((partial, chunk))
             budget -= chunk
-        if not preempted and len(self.waiting):
+        if self.queued and not preempted:
             self._admit(at, budget, prefills)
-        seqs = len(group)
+        seqs = len(group.members)
         if prefills:
             tokens = sum(n for _, n in prefills)
             length = self.timing.prefill(tokens)
@@ -243,8 +244,8 @@ class Scheduler:
         settings, cache = self.settings, self.cache
         size = settings.block_size
         spare = settings.watermark_blocks
-        running = len(self.group) + (self.partial is not None)
-        while len(self.waiting) and running < settings.max_seqs and budget > 0:
+        running = len(self.group.members) + (self.partial is not None)
+        while self.queued and running < settings.max_seqs and budget > 0:
             request = self.waiting.head()
             known = request.known
             hit = held = 0
@@ -348,9 +349,10 @@ class Scheduler:
             window.prefill_requests += op.prefilled
         window.passes += steps
         window.wall += op.after(done) - op.after(op.done)
-        window.queued_requests += steps * len(self.waiting)
-        window.queued_prefill_tokens += steps * self.waiting_prefill
-        window.queued_decode_kv += steps * self.waiting_decode
+        if self.queued:
+            window.queued_requests += steps * self.queued
+            window.queued_prefill_tokens += steps * self.waiting_prefill
+            window.queued_decode_kv += steps * self.waiting_decode
         self.counters.passes += steps
         op.done = done
 
@@ -481,6 +483,7 @@ class Scheduler:
         )
 
     def _count_waiting(self, request: Request, sign: int) -> None:
+        self.queued += sign
         if request.preemptions:
             self.waiting_decode += sign * request.known
         else:
