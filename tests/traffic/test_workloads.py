@@ -132,14 +132,6 @@ def test_ties_are_spread_without_changing_the_order(times: list[float]) -> None:
     assert len(set(early)) == len(early)
 
 
-def test_conversations_are_kept_whole() -> None:
-    trace = list(itertools.islice(workload("chat", 20.0, random.Random(7)), 3000))
-    kept = slices.keep_conversations(trace, 0.3, random.Random(8))
-    names = {each.session for each in kept}
-    assert kept == [each for each in trace if each.session in names]
-    assert len(kept) / len(trace) == pytest.approx(0.3, abs=0.08)
-
-
 def test_workload_prompts_become_tokens() -> None:
     maker = PromptMaker(1)
     for each in itertools.islice(workload("rag", 5.0, random.Random(9)), 5):

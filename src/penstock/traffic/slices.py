@@ -1,6 +1,5 @@
 """Which part of a trace is used, and how fast? Cuts that keep the order of arrival and say what they keep."""
 
-import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
@@ -53,21 +52,6 @@ def spread_ties(requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
         yield from _spread(waiting, at)
         waiting = list(group)
     yield from waiting
-
-
-def keep_conversations(
-    requests: Sequence[TrafficRequest], share: float, rng: random.Random, *, common: float = COMMON
-) -> list[TrafficRequest]:
-    """Thin a trace by whole conversations, so that what is kept shares its prefixes as before.
-
-    Each conversation (see `conversations`) is kept with probability ``share``.
-
-    Raises:
-        ValueError: a request has no hash ids.
-    """
-    names = conversations(requests, common=common)
-    kept = {name: rng.uniform(0.0, 1.0) < share for name in dict.fromkeys(names)}
-    return [request for request, name in zip(requests, names, strict=True) if kept[name]]
 
 
 def deal_conversations(
