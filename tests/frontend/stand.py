@@ -215,5 +215,5 @@ async def stand(
 async def eventually(condition: Callable[[], Any], timeout: float = 5.0) -> None:
     """Wait until a condition holds."""
     async with asyncio.timeout(timeout):
-        while not condition():  # noqa: ASYNC110 - conditions of many kinds, none of which tells
+        while not condition():
             await asyncio.sleep(0.005)

@@ -473,3 +473,35 @@ async def test_context_types_are_bounded() -> None:
         text = await (await s.http.get("/metrics")).text()
         assert 'penstock_requests_by_context_type_total{model="m",context_type="other"} 2' in text
         assert 'context_type="c"' not in text
+
+
+async def test_client_that_reads_nothing_is_cut_off() -> None:
+    frontend = FrontendSettings(upstream=UpstreamSettings(stall_timeout=0.5))
+    async with stand(frontend=frontend) as s:
+
+        async def flood(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            while True:
+                await response.write(chunk({"content": "x" * 60_000}))
+
+        s.engines[0].reply = flood
+        _, writer = await asyncio.open_connection("127.0.0.1", int(s.server.url.rsplit(":", 1)[1]), limit=1024)
+        body = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "a"}]}).encode()
+        writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode())
+        writer.write(body)
+        await eventually(lambda: s.records, timeout=10)
+        assert s.records[0].outcome == "cancelled"
+        await eventually(lambda: s.service.inflight == 0)
+        async with asyncio.timeout(5):
+            await s.engines[0].hung_up.wait()
+        writer.close()
+
+
+async def test_slow_body_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.frontend.context.BODY_TIMEOUT", 0.1)
+    async with stand() as s:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(s.server.url.rsplit(":", 1)[1]))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 408")
+        writer.close()

@@ -178,7 +178,7 @@ async def test_writers_are_flushed_off_the_loop(monkeypatch: pytest.MonkeyPatch)
 
     task = asyncio.create_task(keep_writing([Slow()], None, dict))
     async with asyncio.timeout(5):
-        while not threads:  # noqa: ASYNC110 - another thread tells
+        while not threads:
             await asyncio.sleep(0.01)
     task.cancel()
     assert threading.get_ident() not in threads

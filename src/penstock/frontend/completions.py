@@ -7,8 +7,9 @@ from aiohttp import web
 from penstock.adapters.telemetry.otel import Span
 from penstock.frontend.body import Endpoint, Parsed, parse
 from penstock.frontend.context import REQUEST_ID, note, read_body, service_of
-from penstock.frontend.exchange import Exchange, Job
+from penstock.frontend.exchange import Exchange
 from penstock.frontend.hints import Hints, read_hints
+from penstock.frontend.job import Job
 from penstock.frontend.prompts import Hashing, Prompt
 from penstock.frontend.records import record_of
 from penstock.frontend.service import Resolved, Service, check_prompt

@@ -1,11 +1,15 @@
 """What does every route need of a request? Its id, its body within limits, and fields for the access log."""
 
+import asyncio
 from typing import Any
 
 from aiohttp import web
 
 from penstock.frontend.errors import rejected
 from penstock.frontend.service import Service
+
+BODY_TIMEOUT = 60.0
+"""Seconds that a body has to arrive: a client that dribbles must not hold a place for ever."""
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 _key: Any = getattr(web, "RequestKey", web.AppKey)  # older versions of the library know only one kind of key
@@ -34,7 +38,7 @@ async def read_body(request: web.Request) -> bytes:
 
     Raises:
         ClientError: 413 where it is larger than the limit; a length that says so is believed without reading. 400
-            where the client stopped in the middle.
+            where the client stopped in the middle, 408 where it takes longer than `BODY_TIMEOUT`.
     """
     limit = service_of(request).settings.frontend.limits.body_max
     length = request.content_length
@@ -45,11 +49,15 @@ async def read_body(request: web.Request) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        async for data in request.content.iter_any():
-            size += len(data)
-            if size > limit:
-                raise too_large(limit)
-            parts.append(data)
+        async with asyncio.timeout(BODY_TIMEOUT):
+            async for data in request.content.iter_any():
+                size += len(data)
+                if size > limit:
+                    raise too_large(limit)
+                parts.append(data)
+    except TimeoutError:
+        text = f"the body did not arrive within {BODY_TIMEOUT:g} s"
+        raise rejected(text, code="body_timeout", status=408) from None
     except (web.RequestPayloadError, ConnectionResetError) as error:
         raise rejected(f"the body could not be read: {error}", code="invalid_body") from None
     return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -13,10 +13,9 @@ from aiohttp import web
 
 from penstock.adapters.engines.openai import EngineAnswer, EngineBroken, EngineUnreachable
 from penstock.adapters.telemetry.otel import Span
-from penstock.frontend.body import Parsed, with_fields
 from penstock.frontend.errors import error_response, sse_error
-from penstock.frontend.extras import nvext_chunk, with_nvext
-from penstock.frontend.hints import Hints
+from penstock.frontend.extras import before_end, extra_fields, marks, with_nvext
+from penstock.frontend.job import Job, engine_body, engine_headers
 from penstock.frontend.prompts import Prompt
 from penstock.frontend.service import Resolved, Service, TicketLike
 from penstock.frontend.sse import SseTap, cached_tokens, output_tokens
@@ -28,23 +27,8 @@ log = logging.getLogger("penstock.frontend")
 
 HOLD_MAX = 1 << 20
 """Most bytes held back before the first token; an engine that sends more without one is passed on as it is."""
-_PASSED_ON = ("traceparent", "tracestate")
-
-
-@dataclass(slots=True)
-class Job:
-    """What is to be sent, in any dialect."""
-
-    path: str
-    body: bytes
-    content_type: str
-    endpoint: str
-    """Label of the metrics, such as ``chat_completions``."""
-    streamed: bool
-    parsed: Parsed | None = None
-    """Absent for a proxied route, whose dialect we do not know."""
-    hints: Hints | None = None
-    strip_usage: bool = False
+GOODBYE = 2.0
+"""Seconds that a client has to take the last words of a broken stream."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +81,11 @@ class Exchange:
             if self.ticket.closed is None:
                 self.ticket.cancelled()
 
+    @property
+    def begun(self) -> bool:
+        """Whether anything has gone out to the client."""
+        return self.response is not None and self.response.prepared
+
     def stop(self, reason: str) -> None:
         """Stop the running attempt: the router has given it up."""
         self._gave_up = True
@@ -104,11 +93,12 @@ class Exchange:
 
     async def look(self, now: float) -> None:
         """Stop a stream that stalls, and keep a quiet one alive for the proxies before us (`Watched`)."""
-        if self._writing:
-            return  # it is the client that holds this up; the request's deadline ends that
         frontend = self.service.settings.frontend
         silent = now - self._last_byte
-        if silent > frontend.upstream.stall_timeout:
+        if self._writing:
+            if silent > frontend.upstream.stall_timeout:
+                self._hang_up()  # it is the client that takes nothing any more
+        elif silent > frontend.upstream.stall_timeout:
             self._interrupt(f"the engine was silent for {silent:.1f} s inside its answer")
         elif (
             frontend.heartbeat
@@ -138,9 +128,11 @@ class Exchange:
         limit = service.settings.frontend.upstream.first_byte_timeout if self.job.streamed else None
         self._scope = asyncio.timeout(limit)
         service.running[ticket.id] = self.stop
+        body = engine_body(self.job)
+        headers = engine_headers(self.job, word, self.ticket.id, self.request.headers, self.span)
         try:
             async with self._scope:
-                answer = await service.engines.post(word.card.url, self.job.path, self._body(word), self._headers(word))
+                answer = await service.engines.post(word.card.url, self.job.path, body, headers)
                 service.metrics.stage("dispatch", time.monotonic() - started)
                 if answer.status >= 400:
                     return await self._refused(answer)
@@ -176,6 +168,8 @@ class Exchange:
                 tap.started = True
             now = self._last_byte = time.monotonic()
             if timing.first is None:
+                if self._scope is not None and self._scope.expired():
+                    await asyncio.sleep(0)  # too late by a moment: the timeout is already on its way to us
                 timing.first = now
                 self._first()
                 self.response = self._open(answer)
@@ -192,8 +186,8 @@ class Exchange:
             if tap.done and tap.error is None and ticket.closed is None:
                 # Before the end mark goes out: a client may hang up on seeing it, and has its answer then.
                 self._finish(usage=tap.usage, counted=tap.tokens)
-                if self._wants_extra:
-                    out = self._insert_extra(out)
+                if self.job.wants_extra:
+                    out = before_end(out, self.job, self.ticket.id, self._extra())
             if out:
                 await self._write(out)
         return await self._stream_over(answer, tap, held + tap.rest())
@@ -218,7 +212,7 @@ class Exchange:
         body = await answer.read()
         usage = usage_of(body) if self.job.parsed is not None else None
         self._finish(usage=usage, counted=0)
-        if self._wants_extra:
+        if self.job.wants_extra:
             body = with_nvext(body, self._extra())
         return web.Response(
             status=answer.status, body=body, headers={"content-type": answer.content_type, **self._marks()}
@@ -248,7 +242,7 @@ class Exchange:
             return self.response
         if not self._gave_up:
             at = "" if self.dispatch is None else f"worker {self.dispatch.target}: "
-            self.ticket.failed(at + reason, retryable=self.response is None)
+            self.ticket.failed(at + reason, retryable=not self.begun)
         return None
 
     async def _engine_error(self, tap: SseTap) -> web.StreamResponse | None:
@@ -260,11 +254,11 @@ class Exchange:
         client = isinstance(code, int) and 400 <= code < 500 and code != 429
         self.ticket.failed(
             f"the engine said: {said}",
-            retryable=self.response is None and not client,
+            retryable=not self.begun and not client,
             worker_at_fault=not client,
             status=code if isinstance(code, int) else None,
         )
-        if self.response is not None:  # its own words have been passed on already
+        if self.begun and self.response is not None:  # its own words have been passed on already
             await self.response.write_eof()
             return self.response
         return None
@@ -273,20 +267,29 @@ class Exchange:
         """Tell the client how its request ended, where the engine's answer does not."""
         status = 502 if closed.fault == "engine" and closed.status not in (429, 503) else closed.status
         code = {"engine": "engine_error", "overloaded": "overloaded", "deadline": "deadline_exceeded"}.get(closed.fault)
-        if self.response is not None:
-            await self.response.write(sse_error(status, closed.reason, code=code))
+        if self.begun and self.response is not None:
             # No end mark and no keep-alive: a client must see that this answer is not whole.
             self.response.force_close()
-            await self.response.write_eof()
+            try:
+                async with asyncio.timeout(GOODBYE):
+                    await self.response.write(sse_error(status, closed.reason, code=code))
+                    await self.response.write_eof()
+            except TimeoutError:
+                self._hang_up()  # it does not read, and nothing else would end that
             return self.response
         return error_response(
             status, closed.reason, code=code, retry_after=closed.retry_after, headers=self._marks() or None
         )
 
     def _interrupt(self, reason: str) -> None:
-        if self._scope is not None and self._stopped is None:
+        if self._scope is not None and self._stopped is None and not self._scope.expired():
             self._stopped = reason
             self._scope.reschedule(asyncio.get_running_loop().time())
+
+    def _hang_up(self) -> None:
+        """Cut the client's connection; the server then cancels the handler."""
+        if self.request.transport is not None:
+            self.request.transport.abort()
 
     # --- small parts ------------------------------------------------------------------------------------------------
 
@@ -325,81 +328,11 @@ class Exchange:
         return web.StreamResponse(status=answer.status, headers=headers)
 
     def _marks(self) -> dict[str, str]:
-        """Headers that say what the router did."""
-        if self.dispatch is None:
-            return {}
-        decision = self.dispatch.decision
-        return {
-            "x-penstock-worker": str(decision.chosen),
-            "x-penstock-expected-cached-tokens": str(decision.expected_cached_tokens),
-            "x-penstock-queue-ms": f"{decision.queued * 1e3:.1f}",
-        }
-
-    def _body(self, word: Dispatch) -> bytes:
-        parsed = self.job.parsed
-        if parsed is None:
-            return self.job.body
-        added: dict[str, object] = {}
-        if self.job.strip_usage:
-            # Asked for in the client's place: the true output and cached tokens stand nowhere else.
-            options = {k: v for k, v in (parsed.fields.get("stream_options") or {}).items() if k != "include_usage"}
-            options.pop("continuous_usage_stats", None)
-            added["stream_options"] = {**options, "include_usage": True}
-        salt = None if self.job.hints is None else self.job.hints.salt
-        if salt is not None and parsed.fields.get("cache_salt") != salt:
-            added["cache_salt"] = salt
-        return with_fields(parsed, added)
-
-    def _headers(self, word: Dispatch) -> dict[str, str]:
-        headers = {"content-type": self.job.content_type, "x-request-id": self.ticket.id}
-        for name in _PASSED_ON:
-            value = self.request.headers.get(name)
-            if value is not None:
-                headers[name] = value
-        own = self.span.traceparent
-        if own is not None:
-            headers["traceparent"] = own
-        if word.card.ranks > 1:
-            headers["x-data-parallel-rank"] = str(word.target.rank)
-        return headers
-
-    @property
-    def _wants_extra(self) -> bool:
-        return self.job.hints is not None and bool(self.job.hints.extra)
+        return {} if self.dispatch is None else marks(self.dispatch)
 
     def _extra(self) -> dict[str, object]:
-        assert self.job.hints is not None and self.dispatch is not None
-        decision, timing = self.dispatch.decision, self.timing
-        out: dict[str, object] = {}
-        if "worker_id" in self.job.hints.extra:
-            worker, rank = decision.chosen
-            out["worker_id"] = {
-                "worker_id": worker,
-                "dp_rank": rank,
-                "prefill_worker_id": worker,
-                "decode_worker_id": worker,
-            }
-        if "timing" in self.job.hints.extra:
-            now = time.monotonic()
-            out["timing"] = {
-                "queue_ms": round(decision.queued * 1e3, 3),
-                "ttft_ms": None if timing.first is None else round((timing.first - timing.arrived) * 1e3, 3),
-                "total_time_ms": round((now - timing.arrived) * 1e3, 3),
-                "expected_cached_tokens": decision.expected_cached_tokens,
-                "cached_tokens": timing.cached,
-            }
-        return out
-
-    def _insert_extra(self, out: bytes) -> bytes:
-        """Put our chunk before the end mark."""
-        end = out.rfind(b"[DONE]")
-        at = out.rfind(b"data:", 0, end) if end >= 0 else -1
-        parsed = self.job.parsed
-        if at < 0 or parsed is None:
-            return out
-        if self._tap is not None:
-            self.timing.cached = cached_tokens(self._tap.usage)
-        return out[:at] + nvext_chunk(parsed, self.ticket.id, self._extra()) + out[at:]
+        assert self.dispatch is not None
+        return extra_fields(self.job, self.dispatch, self.timing)
 
 
 def _said(body: bytes) -> str:

@@ -1,4 +1,4 @@
-"""How does what the client asked to know of routing get into the answer? ``nvext``, without re-encoding the rest."""
+"""How does the client get to know what routing did? Headers, and ``nvext`` where it asked for it."""
 
 import time
 from typing import Any
@@ -6,6 +6,43 @@ from typing import Any
 import msgspec
 
 from penstock.frontend.body import Parsed
+from penstock.frontend.job import Job
+from penstock.frontend.timing import Timing
+from penstock.router.events import Dispatch
+
+
+def marks(dispatch: Dispatch) -> dict[str, str]:
+    """Return the headers that say where a request went."""
+    decision = dispatch.decision
+    return {
+        "x-penstock-worker": str(decision.chosen),
+        "x-penstock-expected-cached-tokens": str(decision.expected_cached_tokens),
+        "x-penstock-queue-ms": f"{decision.queued * 1e3:.1f}",
+    }
+
+
+def extra_fields(job: Job, dispatch: Dispatch, timing: Timing) -> dict[str, Any]:
+    """Return what ``nvext.extra_fields`` asked for. Milliseconds and tokens."""
+    decision = dispatch.decision
+    asked = () if job.hints is None else job.hints.extra
+    out: dict[str, Any] = {}
+    if "worker_id" in asked:
+        worker, rank = decision.chosen
+        out["worker_id"] = {
+            "worker_id": worker,
+            "dp_rank": rank,
+            "prefill_worker_id": worker,
+            "decode_worker_id": worker,
+        }
+    if "timing" in asked:
+        out["timing"] = {
+            "queue_ms": round(decision.queued * 1e3, 3),
+            "ttft_ms": None if timing.ttft is None else round(timing.ttft * 1e3, 3),
+            "total_time_ms": round((time.monotonic() - timing.arrived) * 1e3, 3),
+            "expected_cached_tokens": decision.expected_cached_tokens,
+            "cached_tokens": timing.cached,
+        }
+    return out
 
 
 def with_nvext(body: bytes, extra: dict[str, Any]) -> bytes:
@@ -16,8 +53,17 @@ def with_nvext(body: bytes, extra: dict[str, Any]) -> bytes:
     return end[:-1] + b',"nvext":' + msgspec.json.encode(extra) + b"}"
 
 
-def nvext_chunk(parsed: Parsed, request: str, extra: dict[str, Any]) -> bytes:
-    """Return one event of a stream that holds ``nvext`` and no choice, as the usage chunk does."""
+def before_end(out: bytes, job: Job, request: str, extra: dict[str, Any]) -> bytes:
+    """Put one more event before the end mark of a stream."""
+    end = out.rfind(b"[DONE]")
+    at = out.rfind(b"data:", 0, end) if end >= 0 else -1
+    if at < 0 or job.parsed is None:
+        return out
+    return out[:at] + _chunk(job.parsed, request, extra) + out[at:]
+
+
+def _chunk(parsed: Parsed, request: str, extra: dict[str, Any]) -> bytes:
+    """Return one event that holds ``nvext`` and no choice, as the usage chunk does."""
     chat = parsed.endpoint == "chat_completions"
     chunk: dict[str, Any] = {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{request}",

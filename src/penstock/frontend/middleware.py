@@ -58,7 +58,7 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         return response
     except PenstockError as error:
         response = response_of(error)
-        if response.status == 413:
+        if response.status in (408, 413):
             response.force_close()  # what is still coming of the body is not read
         return response
     except web.HTTPException as error:

@@ -8,8 +8,8 @@ from penstock.frontend.body import decode_object, text_field
 from penstock.frontend.completions import UNKNOWN, carry, refusal
 from penstock.frontend.context import read_body, service_of
 from penstock.frontend.errors import rejected
-from penstock.frontend.exchange import Job
 from penstock.frontend.hints import Hints, read_hints
+from penstock.frontend.job import Job
 from penstock.frontend.prompts import BYTES_PER_TOKEN, Prompt
 from penstock.frontend.service import Service
 from penstock.frontend.timing import Timing
