@@ -413,7 +413,8 @@ async def test_faults_are_there_only_where_asked_for() -> None:
         waiting = asyncio.create_task(post(http, "/v1/completions", body))
         done, _ = await asyncio.wait([waiting], timeout=0.2)
         assert not done
-        waiting.cancel()
+        await post(http, "/fault", {"kind": "stall", "seconds": 0.05})
+        assert (await waiting)[0] == 200
 
 
 async def test_a_timing_table_is_read_from_a_file(tmp_path: Any) -> None:

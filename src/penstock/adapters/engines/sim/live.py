@@ -67,11 +67,10 @@ class LiveEngine:
         self.settings = settings
         self.engine = Engine(settings, table=table, words=words, end=end)
         self.metrics = Metrics(settings.max_len)
-        self.stalled_until: Nanos = 0
-        """Until then the engine seems to hang (a fault switch of tests)."""
         self._publish = publish
         self._loop = asyncio.get_running_loop()
         self._origin = time.monotonic_ns()
+        self._frozen: tuple[Nanos, int] | None = None
         self._streams: dict[str, Stream] = {}
         self._paced: dict[str, Stream] = {}
         self._wake: Nanos | None = None
@@ -82,8 +81,19 @@ class LiveEngine:
         self._windows: dict[str, StepStats] = {}
 
     def now(self) -> Nanos:
-        """Return the engine's time: nanoseconds since it began."""
-        return time.monotonic_ns() - self._origin
+        """Return the engine's time: nanoseconds since it began, stalls left out."""
+        clock = time.monotonic_ns()
+        if self._frozen is not None:
+            now, until = self._frozen
+            if clock < until:
+                return now
+            self._origin, self._frozen = until - now, None
+        return clock - self._origin
+
+    def stall(self, duration: float) -> None:
+        """Let the engine's clock stand still for so many seconds, as if its GPU hung (a fault switch of tests)."""
+        self._frozen = (self.now(), time.monotonic_ns() + nanos(duration))
+        self._arm(self.now())
 
     @property
     def load(self) -> int:
@@ -164,9 +174,6 @@ class LiveEngine:
         """Catch up with the clock and tell the streams what is out."""
         self._timer = None
         now = self.now()
-        if now < self.stalled_until:
-            self._arm(now)
-            return
         if self._wake is not None and self._wake <= now:
             self._wake = None
             self._handle(now, Woken())
@@ -186,7 +193,8 @@ class LiveEngine:
             step = self.engine.next_step(now)
             if step is not None:
                 at = min(at, max(step, self._told + self._tick))
-        at = max(at, self.stalled_until)
+        if self._frozen is not None:
+            at = max(at, now) + self._frozen[1] - time.monotonic_ns()
         if self._timer is not None:
             if self._armed == at:
                 return

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from penstock import __version__
 from penstock.adapters.engines.kv_publisher import KvPublisher
 from penstock.adapters.engines.sim.faults import Faults, FaultyPublisher
 from penstock.adapters.engines.sim.generate import Generator, problem, read_json
@@ -26,7 +27,6 @@ from penstock.kernel.errors import ClientError, ConfigError
 from penstock.kernel.hashing import SCHEME
 from penstock.kernel.values import KvEvent
 
-VERSION = "0.1.0"
 DIMENSIONS = 64
 BODY_MAX = 64 * 1024 * 1024
 _json = msgspec.json.Encoder()
@@ -192,7 +192,7 @@ class SimServer:
         return web.Response(status=503 if self.faults.unhealthy else 200)
 
     async def _version(self, request: web.Request) -> web.Response:
-        return _answer({"version": f"penstock-sim-{VERSION}"})
+        return _answer({"version": f"penstock-sim-{__version__}"})
 
     async def _load(self, request: web.Request) -> web.Response:
         return _answer({"server_load": self.live.load})
@@ -284,7 +284,7 @@ class SimServer:
         if self.faults.die:
             os._exit(137)
         if self.faults.stall:
-            self.live.stalled_until = self.live.now() + round(self.faults.stall * 1e9)
+            self.live.stall(self.faults.stall)
             self.faults.stall = 0.0
         return _answer({"ok": True})
 
