@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: up install dev test test-fast lint types format bench-index bench-routing soak clean help
+.PHONY: up install dev test test-fast lint types format bench-index bench-routing clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,12 @@ lint: dev ## Format, lint and import contracts
 
 types: dev ## Check types
 	$(BIN)/mypy
+
+bench-routing: install ## Measure routing modes on the Mooncake traces into docs/ (25 minutes on an idle machine)
+	$(BIN)/python bench/mooncake/run.py --docs docs/bench-routing.md
+
+bench-index: install ## Measure the index beside its peer; PEERS= names a folder with the peer's environment
+	$(BIN)/python bench/index/run.py --docs docs/bench-index.md
 
 format: dev ## Put the sources in order
 	$(BIN)/ruff format src tests bench

@@ -30,7 +30,7 @@ fifth of the time. What is reported is the engine's own time, that is measured t
 STREAM_INTERVAL = 16
 """Output tokens per streamed chunk, so that two CPU cores can drive four engines, the frontend and the generator."""
 
-RUN_SECONDS = 20.0
+RUN_SECONDS = 12.0
 """Length of one run by the clock: `RUN_SECONDS` * `SPEED_UP` seconds of the service."""
 
 REPEATS = 3
@@ -74,7 +74,7 @@ def read_trace(folder: Path, name: str) -> list[TrafficRequest]:
 def cut(trace: str, whole: Sequence[TrafficRequest], repeat: int, run_seconds: float = RUN_SECONDS) -> Slice:
     """Take one repeat's conversations from the whole trace, and close up the time between them.
 
-    A window of 100 s cuts conversations off: of the conversation trace's reuse (35 % of its tokens) 8 % would be
+    A window of 60 s cuts conversations off: of the conversation trace's reuse (35 % of its tokens) 8 % would be
     left. So the conversations are dealt into as many equal parts as fit, each repeat sends another part from end to
     end, and time is shortened by its share: requests per second, lengths, and the tokens that pass between two turns
     stay those of the trace.

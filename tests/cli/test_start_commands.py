@@ -12,7 +12,7 @@ def started(monkeypatch):
     """Stand in for the runtime; collects what it would have started."""
     calls: list[tuple[Any, ...]] = []
     module = types.ModuleType("penstock.runtime.supervisor")
-    module.run = lambda loaded, *, command: calls.append((command, loaded.settings)) or 0  # type: ignore[attr-defined]
+    module.run = lambda loaded, *, command, finished: calls.append((command, loaded.settings)) or 0  # type: ignore[attr-defined]
     module.join = lambda cluster, pool, model: calls.append((cluster, pool, model)) or 0  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "penstock.runtime.supervisor", module)
     return calls

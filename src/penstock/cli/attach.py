@@ -48,9 +48,9 @@ def command(
         pool = {"engine": engine, "urls": members, "block_size": block_size}
         models[name] = {"tokenizer": tokenizer, "pools": {"attached": pool}}
     loaded = load_to_start(None, [f"models={json.dumps(models)}", *overrides])
-    from penstock.runtime.supervisor import run
+    from penstock.cli.running import run_cluster
 
-    return run(loaded, command="attach")
+    return run_cluster(loaded, "attach")
 
 
 def _model_of(url: str) -> str:

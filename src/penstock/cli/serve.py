@@ -29,6 +29,6 @@ def command(model: str, engine: str, replicas: int, tokenizer: str, overrides: t
     pool = {"engine": engine, "replicas": replicas}
     models = {model: {"tokenizer": tokenizer, "pools": {"main": pool}}}
     loaded = load_to_start(None, [f"models={json.dumps(models)}", *pool_overrides(overrides, model)])
-    from penstock.runtime.supervisor import run
+    from penstock.cli.running import run_cluster
 
-    return run(loaded, command="serve")
+    return run_cluster(loaded, "serve")

@@ -26,6 +26,6 @@ def command(config: str | None, overrides: tuple[str, ...]) -> int:
     CONFIG is a YAML file, or - for standard input; without one it is the embedded default.
     """
     loaded = load_to_start(config, overrides)
-    from penstock.runtime.supervisor import run
+    from penstock.cli.running import run_cluster
 
-    return run(loaded, command="up")
+    return run_cluster(loaded, "up")

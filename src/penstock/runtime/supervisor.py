@@ -30,13 +30,14 @@ log = logging.getLogger("penstock.supervisor")
 Say = Callable[[str], None]
 
 
-def run(loaded: Loaded, *, command: str, say: Say = print) -> int:
+def run(loaded: Loaded, *, command: str, say: Say = print, finished: Callable[[Path], object] | None = None) -> int:
     """Run a cluster until Ctrl-C or SIGTERM, then drain it.
 
     Args:
         loaded: checked settings.
         command: word for the run folder's name: up, serve or attach.
         say: prints a line for the person at the terminal.
+        finished: called with the run folder after an orderly end, such as to draw its report.
     Returns: the exit status: 0 after an orderly end, 1 where something could not be started.
     Raises:
         ConfigError: the port is taken or the run folder can't be written; nothing was started.
@@ -44,7 +45,10 @@ def run(loaded: Loaded, *, command: str, say: Say = print) -> int:
     settings = loaded.settings
     _check_port(settings)
     folder = RunFolder.create(settings.runs.dir, command, config=resolved_yaml(settings))
-    return asyncio.run(_Cluster(settings, folder, say).run())
+    status = asyncio.run(_Cluster(settings, folder, say).run())
+    if status == 0 and finished is not None:
+        finished(folder.path)
+    return status
 
 
 def join(cluster: str, pool: PoolSettings, model: str, *, name: str = "joined", say: Say = print) -> int:
