@@ -186,7 +186,8 @@ class Names:
             name + "template_failures_total", "Chats that the local template refused; routed by plain text."
         )
         self.loop_longest = new.gauge(
-            name + "loop_block_longest_seconds", "Longest that this process held its event loop since the start; budget 0.005."
+            name + "loop_block_longest_seconds",
+            "Longest that this process held its event loop since the start; budget 0.005.",
         )
         self.loop_recent = new.gauge(
             name + "loop_block_recent_seconds", "Longest block since the last row of metrics.csv."

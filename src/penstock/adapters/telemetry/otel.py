@@ -64,6 +64,7 @@ class Tracer:
         self._propagator: Any = None
         if endpoint is None:
             return
+        url = endpoint if endpoint.rstrip("/").endswith("/v1/traces") else endpoint.rstrip("/") + "/v1/traces"
         try:
             self._trace = importlib.import_module("opentelemetry.trace")
             sdk = importlib.import_module("opentelemetry.sdk.trace")
@@ -71,14 +72,15 @@ class Tracer:
             resources = importlib.import_module("opentelemetry.sdk.resources")
             otlp = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
             propagation = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
+            # Some versions look for their HTTP library only here.
+            exporter = otlp.OTLPSpanExporter(endpoint=url, timeout=5)
         except ImportError as error:
             raise ConfigError(
                 f"frontend.otlp_endpoint is set, but {error.name} is not installed", hint=f"{EXTRA}, or unset it"
             ) from error
-        url = endpoint if endpoint.rstrip("/").endswith("/v1/traces") else endpoint.rstrip("/") + "/v1/traces"
         self._provider = sdk.TracerProvider(resource=resources.Resource.create({"service.name": service}))
         # The processor has its own thread and bounded queue: a collector that is away costs spans, never traffic.
-        self._provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter(endpoint=url, timeout=5)))
+        self._provider.add_span_processor(export.BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("penstock")
         self._propagator = propagation.TraceContextTextMapPropagator()
 
