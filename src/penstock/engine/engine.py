@@ -21,9 +21,10 @@ from penstock.engine.events import (
     Started,
     Submit,
 )
+from penstock.engine.op import Op
 from penstock.engine.output import PLAIN, Answer, Words
 from penstock.engine.request import Request
-from penstock.engine.scheduler import Op, Scheduler, fits, running
+from penstock.engine.scheduler import Scheduler, fits, running
 from penstock.engine.settings import SimSettings, checked
 from penstock.engine.timing import ArrayRun, Timing, timing_of
 from penstock.kernel.errors import InvariantError

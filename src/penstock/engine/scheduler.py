@@ -16,54 +16,15 @@ needed that is not there, or someone arrives: those are one `Op` of many steps.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from penstock.engine.cache import BlockCache
 from penstock.engine.decoding import Decoders, DraftingDecoders
-from penstock.engine.events import Counters, Finished, FirstToken, KvChanged, Started, Window
+from penstock.engine.events import Counters, Finished, FirstToken, Started, Window
+from penstock.engine.holdings import Holdings
+from penstock.engine.op import Op
 from penstock.engine.request import ByPriority, Fcfs, Request, Waiting, rank
 from penstock.engine.settings import SimSettings
-from penstock.engine.timing import Run, Timing
-from penstock.kernel.hashing import chain as chained
-from penstock.kernel.hashing import extra_bytes, local_hashes
+from penstock.engine.timing import Timing
 from penstock.kernel.machine import Effect, Nanos
-from penstock.kernel.values import BlockHash, KvEvent, KvRemoved, KvStored
-
-
-@dataclass(slots=True, eq=False)
-class Op:
-    """What the engine is busy with: one pass, or ``steps`` equal decode steps.
-
-    ``first``: the group's step counter at its start; ``done``: steps accounted for; ``taken``: steps whose blocks are
-    taken; ``last``: (sequences, KV tokens) of the last step where the group can't tell any more.
-    """
-
-    start: Nanos
-    end: Nanos
-    steps: int
-    first: int
-    seqs: int
-    prefills: list[tuple[Request, int]] = field(default_factory=list)
-    prefilled: int = 0
-    tokens: int = 0
-    run: Run | None = None
-    done: int = 0
-    taken: int = 1
-    last: tuple[int, int] | None = None
-
-    def after(self, steps: int) -> Nanos:
-        """Return when so many of its steps are over."""
-        if steps == self.steps:
-            return self.end
-        return self.start + (self.run.after(steps) if self.run is not None and steps else 0)
-
-    def within(self, now: Nanos) -> int:
-        """Return how many of its steps are over at ``now``."""
-        if now >= self.end:
-            return self.steps
-        if self.run is None or self.steps == 1:
-            return 0
-        return min(self.steps - 1, self.run.within(now - self.start))
 
 
 class Scheduler:
@@ -75,8 +36,9 @@ class Scheduler:
         self.out: list[Effect] = []
         self.requests: dict[str, Request] = {}
         self.waiting: Waiting = ByPriority() if settings.scheduling == "priority" else Fcfs()
-        self.cache = BlockCache(settings.kv_blocks)
-        fills = settings.emit_decode_blocks and settings.prefix_caching
+        self.holdings = Holdings(settings)
+        self.cache = self.holdings.cache
+        fills = self._exact = self.holdings.decoded
         self.group = (
             DraftingDecoders(settings.block_size, fills, settings.speculative_tokens, settings.accept_rate)
             if settings.speculative_tokens
@@ -93,9 +55,6 @@ class Scheduler:
         self.waiting_decode = 0
         self.admissions = 0
         self._width = 1 + settings.speculative_tokens
-        self._changes: list[KvEvent] = []
-        self._announce = settings.prefix_caching
-        self._exact = fills
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -178,9 +137,8 @@ class Scheduler:
         """Begin the next pass; returns whether there is any."""
         while self.requests:
             op = self._schedule(at)
-            if self._changes:
-                self.out.append(KvChanged(at=at, events=self._changes))
-                self._changes = []
+            if self.holdings.changes:
+                self.out.append(self.holdings.told(at))
             if op is not None:
                 self.op = op
                 return True
@@ -197,7 +155,7 @@ class Scheduler:
             if need > cache.available:
                 preempted = self._make_room()
             elif need:
-                self._take(need)
+                self.holdings.take(need)
         budget = settings.max_batched_tokens - len(group.members) * self._width
         prefills: list[tuple[Request, int]] = []
         partial = self.partial
@@ -211,14 +169,14 @@ class Scheduler:
             if partial.state == "waiting":
                 partial, chunk = None, 0
             else:
-                self._take(need)
+                self.holdings.take(need)
                 partial.private += need
         for request in group.fills() if self._exact and group.members else ():
             blocks = (request.prompt + group.generated(request)) // size
-            self._extend_chain(request, blocks)
-            self._name(request, blocks)
+            self.holdings.extend_chain(request, blocks)
+            self.holdings.name(request, blocks)
         if partial is not None and chunk:
-            self._name(partial, (partial.computed + chunk) // size)
+            self.holdings.name(partial, (partial.computed + chunk) // size)
             prefills.append((partial, chunk))
             budget -= chunk
         if self.queued and not preempted:
@@ -251,7 +209,7 @@ class Scheduler:
             hit = held = 0
             if settings.prefix_caching:
                 if request.generated:
-                    self._extend_chain(request, known // size)
+                    self.holdings.extend_chain(request, known // size)
                 # At least the last token is computed: its logits are the answer's beginning.
                 hit = cache.depth(request.chain, min(len(request.chain), (known - 1) // size))
                 held = cache.held_depth(request.chain, hit)
@@ -275,9 +233,9 @@ class Scheduler:
             request.named = hit
             request.computed = hit * size
             need = -(-(request.computed + chunk) // size) - hit
-            self._take(need)
+            self.holdings.take(need)
             request.private = need
-            self._name(request, (request.computed + chunk) // size)
+            self.holdings.name(request, (request.computed + chunk) // size)
             if request.started is None:
                 request.started = at
                 request.cached = hit * size
@@ -322,10 +280,9 @@ class Scheduler:
         if taken > op.taken:
             need = self.group.takes(op.first + op.taken, op.first + taken)
             if need:
-                self._take(need)
-                if self._changes:
-                    self.out.append(KvChanged(at=op.after(taken - 1), events=self._changes))
-                    self._changes = []
+                self.holdings.take(need)
+                if self.holdings.changes:
+                    self.out.append(self.holdings.told(op.after(taken - 1)))
             op.taken = taken
         steps = done - op.done
         if not steps:
@@ -356,61 +313,6 @@ class Scheduler:
         self.counters.passes += steps
         op.done = done
 
-    # --- blocks -----------------------------------------------------------------------------------------------------
-
-    def _take(self, count: int) -> None:
-        evicted = self.cache.take(count)
-        if evicted:
-            self._removed(evicted)
-
-    def _removed(self, names: list[int]) -> None:
-        changes = self._changes
-        if changes and isinstance(changes[-1], KvRemoved):
-            changes[-1].hashes.extend(names)
-        else:
-            changes.append(KvRemoved(hashes=names))
-
-    def _name(self, request: Request, blocks: int) -> None:
-        """Name a request's private blocks up to ``blocks``, as far as their hashes are known."""
-        start, end = request.named, min(blocks, len(request.chain))
-        if not self._announce or end <= start:
-            return
-        known = self.cache.name(request.chain, start, end)
-        request.named = end
-        request.private -= end - start
-        start += known
-        if start == end:
-            return
-        size, submit = self.settings.block_size, request.submit
-        self._changes.append(
-            KvStored(
-                hashes=list(request.chain[start:end]),
-                parent=request.chain[start - 1] if start else None,
-                tokens=self._tokens(request, start * size, end * size) if submit.tokens is not None else [],
-                block_size=size,
-                extras=_extras(submit.lora, submit.salt, start, end),
-            )
-        )
-
-    def _extend_chain(self, request: Request, blocks: int) -> None:
-        """Let a request's chain reach over its generated tokens, where they are to be named."""
-        chain = request.chain
-        if not self._exact or request.submit.tokens is None or len(chain) >= blocks or not isinstance(chain, list):
-            return
-        size, start = self.settings.block_size, len(chain)
-        tokens = self._tokens(request, start * size, blocks * size)
-        extras = _extras(request.submit.lora, request.submit.salt, start, blocks)
-        local = local_hashes(tokens, size, extras)
-        chain.extend(chained(local, BlockHash(chain[-1]) if chain else None))
-
-    def _tokens(self, request: Request, start: int, end: int) -> list[int]:
-        prompt = request.submit.tokens
-        assert prompt is not None
-        if end <= request.prompt:
-            return list(prompt[start:end])
-        made = request.answer.upto(end - request.prompt)
-        return [*prompt[start : request.prompt], *made[max(0, start - request.prompt) :]]
-
     # --- preemption -------------------------------------------------------------------------------------------------
 
     def _make_room(self) -> bool:
@@ -425,7 +327,7 @@ class Scheduler:
                 self._preempt(victim, victim.submit.id in served)
                 any_preempted = True
             if request.state == "decoding":
-                self._take(need)
+                self.holdings.take(need)
                 served.add(request.submit.id)
         return any_preempted
 
@@ -488,14 +390,6 @@ class Scheduler:
             self.waiting_decode += sign * request.known
         else:
             self.waiting_prefill += sign * request.prompt
-
-
-def _extras(lora: str | None, salt: str | None, start: int, end: int) -> list[bytes] | None:
-    if not lora and not salt:
-        return None
-    every = extra_bytes(lora=lora)
-    first = extra_bytes(lora=lora, salt=salt)
-    return [first if block == 0 else every for block in range(start, end)]
 
 
 def fits(settings: SimSettings, prompt: int, max_tokens: int) -> str | None:

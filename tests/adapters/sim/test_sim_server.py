@@ -54,7 +54,7 @@ async def chunks(http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -
 
 async def until(met: Any, limit: float = 10.0) -> None:
     async with asyncio.timeout(limit):
-        while not met():  # noqa: ASYNC110 - what is waited for is inside the server
+        while not met():
             await asyncio.sleep(0.005)
 
 
