@@ -21,6 +21,7 @@ RESERVED = {
     "PENSTOCK_REQUIRE": "used by the project's own tests",
     "PENSTOCK_TRACES": "used by the project's own tests and benchmarks",
     "PENSTOCK_SEEDS": "used by the project's own tests",
+    "PENSTOCK_CHAOS_SECONDS": "used by the project's own tests",
 }
 """Environment names that are no settings of a cluster, with what they are for."""
 
