@@ -1,9 +1,11 @@
 """Are metrics what dashboards query, do several processes add up, and do logs and spans say what happened?"""
 
+import http.server
 import io
 import json
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,18 +140,39 @@ def test_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
         Tracer("http://127.0.0.1:4318")
 
 
-def test_spans_hang_below_the_callers_trace() -> None:
+def test_spans_hang_below_the_callers_trace_and_reach_a_collector() -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    tracer = Tracer("http://127.0.0.1:9")
-    trace = "0af7651916cd43dd8448eb211c80319c"
-    span = tracer.start("chat", f"00-{trace}-b7ad6b7169203331-01", "a=b")
-    assert span.traceparent is not None and span.traceparent.split("-")[1] == trace
-    assert span.traceparent.split("-")[2] != "b7ad6b7169203331"
-    fresh = tracer.start("chat", None)
-    assert fresh.traceparent is not None and fresh.traceparent.split("-")[1] != trace
-    span.set("model", "m")
-    span.end("it failed")
-    fresh.end()
+    taken: list[tuple[str, int]] = []
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            taken.append((self.path, len(self.rfile.read(int(self.headers["content-length"])))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            return None
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Collector)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        tracer = Tracer(f"http://127.0.0.1:{server.server_port}")
+        trace = "0af7651916cd43dd8448eb211c80319c"
+        span = tracer.start("chat", f"00-{trace}-b7ad6b7169203331-01", "a=b")
+        assert span.traceparent is not None and span.traceparent.split("-")[1] == trace
+        assert span.traceparent.split("-")[2] != "b7ad6b7169203331"
+        fresh = tracer.start("chat", None)
+        assert fresh.traceparent is not None and fresh.traceparent.split("-")[1] != trace
+        span.set("model", "m")
+        span.end("it failed")
+        fresh.end()
+        tracer.close()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert taken and all(path == "/v1/traces" and size > 100 for path, size in taken)
 
 
 # --- records --------------------------------------------------------------------------------------------------------
@@ -167,7 +190,6 @@ def test_csv_rows_survive_a_full_disk(tmp_path: Path) -> None:
 
 async def test_writers_are_flushed_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncio
-    import threading
 
     monkeypatch.setattr("penstock.frontend.records.FLUSH_EVERY", 0.01)
     threads: list[int] = []

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
@@ -23,8 +24,13 @@ LIMIT_MAX = 1000
 
 
 async def status(request: web.Request) -> web.Response:
-    """GET /admin/status"""
-    return json_response(status_of(service_of(request)))
+    """GET /admin/status: of several frontend processes the counts of requests are added up."""
+    service = service_of(request)
+    found = status_of(service)
+    if not _of_this_process(request):
+        for other in await from_peers(service, "/admin/status?scope=process", request):
+            _add_counts(found, other)
+    return json_response(found)
 
 
 async def explain(request: web.Request) -> web.Response:
@@ -32,8 +38,9 @@ async def explain(request: web.Request) -> web.Response:
     service = service_of(request)
     wanted = request.match_info["request"]
     found = service.history.explain(wanted)
-    if found is None and request.query.get("scope") != "process":
-        found = await _ask_peers(service, f"/admin/explain/{wanted}?scope=process", request)
+    if found is None and not _of_this_process(request):
+        others = await from_peers(service, f"/admin/explain/{quote(wanted, safe='')}?scope=process", request)
+        found = others[0] if others else None
     if found is None:
         kept = service.settings.router.decisions_kept
         raise rejected(
@@ -47,12 +54,16 @@ async def explain(request: web.Request) -> web.Response:
 
 async def requests(request: web.Request) -> web.Response:
     """GET /admin/requests?limit=N: the newest ends first."""
-    return json_response({"requests": service_of(request).history.last_closed(_limit(request))})
+    limit = _limit(request)
+    found = service_of(request).history.last_closed(limit)
+    return json_response(await _newest(request, "requests", "closed", found, limit))
 
 
 async def decisions(request: web.Request) -> web.Response:
     """GET /admin/decisions?limit=N: the newest first."""
-    return json_response({"decisions": service_of(request).history.last_decisions(_limit(request))})
+    limit = _limit(request)
+    found = service_of(request).history.last_decisions(limit)
+    return json_response(await _newest(request, "decisions", "at", found, limit))
 
 
 async def clear_kv_blocks(request: web.Request) -> web.Response:
@@ -161,11 +172,46 @@ async def _clear(service: Service, card: WorkerCard) -> dict[str, Any]:
     return {**out, "reason": f"the engine answered {code}: {body[:200].decode('utf-8', 'replace')}"}
 
 
-async def _ask_peers(service: Service, path: str, request: web.Request) -> Any:
-    """Return the first 200 answer of the other frontend processes, or None."""
-    for answer in await from_peers(service, path, request):
-        return answer
-    return None
+def _of_this_process(request: web.Request) -> bool:
+    return request.query.get("scope") == "process"
+
+
+async def _newest(request: web.Request, name: str, when: str, mine: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """Return the newest records of all frontend processes; each counts time from its own start, hence ``offset``."""
+    service = service_of(request)
+    offset = service.run_offset
+    if _of_this_process(request):
+        return {name: mine, "offset": offset}
+    others = await from_peers(service, f"/admin/{name}?scope=process&limit={limit}", request)
+    if not others:
+        return {name: mine}
+    dated = [(record[when] + offset, record) for record in mine]
+    for other in others:
+        dated += [(record[when] + other["offset"], record) for record in other[name]]
+    dated.sort(key=lambda pair: pair[0], reverse=True)
+    return {name: [record for _, record in dated[:limit]]}
+
+
+def _add_counts(found: dict[str, Any], other: dict[str, Any]) -> None:
+    """Add another process's counts of requests, its own alone, to a status."""
+    for name, count in other["requests"].items():
+        found["requests"][name] = found["requests"].get(name, 0) + count
+    for model, queue in other["queue"].items():
+        length = found["queue"].get(model, {}).get("length", 0)
+        found["queue"][model] = {"length": length + queue["length"]}
+    theirs = {model["name"]: model for model in other["models"]}
+    for model in found["models"]:
+        same = theirs.get(model["name"], {})
+        for name in ("inflight", "ok", "rejected", "failed", "cancelled", "expired"):
+            if name in model:
+                model[name] += same.get(name, 0)
+    served = {worker["id"]: worker for worker in other["workers"]}
+    for worker in found["workers"]:
+        same = served.get(worker["id"], {})
+        for name in ("requests", "failures"):
+            worker[name] += same.get(name, 0)
+    texts = {finding["text"] for finding in found["findings"]}
+    found["findings"] += [finding for finding in other["findings"] if finding["text"] not in texts]
 
 
 async def from_peers(service: Service, path: str, request: web.Request, *, text: bool = False) -> list[Any]:
