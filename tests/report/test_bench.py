@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.fake_server import Answer, FakeServer, fake_server
 
 from penstock.kernel.errors import ConfigError, EngineError
 from penstock.kernel.records import decode_records
 from penstock.report import saturation
 from penstock.report.bench import BenchOptions, run
 from penstock.report.outcome import BenchOutcome, as_dict, as_json, print_table
+from tests.report.fake_server import Answer, FakeServer, fake_server
 
 ROW = {"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}
 
