@@ -121,6 +121,22 @@ def test_text_and_json_lines(root: None) -> None:
     assert found["message"] == "failed" and found["request"] == "r 1" and "boom" in found["exception"]
 
 
+def test_lines_are_written_together_but_warnings_at_once(root: None) -> None:
+    out = io.StringIO()
+    handler = logs.setup("text", "info", out, batch=True)
+    logger = logging.getLogger("x")
+    logger.info("one")
+    assert out.getvalue() == ""
+    logger.warning("two")
+    assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["one", "two"]
+    logger.info("three %s", "x" * logs.BATCH_MAX)
+    assert "three" in out.getvalue()
+    logger.info("four")
+    out.close()
+    handler.flush()
+    assert handler.lost == 1
+
+
 # --- spans ----------------------------------------------------------------------------------------------------------
 
 

@@ -154,7 +154,6 @@ class Exchange:
         service, ticket, timing = self.service, self.ticket, self.timing
         tap = self._tap = SseTap(strip_usage=self.job.strip_usage, openai=self.job.parsed is not None)
         block = self.resolved.block_size if service.settings.router.track_output else 0
-        gaps = service.metrics.gaps(self.resolved.model)
         held = b""
         grown = 0
         while data := await answer.next():
@@ -179,7 +178,7 @@ class Exchange:
                 # The first write carries the headers too: one packet, so no delayed acknowledgement holds it up.
                 await self.response.prepare(self.request)
                 out, held = held + out, b""
-            timing.chunk(now, tap.tokens, gaps)
+            timing.chunk(now, tap.tokens)
             if block and tap.tokens // block > grown:
                 grown = tap.tokens // block
                 ticket.grown(tap.tokens)
@@ -314,7 +313,7 @@ class Exchange:
         tokens = output_tokens(usage)
         timing = self.timing
         timing.last = time.monotonic()
-        timing.output = counted if tokens is None else tokens
+        timing.settle(counted if tokens is None else tokens, self.service.metrics.gaps(self.resolved.model))
         timing.cached = cached_tokens(usage)
         self.ticket.finished(timing.output, timing.cached)
 

@@ -3,6 +3,7 @@
 Fields come with a record as ``extra={"fields": {...}}``; what a field's value says is never interpreted.
 """
 
+import atexit
 import json
 import logging
 import re
@@ -14,9 +15,19 @@ _PLAIN = re.compile(r"[^\s\"=]+\Z")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-def setup(format: Literal["text", "json"] = "text", level: str = "info", stream: TextIO | None = None) -> None:
-    """Send the logs of this process to ``stream`` (standard error where None), in one of the two forms."""
-    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+BATCH_MAX = 65_536
+"""Most characters that a `BatchingHandler` holds before it writes by itself."""
+
+
+def setup(
+    format: Literal["text", "json"] = "text", level: str = "info", stream: TextIO | None = None, batch: bool = False
+) -> "BatchingHandler":
+    """Send the logs of this process to ``stream`` (standard error where None), in one of the two forms.
+
+    Args:
+        batch: hold lines below warning until `BatchingHandler.flush` is called, which the caller does often.
+    """
+    handler = BatchingHandler(sys.stderr if stream is None else stream, batch)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     handler.addFilter(_quiet_client_faults)
     root = logging.getLogger()
@@ -24,6 +35,47 @@ def setup(format: Literal["text", "json"] = "text", level: str = "info", stream:
     root.setLevel(_LEVELS[level])
     for chatty in ("asyncio", "aiohttp.access", "opentelemetry", "urllib3"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, _LEVELS[level]))
+    return handler
+
+
+class BatchingHandler(logging.Handler):
+    """Writes many lines with one system call: a line per request would be a tenth of a short request's cost.
+
+    Warnings and worse are written at once, with all that came before them. What can't be written is lost and counted.
+    """
+
+    def __init__(self, stream: TextIO, batch: bool) -> None:
+        super().__init__()
+        self.lost = 0
+        self._stream = stream
+        self._batch = batch
+        self._lines: list[str] = []
+        self._size = 0
+        atexit.register(self.flush)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 - logging must never end what it reports on
+            self.handleError(record)
+            return
+        self._lines.append(line + "\n")
+        self._size += len(line)
+        if not self._batch or record.levelno >= logging.WARNING or self._size > BATCH_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held."""
+        self.acquire()
+        try:
+            lines, self._lines, self._size = self._lines, [], 0
+            if lines:
+                self._stream.write("".join(lines))
+                self._stream.flush()
+        except (OSError, ValueError):  # a full disk, or a stream that is closed already
+            self.lost += len(lines)
+        finally:
+            self.release()
 
 
 class TextFormatter(logging.Formatter):

@@ -27,8 +27,8 @@ class RecordSink(Protocol):
         ...
 
 
-class Writer(RecordSink, Protocol):
-    """A sink that holds what it took until it is flushed."""
+class Writer(Protocol):
+    """Holds what it took until it is flushed."""
 
     lost: int
 

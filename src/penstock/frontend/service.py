@@ -1,6 +1,7 @@
 """What ties a frontend process together? One object that the routes share: settings, models, router, counts."""
 
 import asyncio
+import random
 import re
 import secrets
 import time
@@ -123,7 +124,7 @@ class Service:
     """Nanoseconds from the start of the run to the router's time 0."""
     urls: dict[str, str] = field(default_factory=dict)
     """Where this frontend listens: ``endpoint`` and ``admin``."""
-    new_id: Callable[[], str] = field(default=lambda: f"req-{secrets.token_hex(12)}")
+    new_id: Callable[[], str] = field(default_factory=lambda: id_factory(random.Random(secrets.randbits(128))))
     draining: bool = False
 
     def __post_init__(self) -> None:
@@ -242,6 +243,11 @@ class Service:
         self.prompts.close()
         await self.engines.close()
         await asyncio.to_thread(self.tracer.close)
+
+
+def id_factory(rng: random.Random) -> Callable[[], str]:
+    """Return what makes request ids: unique, not secret, and without a system call each."""
+    return lambda: f"req-{rng.getrandbits(96):024x}"
 
 
 def load_tokenizers(settings: ClusterSettings) -> dict[str, PromptTokenizer | None]:

@@ -22,19 +22,41 @@ class Timing:
     _seen: int = 0
     _chunks: list[tuple[float, int]] = field(default_factory=list)
 
-    def chunk(self, now: float, tokens: int, gaps: Observations) -> None:
-        """Output reached ``tokens``: a chunk of k of them is k gaps of a k-th each; the first one k - 1 of zero."""
-        fresh = tokens - self._seen
+    def chunk(self, now: float, counted: int) -> None:
+        """The stream reached ``counted`` pieces of output: a chunk of k of them is k gaps of a k-th each."""
+        fresh = counted - self._seen
         if fresh <= 0:
             return
-        if self.last is not None:
-            gaps.observe((now - self.last) / fresh, fresh)
-        elif fresh > 1:
-            gaps.observe(0.0, fresh - 1)
-        self._seen = tokens
+        self._seen = counted
         self.last = now
         if len(self._chunks) < CHUNKS_MAX:
             self._chunks.append((now, fresh))
+
+    def settle(self, output: int, gaps: Observations) -> None:
+        """The whole output is known to be so many tokens: weigh the chunks by it, and observe the gaps.
+
+        An engine may put several tokens into one piece, so before the end a gap per piece is all that is known; what
+        usage then tells is spread over the pieces evenly.
+        """
+        self.output = output
+        if self._seen and output != self._seen:
+            done = spread = 0
+            weighed: list[tuple[float, int]] = []
+            for at, pieces in self._chunks:
+                done += pieces
+                tokens = round(done * output / self._seen) - spread
+                spread += tokens
+                if tokens or not weighed:  # the first chunk is where the first token was, whatever its share
+                    weighed.append((at, max(tokens, 1)))
+            self._chunks = weighed
+        before = self.first
+        for at, tokens in self._chunks:
+            if before is None or at == self.first:
+                if tokens > 1:
+                    gaps.observe(0.0, tokens - 1)
+            else:
+                gaps.observe((at - before) / tokens, tokens)
+            before = at
 
     @property
     def ttft(self) -> float | None:
@@ -46,7 +68,7 @@ class Timing:
         """Mean gap between output tokens; None below 2."""
         if self.first is None or len(self._chunks) < 2:
             return None
-        return (self._chunks[-1][0] - self.first) / max(1, self._seen - 1)
+        return (self._chunks[-1][0] - self.first) / max(1, sum(tokens for _, tokens in self._chunks) - 1)
 
     @property
     def e2e(self) -> float | None:
