@@ -5,7 +5,7 @@ import time
 from aiohttp import web
 
 from penstock.adapters.telemetry.otel import Span
-from penstock.frontend.body import Endpoint, Parsed, parse
+from penstock.frontend.body import Endpoint, Parsed
 from penstock.frontend.context import REQUEST_ID, note, read_body, service_of
 from penstock.frontend.exchange import Exchange
 from penstock.frontend.hints import Hints, read_hints
@@ -39,7 +39,7 @@ async def _completions(request: web.Request, endpoint: Endpoint) -> web.StreamRe
     parsed: Parsed | None = None
     resolved: Resolved | None = None
     try:
-        parsed = parse(endpoint, await read_body(request))
+        parsed = await service.prompts.parse(endpoint, await read_body(request))
         resolved = service.resolve(parsed.model)
         hints = read_hints(request.headers, parsed.nvext, parsed.fields)
         prompt = await _prepare(service, parsed, resolved, hints)

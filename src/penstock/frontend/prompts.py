@@ -6,20 +6,21 @@ from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from penstock.frontend.body import Parsed
+from penstock.frontend.body import Endpoint, Parsed, parse
 from penstock.frontend.errors import rejected
 from penstock.frontend.template import TemplateFailed, plain_text
 from penstock.frontend.tokens import PromptTokenizer
 from penstock.kernel.errors import OverloadedError
-from penstock.kernel.hashing import block_hashes, text_hashes
+from penstock.kernel.hashing import BYTES_PER_TOKEN, block_hashes, text_hashes
 
 INLINE_MAX = 2_000
 """Bytes of a body that is prepared on the event loop at once: about 0.3 ms, less than the way to a thread and back."""
-BYTES_PER_TOKEN = 4
-"""Assumed where a model has no tokenizer here: the length of such a prompt is an estimate."""
+PARSE_INLINE_MAX = 64 * 1024
+"""Bytes of a body that is parsed on the event loop: about 0.3 ms."""
 
+T = TypeVar("T")
 Observe = Callable[[str, float], None]
 """Takes a stage's name (``template``, ``tokenize``) and its seconds."""
 
@@ -74,15 +75,16 @@ class Prompts:
         """
         if len(parsed.raw) <= INLINE_MAX:
             return self.prepare_now(parsed, tokenizer, hashing, token_data)
-        if self.pending >= self._most:
-            raise OverloadedError(f"{self.pending} prompts are waiting to be tokenised", retry_after=1.0)
-        self.pending += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._pool, self.prepare_now, parsed, tokenizer, hashing, token_data
-            )
-        finally:
-            self.pending -= 1
+        return await self._in_thread(self.prepare_now, parsed, tokenizer, hashing, token_data)
+
+    async def parse(self, endpoint: Endpoint, body: bytes) -> Parsed:
+        """Read a body; a large one (some ms of JSON) off the event loop.
+
+        Raises:
+            ClientError: 400: it is no request of this endpoint.
+            OverloadedError: too many prompts are waiting for a thread.
+        """
+        return parse(endpoint, body) if len(body) <= PARSE_INLINE_MAX else await self._in_thread(parse, endpoint, body)
 
     def prepare_now(
         self, parsed: Parsed, tokenizer: PromptTokenizer | None, hashing: Hashing, token_data: list[int] | None = None
@@ -97,6 +99,15 @@ class Prompts:
     def close(self) -> None:
         """End the threads; prompts that wait are dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        if self.pending >= self._most:
+            raise OverloadedError(f"{self.pending} prompts are waiting to be tokenised", retry_after=1.0)
+        self.pending += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+        finally:
+            self.pending -= 1
 
     def _completion(self, prompt: Any, tokenizer: PromptTokenizer | None, hashing: Hashing) -> Prompt:
         if prompt is None:  # embeddings given as a prompt: nothing that we could hash
