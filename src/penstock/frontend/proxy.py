@@ -10,10 +10,11 @@ from penstock.frontend.context import read_body, service_of
 from penstock.frontend.errors import rejected
 from penstock.frontend.hints import Hints, read_hints
 from penstock.frontend.job import Job
-from penstock.frontend.prompts import BYTES_PER_TOKEN, Prompt
+from penstock.frontend.prompts import Prompt
 from penstock.frontend.service import Service
 from penstock.frontend.timing import Timing
 from penstock.kernel.errors import PenstockError
+from penstock.kernel.hashing import BYTES_PER_TOKEN
 
 _FORM_MODEL = re.compile(rb'name="model"(?:\r\n[^\r\n]+)*\r\n\r\n([^\r\n]{1,256})\r\n')
 

@@ -59,6 +59,8 @@ class Node:
         self.peers = Peers(self.store, self.live, self.plane, card, self.settings.discovery.ttl)
         await self.peers.announce()
         self._tasks.append(asyncio.create_task(self.peers.run(), name="peers"))
+        # From here on requests come; what held the loop while it started up concerned nobody.
+        self._tasks.append(asyncio.create_task(self.loop_monitor.run(), name="loop-monitor"))
 
     def status(self) -> dict[str, Any]:
         """Return the router's status with what the processes around it know."""
@@ -88,7 +90,6 @@ class Node:
 
     def start(self) -> None:
         self._tasks.append(asyncio.create_task(self.membership.run(), name="membership"))
-        self._tasks.append(asyncio.create_task(self.loop_monitor.run(), name="loop-monitor"))
 
     def _worker_came(self, card: WorkerCard) -> None:
         if self.router.pools[card.model].exact is not None:
