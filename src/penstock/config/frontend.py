@@ -92,10 +92,13 @@ class TokenizeSettings(Settings, frozen=True, kw_only=True):
     cache_entries: Annotated[
         int,
         Knob(
-            "Most conversations whose tokenised prefix is kept; 0 keeps none. Higher costs memory.", unit="count", ge=0
+            "Most parts of prompts, such as a system prompt or a turn, whose tokens are kept; 0 keeps none. Higher "
+            "costs memory.",
+            unit="count",
+            ge=0,
         ),
-    ] = 4096
-    cache_bytes: Annotated[int, Knob("Most memory for those prefixes; the oldest go.", unit="bytes", ge=0)] = (
+    ] = 65_536
+    cache_bytes: Annotated[int, Knob("Most memory for those parts; the longest unused go.", unit="bytes", ge=0)] = (
         256 * 1024 * 1024
     )
 
