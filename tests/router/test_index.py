@@ -15,7 +15,7 @@ from penstock.kernel.values import TIERS, KvCleared, KvRemoved, KvStored, Target
 from penstock.router import names as names_module
 from penstock.router.index import ExactIndex
 from penstock.router.indexer import Held
-from penstock.router.span_table import KEY, SPAN_MAX
+from penstock.router.span import KEY, SPAN_MAX
 from tests.router.radix_oracle import Path, RadixOracle
 
 BLOCK = 2

@@ -17,7 +17,7 @@ from penstock.kernel.machine import Nanos
 from penstock.kernel.values import Target
 from penstock.router.indexer import named
 from penstock.router.slots import Ledger, Slots, bits
-from penstock.router.span_table import from_bytes, mask_bytes
+from penstock.router.span_state import from_bytes, mask_bytes
 
 _KEEP = 0.8
 """Share of the bound that pruning leaves, so that it is rare."""

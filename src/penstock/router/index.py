@@ -10,10 +10,12 @@ from typing import Any
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStored, Target, Tier, WorkerId
+from penstock.router import span_state
 from penstock.router.hits import HitCounts
 from penstock.router.indexer import Counters, Held, Overlap, Stretch
 from penstock.router.names import Translation, unsigned
 from penstock.router.slots import Ledger, Slots
+from penstock.router.span_walk import walk, walk_linear
 from penstock.router.spans import Spans
 
 _SWEEP_STEP = 64
@@ -28,7 +30,7 @@ class ExactIndex:
         blocks_max: most (target, block) pairs, all tiers together; what was stored the longest ago goes.
         audit_every: one look-up of so many is repeated block by block and compared; 0 never.
         hits_half_life: kernel nanoseconds in which the hit count of a prefix halves; 0 keeps none.
-    Budget: a look-up 2 us at any depth, an event of 256 blocks 60 us (docs/bench-index.md).
+    Budget: a look-up 6 us at any depth, an event of 256 blocks 40 us, 9 bytes a pair (docs/bench-index.md).
     """
 
     def __init__(
@@ -41,8 +43,11 @@ class ExactIndex:
         self.hits = HitCounts(hits_half_life) if hits_half_life else None
         self._ledger = Ledger()
         self._slots = Slots(self._ledger)
-        self._tiers: dict[Tier, Spans] = {tier: Spans(self.counters, self._ledger) for tier in TIERS}
-        self._device = self._tiers["device"]
+        # Only on the device do events say where in a chain their blocks are, which spans that are not filed rely on.
+        self._tiers: dict[Tier, Spans] = {
+            tier: Spans(self.counters, self._ledger, lazy=tier == "device") for tier in TIERS
+        }
+        self._device, self._host, self._disk = self._tiers.values()
         self._translation = Translation(list(self._tiers.values()), self.counters)
         self._native: dict[Target, bool] = {}
         """Whether a target's event hashes are ours; one that is not listed is judged by its events."""
@@ -69,30 +74,31 @@ class ExactIndex:
             target -> `Held`; targets that hold nothing are absent.
         Cost: one look-up per span on the way and distinct depth, not per block. Reads only, but for counters.
         """
-        self.counters.finds += 1
+        counters = self.counters
+        counters.finds += 1
         mask = self._slots.alive
         if targets is not None:
             mask = 0
             for target in targets:
                 mask |= self._slots.bit(target)
-        ends = self._device.walk(blocks, 0, mask)
-        if self.audit_every and self.counters.finds % self.audit_every == 0:
+        ends = walk(self._device, blocks, 0, mask)
+        if self.audit_every and not counters.finds % self.audit_every:
             ends = self._audited(blocks, mask, ends)
         if self.hits is not None and ends:
             self.hits.add(blocks[ends[-1][0] - 1], now)
-        lower = self._lower(blocks, ends, mask) if self._tiers["host"].spans or self._tiers["disk"].spans else None
+        lower = self._lower(blocks, ends, mask) if self._host.spans or self._disk.spans else None
         return Overlap(ends, self._slots.names, lower)
 
     def audit(self, blocks: Sequence[int]) -> bool:
         """Compare the quick answer for a prompt with the one found block by block; count and return if they agree."""
         mask = self._slots.alive
-        quick = self._device.walk(blocks, 0, mask)
+        quick = walk(self._device, blocks, 0, mask)
         return self._audited(blocks, mask, quick) == quick
 
     def _audited(self, blocks: Sequence[int], mask: int, quick: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the answer found block by block, and count where ``quick`` differs from it."""
         self.counters.audits += 1
-        exact = self._device.walk_linear(blocks, 0, mask)
+        exact = walk_linear(self._device, blocks, 0, mask)
         if exact != quick:
             self.counters.audit_disagreements += 1
         return exact
@@ -104,8 +110,8 @@ class ExactIndex:
             rest &= ~holders
         found: list[Stretch] = []
         for device, holders in [(0, rest), *ends]:
-            for host, in_host in _onwards(self._tiers["host"], blocks, device, holders):
-                for disk, in_disk in _onwards(self._tiers["disk"], blocks, device + host, in_host):
+            for host, in_host in _onwards(self._host, blocks, device, holders):
+                for disk, in_disk in _onwards(self._disk, blocks, device + host, in_host):
                     if device or host or disk:
                         found.append(Stretch(Held(device, host, disk), in_disk))
         return found
@@ -231,7 +237,7 @@ class ExactIndex:
             "version": 1,
             "block_size": self.block_size,
             "slots": self._slots.snapshot(),
-            "tiers": {tier: spans.snapshot() for tier, spans in self._tiers.items()},
+            "tiers": {tier: span_state.snapshot(spans) for tier, spans in self._tiers.items()},
             "native": [[target.worker, target.rank, native] for target, native in self._native.items()],
             "sweeping": self._sweeping,
             "counters": self.counters.as_dict(),
@@ -243,7 +249,7 @@ class ExactIndex:
         self.block_size = state["block_size"]
         self._slots.restore(state["slots"])
         for tier, spans in self._tiers.items():
-            spans.restore(state["tiers"][tier])
+            span_state.restore(spans, state["tiers"][tier])
         self._native = {Target(WorkerId(worker), rank): native for worker, rank, native in state["native"]}
         self._sweeping = state["sweeping"]
         for name, count in state["counters"].items():
@@ -258,14 +264,14 @@ class ExactIndex:
         for tier, spans in self._tiers.items():
             if spans.alive != self._slots.alive:
                 raise InvariantError(f"tier {tier} counts other targets than the index")
-            spans.check(pairs)
+            span_state.check(spans, pairs)
         if pairs != self._ledger.pairs:
             raise InvariantError(f"the ledger says {self._ledger.pairs}, the spans hold {pairs}")
 
 
 def _onwards(spans: Spans, blocks: Sequence[int], at: int, mask: int) -> list[tuple[int, int]]:
     """Return (how many blocks from ``at`` on, who holds just those) in one tier; those with none come first."""
-    ends = spans.walk(blocks, at, mask) if mask and len(spans) else []
+    ends = walk(spans, blocks, at, mask) if mask and len(spans) else []
     rest = mask
     for _, holders in ends:
         rest &= ~holders

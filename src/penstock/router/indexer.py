@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import Target
+from penstock.router.slots import GONE, bits
 
 Answer_co = TypeVar("Answer_co", covariant=True)
 
@@ -83,7 +84,7 @@ class Overlap(Mapping[Target, Held]):
     __slots__ = ("_held", "_lower", "_names", "ends")
 
     def __init__(
-        self, ends: list[tuple[int, int]], names: Sequence[Target | None], lower: list[Stretch] | None = None
+        self, ends: list[tuple[int, int]], names: Sequence[Target], lower: list[Stretch] | None = None
     ) -> None:
         self.ends = ends
         self._names = names
@@ -102,6 +103,7 @@ class Overlap(Mapping[Target, Held]):
             self._held = {}
             for held, mask in self.stretches:
                 self._held.update(dict.fromkeys(named(mask, self._names), held))
+            self._held.pop(GONE, None)  # one that left since
         return self._held
 
     @property
@@ -126,17 +128,11 @@ class Overlap(Mapping[Target, Held]):
         return f"Overlap({self.by_target!r})"
 
 
-def named(mask: int, names: Sequence[Target | None]) -> Iterable[Target]:
-    """Return the targets whose slots are set in a mask. Cost: some 10 ns per slot."""
+def named(mask: int, names: Sequence[Target]) -> Iterable[Target]:
+    """Return the targets whose slots are set in a mask, `GONE` for those that left since. Cost: 10 ns per slot."""
     if mask.bit_count() <= 4:
-        found = []
-        while mask:
-            low = mask & -mask
-            found.append(names[low.bit_length() - 1])
-            mask ^= low
-        return [target for target in found if target is not None]
-    digits = bin(mask)[:1:-1].encode().translate(_DIGITS)
-    return [target for target in compress(names, digits) if target is not None]
+        return [names[slot] for slot in bits(mask)]
+    return compress(names, bin(mask)[:1:-1].encode().translate(_DIGITS))
 
 
 @dataclass(slots=True)

@@ -88,10 +88,10 @@ class Translation:
         shared = None if place is None else spans.block_at(place)
         if not known and shared not in aliases.values():
             before = shared
-        if before is not None and before != block and spans.holders(before) & bit:
+        if before is not None and before != block and spans.holds(bit, before):
             # An old name for a new block: the engine can't hold the old one any more.
             spans.remove(bit, [before])
-        if shared != block and spans.holders(block) & bit:
+        if shared != block and spans.holds(bit, block):
             self._counters.aliases += 1
             self._alias(bit, spans, name, block)
 
@@ -107,7 +107,7 @@ class Translation:
         """Return where the block stands that a worker holds under a name of its own, or None."""
         for spans in self._tiers:
             place = spans.where_engine(bit, name)
-            if place is not None and spans.holders(spans.block_at(place)) & bit:
+            if place is not None and spans.span(place[0]).mask & spans.alive & bit:
                 return spans, place
         return None
 

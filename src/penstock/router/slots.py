@@ -6,6 +6,9 @@ from typing import Any
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.values import Target, WorkerId
 
+GONE = Target(WorkerId(""), -1)
+"""Stands where a slot has no target."""
+
 
 class Ledger:
     """Counts (worker, block) pairs: per slot, and in all."""
@@ -38,7 +41,7 @@ class Slots:
     """
 
     def __init__(self, ledger: Ledger) -> None:
-        self.names: list[Target | None] = []
+        self.names: list[Target] = []
         """Slot -> target; replaced, not changed, when a slot is given out, so that who holds the old list is right."""
         self.alive = 0
         self.swept = 0
@@ -90,7 +93,7 @@ class Slots:
         slot = self._slot_of.pop(target, None)
         if slot is None:
             return 0, 0
-        self.names[slot] = None
+        self.names[slot] = GONE
         self.alive &= ~(1 << slot)
         had = self._ledger.close(slot)
         if had:
@@ -127,7 +130,7 @@ class Slots:
     def restore(self, state: dict[str, Any]) -> None:
         """Become the slots that wrote ``state``, the ledger included."""
         self._slot_of = {Target(WorkerId(worker), rank): slot for worker, rank, slot in state["slots"]}
-        self.names = [None] * state["count"]
+        self.names = [GONE] * state["count"]
         self.alive = 0
         for target, slot in self._slot_of.items():
             self.names[slot] = target

@@ -9,8 +9,12 @@ span instead of from block to block, and a worker that takes over a whole stretc
 come to differ, a span is cut. Nothing assumes that a worker holds a block's parents: a look-up meets every span on
 its way, so a hole left by an out-of-order removal is a span without that worker's bit, and the answer stays exact.
 
-The map's keys are the low 60 bits of a hash (Python stores those in 32 bytes, 64 bits in 48); the spans keep all 64,
-and two hashes that agree in 60 bits but not in 64 are refused and counted, never mixed up.
+Look-ups enter a span at its head and evictions at its end, so only these two are in the map at first; the inner
+blocks are *filed* there when one of them is asked for by itself. That they follow each other in one chain is relied
+on; `penstock.router.names` makes it so, and targets that announce our own hashes are trusted with it.
+
+The maps' keys are the low 60 bits of a hash; the spans keep all 64, and two hashes that agree in 60 bits but not in
+64 are refused and counted, never mixed up.
 """
 
 from array import array
@@ -20,7 +24,8 @@ from itertools import repeat
 from penstock.kernel.errors import InvariantError
 from penstock.router.indexer import Counters
 from penstock.router.slots import Ledger, bits
-from penstock.router.span_table import KEY, SPAN_MAX, Span, SpanTable, agreement, keys_of, position_in
+from penstock.router.span import KEY, SPAN_MAX, Span, agreement, keys_of, position_in
+from penstock.router.span_table import SpanTable
 
 _ANCESTORS = 8
 """Spans towards the root that a new block keeps fresh, so that the oldest to go are not its own prefix."""
@@ -32,77 +37,15 @@ class Spans(SpanTable):
     ``ledger`` (shared by all tiers) counts the (worker, block) pairs of each bit and is kept up to date here.
     """
 
-    def __init__(self, counters: Counters, ledger: Ledger) -> None:
-        super().__init__()
+    def __init__(self, counters: Counters, ledger: Ledger, *, lazy: bool) -> None:
+        super().__init__(lazy)
         self.counters = counters
         self.ledger = ledger
 
-    # --- look-up ----------------------------------------------------------------------------------------------------
-
-    def walk(self, blocks: Sequence[int], at: int, mask: int) -> list[tuple[int, int]]:
-        """Follow a chain from block ``at`` and tell where each worker of ``mask`` stops holding it.
-
-        Returns: (depth, workers) with depth > ``at`` rising; those who do not hold ``blocks[at]`` are absent.
-        Cost: one look-up per span on the way, plus log2(span) where the chain leaves a span. Reads only.
-        """
-        ends: list[tuple[int, int]] = []
-        find, spans, count, i = self.by_hash.get, self.spans, len(blocks), at
-        while i < count:
-            block = blocks[i]
-            number = find(block & KEY)
-            if number is None:
-                break
-            span = spans[number]
-            assert span is not None
-            hashes = span.hashes
-            start = 0
-            if hashes[0] != block:
-                # Only a walk that starts below the root can begin inside a span.
-                start = position_in(hashes, block) if i == at else -1
-                if start < 0:
-                    break
-            held = mask & span.mask
-            if held != mask:
-                if i > at:
-                    ends.append((i, mask & ~held))
-                mask = held
-                if not mask:
-                    return ends
-            reach = min(len(hashes) - start, count - i)
-            if hashes[start + reach - 1] != blocks[i + reach - 1]:
-                # The chain leaves this span: equal hashes mean equal prefixes, so bisect for the last equal one.
-                low, reach = 1, reach - 1
-                while low < reach:
-                    middle = (low + reach + 1) // 2
-                    if hashes[start + middle - 1] == blocks[i + middle - 1]:
-                        low = middle
-                    else:
-                        reach = middle - 1
-            i += reach
-        if i > at and mask:
-            ends.append((i, mask))
-        return ends
-
-    def walk_linear(self, blocks: Sequence[int], at: int, mask: int) -> list[tuple[int, int]]:
-        """Answer as `walk` does, block by block, without trusting the shape of any span."""
-        ends: list[tuple[int, int]] = []
-        for i in range(at, len(blocks)):
-            held = mask & self.holders(blocks[i])
-            if held != mask and i > at:
-                ends.append((i, mask & ~held))
-            mask = held
-            if not mask:
-                return ends
-        if mask and len(blocks) > at:
-            ends.append((len(blocks), mask))
-        return ends
-
-    def holders(self, block: int) -> int:
-        """Return the bit mask of the workers that hold one block."""
-        found = self.where(block)
-        if found is None:
-            return 0
-        return self.span(found[0]).mask & self.alive
+    def holds(self, bit: int, block: int) -> bool:
+        """Tell whether a worker holds one block."""
+        found = self.where(block, bit)
+        return found is not None and bool(self.span(found[0]).mask & self.alive & bit)
 
     # --- stored -----------------------------------------------------------------------------------------------------
 
@@ -120,6 +63,8 @@ class Spans(SpanTable):
         touched: list[int] = []
         while i < count:
             number = self.by_hash.get(hashes[i] & KEY)
+            if number is None and i == 0 and parent is not None and self.blocks_unfiled:
+                number = self._inside(bit, hashes[0], parent)
             if number is not None and not self._clean(number).mask:
                 self._drop(number)  # left behind by workers that are gone
                 number = None
@@ -127,6 +72,8 @@ class Spans(SpanTable):
                 number, taken, clean = self._add(bit, hashes, engine, i, parent, tail)
                 tail = number
             else:
+                if engine is not None:
+                    self._file(number)  # who translates relies on finding blocks one by one
                 span = self.span(number)
                 position = position_in(span.hashes, hashes[i])
                 if position < 0:
@@ -152,6 +99,19 @@ class Spans(SpanTable):
         self._touch(touched)
         return loose
 
+    def _inside(self, bit: int, block: int, parent: int) -> int | None:
+        """Return the span that has a block inside which is not filed. Only the first of an event can be such a one:
+
+        a span that has a later one has either the block before it too, or begins with it and is found by that.
+        """
+        place = self.where(parent, bit)
+        if place is None:
+            place = self.where_all(block)
+            return None if place is None else place[0]
+        number, position = place
+        hashes = self.span(number).hashes
+        return number if position + 1 < len(hashes) and hashes[position + 1] == block else None
+
     def _add(
         self,
         bit: int,
@@ -175,6 +135,15 @@ class Spans(SpanTable):
         new = hashes[start : start + room]
         number = tail if grows and tail is not None else self._number()
         keys = keys_of(new)
+        if (
+            self.lazy
+            and engine is None
+            and len(set(keys)) == len(keys)
+            and (not grows or not previous or not previous.filed)
+        ):
+            return *self._add_unfiled(bit, new, keys, parent, number, previous if grows else None), True
+        if grows and tail is not None:
+            self._file(tail)
         before = len(self.by_hash)
         # One pass in C: sets what is absent, and returns what was there.
         got = list(map(self.by_hash.setdefault, keys, repeat(number)))
@@ -196,10 +165,35 @@ class Spans(SpanTable):
             span = Span(new, names, bit, parent)
             span.odd = not clean
             self.spans[number] = span
-            self._age[number] = None
+            self.age[number] = None
+        self.blocks += len(new)
         self._count(bit, len(new))
         self.counters.stored += len(new)
         return number, len(new), clean
+
+    def _add_unfiled(
+        self, bit: int, new: "array[int]", keys: list[int], parent: int | None, number: int, previous: Span | None
+    ) -> tuple[int, int]:
+        """Take in blocks that nobody held and file but the ends of their span. Return (span, count)."""
+        by_hash = self.by_hash
+        if not by_hash.keys().isdisjoint(keys):
+            new = new[: next(i for i, key in enumerate(keys) if key in by_hash)]
+        if previous is None:
+            span = self.spans[number] = Span(new, None, bit, parent)
+            span.filed = False
+            self.age[number] = None
+            self._note_unfiled(number, bit)
+            by_hash[new[0] & KEY] = number
+        else:
+            if len(previous.hashes) > 1:
+                del by_hash[previous.hashes[-1] & KEY]
+            previous.hashes.extend(new)
+        by_hash[new[-1] & KEY] = number
+        self.blocks += len(new)
+        self.blocks_unfiled += len(new)
+        self._count(bit, len(new))
+        self.counters.stored += len(new)
+        return number, len(new)
 
     def _undo_foreign(self, got: list[int], keys: list[int], number: int, grown: Span | None, new: "array[int]") -> int:
         """Some of an event's blocks were known or came twice: keep those before the first such one. Return how many."""
@@ -227,6 +221,8 @@ class Spans(SpanTable):
         self.counters.stored += high - low
         if low == 0 and high == len(span.hashes):
             span.mask |= bit
+            if not span.filed:
+                self._note_unfiled(number, bit)
             return number
         mask = span.mask | bit
         if low == 0 and tail is not None and self._joins(tail, number, mask, high):
@@ -251,7 +247,7 @@ class Spans(SpanTable):
         count, i = len(wanted), 0
         aliases = self.aliases.get(bit) if by_engine else None
         while i < count:
-            place = self.where_engine(bit, wanted[i]) if by_engine else self.where(wanted[i])
+            place = self.where_engine(bit, wanted[i]) if by_engine else self.where(wanted[i], bit)
             span = None if place is None else self._clean(place[0])
             if place is None or span is None or not span.mask & bit:
                 self.counters.removed_unknown += 1
@@ -295,9 +291,11 @@ class Spans(SpanTable):
             return
         if low == 0 and high == length:
             span.mask = rest
-            self._released = number
+            if not span.filed:
+                del self.unfiled[bit.bit_length() - 1][number]
+            self.released = number
             return
-        after = self._released
+        after = self.released
         if high == length and self._follows(after, number, rest, length - low):
             self._move_back(number, low, after)
             return
@@ -306,15 +304,15 @@ class Spans(SpanTable):
         if low:
             _, number = self._cut(number, low)
         self.span(number).mask = rest
-        self._released = number
+        self.released = number
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
     def evict_oldest(self) -> bool:
         """Drop the span that was stored to the longest ago; return False where none is left."""
-        if not self._age:
+        if not self.age:
             return False
-        number = next(iter(self._age))
+        number = next(iter(self.age))
         span = self._clean(number)
         length = len(span.hashes)
         for slot in bits(span.mask):
@@ -329,26 +327,27 @@ class Spans(SpanTable):
         A span that nobody alive holds is dropped from its end, so that one step stays bounded.
         """
         while budget > 0:
-            if self._cursor >= len(self.spans):
-                self._cursor = 0
+            if self.cursor >= len(self.spans):
+                self.cursor = 0
                 return True
-            span = self.spans[self._cursor]
+            span = self.spans[self.cursor]
             budget -= 1
-            if span is None or self._clean(self._cursor).mask:
-                self._cursor += 1
+            if span is None or self._clean(self.cursor).mask:
+                self.cursor += 1
                 continue
             keep = max(0, len(span.hashes) - budget - 1)
             budget -= len(span.hashes) - keep
-            self._shorten(self._cursor, keep)
+            self._shorten(self.cursor, keep)
         return False
 
     def forget(self, bit: int) -> None:
         """Drop what is kept for one worker beside its bit."""
         self.aliases.pop(bit, None)
+        self.unfiled.pop(bit.bit_length() - 1, None)
 
     def _touch(self, numbers: list[int]) -> None:
         """Mark spans as fresh, the deepest first and some ancestors last, so that a chain ages from its end."""
-        age = self._age
+        age = self.age
         for number in reversed(numbers):
             age.move_to_end(number)
         parent = self.span(numbers[0]).parent if numbers else None

@@ -1,0 +1,112 @@
+"""How is a tier of the index written down, taken up again and checked?"""
+
+from array import array
+from collections import OrderedDict
+from itertools import repeat
+from typing import Any
+
+from penstock.kernel.errors import InvariantError
+from penstock.router.slots import bits
+from penstock.router.span import KEY, Span, filed_keys
+from penstock.router.span_table import SpanTable
+
+
+def snapshot(table: SpanTable) -> dict[str, Any]:
+    """Return the whole state as plain data."""
+    return {
+        "spans": [
+            None
+            if span is None
+            else [
+                span.hashes.tobytes(),
+                None if span.engine is None else span.engine.tobytes(),
+                mask_bytes(span.mask),
+                span.parent,
+                span.odd,
+                span.filed,
+            ]
+            for span in table.spans
+        ],
+        "engine": [[key, number] for key, number in table.by_engine.items()],
+        "aliases": [[bit.bit_length() - 1, list(map(list, names.items()))] for bit, names in table.aliases.items()],
+        "alive": mask_bytes(table.alive),
+        "unfiled": [[slot, list(numbers)] for slot, numbers in table.unfiled.items()],
+        "free": list(table.free),
+        "age": list(table.age),
+        "released": table.released,
+        "cursor": table.cursor,
+    }
+
+
+def restore(table: SpanTable, state: dict[str, Any]) -> None:
+    """Become the tier that wrote ``state``."""
+    table.spans, table.by_hash = [], {}
+    table.blocks = table.blocks_unfiled = 0
+    for number, saved in enumerate(state["spans"]):
+        if saved is None:
+            table.spans.append(None)
+            continue
+        hashes, engine, mask, parent, odd, filed = saved
+        span = Span(_loaded(hashes), None if engine is None else _loaded(engine), from_bytes(mask), parent)
+        span.odd, span.filed = odd, filed
+        table.spans.append(span)
+        table.by_hash.update(zip(filed_keys(span), repeat(number)))
+        table.blocks += len(span.hashes)
+        table.blocks_unfiled += 0 if filed else len(span.hashes)
+    table.by_engine = dict(state["engine"])
+    table.aliases = {1 << slot: dict(names) for slot, names in state["aliases"]}
+    table.alive = from_bytes(state["alive"])
+    table.unfiled = {slot: dict.fromkeys(numbers) for slot, numbers in state["unfiled"]}
+    table.free = list(state["free"])
+    table.age = OrderedDict.fromkeys(state["age"])
+    table.released = state["released"]
+    table.cursor = state["cursor"]
+
+
+def check(table: SpanTable, pairs: list[int]) -> None:
+    """Add this tier's pairs per slot to ``pairs`` and raise where the maps and the spans disagree."""
+    blocks = filed = unfiled = 0
+    every: set[int] = set()
+    for number, span in table.numbered():
+        blocks += len(span.hashes)
+        filed += len(filed_keys(span))
+        every.update(span.hashes)
+        if not span.filed:
+            unfiled += len(span.hashes)
+            if any(number not in table.unfiled.get(slot, {}) for slot in bits(span.mask & table.alive)):
+                raise InvariantError(f"a worker can't find span {number}, which is not filed")
+        if not span.hashes or (span.engine is not None and len(span.engine) != len(span.hashes)):
+            raise InvariantError(f"span {number} is empty or its columns differ in length")
+        if any(table.by_hash.get(key) != number for key in filed_keys(span)):
+            raise InvariantError(f"a block of span {number} is filed elsewhere")
+        for slot in bits(span.mask & table.alive):
+            pairs[slot] += len(span.hashes)
+    if (blocks, unfiled, filed) != (table.blocks, table.blocks_unfiled, len(table.by_hash)) or blocks != len(every):
+        raise InvariantError(f"{blocks} blocks ({len(every)} different), {unfiled} of them not filed, are miscounted")
+    for slot, numbers in table.unfiled.items():
+        for number in numbers:
+            span = table.span(number)
+            if span.filed or not span.mask >> slot & 1:
+                raise InvariantError(f"span {number} is no unfiled one of slot {slot}")
+    for key, number in table.by_engine.items():
+        engine = table.span(number).engine
+        if engine is None or all(name & KEY != key for name in engine):
+            raise InvariantError(f"an engine hash points to span {number}, which does not have it")
+    if set(table.age) != {number for number, _ in table.numbered()}:
+        raise InvariantError("the spans' ages and the spans differ")
+
+
+def mask_bytes(mask: int) -> bytes:
+    """Write a mask of any width as little-endian bytes."""
+    return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+
+
+def from_bytes(raw: bytes) -> int:
+    """Read what `mask_bytes` wrote."""
+    return int.from_bytes(raw, "little")
+
+
+def _loaded(raw: bytes) -> "array[int]":
+    out = array("Q")
+    out.frombytes(raw)
+    return out
