@@ -10,13 +10,12 @@ import msgspec
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.kernel.values import WorkerCard, WorkerId
 from penstock.router.events import WorkerDraining, WorkerJoined, WorkerLeft
+from penstock.runtime.follow import follow
 from penstock.runtime.live import Live
 
 log = logging.getLogger("penstock.membership")
 
 WORKERS = "workers/"
-RETRY = 1.0
-"""Seconds between tries to read a store that can't be read."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,28 +61,16 @@ class Membership:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        while True:
-            try:
-                first = True
-                async for changes in self._store.watch(WORKERS):
-                    if not self.available:
-                        log.info("the store can be read again; membership is reconciled")
-                        self.available = True
-                    seen = {change.key for change in changes if change.value is not None}
-                    if first:  # the first batch is everything that is alive
-                        for key in [key for key in self._known if key not in seen]:
-                            await self._gone(key)
-                        first = False
-                    for change in changes:
-                        if change.value is None:
-                            await self._gone(change.key)
-                        else:
-                            await self._put(change.key, change.value)
-            except StoreUnavailable as error:
-                if self.available:
-                    log.warning("membership is frozen at %d workers: %s", len(self._known), error)
-                self.available = False
-            await asyncio.sleep(RETRY)
+        await follow(
+            self._store, WORKERS, known=lambda: self._known, put=self._put, gone=self._gone, frozen=self._frozen
+        )
+
+    def _frozen(self, error: StoreUnavailable | None) -> None:
+        if error is not None and self.available:
+            log.warning("membership is frozen at %d workers: %s", len(self._known), error)
+        elif error is None and not self.available:
+            log.info("the store can be read again; membership is reconciled")
+        self.available = error is None
 
     async def _put(self, key: str, value: bytes) -> None:
         try:

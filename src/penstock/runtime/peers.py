@@ -9,6 +9,7 @@ from penstock.adapters.planes.zmq import ZmqPlane
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.kernel.machine import Nanos
 from penstock.router.events import PeerGone, PeerUpdate, Placement, Publish
+from penstock.runtime.follow import follow
 from penstock.runtime.live import Live
 
 log = logging.getLogger("penstock.peers")
@@ -39,6 +40,7 @@ class Peers:
         self._plane = plane
         self._card = card
         self._ttl = ttl
+        self._available = True
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder(Placement)
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue(maxsize=65_536)
@@ -79,23 +81,14 @@ class Peers:
             self._live.post("router", PeerUpdate(router=message.publisher, placement=placement))
 
     async def _watch(self) -> None:
-        while True:
-            try:
-                first = True
-                async for changes in self._store.watch(FRONTENDS):
-                    if first:
-                        alive = {c.key for c in changes if c.value is not None}
-                        for key in [key for key in self.cards if key not in alive]:
-                            await self._gone(key)
-                        first = False
-                    for change in changes:
-                        if change.value is None:
-                            await self._gone(change.key)
-                        else:
-                            await self._came(change.key, change.value)
-            except StoreUnavailable as error:
-                log.warning("the other frontends can't be seen: %s", error)
-            await asyncio.sleep(1.0)
+        await follow(
+            self._store, FRONTENDS, known=lambda: self.cards, put=self._came, gone=self._gone, frozen=self._frozen
+        )
+
+    def _frozen(self, error: StoreUnavailable | None) -> None:
+        if error is not None and self._available:
+            log.warning("the other frontends can't be seen: %s", error)
+        self._available = error is None
 
     async def _came(self, key: str, value: bytes) -> None:
         try:

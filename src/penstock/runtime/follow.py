@@ -1,0 +1,46 @@
+"""How is a part of the store followed for ever? Changes as they come; frozen while it can't be read; reconciled."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+from penstock.adapters.seams import Store, StoreUnavailable
+
+RETRY = 1.0
+"""Seconds between tries to read a store that can't be read."""
+
+
+async def follow(
+    store: Store,
+    prefix: str,
+    *,
+    known: Callable[[], Iterable[str]],
+    put: Callable[[str, bytes], Awaitable[None]],
+    gone: Callable[[str], Awaitable[None]],
+    frozen: Callable[[StoreUnavailable | None], None],
+) -> None:
+    """Watch a prefix until cancelled.
+
+    Args:
+        known: the keys that are taken to be alive; those that an outage has outlived are then ``gone``.
+        put: told each key with its value, also ones that did not change.
+        gone: told each key that went away.
+        frozen: told the error while the store can't be read, and None whenever it can.
+    """
+    while True:
+        try:
+            first = True
+            async for changes in store.watch(prefix):
+                frozen(None)
+                if first:  # the first batch is everything that is alive
+                    alive = {change.key for change in changes if change.value is not None}
+                    for key in [key for key in known() if key not in alive]:
+                        await gone(key)
+                    first = False
+                for change in changes:
+                    if change.value is None:
+                        await gone(change.key)
+                    else:
+                        await put(change.key, change.value)
+        except StoreUnavailable as error:
+            frozen(error)
+        await asyncio.sleep(RETRY)

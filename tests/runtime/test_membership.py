@@ -1,0 +1,89 @@
+"""Membership follows the store: joins, leaves, drains, outages; bad entries are counted, never fatal."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.adapters.stores.memory import MemorySpace, MemoryStore
+from penstock.kernel.values import WorkerCard, WorkerId
+from penstock.router.events import Noted
+from penstock.router.router import Router
+from penstock.router.settings import RouterSettings
+from penstock.runtime.live import Live
+from penstock.runtime.membership import Entry, Membership, key_of
+from tests.router.worlds import card
+
+
+class Scene:
+    """A store, a router that follows it, and who was started and stopped."""
+
+    def __init__(self) -> None:
+        self.space = MemorySpace()
+        self.store = MemoryStore(self.space)
+        self.router = Router(RouterSettings())
+        live = Live({"router": self.router})
+        live.on(Noted, lambda now, name, effect: None)
+        self.told: list[str] = []
+        self.membership = Membership(
+            MemoryStore(self.space), live, started=lambda c: self.told.append(f"+{c.id}/{c.epoch}"), stopped=self._stop
+        )
+        self.task = asyncio.create_task(self.membership.run())
+
+    async def _stop(self, gone: WorkerCard) -> None:
+        self.told.append(f"-{gone.id}/{gone.epoch}")
+
+    async def put(self, worker: WorkerCard, draining: bool = False) -> None:
+        await self.store.put(key_of(worker.id), msgspec.json.encode(Entry(card=worker, draining=draining)))
+
+    def states(self) -> dict[str, str]:
+        return {worker.card.id: worker.state for worker in self.router.roster}
+
+    async def until(self, met: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not met():
+                await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+async def test_workers_come_drain_restart_and_go() -> None:
+    scene = Scene()
+    await scene.put(card("a"))
+    await scene.put(card("b"))
+    await scene.until(lambda: scene.states() == {"a": "ready", "b": "ready"})
+    await scene.put(card("a"), draining=True)
+    await scene.until(lambda: scene.states()["a"] == "draining")
+    await scene.put(card("b", epoch=2))
+    await scene.until(lambda: "+b/2" in scene.told)
+    assert scene.told.index("-b/1") < scene.told.index("+b/2")
+    await scene.store.delete(key_of(WorkerId("a")))
+    await scene.until(lambda: scene.states() == {"b": "ready"})
+    await scene.close()
+
+
+async def test_an_outage_freezes_and_is_reconciled_afterwards() -> None:
+    scene = Scene()
+    await scene.put(card("a"))
+    await scene.put(card("b"))
+    await scene.until(lambda: len(scene.states()) == 2)
+    scene.space.outage = "the disk is gone"
+    scene.space.change()
+    await scene.until(lambda: not scene.membership.available)
+    assert len(scene.states()) == 2, "nobody is dropped"
+    scene.space.outage = None
+    await scene.store.delete(key_of(WorkerId("a")))
+    await scene.until(lambda: scene.membership.available and set(scene.states()) == {"b"})
+    await scene.close()
+
+
+async def test_what_is_no_worker_is_counted_and_ignored() -> None:
+    scene = Scene()
+    await scene.store.put("workers/x", b"not json")
+    await scene.store.put("workers/y", b'{"card": {"id": 3}}')
+    await scene.put(card("a"))
+    await scene.until(lambda: "a" in scene.states())
+    assert scene.membership.malformed == 2
+    await scene.close()
