@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -253,13 +254,16 @@ def _run_folder_of(cluster: str) -> Path:
 
 def _wait_for_models(url: str, models: set[str], end: float) -> None:
     """Return when the frontend knows a ready worker of every model, so that the first request finds one."""
+    context = ssl._create_unverified_context() if url.startswith("https") else None
     while time.monotonic() < end:
         try:
-            with urllib.request.urlopen(f"{url}/health", timeout=2.0) as answer:
-                if answer.status == 200:
-                    return
-        except OSError:
-            time.sleep(0.05)
+            with urllib.request.urlopen(f"{url}/health", timeout=2.0, context=context) as answer:
+                ready = json.load(answer)["models"]
+        except (OSError, ValueError, KeyError):
+            ready = {}
+        if all(ready.get(model) for model in models):
+            return
+        time.sleep(0.05)
 
 
 def _check_port(settings: ClusterSettings) -> None:
