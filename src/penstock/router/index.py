@@ -13,7 +13,7 @@ from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStore
 from penstock.router import span_state
 from penstock.router.hits import HitCounts
 from penstock.router.indexer import Counters, Held, Overlap, Stretch
-from penstock.router.names import Translation, unsigned
+from penstock.router.names import Translation, salt_of, salted, unsigned
 from penstock.router.slots import Ledger, Slots
 from penstock.router.span_walk import walk, walk_linear
 from penstock.router.spans import Spans
@@ -51,6 +51,8 @@ class ExactIndex:
         self._translation = Translation(list(self._tiers.values()), self.counters)
         self._native: dict[Target, bool] = {}
         """Whether a target's event hashes are ours; one that is not listed is judged by its events."""
+        self._salts: dict[Target, int] = {}
+        """Mixed into targets' engine hashes."""
         self._sweeping = 0
 
     def __len__(self) -> int:
@@ -118,9 +120,19 @@ class ExactIndex:
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def join(self, target: Target, *, native: bool) -> None:
-        """Say beforehand how a target hashes: ``native`` event hashes are `BlockHash`es and need no translation."""
+    def join(self, target: Target, *, native: bool, alike: str | None = None) -> None:
+        """Say beforehand how a target hashes.
+
+        Args:
+            native: its event hashes are `BlockHash`es and need no translation.
+            alike: name of a way of hashing that equal blocks have equal engine hashes under, on every target that
+                is said to use it; it saves memory.
+        """
         self._native[target] = native
+        if alike is None:
+            self._salts.pop(target, None)
+        else:
+            self._salts[target] = salt_of(f"alike {alike}")
 
     def apply(self, target: Target, event: KvEvent, *, own: bool | None = None) -> None:
         """Take in one KV event of a target, in the order in which the engine sent them.
@@ -154,6 +166,7 @@ class ExactIndex:
         """A target is gone: forget what it holds and how it hashes. Constant time."""
         self.clear(target)
         self._native.pop(target, None)
+        self._salts.pop(target, None)
 
     def sweep(self, step: int = _SWEEP_STEP) -> bool:
         """Clear a bounded part of what targets that are gone left behind; return True where nothing is left to do.
@@ -181,11 +194,11 @@ class ExactIndex:
         if event.block_size not in (0, self.block_size):
             self.counters.refused_block_size += 1
             if not native:
-                self._translation.misplace(bit, unsigned(event.hashes))
+                self._translation.misplace(bit, salted(event.hashes, self._salt(target)))
         elif native:
             spans.store(bit, unsigned(event.hashes), event.parent)
         else:
-            self._translation.store(bit, spans, event, self.block_size)
+            self._translation.store(bit, spans, event, self.block_size, self._salt(target))
         while self._ledger.total > self.blocks_max and max(self._tiers.values(), key=len).evict_oldest():
             pass
 
@@ -194,8 +207,16 @@ class ExactIndex:
         if not bit:
             self.counters.removed_unknown += len(event.hashes)
             return
-        native = self._is_native(target, own, False)
-        self._tiers[event.tier].remove(bit, unsigned(event.hashes), by_engine=not native)
+        if self._is_native(target, own, False):
+            self._tiers[event.tier].remove(bit, unsigned(event.hashes))
+        else:
+            self._tiers[event.tier].remove(bit, salted(event.hashes, self._salt(target)), by_engine=True)
+
+    def _salt(self, target: Target) -> int:
+        salt = self._salts.get(target)
+        if salt is None:
+            salt = self._salts[target] = salt_of(f"target {target.worker} {target.rank}")
+        return salt
 
     def _is_native(self, target: Target, own: bool | None, tokens: bool) -> bool:
         if own is not None:
@@ -239,6 +260,7 @@ class ExactIndex:
             "slots": self._slots.snapshot(),
             "tiers": {tier: span_state.snapshot(spans) for tier, spans in self._tiers.items()},
             "native": [[target.worker, target.rank, native] for target, native in self._native.items()],
+            "salts": [[target.worker, target.rank, salt] for target, salt in self._salts.items()],
             "sweeping": self._sweeping,
             "counters": self.counters.as_dict(),
             "hits": None if self.hits is None else self.hits.snapshot(),
@@ -251,6 +273,7 @@ class ExactIndex:
         for tier, spans in self._tiers.items():
             span_state.restore(spans, state["tiers"][tier])
         self._native = {Target(WorkerId(worker), rank): native for worker, rank, native in state["native"]}
+        self._salts = {Target(WorkerId(worker), rank): salt for worker, rank, salt in state["salts"]}
         self._sweeping = state["sweeping"]
         for name, count in state["counters"].items():
             setattr(self.counters, name, count)

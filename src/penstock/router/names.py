@@ -1,13 +1,19 @@
 """Which of our blocks does an engine mean by a hash of its own? Translation of opaque KV events.
 
-Our hash of a stored block comes from its tokens and extras, chained from the translated parent. What an engine calls
-a block is remembered beside the block (`Span.engine`), once for all engines that hash alike. Where a name means
-something else on one worker than on another, that worker has an *alias*; a block that could not be placed has the
-alias None, so that no other worker's block is taken for it.
+Our hash of a stored block comes from its tokens and extras, chained from the translated parent. What its first holder
+calls a block is remembered beside the block (`Span.engine`); another worker that calls it differently has an *alias*
+for it. A block that could not be placed has the alias None.
+
+Names of different workers are kept apart by a salt that is mixed into them, so that small numbers or chance never take
+one worker's block for another's. Workers that are said to hash alike share a salt, and then a shared block costs no
+alias.
 """
 
 from array import array
 from collections.abc import Sequence
+
+import numpy as np
+import xxhash
 
 from penstock.kernel.hashing import chain, local_hashes
 from penstock.kernel.values import KvStored
@@ -15,7 +21,7 @@ from penstock.router.indexer import Counters
 from penstock.router.spans import Spans
 
 _UNSIGNED = (1 << 64) - 1
-ALIASES_MAX = 65_536
+ALIASES_MAX = 1 << 18
 """Aliases per worker and tier; the oldest go, and with each the block that nobody could tell us the end of."""
 
 
@@ -26,15 +32,15 @@ class Translation:
         self._tiers = tiers
         self._counters = counters
 
-    def store(self, bit: int, spans: Spans, event: KvStored, block_size: int) -> None:
+    def store(self, bit: int, spans: Spans, event: KvStored, block_size: int, salt: int) -> None:
         """Store the blocks of an event under our hashes; count and leave out what can't be placed."""
-        names = unsigned(event.hashes)
+        names = salted(event.hashes, salt)
         if not event.tokens:
             self._store_copies(bit, spans, names)
             return
         parent: int | None = None
         if event.parent is not None:
-            place = self._held(bit, event.parent & _UNSIGNED)
+            place = self._held(bit, event.parent & _UNSIGNED ^ salt)
             if place is None:
                 self._counters.parents_unknown += 1
                 self.misplace(bit, names)
@@ -51,7 +57,9 @@ class Translation:
         """Remember that a worker means by these names blocks that we could not place."""
         for spans in self._tiers:
             for name in names:
-                self._alias(bit, spans, name, None)
+                place = spans.where_engine(bit, name)
+                if place is None or not spans.span(place[0]).mask & bit:
+                    self._alias(bit, spans, name, None)
 
     def _store_copies(self, bit: int, spans: Spans, names: "array[int]") -> None:
         """Store blocks that came without tokens (a copy into a lower tier) as those that the worker holds already."""
@@ -75,23 +83,28 @@ class Translation:
         """Store blocks, and make sure that this worker's names lead to them."""
         loose = [(0, len(names))] if spans.aliases.get(bit) else []
         found = spans.store(bit, blocks, parent, names)
+        if not (loose or found):
+            return
+        together = set(blocks)
         for low, high in loose or found:
             for name, block in zip(names[low:high], blocks[low:high], strict=True):
-                self._name(bit, spans, name, block)
+                self._name(bit, spans, name, block, together)
 
-    def _name(self, bit: int, spans: Spans, name: int, block: int) -> None:
-        """Let ``name`` mean ``block`` for one worker, whatever it means for others."""
-        aliases = spans.aliases.get(bit, {})
-        known = name in aliases
-        before = aliases.pop(name, None)
+    def _name(self, bit: int, spans: Spans, name: int, block: int, together: set[int]) -> None:
+        """Let ``name`` mean ``block`` for one worker.
+
+        ``together``: the blocks of the same event, which are held whatever their names meant before.
+        """
         place = spans.where_engine(bit, name)
-        shared = None if place is None else spans.block_at(place)
-        if not known and shared not in aliases.values():
-            before = shared
-        if before is not None and before != block and spans.holds(bit, before):
+        before = None if place is None else spans.block_at(place)
+        if before == block:
+            return
+        if before is not None and before not in together and spans.holds(bit, before):
             # An old name for a new block: the engine can't hold the old one any more.
             spans.remove(bit, [before])
-        if shared != block and spans.holds(bit, block):
+        spans.aliases.get(bit, {}).pop(name, None)
+        place = spans.where_engine(bit, name)
+        if (place is None or spans.block_at(place) != block) and spans.holds(bit, block):
             self._counters.aliases += 1
             self._alias(bit, spans, name, block)
 
@@ -118,6 +131,20 @@ def unsigned(hashes: Sequence[int]) -> "array[int]":
         return array("Q", hashes)
     except OverflowError:
         return array("Q", [value & _UNSIGNED for value in hashes])
+
+
+def salted(names: Sequence[int], salt: int) -> "array[int]":
+    """Return names as unsigned 64-bit numbers with a salt mixed in."""
+    out = unsigned(names)
+    if salt:
+        mixed = np.frombuffer(out, np.uint64)
+        np.bitwise_xor(mixed, np.uint64(salt), out=mixed)
+    return out
+
+
+def salt_of(text: str) -> int:
+    """Return the salt of a worker, or of a group of workers that hash alike."""
+    return xxhash.xxh3_64_intdigest(text.encode(), seed=1)
 
 
 def _local(event: KvStored, block_size: int) -> list[int] | None:

@@ -1,0 +1,81 @@
+"""How do the measured numbers become a table?"""
+
+from typing import Any
+
+from workload import middle
+
+BEGIN, END = "<!-- begin table -->", "<!-- end table -->"
+
+ROWS = [
+    ("apply_256", "apply 256 blocks", "us"),
+    ("apply_1", "apply 1 block", "us"),
+    ("remove_192", "remove 192 blocks", "us"),
+    ("find_8_hit", "find 8, hit", "us"),
+    ("find_64_hit", "find 64, hit", "us"),
+    ("find_256_hit", "find 256, hit", "us"),
+    ("find_2000_hit", "find 2000, hit", "us"),
+    ("find_8_miss", "find 8, miss", "us"),
+    ("find_256_miss", "find 256, miss", "us"),
+    ("find_2000_miss", "find 2000, miss", "us"),
+    ("find_256_hit_named", "find 256, hit, with worker names", "us"),
+    ("remove_worker_ms", "remove a worker", "ms"),
+    ("apply_longest_ms", "longest apply", "ms"),
+    ("bytes_per_pair", "bytes per pair", "B"),
+]
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return medians over the repeats as one Markdown table per size."""
+    machine = results["machine"]
+    loads = [run["load"] for run in results["runs"]]
+    lines = [
+        f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores, Python {machine['python']}; "
+        f"load average {min(loads):.1f} to {max(loads):.1f} when the measurements began.",
+    ]
+    for pairs, workers in dict.fromkeys((run["pairs"], run["workers"]) for run in results["runs"]):
+        runs = [run for run in results["runs"] if (run["pairs"], run["workers"]) == (pairs, workers)]
+        repeats = sum(run["kind"] == "own" for run in runs)
+        lines += [
+            "",
+            f"**{pairs:,} pairs, {workers:,} workers** ({repeats} {'repeat' if repeats == 1 else 'repeats'})",
+            "",
+            "| | unit | own hash | RadixTree | ratio | translated | ratio |",
+            "|---|---|---:|---:|---:|---:|---:|",
+        ]
+        for name, label, unit in ROWS:
+            ours, theirs, translated = (value(runs, kind, name) for kind in ("own", "peer", "translated"))
+            lines.append(
+                f"| {label} | {unit} | {shown(ours)} | {shown(theirs)} | {ratio(ours, theirs)} "
+                f"| {shown(translated)} | {ratio(translated, theirs)} |"
+            )
+        hashing, theirs = value(runs, "peer", "hash_256"), value(runs, "peer", "apply_256")
+        if hashing is not None and theirs is not None:
+            both = hashing + theirs
+            translated = value(runs, "translated", "apply_256")
+            lines.append(
+                f"| hash the tokens of 256 blocks and apply | us | | {shown(both)} | | {shown(translated)} "
+                f"| {ratio(translated, both)} |"
+            )
+    return "\n".join(lines)
+
+
+def page_with(page: str, text: str) -> str:
+    """Return a page with the part between its markers replaced."""
+    head, _, rest = page.partition(BEGIN)
+    _, _, foot = rest.partition(END)
+    return f"{head}{BEGIN}\n{text}\n{END}{foot}"
+
+
+def value(runs: list[dict[str, Any]], kind: str, name: str) -> float | None:
+    found = [run["found"][name] for run in runs if run["kind"] == kind and name in run["found"]]
+    return middle(found) if found else None
+
+
+def shown(number: float | None) -> str:
+    if number is None:
+        return ""
+    return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def ratio(ours: float | None, theirs: float | None) -> str:
+    return "" if ours is None or not theirs else f"{ours / theirs:.2f}"
