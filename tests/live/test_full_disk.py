@@ -15,9 +15,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB, where this machine lets us mount one."""
     folder = tmp_path / "small"
     folder.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True, check=False
-    )
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True, check=False)
     if done.returncode:
         pytest.skip("tmpfs: this machine mounts none for us")
     try:
