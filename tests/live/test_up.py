@@ -93,12 +93,12 @@ def test_clear_kv_blocks_reaches_every_engine(up: Served) -> None:
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-def penstock(*arguments: str, status: int = 0) -> str:
+def penstock(*arguments: str, status: int | tuple[int, ...] = 0) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    assert done.returncode in (status if isinstance(status, tuple) else (status,)), done.stdout + done.stderr
+    return done.stdout + (done.stderr if done.returncode == 2 else "")
 
 
 def test_status_explain_and_doctor_speak_of_it(up: Served) -> None:
@@ -114,20 +114,11 @@ def test_status_explain_and_doctor_speak_of_it(up: Served) -> None:
 
 def test_chat_command_and_bench_command(up: Served, tmp_path: Path) -> None:
     assert penstock("chat", "--url", up.url, "Hello").strip()
+    # Status 1 says that the machine was too busy for the figures to count; the requests are answered all the same.
     told = penstock(
-        "bench",
-        up.url,
-        "--workload",
-        "chat",
-        "--rate",
-        "20",
-        "--requests",
-        "40",
-        "--seed",
-        "1",
-        "--out",
-        str(tmp_path),
-        "--json",
+        *("bench", up.url, "--workload", "chat", "--rate", "20", "--requests", "40", "--seed", "1"),
+        *("--out", str(tmp_path), "--json"),
+        status=(0, 1),
     )
     found = json.loads(told)
     assert found["requests"]["ok"] == 40

@@ -129,7 +129,7 @@ def test_slices_keep_the_traces_rate_and_reuse(
     bound = infinite_cache_bound(whole, 64)
     for repeat in range(plan.REPEATS):
         part = plan.cut(name, whole, repeat)
-        assert len(part.requests) / part.requests[-1].at == pytest.approx(rate, rel=0.1)
+        assert len(part.requests) / part.requests[-1].at == pytest.approx(rate, rel=0.15)
         assert part.bound == pytest.approx(bound, abs=0.08)
         assert all(request.isl + request.osl <= plan.MAX_LEN for request in part.requests)
         path = tmp_path / f"{repeat}.jsonl"

@@ -18,7 +18,9 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
+from typing import cast
 
+import numpy as np
 import xxhash
 
 from penstock.kernel.values import BlockHash
@@ -75,23 +77,22 @@ def local_hashes(tokens: Sequence[int], block_size: int, extras: Sequence[bytes]
     Cost: about 1.5 us per 1,000 tokens plus 0.1 us per block.
     """
     count = len(tokens) // block_size
-    raw = memoryview(token_bytes(tokens))
     stride = block_size * 4
+    raw = token_bytes(tokens)[: count * stride]
+    # numpy cuts the bytes in one call, in half the time of as many slices.
+    blocks: list[bytes] = np.frombuffer(raw, f"V{stride}").tolist() if count else []
     if extras is None:
-        return [_xxh3(raw[i : i + stride], SEED) for i in range(0, count * stride, stride)]
-    blocks = [raw[i : i + stride] for i in range(0, count * stride, stride)]
-    return [_xxh3(bytes(block) + extra if extra else block, SEED) for block, extra in zip(blocks, extras, strict=True)]
+        return [_xxh3(block, SEED) for block in blocks]
+    return [_xxh3(block + extra if extra else block, SEED) for block, extra in zip(blocks, extras, strict=True)]
 
 
 def chain(local: Sequence[int], parent: int | None = None) -> list[BlockHash]:
     """Chain local hashes into sequence hashes, going on from ``parent`` where one is given."""
-    out: list[BlockHash] = []
-    append = out.append
+    out = list(local)
     previous = parent
-    for value in local:
-        previous = value if previous is None else _xxh3(_pair(previous, value), SEED)
-        append(BlockHash(previous))
-    return out
+    for i, value in enumerate(local):
+        out[i] = previous = value if previous is None else _xxh3(_pair(previous, value), SEED)
+    return cast(list[BlockHash], out)
 
 
 def block_hashes(

@@ -92,6 +92,11 @@ def check(table: SpanTable, pairs: list[int]) -> None:
         engine = table.span(number).engine
         if engine is None or all(name & KEY != key for name in engine):
             raise InvariantError(f"an engine hash points to span {number}, which does not have it")
+    for number, span in table.numbered():
+        if span.engine is not None and span.mask & table.alive and not span.odd:
+            ends = array("Q", [span.engine[0], span.engine[-1]])
+            if any(name & KEY not in table.by_engine for name in (span.engine if span.filed else ends)):
+                raise InvariantError(f"an engine hash of span {number} leads nowhere")
     if set(table.age) != {number for number, _ in table.numbered()}:
         raise InvariantError("the spans' ages and the spans differ")
 

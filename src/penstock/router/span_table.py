@@ -57,24 +57,32 @@ class SpanTable:
             position = position_in(self.span(number).hashes, block)
             if position >= 0:
                 return number, position
-        unfiled = self.unfiled.get(bit.bit_length() - 1)
-        if not unfiled:
-            return None
-        found = self._search(unfiled, block)
-        for oldest in list(islice(unfiled, _FILED_PER_SEARCH)):
-            self._file(oldest)  # so that many searches cost no more than filing all
-        return found
+        return self._search_unfiled(bit, block, by_engine=False)
 
     def where_all(self, block: int) -> tuple[int, int] | None:
         """Look for a block in every span that is not filed; above a bound of these, not at all."""
         if not self.blocks_unfiled or self.blocks_unfiled > _SEARCHED_MAX:
             return None
-        return self._search((number for number, span in self.numbered() if not span.filed), block)
+        return self._search((number for number, span in self.numbered() if not span.filed), block, by_engine=False)
 
-    def _search(self, numbers: Iterable[int], block: int) -> tuple[int, int] | None:
-        wanted = array("Q", [block]).tobytes()
+    def _search_unfiled(self, bit: int, value: int, *, by_engine: bool) -> tuple[int, int] | None:
+        """Search what a worker holds that is not filed, and file some of it."""
+        unfiled = self.unfiled.get(bit.bit_length() - 1)
+        if not unfiled:
+            return None
+        found = self._search(unfiled, value, by_engine=by_engine)
+        for oldest in list(islice(unfiled, _FILED_PER_SEARCH)):
+            self._file(oldest)
+        return found
+
+    def _search(self, numbers: Iterable[int], value: int, *, by_engine: bool) -> tuple[int, int] | None:
+        wanted = array("Q", [value]).tobytes()
         for number in numbers:
-            raw = self.span(number).hashes.tobytes()
+            span = self.span(number)
+            column = span.engine if by_engine else span.hashes
+            if column is None:
+                continue
+            raw = column.tobytes()
             at = raw.find(wanted)
             while at > 0 and at % 8:
                 at = raw.find(wanted, at + 1)
@@ -83,17 +91,21 @@ class SpanTable:
         return None
 
     def where_engine(self, bit: int, engine_hash: int) -> tuple[int, int] | None:
-        """Return (span number, position) of the block that a worker announced under its own hash, or None."""
+        """Return (span number, position) of the block that a worker holds under its own hash, or None.
+
+        Cost: as `where`.
+        """
         aliases = self.aliases.get(bit)
         if aliases is not None and engine_hash in aliases:
             own = aliases[engine_hash]
             return None if own is None else self.where(own, bit)
         number = self.by_engine.get(engine_hash & KEY)
-        if number is None:
-            return None
-        engine = self.span(number).engine
-        position = -1 if engine is None else position_in(engine, engine_hash)
-        return None if position < 0 else (number, position)
+        if number is not None:
+            span = self.span(number)
+            position = -1 if span.engine is None else position_in(span.engine, engine_hash)
+            if position >= 0 and span.mask & bit:
+                return number, position
+        return self._search_unfiled(bit, engine_hash, by_engine=True)
 
     def block_at(self, place: tuple[int, int]) -> int:
         """Return our hash of the block at (span number, position)."""
@@ -127,6 +139,15 @@ class SpanTable:
             self.unfiled.get(slot, {}).pop(number, None)
         for key in keys_of(span.hashes):
             self.by_hash.setdefault(key, number)
+        if span.engine is not None:
+            for key in keys_of(span.engine):
+                self._file_name(key, number)
+
+    def _file_name(self, key: int, number: int) -> None:
+        """Let a name lead to a span, unless it already leads to one that somebody holds."""
+        other = self.by_engine.setdefault(key, number)
+        if other != number and not self.span(other).mask & self.alive:
+            self.by_engine[key] = number
 
     def _note_unfiled(self, number: int, bit: int) -> None:
         self.unfiled.setdefault(bit.bit_length() - 1, {})[number] = None
@@ -250,7 +271,13 @@ class SpanTable:
                 by_hash.pop(span.hashes[0] & KEY, None)
                 for slot in bits(span.mask):
                     self.unfiled.get(slot, {}).pop(number, None)
-        if span.engine is not None:
+        if span.engine is not None and not span.filed:
+            for name in (span.engine[0], span.engine[-1]) if not keep else (span.engine[-1],):
+                if by_engine.get(name & KEY) == number:
+                    del by_engine[name & KEY]
+            if keep:
+                self._file_name(span.engine[keep - 1] & KEY, number)
+        elif span.engine is not None:
             for key in keys_of(span.engine[keep:]):
                 if by_engine.get(key) == number:
                     del by_engine[key]

@@ -72,8 +72,6 @@ class Spans(SpanTable):
                 number, taken, clean = self._add(bit, hashes, engine, i, parent, tail)
                 tail = number
             else:
-                if engine is not None:
-                    self._file(number)  # who translates relies on finding blocks one by one
                 span = self.span(number)
                 position = position_in(span.hashes, hashes[i])
                 if position < 0:
@@ -89,6 +87,8 @@ class Spans(SpanTable):
                         and known is not None
                         and known[position : position + taken] == engine[i : i + taken]
                     )
+                    if not clean:
+                        self._file(number)  # an alias leads to each block by itself
                 number = self._take(number, position, position + taken, bit, tail)
                 tail = number
             if not clean:
@@ -135,13 +135,10 @@ class Spans(SpanTable):
         new = hashes[start : start + room]
         number = tail if grows and tail is not None else self._number()
         keys = keys_of(new)
-        if (
-            self.lazy
-            and engine is None
-            and len(set(keys)) == len(keys)
-            and (not grows or not previous or not previous.filed)
-        ):
-            return *self._add_unfiled(bit, new, keys, parent, number, previous if grows else None), True
+        names = None if engine is None else engine[start : start + len(new)]
+        if self.lazy and (not grows or not previous or not previous.filed) and self._are_fresh(keys, names):
+            number, taken = self._add_unfiled(bit, new, names, keys, parent, number, previous if grows else None)
+            return number, taken, True
         if grows and tail is not None:
             self._file(tail)
         before = len(self.by_hash)
@@ -149,9 +146,9 @@ class Spans(SpanTable):
         got = list(map(self.by_hash.setdefault, keys, repeat(number)))
         if len(self.by_hash) - before != len(new):
             new = new[: self._undo_foreign(got, keys, number, previous if grows else None, new)]
-        names = None if engine is None else engine[start : start + len(new)]
         clean = True
         if names is not None:
+            names = names[: len(new)]
             before = len(self.by_engine)
             for key in keys_of(names):
                 self.by_engine.setdefault(key, number)
@@ -171,15 +168,40 @@ class Spans(SpanTable):
         self.counters.stored += len(new)
         return number, len(new), clean
 
+    def _are_fresh(self, keys: list[int], names: "array[int] | None") -> bool:
+        """Tell whether no block comes twice, and no name comes twice or leads elsewhere."""
+        if len(set(keys)) != len(keys):
+            return False
+        if names is None:
+            return True
+        named = keys_of(names)
+        return len(set(named)) == len(named) and self.by_engine.keys().isdisjoint(named)
+
     def _add_unfiled(
-        self, bit: int, new: "array[int]", keys: list[int], parent: int | None, number: int, previous: Span | None
+        self,
+        bit: int,
+        new: "array[int]",
+        names: "array[int] | None",
+        keys: list[int],
+        parent: int | None,
+        number: int,
+        previous: Span | None,
     ) -> tuple[int, int]:
         """Take in blocks that nobody held and file but the ends of their span. Return (span, count)."""
-        by_hash = self.by_hash
+        by_hash, by_engine = self.by_hash, self.by_engine
         if not by_hash.keys().isdisjoint(keys):
             new = new[: next(i for i, key in enumerate(keys) if key in by_hash)]
+            names = None if names is None else names[: len(new)]
+        if names is not None:
+            if previous is None:
+                by_engine[names[0] & KEY] = number
+            elif previous.engine is not None:
+                if len(previous.engine) > 1:
+                    by_engine.pop(previous.engine[-1] & KEY, None)
+                previous.engine.extend(names)
+            by_engine[names[-1] & KEY] = number
         if previous is None:
-            span = self.spans[number] = Span(new, None, bit, parent)
+            span = self.spans[number] = Span(new, names, bit, parent)
             span.filed = False
             self.age[number] = None
             self._note_unfiled(number, bit)
