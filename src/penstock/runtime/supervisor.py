@@ -5,9 +5,11 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import ssl
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -194,10 +196,10 @@ Penstock is up after {took:.1f} s: {workers} workers, {self.settings.router.mode
 
 Try next, in another terminal:
   curl -s {card.url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{json.dumps(chat)}'
-  penstock chat{at} "Hello"
-  penstock status{at}
-  penstock top{at}
-  penstock bench {card.url} --workload chat --rate 8 --requests 100
+  {_command()} chat{at} "Hello"
+  {_command()} status{at}
+  {_command()} top{at}
+  {_command()} bench {card.url} --workload chat --rate 8 --requests 100
 
 Ctrl-C drains and stops."""
         )
@@ -250,6 +252,14 @@ def _run_folder_of(cluster: str) -> Path:
             hint="join works on the cluster's own machine; attach servers of other machines by URL",
         )
     return folder
+
+
+def _command() -> str:
+    """Return how this person calls penstock: by name where that is found, else by the path beside this Python."""
+    if shutil.which("penstock"):
+        return "penstock"
+    beside = Path(sys.executable).parent / "penstock"
+    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
 
 
 def _wait_for_models(url: str, models: set[str], end: float) -> None:
