@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +77,16 @@ class Fleet:
             EngineError: one could not be started or reached; the message says which and why.
         """
         waiting = list(self._ready.values())
-        try:
-            return list(await asyncio.wait_for(asyncio.gather(*waiting), timeout))
-        except TimeoutError:
-            late = sorted(worker for worker, future in self._ready.items() if not future.done())
-            raise EngineError(f"not ready within {timeout:g} s: {', '.join(late)}") from None
+        if not waiting:
+            return []
+        await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
+        for future in waiting:
+            if future.done():
+                future.result()  # raises what kept it from starting
+        late = sorted(worker for worker, future in self._ready.items() if not future.done())
+        if late:
+            raise EngineError(f"not ready within {timeout:g} s: {', '.join(late)}")
+        return [future.result() for future in waiting]
 
     async def stop(self, grace: float) -> None:
         """Take every worker out of the store, then end the children; attached servers go on by themselves."""
@@ -95,9 +100,17 @@ class Fleet:
         if self._http is not None:
             await self._http.close()
 
-    def _adopt(self, worker: WorkerId, care: Any) -> None:
+    def _adopt(self, worker: WorkerId, care: Coroutine[Any, Any, None]) -> None:
         self._ready[worker] = asyncio.get_running_loop().create_future()
-        self._tasks[worker] = asyncio.create_task(care, name=f"engine-{worker}")
+        self._tasks[worker] = asyncio.create_task(self._watched(worker, care), name=f"engine-{worker}")
+
+    async def _watched(self, worker: WorkerId, care: Coroutine[Any, Any, None]) -> None:
+        """Supervision boundary: looking after one engine must never end unseen."""
+        try:
+            await care
+        except Exception as error:
+            log.exception("engine %s is not looked after any more", worker)
+            self._tell_failure(worker, EngineError(f"{worker}: {type(error).__name__}: {error}"))
 
     async def _child(self, worker: WorkerId, model: str, pool: PoolSettings, number: int) -> None:
         """Keep one engine process running: a crash is followed by a restart with back-off and a newer epoch."""

@@ -40,7 +40,8 @@ async def describe(
     listing = await _json(http, f"{url}/v1/models")
     if listing is None:
         raise EngineError(f"{url}/v1/models does not answer", hint="is it an OpenAI-compatible server, and up?")
-    models = [entry for entry in listing.get("data", []) if isinstance(entry, dict) and "id" in entry]
+    entries = listing.get("data") if isinstance(listing, dict) else None
+    models = [entry for entry in entries or [] if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
     names = [entry["id"] for entry in models]
     if not names or (model is not None and model not in names):
         wanted = "a model" if model is None else repr(model)
@@ -54,9 +55,8 @@ async def describe(
         known["block_size"] = _number(labels.get("block_size"))
         known["kv_blocks"] = _number(labels.get("num_gpu_blocks"))
         known["engine"] = "vllm"
-    sources = await _json(http, f"{url}/kv_event_sources")
-    if isinstance(sources, dict) and sources:
-        ranks = [sources[key] for key in sorted(sources, key=int)]
+    ranks = _event_sources(await _json(http, f"{url}/kv_event_sources"))
+    if ranks:
         known["ranks"] = len(ranks)
         known["events"] = tuple(rank["endpoint"] for rank in ranks)
         known["replay"] = tuple(rank["replay_endpoint"] for rank in ranks if rank.get("replay_endpoint"))
@@ -64,10 +64,13 @@ async def describe(
         known["hash_scheme"] = ranks[0].get("hash_scheme")
     known.update({key: value for key, value in (overrides or {}).items() if value is not None})
     card = {key: value for key, value in known.items() if value is not None}
-    return msgspec.convert(
-        {**card, "id": worker, "epoch": epoch, "model": mine["id"], "url": url, "adapters": adapters},
-        WorkerCard,
-    )
+    try:
+        return msgspec.convert(
+            {**card, "id": worker, "epoch": epoch, "model": mine["id"], "url": url, "adapters": adapters},
+            WorkerCard,
+        )
+    except msgspec.ValidationError as error:
+        raise EngineError(f"{url} describes itself in a way that makes no sense: {error}") from error
 
 
 async def healthy(http: aiohttp.ClientSession, url: str) -> bool:
@@ -82,11 +85,20 @@ async def healthy(http: aiohttp.ClientSession, url: str) -> bool:
 async def measured_speed(http: aiohttp.ClientSession, url: str) -> dict[str, float] | None:
     """Read a worker's self-benchmark: prefill and decode lines in seconds, or None where it has none."""
     found = await _json(http, f"{url.rstrip('/')}/get_perf_metrics")
-    if not isinstance(found, dict) or "fit" not in found:
-        return None
-    fit = found["fit"]
+    fit = found.get("fit") if isinstance(found, dict) else None
     names = ("prefill_intercept", "prefill_slope", "decode_base", "decode_slope")
+    if not isinstance(fit, dict) or not all(isinstance(fit.get(name), (int, float)) for name in names):
+        return None
     return {name: float(fit[name]) for name in names}
+
+
+def _event_sources(found: Any) -> list[dict[str, Any]]:
+    """Return the KV event sources by rank; none where the answer has another shape (some servers answer anything)."""
+    if not isinstance(found, dict) or not all(str(key).isdigit() for key in found):
+        return []
+    ranks = [found[key] for key in sorted(found, key=int)]
+    whole = all(isinstance(rank, dict) and isinstance(rank.get("endpoint"), str) for rank in ranks)
+    return ranks if whole else []
 
 
 async def _status(http: aiohttp.ClientSession, url: str) -> int | None:

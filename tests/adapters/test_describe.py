@@ -1,0 +1,89 @@
+"""What a server says of itself: stock shapes are read, odd ones are left out, never fatal."""
+
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from penstock.adapters.engines.describe import describe, healthy, measured_speed
+from penstock.kernel.errors import EngineError
+from penstock.kernel.values import WorkerCard, WorkerId
+
+MODELS = {"data": [{"id": "m", "max_model_len": 4096}, {"id": "m-lora", "parent": "m"}]}
+METRICS = 'vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="512"} 1.0\n'
+
+
+async def asked(routes: dict[str, Any], **more: Any) -> WorkerCard:
+    """Serve these answers (text, JSON; what is absent is a 404) and describe the server."""
+
+    async def answer(request: web.Request) -> web.Response:
+        found = routes.get(request.path, routes.get("*"))
+        if found is None:
+            return web.Response(status=404)
+        return web.Response(text=found) if isinstance(found, str) else web.json_response(found)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with aiohttp.ClientSession() as http:
+            await healthy(http, url)
+            await measured_speed(http, url)
+            return await describe(http, url, worker=WorkerId("w"), epoch=1, **more)
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_stock_vllm_is_read_in_full() -> None:
+    sources = {
+        "1": {"endpoint": "tcp://127.0.0.1:2", "replay_endpoint": "tcp://127.0.0.1:4", "topic": "kv"},
+        "0": {"endpoint": "tcp://127.0.0.1:1", "replay_endpoint": "tcp://127.0.0.1:3", "topic": "kv"},
+    }
+    card = await asked({"/v1/models": MODELS, "/metrics": METRICS, "/kv_event_sources": sources})
+    assert (card.model, card.max_len, card.block_size, card.kv_blocks, card.ranks) == ("m", 4096, 32, 512, 2)
+    assert card.events == ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2") and card.topic == "kv"
+    assert card.adapters == ("m-lora",) and card.hash_scheme is None and card.engine == "vllm"
+
+
+async def test_a_plain_openai_server_tells_little_and_that_stays_unknown() -> None:
+    card = await asked({"/v1/models": {"data": [{"id": "m"}]}})
+    assert card.block_size is None and card.max_len is None and card.events == () and card.engine == "openai"
+
+
+async def test_what_the_operator_knows_better_wins() -> None:
+    card = await asked({"/v1/models": MODELS, "/metrics": METRICS}, overrides={"block_size": 16, "kv_blocks": None})
+    assert card.block_size == 16 and card.kv_blocks == 512
+
+
+@pytest.mark.parametrize(
+    "odd", [{"status": "ok"}, {"0": "tcp://x"}, {"0": {}}, [1], "text", {"fit": {"decode_base": 1}}]
+)
+async def test_a_server_that_answers_anything_is_taken_as_a_plain_one(odd: Any) -> None:
+    card = await asked({"/v1/models": {"data": [{"id": "m"}]}, "*": odd})
+    assert card.model == "m" and card.events == ()
+
+
+@pytest.mark.parametrize("listing", [{"data": []}, {"data": "x"}, [], "x", {"data": [{"id": 3}]}])
+async def test_a_server_without_a_model_is_an_engine_error(listing: Any) -> None:
+    with pytest.raises(EngineError):
+        await asked({"/v1/models": listing})
+
+
+async def test_a_wrong_model_is_named_with_the_right_ones() -> None:
+    with pytest.raises(EngineError, match="m-lora"):
+        await asked({"/v1/models": MODELS}, model="other")
+
+
+async def test_nonsense_is_an_engine_error() -> None:
+    with pytest.raises(EngineError, match="makes no sense"):
+        await asked({"/v1/models": {"data": [{"id": "m", "max_model_len": "long"}]}})
+
+
+async def test_nobody_there_is_an_engine_error() -> None:
+    async with aiohttp.ClientSession() as http:
+        with pytest.raises(EngineError, match="does not answer"):
+            await describe(http, "http://127.0.0.1:9", worker=WorkerId("w"), epoch=1)
