@@ -1,7 +1,7 @@
 """How does our index compare with Dynamo's RadixTree? Runs both in alternation and writes the table.
 
 usage: python bench/index/run.py [--peer-python PATH] [--workers 64,1024] [--pairs 1000000,10000000] [--repeats 3]
-                                 [--out FILE.json] [--docs docs/bench-index.md]
+                                 [--out FILE.json] [--docs docs/bench-index.md] [--tables FILE.json...]
 
 Each measurement is a process of its own. The peer's interpreter is --peer-python, else $PEERS/router/bin/python; where
 there is none, only ours is measured and the ratios stay empty.
@@ -26,6 +26,8 @@ TIMEOUT = 1800
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
+    if options.tables:
+        return finish(joined([json.loads(path.read_text()) for path in options.tables]), options.docs)
     peer = options.peer_python or peer_of_environment()
     if peer is None:
         print("no peer: name its interpreter with --peer-python, or set PEERS; measuring ours alone", file=sys.stderr)
@@ -39,11 +41,22 @@ def main(arguments: list[str]) -> int:
                         results["runs"].append(one(kind, workers, pairs, peer))
                         if options.out is not None:
                             options.out.write_text(json.dumps(results, indent=1))
+    return finish(results, options.docs)
+
+
+def finish(results: dict[str, Any], docs: Path | None) -> int:
+    """Print the table, and put it into its page."""
     text = table(results)
     print(text)
-    if options.docs is not None:
-        options.docs.write_text(page_with(options.docs.read_text(), text))
+    if docs is not None:
+        docs.write_text(page_with(docs.read_text(), text))
     return 0
+
+
+def joined(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Put the runs of several invocations together, in order of size."""
+    runs = sorted((run for one in results for run in one["runs"]), key=lambda run: (run["pairs"], run["workers"]))
+    return {**results[-1], "runs": runs}
 
 
 def one(kind: str, workers: int, pairs: int, peer: str | None) -> dict[str, Any]:
@@ -90,6 +103,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="per case up to 2M pairs")
     parser.add_argument("--repeats-large", type=int, default=1, help="per case above 2M pairs")
     parser.add_argument("--out", type=Path, help="write every run's numbers here")
+    parser.add_argument("--tables", type=Path, nargs="+", help="measure nothing: make the table of these files")
     parser.add_argument("--docs", type=Path, help="replace the table in this page")
     return parser.parse_args(arguments)
 

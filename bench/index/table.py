@@ -25,7 +25,11 @@ ROWS = [
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return medians over the repeats as one Markdown table per size."""
+    """Return one Markdown table per size: of ours the median run, of the peer the best.
+
+    A call into the peer's binding waits for a background thread to wake, which takes it 5 or 60 us in one run or
+    another of the same machine; its best run is what it can do.
+    """
     machine = results["machine"]
     loads = [run["load"] for run in results["runs"]]
     lines = [
@@ -34,18 +38,19 @@ def table(results: dict[str, Any]) -> str:
     ]
     for pairs, workers in dict.fromkeys((run["pairs"], run["workers"]) for run in results["runs"]):
         runs = [run for run in results["runs"] if (run["pairs"], run["workers"]) == (pairs, workers)]
-        repeats = sum(run["kind"] == "own" for run in runs)
+        ours = sum(run["kind"] == "own" for run in runs)
+        peers = sum(run["kind"] == "peer" for run in runs)
         lines += [
             "",
-            f"**{pairs:,} pairs, {workers:,} workers** ({repeats} {'repeat' if repeats == 1 else 'repeats'})",
+            f"**{pairs:,} pairs, {workers:,} workers** (runs: {ours} of ours, {peers} of the peer)",
             "",
-            "| | unit | own hash | RadixTree | ratio | translated | ratio |",
+            "| | unit | own hash | RadixTree (best) | ratio | translated | ratio |",
             "|---|---|---:|---:|---:|---:|---:|",
         ]
         for name, label, unit in ROWS:
-            ours, theirs, translated = (value(runs, kind, name) for kind in ("own", "peer", "translated"))
+            own, theirs, translated = (value(runs, kind, name) for kind in ("own", "peer", "translated"))
             lines.append(
-                f"| {label} | {unit} | {shown(ours)} | {shown(theirs)} | {ratio(ours, theirs)} "
+                f"| {label} | {unit} | {shown(own)} | {shown(theirs)} | {ratio(own, theirs)} "
                 f"| {shown(translated)} | {ratio(translated, theirs)} |"
             )
         hashing, theirs = value(runs, "peer", "hash_256"), value(runs, "peer", "apply_256")
@@ -68,7 +73,9 @@ def page_with(page: str, text: str) -> str:
 
 def value(runs: list[dict[str, Any]], kind: str, name: str) -> float | None:
     found = [run["found"][name] for run in runs if run["kind"] == kind and name in run["found"]]
-    return middle(found) if found else None
+    if not found:
+        return None
+    return min(found) if kind == "peer" else middle(found)
 
 
 def shown(number: float | None) -> str:

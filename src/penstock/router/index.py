@@ -30,7 +30,7 @@ class ExactIndex:
         blocks_max: most (target, block) pairs, all tiers together; what was stored the longest ago goes.
         audit_every: one look-up of so many is repeated block by block and compared; 0 never.
         hits_half_life: kernel nanoseconds in which the hit count of a prefix halves; 0 keeps none.
-    Budget: a look-up 6 us at any depth, an event of 256 blocks 40 us, 9 bytes a pair (docs/bench-index.md).
+    Budget: a look-up 8 us at any depth, an event of 256 blocks 50 us, 10 bytes a pair (docs/bench-index.md).
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ExactIndex:
         Args:
             own: True where the event's hashes are `BlockHash`es; False where they are the engine's and are
                 translated by hashing the tokens. None: as `join` said, else translated once the target sent tokens.
-        Cost: some 0.2 us per block; translated, 0.3 us more for hashing. Then a bounded step of sweeping.
+        Cost: some 0.2 us per block; translated, 0.8 us. Then a bounded step of sweeping.
         """
         if isinstance(event, KvStored):
             self.counters.events_stored += 1
