@@ -34,9 +34,10 @@ def joined(core: Core, now: Nanos, event: WorkerJoined) -> None:
     if worker is None:
         return
     if pool.exact is not None:
+        native = card.hash_scheme == SCHEME
         for target in worker.targets[: len(card.events)]:
             pool.streams[target] = KvStream()
-            pool.exact.join(target, native=card.hash_scheme == SCHEME)
+            pool.exact.join(target, native=native, alike=None if native else card.hash_scheme)
     guessed = pool.indexed and not card.events
     core.note(
         "worker_joined",
