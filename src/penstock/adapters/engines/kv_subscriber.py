@@ -11,6 +11,7 @@ import zmq.asyncio
 from penstock.adapters.engines.kv_publisher import END
 from penstock.adapters.engines.kv_wire import KvDecoder, WireError
 from penstock.adapters.seams import KvBatch
+from penstock.adapters.zmq_receive import receive
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +70,7 @@ class KvSubscriber:
             socket.setsockopt(zmq.SUBSCRIBE, self._topic)
             socket.connect(self.endpoint)
             count = 0
-            while not socket.closed:
-                try:
-                    frames = await socket.recv_multipart()
-                except asyncio.CancelledError:
-                    task = asyncio.current_task()
-                    if socket.closed and task is not None and not task.cancelling():
-                        return  # pyzmq cancels the waits of a socket that `close` closed; that is our end, not a cancel
-                    raise
+            while (frames := await receive(socket)) is not None:
                 self._heard = time.monotonic()
                 batch = self._batch(frames)
                 if batch is not None:

@@ -13,6 +13,7 @@ import zmq
 import zmq.asyncio
 
 from penstock.adapters.seams import Message
+from penstock.adapters.zmq_receive import receive
 
 log = logging.getLogger(__name__)
 
@@ -96,14 +97,7 @@ class ZmqPlane:
         wanted = topic.encode()
         count = 0
         try:
-            while not socket.closed:
-                try:
-                    frames = await socket.recv_multipart()
-                except asyncio.CancelledError:
-                    task = asyncio.current_task()
-                    if socket.closed and task is not None and not task.cancelling():
-                        return  # pyzmq cancels the waits of a socket that `close` closed; that is our end, not a cancel
-                    raise
+            while (frames := await receive(socket)) is not None:
                 message = self._message(topic, wanted, frames)
                 if message is not None and message.publisher != self.name:
                     yield message
