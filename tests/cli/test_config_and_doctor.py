@@ -75,7 +75,7 @@ def findings(result):
 @pytest.fixture
 def quiet(monkeypatch):
     """A machine with room and free ports, whatever this one has."""
-    monkeypatch.setattr(doctor_checks, "_bind_error", lambda host, port: None)
+    monkeypatch.setattr(doctor_checks, "bind_error", lambda host, port: None)
     monkeypatch.setattr(doctor_checks, "DISK_WARN", 0)
     monkeypatch.setattr(doctor_checks, "DISK_ERROR", 0)
 

@@ -3,7 +3,6 @@
 import os
 import resource
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from penstock.config.checks import file_problems
 from penstock.config.cluster import ClusterSettings
 from penstock.config.load import load
 from penstock.config.problems import ConfigProblems
+from penstock.runtime.ports import bind_error
 
 Level = Literal["ok", "info", "warning", "error"]
 
@@ -131,7 +131,7 @@ def check_ports(settings: ClusterSettings, cluster_runs: bool) -> Iterator[Findi
     ):
         if not port:
             continue
-        error = _bind_error(host if name == "frontend.port" else "127.0.0.1", port)
+        error = bind_error(host if name == "frontend.port" else "127.0.0.1", port)
         if error is None:
             yield Finding("ok", "ports", f"{name} {port} is free")
         else:
@@ -197,14 +197,3 @@ def _no_tokenizer(models: list[str]) -> Finding:
         f"{', '.join(models)} without a local tokenizer: prompts are routed by hashed text blocks",
         "set models.NAME.tokenizer to the model's folder, and KV events can be matched",
     )
-
-
-def _bind_error(host: str, port: int) -> str | None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return error.strerror or str(error)
-    return None

@@ -16,7 +16,6 @@ from penstock.engine.output import accepted
 from penstock.engine.request import Request
 from penstock.engine.timing import Run, Timing
 
-FAR = 1 << 60
 _AHEAD = 256
 """Steps that speculation looks ahead at once: B x 256 numbers, 0.1 ms for 64 sequences."""
 

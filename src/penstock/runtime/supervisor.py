@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import ssl
 import sys
 import time
@@ -26,6 +25,7 @@ from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.runtime.children import Child
 from penstock.runtime.fleet import Fleet
 from penstock.runtime.peers import FRONTENDS, FrontendCard
+from penstock.runtime.ports import bind_error
 from penstock.runtime.run_folder import RunFolder
 
 log = logging.getLogger("penstock.supervisor")
@@ -280,16 +280,12 @@ def _check_port(settings: ClusterSettings) -> None:
     host, port = settings.frontend.host, settings.frontend.port
     if not port:
         return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"frontend.port {port} on {host} can't be bound: {error.strerror}",
-                hint="another server has it; choose one with --frontend.port, 0 takes any free one",
-            ) from error
+    reason = bind_error(host, port)
+    if reason is not None:
+        raise ConfigError(
+            f"frontend.port {port} on {host} can't be bound: {reason}",
+            hint="another server has it; choose one with --frontend.port, 0 takes any free one",
+        )
 
 
 def _secrets(settings: ClusterSettings) -> dict[str, str]:
