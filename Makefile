@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+VLLM   := $(abspath $(or $(PENSTOCK_VLLM_VENV),.venv-vllm))
 
-.PHONY: up install dev test test-fast lint types format bench-index bench-routing clean help
+.PHONY: soak up install dev test test-fast test-vllm lint types format bench-gateway bench-index bench-routing bench-timing clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -32,7 +33,11 @@ test: dev lint types ## Lint, types, import contracts and all tests; under ten m
 	$(BIN)/python -m tests.run
 
 test-fast: dev ## Only the pure rooms' tests
-	$(BIN)/python -m pytest tests/kernel tests/router tests/engine tests/traffic
+	$(BIN)/python -m pytest tests/kernel tests/router tests/engine tests/traffic tests/simulate
+
+test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 3 minutes to install 2.7 GB, then ten
+	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
+	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm -v -rs --durations=12
 
 lint: dev ## Format, lint and import contracts
 	$(BIN)/ruff format --check src tests bench
@@ -48,9 +53,18 @@ bench-routing: install ## Measure routing modes on the Mooncake traces into docs
 bench-index: install ## Measure the index beside its peer; PEERS= names a folder with the peer's environment
 	$(BIN)/python bench/index/run.py --docs docs/bench-index.md
 
+soak: dev ## Let a cluster stand a storm of twenty minutes, and write down how it did; SECONDS=, SEED=
+	$(BIN)/python -m tests.soak.storm $(or $(SECONDS),1200) --seed $(or $(SEED),1) --docs docs/soak.md
+
+bench-gateway: install ## Measure a request's cost beside other gateways; PEERS= names a folder with the peers' environments (25 minutes)
+	$(BIN)/python bench/gateway/run.py --docs docs/bench-gateway.md
+
+bench-timing: install ## Fit the roofline to measured points and hold it to the others, into docs/ (1 minute)
+	$(BIN)/python bench/roofline/run.py --docs docs/timing.md
+
 format: dev ## Put the sources in order
 	$(BIN)/ruff format src tests bench
 	$(BIN)/ruff check --fix src tests bench
 
 clean: ## Remove the virtual environment and caches; run folders stay
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-vllm .mypy_cache .ruff_cache .hypothesis build dist

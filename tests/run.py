@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 SUITES: dict[str, list[str]] = {
-    "pure": ["tests/kernel", "tests/router", "tests/engine", "tests/traffic", "-n", "2"],
+    "pure": ["tests/kernel", "tests/router", "tests/engine", "tests/traffic", "tests/simulate", "-n", "2"],
     "stateful": ["tests/stateful", "-n", "2"],
     "shell": [
         "tests/config",
@@ -21,12 +21,19 @@ SUITES: dict[str, list[str]] = {
         "tests/runtime",
         "tests/report",
         "tests/docs",
+        "tests/security",
+        "-m",
+        "not slow",
         "-n",
-        "2",
+        "3",
     ],
     "live": ["tests/live", "-m", "not slow"],
+    "vllm": ["tests/vllm"],
 }
-"""Suite -> pytest arguments. Live tests start processes and share the machine's two cores, so they go alone."""
+"""Suite -> pytest arguments. Live tests start processes and share the machine's two cores, so they go alone.
+
+The vLLM tests are here to be skipped by name: `make test-vllm` makes what they need and runs them.
+"""
 
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|error)")
 

@@ -111,6 +111,47 @@ def healthy_status() -> dict[str, Any]:
 
 
 @dataclass
+class Probed:
+    """How every worker's engine answers completions: at the first time a prompt is seen, and after."""
+
+    tokens: int = 256
+    counted: int = 256
+    predicted: int = 192
+    cached: int | None = 192
+    index: str = "exact"
+    events: int = 3
+    """Applied KV events, which grow with a new prompt by ``grows``."""
+    grows: int = 1
+    longest: int = 100_000
+    """Characters of the longest prompt that is taken."""
+    seen: set[str] = field(default_factory=set)
+    pins: list[str] = field(default_factory=list)
+    moves_to: str | None = None
+
+    def answer(self, body: Any, pin: str) -> tuple[int, Any, dict[str, str]]:
+        prompt = body["prompt"]
+        self.pins.append(pin)
+        if len(prompt) > self.longest:
+            return 400, {"error": {"message": "the prompt is too long"}}, {}
+        again = prompt in self.seen
+        if not again:
+            self.seen.add(prompt)
+            self.events += self.grows
+        details = None if self.cached is None else {"cached_tokens": self.cached if again else 0}
+        usage = {"prompt_tokens": self.tokens, "completion_tokens": 1, "prompt_tokens_details": details}
+        headers = {
+            "x-penstock-worker": self.moves_to or pin,
+            "x-penstock-request-id": f"probe-{pin}",
+            "x-penstock-expected-cached-tokens": str(self.predicted if again else 0),
+        }
+        return 200, {"choices": [{"index": 0, "text": "a"}], "usage": usage}, headers
+
+    def explained(self, worker: str) -> Any:
+        chosen = {"target": [worker, 0], "index": self.index}
+        return {"decisions": [{"isl": self.counted, "chosen": [worker, 0], "candidates": [chosen]}]}
+
+
+@dataclass
 class FakeCluster:
     """What the server answers, for a test to change; and what it was asked."""
 
@@ -121,10 +162,16 @@ class FakeCluster:
     chat_error: tuple[int, Any] | None = None
     asked: list[tuple[str, Any]] = field(default_factory=list)
     models: tuple[str, ...] = ("sim",)
+    probed: "Probed" = field(default_factory=lambda: Probed())
 
     def answer(self, path: str) -> tuple[int, Any]:
         if path == "/admin/status":
+            for row in self.status["workers"]:
+                if row["kv_events"] is not None:
+                    row["kv_events"]["applied"] = self.probed.events
             return 200, self.status
+        if path.startswith("/admin/explain/probe-"):
+            return 200, self.probed.explained(path.removeprefix("/admin/explain/probe-"))
         if path.startswith("/admin/requests"):
             return 200, {"requests": [CLOSED]}
         if path == "/admin/explain/r-1":
@@ -157,6 +204,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.cluster.asked.append((self.path, body))
+        if self.path == "/v1/completions" and not body.get("stream"):
+            pin = self.headers.get("x-penstock-worker", "")
+            self._json(*self.cluster.probed.answer(body, pin))
+            return
         if self.cluster.chat_error is not None:
             self._json(*self.cluster.chat_error)
             return
@@ -170,9 +221,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
         self.wfile.write(b"data: [DONE]\n\n")
 
-    def _json(self, status: int, body: Any) -> None:
+    def _json(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
         data = json.dumps(body).encode()
         self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

@@ -116,7 +116,7 @@ def test_what_the_cluster_complains_of_is_passed_on(penstock, quiet, cluster):
         {"level": "error", "text": "the index of sim disagreed with its exact audit 2 times", "hint": "report it"},
         {"level": "warning", "text": "mode kv without an event source: main-1", "hint": "switch events on"},
     ]
-    result = penstock("doctor", "--url", cluster.url)
+    result = penstock("doctor", "--url", cluster.url, "--no-probe")
     assert result.exit_code == 1
     assert "ERROR    cluster: the index of sim disagreed" in result.output
     assert "WARNING  cluster: mode kv without an event source" in result.output

@@ -12,9 +12,11 @@ def started(monkeypatch):
     """Stand in for the runtime; collects what it would have started."""
     calls: list[tuple[Any, ...]] = []
     module = types.ModuleType("penstock.runtime.supervisor")
-    module.run = lambda loaded, *, command, finished: calls.append((command, loaded.settings)) or 0  # type: ignore[attr-defined]
-    module.join = lambda cluster, pool, model: calls.append((cluster, pool, model)) or 0  # type: ignore[attr-defined]
+    module.run = lambda loaded, *, command, finished, reload: calls.append((command, loaded.settings)) or 0  # type: ignore[attr-defined]
+    joining = types.ModuleType("penstock.runtime.joining")
+    joining.join = lambda cluster, pool, model: calls.append((cluster, pool, model)) or 0  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "penstock.runtime.supervisor", module)
+    monkeypatch.setitem(sys.modules, "penstock.runtime.joining", joining)
     return calls
 
 
@@ -58,7 +60,7 @@ def test_a_boolean_flag_takes_a_word_or_none_and_leaves_the_next_argument(pensto
         ["attach", "gpu1:8000", "--model", "m"],
         ["attach", "http://127.0.0.1:9", "--model", "m", "--router.mod", "kv"],
         ["join", "--model", "sim", "--sim.blok_size", "3"],
-        ["join", "--model", "sim", "--engine", "vllm"],
+        ["join", "--model", "sim", "--engine", "openai"],
     ],
     ids=" ".join,
 )
@@ -85,6 +87,67 @@ def test_serve_makes_one_model_with_one_pool(penstock, started):
     pool = settings.models["org/my-model-1.5"].pools["main"]
     assert (pool.engine, pool.replicas, pool.sim.kv_blocks) == ("sim", 2, 4096)
     assert settings.frontend.port == 0
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A folder with a tokenizer, and a program to serve it."""
+    folder = tmp_path / "tiny-1.5"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
+    program = tmp_path / "bin" / "vllm"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    return folder, str(program)
+
+
+def test_serve_starts_vllm_on_a_folder(penstock, started, checkpoint):
+    folder, program = checkpoint
+    arguments = ["--engine", "vllm", "--vllm.command", program, "--vllm.args=--dtype,bfloat16", "--vllm.env", "{A: b}"]
+    assert penstock("serve", str(folder), *arguments, "--block_size", "32").exit_code == 0
+    (model,) = started[0][1].models.items()
+    assert (model[0], model[1].tokenizer) == ("tiny-1.5", str(folder))
+    pool = model[1].pools["main"]
+    assert (pool.engine, pool.replicas, pool.block_size) == ("vllm", 1, 32)
+    assert (pool.vllm.model, pool.vllm.args, pool.vllm.env) == (str(folder), ("--dtype", "bfloat16"), {"A": "b"})
+    assert penstock("serve", str(folder), *arguments, "--served-name", "mine", "--replicas", "2").exit_code == 0
+    assert started[1][1].models["mine"].pools["main"].replicas == 2
+
+
+def test_serve_finds_the_tokenizer_of_a_hub_model_that_was_fetched_before(penstock, started, checkpoint, tmp_path):
+    program = checkpoint[1]
+    snapshot = tmp_path / "hub" / "models--org--model" / "snapshots" / "abc"
+    arguments = ["serve", "org/model", "--engine", "vllm", "--vllm.command", program]
+    env = {"HF_HUB_CACHE": str(tmp_path / "hub")}
+    assert penstock(*arguments, env=env).exit_code == 0
+    snapshot.mkdir(parents=True)
+    assert penstock(*arguments, env=env).exit_code == 0
+    (snapshot / "tokenizer.json").write_text("{}")
+    assert penstock(*arguments, env=env).exit_code == 0
+    models = [settings.models["org/model"] for _, settings in started]
+    assert [model.tokenizer for model in models] == [None, None, str(snapshot)]
+    assert models[0].pools["main"].vllm.model == "org/model"
+
+
+def test_serve_without_the_program_or_the_folder_starts_nothing(penstock, started, checkpoint, tmp_path):
+    result = penstock("serve", str(checkpoint[0]), "--engine", "vllm", "--vllm.command", str(tmp_path / "none"))
+    assert result.exit_code == 2 and "is no program that can be started" in result.output
+    result = penstock("serve", "./nowhere", "--engine", "vllm")
+    assert result.exit_code == 2 and "there is no folder ./nowhere" in result.output
+    assert started == []
+
+
+def test_attach_takes_what_a_server_does_not_tell(penstock, started, cluster):
+    cluster.models = ("base",)
+    endpoints = ["--events", f"{cluster.url}/v1=tcp://gpu1:1", "--replay", "tcp://gpu1:2", "--stats", "tcp://gpu1:3"]
+    assert penstock("attach", cluster.url, "--engine", "sglang", "--topic", "kv", *endpoints).exit_code == 0
+    pool = started[0][1].models["base"].pools["attached"]
+    assert (pool.engine, pool.topic) == ("sglang", "kv")
+    assert (pool.events, pool.replay) == ((f"{cluster.url}=tcp://gpu1:1",), ("tcp://gpu1:2",))
+    assert pool.stats == ("tcp://gpu1:3",)
+    result = penstock("attach", cluster.url, "--events", "http://other:1=tcp://gpu1:1")
+    assert result.exit_code == 2 and "names a server that is not in urls" in result.output
 
 
 def test_attach_asks_each_server_and_groups_them_by_model(penstock, started, cluster):

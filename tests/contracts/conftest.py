@@ -1,8 +1,11 @@
 """Which adapters stand behind each seam's contract suite? A new adapter adds one harness here and passes unchanged."""
 
+import asyncio
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -10,19 +13,24 @@ import pytest
 
 from penstock.adapters.planes.inproc import InprocBus, InprocPlane
 from penstock.adapters.planes.zmq import ZmqPlane
-from penstock.adapters.seams import EventPlane, Store
+from penstock.adapters.seams import Connector, ConnectorError, EventPlane, PoolScale, Replica, Store
 from penstock.adapters.stores.file import FileStore
 from penstock.adapters.stores.memory import MemorySpace, MemoryStore
+from penstock.kernel.secret import ClusterSecret
+from tests.adapters.connectors.holding import Ward
 
 POLL = 0.02
 
+TEXT = "of the contract suites"
+SECRET = ClusterSecret(TEXT)
 OWNER = """
 import asyncio, sys
 from pathlib import Path
 from penstock.adapters.stores.file import FileStore
+from penstock.kernel.secret import ClusterSecret
 
-async def main(root, key, value, ttl):
-    store = FileStore(Path(root))
+async def main(root, secret, key, value, ttl):
+    store = FileStore(Path(root), secret=ClusterSecret(secret) if secret else None)
     await store.put(key, value.encode(), ttl=float(ttl))
     print("put", flush=True)
     await asyncio.sleep(120)
@@ -50,20 +58,23 @@ class StoreHarness(Protocol):
 class FileHarness:
     has_processes = True
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, secret: str = "") -> None:
         self.root = root
+        self._secret = secret
         self._aside = root.with_name("aside")
         self._stores: list[FileStore] = []
         self._children: list[subprocess.Popen[str]] = []
 
     def open(self) -> FileStore:
-        store = FileStore(self.root, poll=POLL)
+        store = FileStore(self.root, poll=POLL, secret=ClusterSecret(self._secret) if self._secret else None)
         self._stores.append(store)
         return store
 
     def spawn_owner(self, key: str, value: str, ttl: float) -> "subprocess.Popen[str]":
         child = subprocess.Popen(
-            [sys.executable, "-c", OWNER, str(self.root), key, value, str(ttl)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", OWNER, str(self.root), self._secret, key, value, str(ttl)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self._children.append(child)
         assert child.stdout is not None
@@ -116,9 +127,11 @@ class MemoryHarness:
             await store.close()
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "signed file", "memory"])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StoreHarness]:
-    harness: StoreHarness = FileHarness(tmp_path / "discovery") if request.param == "file" else MemoryHarness()
+    secret = TEXT if request.param == "signed file" else ""
+    memory = request.param == "memory"
+    harness: StoreHarness = MemoryHarness() if memory else FileHarness(tmp_path / "discovery", secret)
     yield harness
     await harness.close()
 
@@ -156,8 +169,12 @@ class InprocHarness(_Planes):
 
 
 class ZmqHarness(_Planes):
+    def __init__(self, secret: ClusterSecret | None = None) -> None:
+        super().__init__()
+        self._secret = secret
+
     async def mesh(self, count: int, limit: int = 10_000) -> list[EventPlane]:
-        made = [ZmqPlane(f"p{i}", limit=limit) for i in range(count)]
+        made = [ZmqPlane(f"p{i}", limit=limit, secret=self._secret) for i in range(count)]
         self.planes += made
         for plane in made:
             for other in made:
@@ -165,8 +182,109 @@ class ZmqHarness(_Planes):
         return [*made]
 
 
-@pytest.fixture(params=["inproc", "zmq"])
+@pytest.fixture(params=["inproc", "zmq", "zmq with curve"])
 async def planes(request: pytest.FixtureRequest) -> AsyncIterator[PlaneHarness]:
-    harness: PlaneHarness = InprocHarness() if request.param == "inproc" else ZmqHarness()
+    secret = SECRET if request.param == "zmq with curve" else None
+    harness: PlaneHarness = InprocHarness() if request.param == "inproc" else ZmqHarness(secret)
+    yield harness
+    await harness.close()
+
+
+class ConnectorHarness(Protocol):
+    """What the suite needs of a connector: one with a pool ``main`` of 2, and a way to make a replica fail."""
+
+    connector: Connector
+
+    async def crash(self, replica: Replica) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class ProcessHarness:
+    def __init__(self, ward: Ward) -> None:
+        self.ward = ward
+        self.connector: Connector = ward.connector
+
+    async def crash(self, replica: Replica) -> None:
+        assert replica.pid is not None
+        os.kill(replica.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        await self.ward.close()
+
+
+class ElsewhereConnector:
+    """A connector that only writes down what it wants: somebody else, as an operator does, makes it so in its time."""
+
+    def __init__(self) -> None:
+        self.wanted = 2
+        self.without: set[str] = set()
+        self.there: dict[str, int] = {}
+        self.made = 0
+        self.changed = asyncio.Condition()
+        self.closed = False
+        self.operator = asyncio.create_task(self.operate())
+
+    async def pools(self) -> Mapping[str, PoolScale]:
+        found = tuple(Replica(name, "ready", pid=number) for name, number in self.there.items())
+        return {"main": PoolScale(self.wanted, found)}
+
+    async def scale(self, pool: str, replicas: int, *, without: Collection[str] = ()) -> None:
+        if pool != "main" or not 0 <= replicas <= 100:
+            raise ConnectorError(f"pool {pool} can't have {replicas} replicas")
+        self.wanted, self.without = replicas, set(without)
+        await self.tell()
+
+    async def watch(self) -> AsyncIterator[Mapping[str, PoolScale]]:
+        while not self.closed:
+            yield await self.pools()
+            async with self.changed:
+                await self.changed.wait()
+
+    async def close(self) -> None:
+        self.closed = True
+        self.operator.cancel()
+        await asyncio.gather(self.operator, return_exceptions=True)
+        await self.tell()
+
+    async def tell(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def operate(self) -> None:
+        """One step at a time towards what is wanted, and never in the step in which it was asked."""
+        while True:
+            await asyncio.sleep(0.005)
+            named = self.without & set(self.there)
+            if named:
+                del self.there[named.pop()]
+            elif len(self.there) < self.wanted:
+                self.made += 1
+                self.there[f"pod-{self.made}"] = self.made
+            elif len(self.there) > self.wanted:
+                del self.there[next(reversed(self.there))]
+            else:
+                continue
+            await self.tell()
+
+
+class ElsewhereHarness:
+    def __init__(self) -> None:
+        self.elsewhere = ElsewhereConnector()
+        self.connector: Connector = self.elsewhere
+
+    async def crash(self, replica: Replica) -> None:
+        del self.elsewhere.there[replica.id]
+        await self.elsewhere.tell()
+
+    async def close(self) -> None:
+        await self.elsewhere.close()
+
+
+@pytest.fixture(params=["process", "elsewhere"])
+async def connectors(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ConnectorHarness]:
+    harness: ConnectorHarness = (
+        ProcessHarness(await Ward(tmp_path).up(2)) if request.param == "process" else ElsewhereHarness()
+    )
     yield harness
     await harness.close()

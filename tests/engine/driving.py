@@ -1,5 +1,8 @@
 """How do tests drive the engine? Under the kernel's Simulation, with what it told written down."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from penstock.engine.engine import Engine
 from penstock.engine.events import Finished, FirstToken, KvChanged, Rejected, Started
 from penstock.engine.settings import SimSettings
@@ -11,8 +14,15 @@ from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, KvStored
 class Driven:
     """An engine run to its end over timed events."""
 
-    def __init__(self, settings: SimSettings, events: list[tuple[int, Event]], *, checked: bool = True) -> None:
-        self.engine = Engine(settings)
+    def __init__(
+        self,
+        settings: SimSettings,
+        events: list[tuple[int, Event]],
+        *,
+        checked: bool = True,
+        table: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.engine = Engine(settings, table=table)
         self.told: list[tuple] = []
         self.kv: list[tuple] = []
         self.kv_times: list[int] = []

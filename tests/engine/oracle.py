@@ -1,14 +1,18 @@
 """What should the simulated engine do? The naive twin: one pass at a time, lists only, nothing in closed form.
 
-It is written from the description in `penstock.engine.scheduler`, shares no code with it beyond block hashing and the
-definition of the made-up answers, and is as slow as it looks.
+It is written from the description in `penstock.engine.scheduler`, shares no code with it beyond block hashing, the
+definition of the made-up answers and, for the kinds of timing that have tests of their own, how long one pass takes. It
+is as slow as it looks.
 """
 
+from collections.abc import Mapping
 from math import ceil
+from typing import Any
 
 from penstock.engine.events import Abort, ClearCache, Submit
 from penstock.engine.output import Answer, accepted
 from penstock.engine.settings import SimSettings
+from penstock.engine.timing import timing_of
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import Event
 
@@ -36,8 +40,9 @@ class Seq:
 
 
 class Oracle:
-    def __init__(self, settings: SimSettings) -> None:
+    def __init__(self, settings: SimSettings, table: Mapping[str, Any] | None = None) -> None:
         self.s = settings
+        self.timing = timing_of(settings.timing, settings.capacity, table)
         self.waiting: list[Seq] = []
         self.running: list[Seq] = []
         self.free = settings.kv_blocks
@@ -265,6 +270,9 @@ class Oracle:
         t = self.s.timing
         new = sum(n for _, n, decode in work if not decode)
         reads = [seq.known for seq, _, decode in work if decode]
+        if t.kind in ("roofline", "operators"):
+            chunks = [(seq.computed, n) for seq, n, decode in work if not decode]
+            return self.timing.mixed(new, chunks, sum(reads), len(reads))
         ms = 0.0
         if t.kind == "constant":
             if new:

@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 from penstock.engine.events import Abort, ClearCache, Submit
 from penstock.engine.settings import SimSettings, TimingSettings
 from tests.engine.driving import Driven
+from tests.engine.models import SLOW, profile_with_experts
 from tests.engine.oracle import Oracle
 
 MICROSECOND = 1_000
+TIMINGS = [
+    TimingSettings(kind="constant"),
+    TimingSettings(kind="polynomial"),
+    TimingSettings(kind="roofline", model="given", gpu="given"),
+    TimingSettings(kind="operators", model="given", profile="given"),
+]
+TABLE = {**profile_with_experts(), "gpu": SLOW}
+"""What the kinds of timing read from files; each takes its own."""
 
 
 @st.composite
@@ -36,7 +45,7 @@ def small_engines(draw: st.DrawFn) -> SimSettings:
         speculative_tokens=drafts,
         accept_rate=draw(st.sampled_from([0.0, 0.5, 1.0])),
         reply_tokens=draw(st.sampled_from([0, 6])),
-        timing=TimingSettings(kind=draw(st.sampled_from(["constant", "polynomial"]))),
+        timing=draw(st.sampled_from(TIMINGS)),
     )
 
 
@@ -79,9 +88,9 @@ def workloads(draw: st.DrawFn) -> list[tuple[int, object]]:
 
 
 def assert_equal(config: SimSettings, events: list) -> Driven:
-    oracle = Oracle(config)
+    oracle = Oracle(config, TABLE)
     oracle.run(list(events))
-    driven = Driven(config, events).run()
+    driven = Driven(config, events, table=TABLE).run()
     assert [line[:2] + line[3:] for line in driven.told] == [line[:2] + line[3:] for line in oracle.told]
     for mine, theirs in zip(driven.told, oracle.told, strict=True):
         assert abs(mine[2] - theirs[2]) <= MICROSECOND, (mine, theirs)
@@ -106,9 +115,9 @@ def test_the_lazy_engine_equals_the_naive_one(config: SimSettings, events: list)
 @given(small_engines(), workloads(), st.lists(st.integers(0, 3_000_000_000), max_size=6))
 @settings(max_examples=100, deadline=None)
 def test_tokens_are_out_when_the_naive_engine_says(config: SimSettings, events: list, looks: list[int]) -> None:
-    oracle = Oracle(config)
+    oracle = Oracle(config, TABLE)
     oracle.run(list(events))
-    driven = Driven(config, events)
+    driven = Driven(config, events, table=TABLE)
     for look in sorted(look * 2 + 1 for look in looks):
         driven.run(until=look)
         engine = driven.engine
@@ -124,8 +133,8 @@ def test_tokens_are_out_when_the_naive_engine_says(config: SimSettings, events: 
 @given(small_engines(), workloads(), st.integers(0, 3_000_000_000))
 @settings(max_examples=100, deadline=None)
 def test_a_snapshot_taken_at_any_time_changes_nothing(config: SimSettings, events: list, at: int) -> None:
-    straight = Driven(config, events).run()
-    broken = Driven(config, events).run(until=at)
+    straight = Driven(config, events, table=TABLE).run()
+    broken = Driven(config, events, table=TABLE).run(until=at)
     # Plain data: it goes through the journal's encoding.
     state = msgspec.msgpack.decode(msgspec.msgpack.encode(broken.engine.snapshot()))
     broken.engine.restore(state)
@@ -138,8 +147,8 @@ def test_a_snapshot_taken_at_any_time_changes_nothing(config: SimSettings, event
 @given(small_engines(), workloads(), st.lists(st.integers(0, 3_000_000_000), max_size=8))
 @settings(max_examples=100, deadline=None)
 def test_looking_at_statistics_changes_nothing(config: SimSettings, events: list, looks: list[int]) -> None:
-    straight = Driven(config, events).run()
-    watched = Driven(config, events)
+    straight = Driven(config, events, table=TABLE).run()
+    watched = Driven(config, events, table=TABLE)
     total = watched.engine.take_stats(0)
     for look in sorted(looks):
         watched.run(until=look)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from penstock.engine.settings import TimingSettings
 from penstock.engine.timing import Timing, timing_of
 from penstock.kernel.errors import ConfigError
+from tests.engine.models import LLAMA_8B, SLOW, TINY, profile
 
 CAPACITY = 64 * 1000
 TABLE = {
@@ -23,11 +24,23 @@ KINDS = {
     "low": TimingSettings(decode_base=0.2, decode_quadratic=0.0),
     "table": TimingSettings(kind="table", table="given"),
     "fast": TimingSettings(speed_up=8.0),
+    "roofline": TimingSettings(kind="roofline", model="given", gpu="h100"),
+    "windowed": TimingSettings(kind="roofline", model="given", gpu="given", tensor_parallel=2, speed_up=3.0),
+    "operators": TimingSettings(kind="operators", model="given", profile="given"),
+    "operators over two": TimingSettings(
+        kind="operators", model="given", profile="given", gpu="h100", tensor_parallel=2
+    ),
+}
+FILES = {
+    "roofline": {"model": LLAMA_8B},
+    "windowed": {"model": TINY, "gpu": SLOW},
+    "operators": profile(),
+    "operators over two": profile(),
 }
 
 
 def timing(kind: str) -> Timing:
-    return timing_of(KINDS[kind], CAPACITY, TABLE)
+    return timing_of(KINDS[kind], CAPACITY, FILES.get(kind, TABLE))
 
 
 def test_the_polynomial_is_the_published_one() -> None:
@@ -61,6 +74,35 @@ def test_more_work_never_takes_less(kind: str, tokens: int, more: int, kv: int, 
     model = timing(kind)
     assert model.prefill(tokens) <= model.prefill(tokens + more) * (1 + 1e-12)
     assert model.decode(kv, 8) <= model.decode(kv + more_kv, 8) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    chunks=st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 3000)), max_size=4),
+    kv=st.integers(1, CAPACITY),
+    seqs=st.integers(0, 64),
+    past=st.integers(0, 2000),
+)
+def test_a_pass_takes_at_least_what_its_parts_take(
+    kind: str, chunks: list[tuple[int, int]], kv: int, seqs: int, past: int
+) -> None:
+    model = timing(kind)
+    tokens, kv = sum(new for _, new in chunks), kv if seqs else 0
+    mixed = model.mixed(tokens, iter(chunks), kv, seqs) * (1 + 1e-9)
+    if kind.startswith("operators"):  # measured attention need not rise along both axes: without it
+        assert mixed >= 0.0
+        return
+    assert mixed >= model.decode(kv, seqs)
+    assert not chunks or mixed >= model.mixed(tokens, iter(chunks), 0, 0)
+    deeper = [(before + past, new) for before, new in chunks]
+    assert model.mixed(tokens, iter(deeper), kv, seqs) * (1 + 1e-9) >= model.mixed(tokens, iter(chunks), kv, seqs)
+
+
+def test_models_that_know_no_mixed_pass_add_its_parts_exactly() -> None:
+    for kind in ("constant", "polynomial", "table"):
+        model = timing(kind)
+        assert model.mixed(700, iter([(5, 700)]), 9000, 9) == model.prefill(700) + model.decode(9000, 9)
+        assert model.mixed(700, iter([(5, 700)]), 0, 0) == model.prefill(700)
 
 
 def test_what_the_table_does_not_cover_is_counted() -> None:

@@ -5,13 +5,13 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
-from penstock.adapters.engines.openai import EngineClient
+from penstock.adapters.engines.wire import open_calls
 from penstock.adapters.telemetry.prometheus import Metrics
 from penstock.config.cluster import ClusterSettings, ModelSettings, PoolSettings
 from penstock.config.frontend import FrontendSettings
@@ -28,6 +28,8 @@ from penstock.runtime.tickets import Tickets
 
 _key: Any = getattr(web, "RequestKey", web.AppKey)
 ENGINE: Any = _key("engine", object)
+HTTP: Literal["fast", "plain"] = "fast"
+"""Which HTTP carries both sides of a stand; the suites run on both (`conftest.py`)."""
 Reply = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
@@ -134,7 +136,7 @@ class Stand:
         body = {"model": "m", "messages": [{"role": "user", "content": text}], **more}
         return await self.http.post("/v1/chat/completions", json=body, headers=headers or {})
 
-    def join(self, engine: Engine, **card: Any) -> None:
+    def join(self, engine: Engine, /, **card: Any) -> None:
         defaults: dict[str, Any] = {"model": "m", "block_size": 4, "epoch": 1}
         self.live.post(
             "router",
@@ -166,7 +168,8 @@ async def stand(
     base = settings or ClusterSettings(
         models={"m": ModelSettings(tokenizer=None if tokenizer is None else "given", pools={"main": PoolSettings()})}
     )
-    base = msgspec.structs.replace(base, frontend=msgspec.structs.replace(frontend or FrontendSettings(), port=0))
+    frontend = msgspec.structs.replace(frontend or base.frontend, port=0, http=HTTP)
+    base = msgspec.structs.replace(base, frontend=frontend)
     router = Router(base.router, name="router", seed=1)
     live = Live({"router": router})
     notes: dict[str, int] = {}
@@ -179,7 +182,17 @@ async def stand(
         return {**router.status(live.now()), "frontends": []}
 
     node: Any = SimpleNamespace(
-        name="router", router=router, live=live, loop_monitor=LoopMonitor(), noted=notes, peers=None, status=status
+        name="router",
+        router=router,
+        live=live,
+        loop_monitor=LoopMonitor(),
+        noted=notes,
+        peers=None,
+        status=status,
+        store=None,
+        plane=None,
+        membership=SimpleNamespace(newer=0),
+        feeds=SimpleNamespace(handshakes_failed=0),
     )
     engines = [Engine(f"e{number}") for number in range(count)]
     for engine in engines:
@@ -189,7 +202,7 @@ async def stand(
         settings=base,
         cluster=NodeCluster(node),
         tickets=tickets,
-        engines=EngineClient(connect_timeout=1.0),
+        engines=open_calls(HTTP == "fast", connect_timeout=1.0),
         tokenizers=dict.fromkeys(base.models, tokenizer),
         metrics=Metrics("router", base.frontend.context_types_max),
         records=records,

@@ -72,6 +72,31 @@ async def test_clear_kv_blocks_asks_every_engine() -> None:
         assert [w["worker"] for w in found["workers"] if not w["cleared"]] == ["e1"]
 
 
+async def test_an_engine_that_announces_a_clear_late_is_made_to_take_a_step() -> None:
+    async def refuse(request: web.Request, body: object) -> web.StreamResponse:
+        return web.json_response({}, status=500)
+
+    async with stand(1, card={"engine": "vllm", "events": ("tcp://127.0.0.1:9",)}) as s:
+        (worker,) = (await (await s.http.post("/clear_kv_blocks")).json())["workers"]
+        assert worker["cleared"] and "reason" not in worker
+        (body,) = map(json.loads, s.engines[0].bodies)
+        assert body["max_tokens"] == 1 and s.engines[0].resets == 1
+        s.engines[0].reply = refuse
+        (worker,) = (await (await s.http.post("/clear_kv_blocks")).json())["workers"]
+        assert worker["cleared"] and "only with its next request" in worker["reason"]
+    async with stand(1, card={"engine": "vllm"}) as s:  # it announces nothing, so there is nothing to wait for
+        assert (await (await s.http.post("/clear_kv_blocks")).json())["cleared"] == 1
+        assert s.engines[0].bodies == []
+
+
+async def test_an_engine_without_such_a_route_is_told_by_name() -> None:
+    async with stand(1, card={"engine": "llamacpp"}) as s:
+        answer = await s.http.post("/clear_kv_blocks")
+        (worker,) = (await answer.json())["workers"]
+        assert answer.status == 502 and worker["reason"] == "llama.cpp has no route that clears its cache"
+        assert s.engines[0].resets == 0
+
+
 async def test_page_is_self_contained() -> None:
     async with stand() as s:
         answer = await s.http.get("/ui")

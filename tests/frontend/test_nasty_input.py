@@ -152,7 +152,7 @@ async def raw(s: Stand, data: bytes, *, end: bool = False) -> bytes:
 async def test_contradicting_heads_are_400(head: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async with stand() as s:
         got = await raw(s, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n12345")
-        assert got.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400")), got[:200]
+        assert got.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400", b"HTTP/1.1 431")), got[:200]
         assert b"Traceback" not in got
         assert s.engines[0].bodies == []
 
@@ -198,9 +198,10 @@ async def test_expect_continue_is_answered() -> None:
 async def test_unknown_routes_and_methods() -> None:
     async with stand() as s:
         for method, path, status in (
-            ("GET", "/v1/chat/completions", 404),
+            ("GET", "/v1/chat/completions", 405),
+            ("DELETE", "/v1/models/m", 405),
             ("POST", "/v1/files", 404),
-            ("DELETE", "/v1/models", 404),
+            ("DELETE", "/v1/models", 405),
             ("GET", "/nothing", 404),
             ("POST", "/health", 405),
             ("GET", "/v1/models/nope", 404),
@@ -208,6 +209,7 @@ async def test_unknown_routes_and_methods() -> None:
             answer = await s.http.request(method, path)
             assert answer.status == status, (method, path, answer.status)
             assert "error" in await answer.json()
+            assert ("allow" in answer.headers) == (status == 405)
 
 
 json_values = st.recursive(

@@ -12,19 +12,16 @@ async def test_nodelay_is_set_on_both_sides() -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         async with http.post(f"{scene.server.url}/v1/chat/completions", json=body) as answer:
             assert answer.status == 200
-        connections = [
-            connection.transport.get_extra_info("socket")
-            for runner in scene.server._runners
-            if runner.server is not None
-            for connection in runner.server.connections
-            if connection.transport is not None
-        ]
-        upstream = [
-            protocol.transport.get_extra_info("socket")
-            for pooled in scene.service.engines._session.connector._conns.values()  # type: ignore[union-attr]
-            for protocol, _ in pooled
-            if protocol.transport is not None
-        ]
+        if scene.server._fast is not None:
+            transports = [connection.transport for connection in scene.server._fast.connections]
+            origins = scene.service.engines._origins.values()  # type: ignore[attr-defined]
+            transports_up = [connection._transport for origin in origins for connection in origin._made]
+        else:
+            transports = [c.transport for runner in scene.server._runners for c in runner.server.connections]
+            pools = scene.service.engines._session.connector._conns.values()  # type: ignore[attr-defined]
+            transports_up = [protocol.transport for pool in pools for protocol, _ in pool]
+        connections = [transport.get_extra_info("socket") for transport in transports]
+        upstream = [transport.get_extra_info("socket") for transport in transports_up]
         assert connections and upstream
         for found in (*connections, *upstream):
             assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1

@@ -18,9 +18,9 @@ from penstock.adapters.telemetry.exposition import Registry, merge, parse
 from penstock.adapters.telemetry.otel import Tracer
 from penstock.adapters.telemetry.prometheus import SEEN_BY_ALL, Metrics
 from penstock.frontend import logs
-from penstock.frontend.records import CsvRows, Discard, keep_writing
+from penstock.frontend.records import Discard, keep_writing
 from penstock.kernel.errors import ConfigError
-from penstock.runtime.run_folder import LineWriter
+from penstock.runtime.run_folder import CsvRows, LineWriter
 
 WANTED = (
     "dynamo_frontend_requests_total",

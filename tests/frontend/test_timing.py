@@ -11,8 +11,8 @@ class Gaps:
     def __init__(self) -> None:
         self.seen: list[tuple[float, int]] = []
 
-    def observe(self, value: float, times: int = 1) -> None:
-        self.seen.append((value, times))
+    def observe_all(self, values: list[tuple[float, int]]) -> None:
+        self.seen += values
 
 
 def streamed(times: list[float], output: int) -> tuple[Timing, Gaps]:

@@ -44,6 +44,20 @@ def test_mean_gap_is_tpot(steps: list[tuple[float, int]]) -> None:
     assert found.mean == pytest.approx(record.tpot, abs=1e-9)
 
 
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=80))
+def test_streams_of_single_tokens_are_summed_up_like_all_others(steps: list[float]) -> None:
+    chunks = [(0.0, 1)]
+    for step in steps:
+        chunks.append((chunks[-1][0] + step, 1))
+    found = summarise_gaps(chunks)
+    ordered = sorted(gaps_of(chunks))
+    assert found is not None
+    for q, value in ((0.5, found.p50), (0.9, found.p90), (0.99, found.p99)):
+        assert value == weighted_percentile(ordered, q)
+    assert (found.gaps, found.max) == (len(steps), ordered[-1][0])
+    assert found.mean == sum(gap for gap, _ in ordered) / len(ordered)
+
+
 @given(st.lists(st.tuples(st.integers(0, 9).map(float), st.integers(1, 5)), min_size=1, max_size=9), st.floats(0, 1))
 def test_weighted_percentile_is_that_of_the_values_written_out(pairs: list[tuple[float, int]], q: float) -> None:
     pairs.sort()

@@ -31,7 +31,7 @@ class Served:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "PENSTOCK_STATE_DIR": str(folder / "state"), **(env or {})},
             start_new_session=True,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)

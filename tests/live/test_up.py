@@ -27,7 +27,7 @@ def test_it_prints_what_to_try_next(up: Served) -> None:
     for word in ("Model", "Endpoint", "Page", "Run"):
         assert up.find(word)
     assert "penstock status" in up.text and "curl" in up.text
-    assert len(up.children()) == 5, "four engines and a frontend"
+    assert len(up.children()) == 9, "four engines, each with its keeper, and a frontend"
 
 
 def test_chat_unary_and_streamed_give_the_same_text(up: Served) -> None:
@@ -144,11 +144,18 @@ def test_join_adds_engines_and_takes_them_out(up: Served, tmp_path: Path) -> Non
 
 def test_attach_puts_a_frontend_before_servers_that_run(up: Served, tmp_path: Path) -> None:
     urls = [worker["url"] for worker in up.get("/admin/status")[1]["workers"]][:2]
-    with served(tmp_path, "attach", *urls, "--frontend.port", "0") as front:
+    # Engines of ours tell their KV events only to who knows their cluster's secret.
+    env = {"PENSTOCK_CLUSTER_SECRET": (up.run / "cluster.secret").read_text().strip()}
+    with served(tmp_path, "attach", *urls, "--frontend.port", "0", env=env) as front:
         status, _body, _headers = front.chat("through the second frontend")
         assert status == 200
         workers = front.get("/admin/status")[1]["workers"]
         assert len(workers) == 2 and all(worker["index"] == "exact" for worker in workers)
+    with served(tmp_path, "attach", *urls, "--frontend.port", "0") as stranger:
+        assert stranger.chat("requests need no secret")[0] == 200
+        until(lambda: all(w["index"] != "exact" for w in stranger.get("/admin/status")[1]["workers"]), 20)
+        assert "another cluster secret" in json.dumps(stranger.get("/admin/status")[1]["findings"])
+        assert "another cluster secret" in penstock("doctor", "--url", stranger.url)
 
 
 def test_a_killed_engine_loses_no_new_request_and_comes_back(tmp_path: Path) -> None:
@@ -197,7 +204,7 @@ def frontend_pid(cluster: Served) -> int:
 def test_a_killed_supervisor_leaves_no_process_behind(tmp_path: Path) -> None:
     cluster = Served(["up", *FAST], tmp_path).wait_up()
     family = cluster.children()
-    assert len(family) == 5
+    assert len(family) == 9
     cluster.process.kill()
     cluster.process.wait(10)
     until(lambda: not any(alive(pid) for pid in family), 40)
@@ -271,7 +278,7 @@ def test_two_frontends_share_a_port_and_see_each_others_load(tmp_path: Path) -> 
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             outcomes = list(pool.map(lambda n: cluster.chat(text + str(n)), range(40)))
         assert {status for status, _, _ in outcomes} == {200}
-        assert len(cluster.children()) == 6
+        assert len(cluster.children()) == 10
         assert cluster.get("/admin/status")[1]["frontends"], "it sees the other one"
 
 

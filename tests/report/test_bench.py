@@ -228,13 +228,24 @@ def test_cpu_is_read_where_the_system_tells(tmp_path: Path) -> None:
     assert saturation.read_cpu(stat) is None
 
 
+def test_a_trace_that_knows_only_lengths_can_be_sent(tmp_path: Path) -> None:
+    from penstock.report.plan import plan_of
+
+    trace = tmp_path / "azure.csv"
+    rows = ("2023-11-16 18:17:03.9799600,37,4", "2023-11-16 18:17:04.9799600,37,5")
+    trace.write_text("\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *rows)) + "\n")
+    one, other = plan_of(BenchOptions(url="http://x", trace=trace)).shots("m", None)
+    prompts = [json.loads(shot.body)["prompt"] for shot in (one, other)]
+    assert [len(prompt) for prompt in prompts] == [37, 37] and prompts[0][0] != prompts[1][0]
+    assert other.due == pytest.approx(1.0)
+
+
 def test_steady_options_make_the_same_plan(trace: Path) -> None:
-    from penstock.report.plan import open_plan
+    from penstock.report.plan import plan_of
 
     def shots() -> list[tuple[float, bytes]]:
         wanted = BenchOptions(url="http://x", trace=trace, spread_ties=True, speed_up=2.0)
-        with open_plan(wanted) as plan:
-            return [(shot.due, shot.body) for shot in itertools.islice(plan.shots("m", None), 20)]
+        return [(shot.due, shot.body) for shot in itertools.islice(plan_of(wanted).shots("m", None), 20)]
 
     assert shots() == shots()
     assert shots()[2][0] == pytest.approx(0.01)

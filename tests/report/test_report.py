@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.kernel.errors import ConfigError
@@ -98,6 +98,8 @@ def test_a_thinned_distribution_lies_on_the_whole_one(values: list[tuple[float, 
     st.sampled_from(["linear", "log"]),
     st.floats(1e-3, 1e6),
 )
+@example([(5e-324, 0.0)], "log", 1.0)
+@example([(0.0, 5e-324)], "linear", 1.0)
 def test_any_points_can_be_drawn(points: list[tuple[float, float]], scale: str, mark: float) -> None:
     chart = line_chart(
         "a <b> & c", Axis("x (s)", scale), Axis("y (%)"), [Line("one", sorted(points))], [Mark("m", mark, "x")]

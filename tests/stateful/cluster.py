@@ -26,13 +26,14 @@ from penstock.router.events import (
     Preferences,
     ReplayEnded,
     ReplayWanted,
+    Resume,
     WorkerCordoned,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
 )
 from penstock.router.router import Router
-from penstock.router.settings import BreakerSettings, QueueSettings, RouterSettings
+from penstock.router.settings import BreakerSettings, HedgeSettings, MigrationSettings, QueueSettings, RouterSettings
 
 BLOCK = 16
 MODEL = "m"
@@ -69,6 +70,8 @@ class Cluster:
             ),
             breaker=BreakerSettings(failures=rng.choice((1, 3)), open_for=0.5, open_max=2.0),
             attempts_max=rng.choice((1, 2, 3)),
+            hedge=HedgeSettings(after=rng.choice((None, 0.1, 0.4)), share=1.0),
+            migration=MigrationSettings(limit=rng.choice((0, 1, 3))),
             inflight_max=rng.choice((5, 1000)),
             request_timeout=rng.choice((2.0, 60.0)),
         )
@@ -78,6 +81,9 @@ class Cluster:
         self.arrived: list[RequestId] = []
         self.decisions: list[Decision] = []
         self.open_attempts: dict[RequestId, int] = {}
+        self.isl: dict[RequestId, int] = {}
+        self.resumed: dict[RequestId, int] = {}
+        self.migrations = 0
         self.problems: list[str] = []
         self.run = Simulation({"router": self.router}, self.world, checked=True, watch=self.watch)
         for number in range(workers):
@@ -109,6 +115,7 @@ class Cluster:
             deadline=deadline,
         )
         self.arrived.append(request)
+        self.isl[request] = len(tokens)
         self.run.post(at, "router", event)
         if rng.random() < 0.15:
             self.run.post(at + round(rng.expovariate(2.0) * SECOND), "router", Cancelled(id=request))
@@ -170,6 +177,16 @@ class Cluster:
             ),
         )
         self.run.machines.setdefault("engines", Engines(self))
+
+    def resume(self, request: RequestId) -> Resume | None:
+        """Where another engine could go on, for the requests that can."""
+        open_request = self.router.requests.get(request)
+        if open_request is None or self.rng.random() < 0.2:
+            return None
+        more = self.rng.randrange(1, 40)
+        self.resumed[request] = self.resumed.get(request, 0) + more
+        event = open_request.event
+        return Resume(isl=event.isl + more, blocks=event.blocks, tokens=self.resumed[request])
 
     def replay(self, now: Nanos, wanted: ReplayWanted) -> Answer:
         engine = self.engines[wanted.worker]
@@ -236,7 +253,12 @@ class Cluster:
         for request in self.arrived:
             ends = self.closed.get(request, [])
             assert len(ends) == 1, f"{request} has {len(ends)} terminal effects: {ends}"
-            assert ends[0].attempts <= self.settings.attempts_max
+            end = ends[0]
+            legs = self.settings.attempts_max + (self.settings.hedge.after is not None) * self.settings.attempts_max
+            assert end.attempts <= legs * (end.migrations + 1)
+            assert end.migrations <= self.settings.migration.limit
+            assert end.isl == self.isl[request], "a migration must not change what the prompt is said to be"
+            self.migrations += end.migrations
         assert not self.router.requests
         for pool in self.router.pools.values():
             assert len(pool.active) == 0 and len(pool.queue) == 0 and pool.inflight == 0
@@ -319,7 +341,13 @@ class Chaos(_Bookless):
                 cluster.run.post(
                     late,
                     "router",
-                    Failed(id=request, attempt=attempt, reason="connection reset", retryable=not streaming),
+                    Failed(
+                        id=request,
+                        attempt=attempt,
+                        reason="connection reset",
+                        retryable=not streaming or cluster.resumed.get(request, 0) > 0,
+                        resume=cluster.resume(request) if streaming else None,
+                    ),
                 )
             engine.running.clear()
             noticed = now + round(rng.random() * 2.0 * SECOND)

@@ -3,6 +3,7 @@
 import itertools
 import random
 import statistics
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from penstock.traffic.bound import infinite_cache_bound
 from penstock.traffic.lengths import Empirical, Fixed, Lognormal
 from penstock.traffic.prompts import PromptMaker
 from penstock.traffic.request import TrafficRequest
-from penstock.traffic.workloads import Form, Name, workload
+from penstock.traffic.workloads import Form, Name, Plain, plain, workload
 
 KINDS: list[arrivals.Kind] = ["poisson", "gamma", "constant", "bursts"]
 
@@ -55,7 +56,7 @@ def test_lengths_stay_in_range_and_follow_their_weights() -> None:
 
 
 @pytest.mark.parametrize("form", ["tokens", "text"])
-@pytest.mark.parametrize("name", ["chat", "rag", "agent"])
+@pytest.mark.parametrize("name", get_args(Name))
 def test_a_workload_ascends_keeps_its_rate_and_its_seed(name: Name, form: Form) -> None:
     def take(seed: int, count: int) -> list[TrafficRequest]:
         return list(itertools.islice(workload(name, 20.0, random.Random(seed), form=form), count))
@@ -68,7 +69,7 @@ def test_a_workload_ascends_keeps_its_rate_and_its_seed(name: Name, form: Form) 
         for part in (found[: count // 2], found[count // 2 :]):  # no slow start while sessions gather
             assert (len(part) - 1) / (part[-1].at - part[0].at) == pytest.approx(20.0, rel=0.25)
         assert 0.0 <= found[0].at < 2.0
-        assert all(len(each.hash_ids) * each.block_size == each.isl for each in found)
+        assert all(-(-each.isl // each.block_size) == len(each.hash_ids) for each in found)
     else:
         assert all(each.messages and not each.hash_ids for each in found)
 
@@ -87,11 +88,32 @@ def test_later_turns_extend_the_prompt_of_earlier_ones() -> None:
     assert turns > 500
 
 
-@pytest.mark.parametrize(("name", "least"), [("chat", 0.4), ("rag", 0.1), ("agent", 0.8)])
+@pytest.mark.parametrize(("name", "least"), [("chat", 0.4), ("rag", 0.1), ("agent", 0.8), ("tenants", 0.8)])
 def test_workloads_share_as_their_kind_does(name: Name, least: float) -> None:
     bound = infinite_cache_bound(itertools.islice(workload(name, 20.0, random.Random(5)), 1000), 64)
     assert bound is not None
     assert least < bound < 1.0
+
+
+def test_plain_requests_are_exactly_as_long_as_asked_and_share_nothing() -> None:
+    shape = Plain(prompt=Fixed(1000), answer=Fixed(50))
+    found = list(itertools.islice(plain(20.0, random.Random(5), shape=shape), 500))
+    assert {(each.isl, each.osl, each.session, each.kind) for each in found} == {(1000, 50, None, "fixed")}
+    assert infinite_cache_bound(found, 16) == 0.0
+
+
+def test_tenants_share_their_system_prompts_only() -> None:
+    shape = Plain(prompt=Fixed(100), tenants=3, system_length=Fixed(64))
+    found = list(itertools.islice(plain(20.0, random.Random(5), shape=shape, kind="tenants"), 300))
+    assert {(each.isl, each.kind) for each in found} == {(164, "tenants")}
+    firsts = [tuple(each.hash_ids[:4]) for each in found]
+    assert len(set(firsts)) == 3
+    assert (
+        firsts.count(max(firsts, key=firsts.count)) > 300 * 0.45
+    )  # the first tenant of three has 6/11 of the requests
+    assert infinite_cache_bound(found, 16) == pytest.approx(64 / 164, rel=0.02)
+    texts = list(itertools.islice(plain(20.0, random.Random(5), shape=shape, form="text"), 300))
+    assert len({each.messages[0].content for each in texts if each.messages}) == 3
 
 
 def test_text_turns_share_their_text() -> None:

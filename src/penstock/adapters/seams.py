@@ -3,8 +3,8 @@
 Each has one contract suite in tests/contracts that every adapter of it passes unchanged.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import KvEvent
@@ -83,3 +83,68 @@ class KvBatch(NamedTuple):
     sequence: int
     rank: int
     events: list[KvEvent]
+
+
+class ConnectorError(PenstockError):
+    """A connector can't want what it was asked to want: no such pool, or more replicas than there can be."""
+
+
+ReplicaState = Literal["starting", "ready", "draining", "stopping", "failed"]
+
+
+class Replica(NamedTuple):
+    """One replica of a pool. ``reason``: why it does not serve, where there is something to say; ``gpus``: its own."""
+
+    id: str
+    state: ReplicaState
+    reason: str | None = None
+    pid: int | None = None
+    gpus: tuple[int, ...] = ()
+
+
+class PoolScale(NamedTuple):
+    """How many replicas a pool should have and which it has, those on their way in and out included.
+
+    ``limit``: the most that can be wanted, or None where only an attempt would tell.
+    """
+
+    desired: int
+    replicas: tuple[Replica, ...]
+    limit: int | None = None
+
+    @property
+    def ready(self) -> int:
+        return sum(replica.state == "ready" for replica in self.replicas)
+
+    @property
+    def settled(self) -> bool:
+        """True where nothing is left to do."""
+        return self.ready == self.desired == len(self.replicas)
+
+
+class Connector(Protocol):
+    """Who can change how many replicas a pool has.
+
+    Level-triggered: `scale` says what should be, at once and as often as one likes, and the connector works towards
+    the newest word until it is so. A replica that fails is started again; one that goes is drained first.
+    """
+
+    async def pools(self) -> Mapping[str, PoolScale]:
+        """Return every pool as it is now."""
+        ...
+
+    async def scale(self, pool: str, replicas: int, *, without: Collection[str] = ()) -> None:
+        """Want so many replicas; those named in ``without`` go first and do not count, wanted or not.
+
+        Raises:
+            ConnectorError: there is no such pool, or there can't be so many; nothing changed.
+        """
+        ...
+
+    def watch(self) -> AsyncIterator[Mapping[str, PoolScale]]:
+        """Yield all pools as they are, and again after changes; a slow reader sees only the newest."""
+        ...
+
+    async def close(self) -> None:
+        """Stop working towards anything. Replicas that would outlive us are ended where they are ours alone."""
+        ...

@@ -2,7 +2,7 @@
 
 import http.client
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
 
@@ -61,9 +61,9 @@ class Client:
         finally:
             connection.close()
 
-    def post(self, path: str, body: Any) -> tuple[Any, dict[str, str]]:
-        """Send JSON; return the JSON answer and its headers (lower case)."""
-        connection, answer = self._open("POST", path, body)
+    def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> tuple[Any, dict[str, str]]:
+        """Send JSON, with more headers; return the JSON answer and its headers (lower case)."""
+        connection, answer = self._open("POST", path, body, headers)
         try:
             return self._json(path, answer), {name.lower(): value for name, value in answer.getheaders()}
         finally:
@@ -100,12 +100,14 @@ class Client:
                 raise Refused(_error_text(event) or "the stream ended with an error", status=200)
             yield event
 
-    def _open(self, method: str, path: str, body: Any) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    def _open(
+        self, method: str, path: str, body: Any, more: Mapping[str, str] | None = None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         host, port = self._parts.hostname, self._parts.port
         assert host is not None
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(host, port, timeout=self.timeout)
-        headers = {"accept": "application/json"}
+        headers = {"accept": "application/json", **(more or {})}
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
         data = None

@@ -27,6 +27,8 @@ DISK_WARN = 1 << 30
 DISK_ERROR = 100 << 20
 SKEW_WARN = 5.0
 """Seconds; the HTTP Date header has whole seconds, so less can't be told."""
+PROBE_TIMEOUT = 60.0
+"""Seconds for a prompt of some blocks and one token; a busy engine takes a while."""
 CLOCK_MIN = 1_700_000_000
 """A clock before this (November 2023) was never set."""
 
@@ -41,7 +43,18 @@ class Finding:
     hint: str | None = None
 
 
-def examine(config: str | None, url: str, admin_key: str | None, *, url_was_given: bool) -> list[Finding]:
+@dataclass(frozen=True, slots=True)
+class Probing:
+    """Whether workers are sent prompts, ``unknown`` ones of no known kind too, and with which key."""
+
+    on: bool = True
+    unknown: bool = False
+    api_key: str | None = None
+
+
+def examine(
+    config: str | None, url: str, admin_key: str | None, *, url_was_given: bool, probing: Probing
+) -> list[Finding]:
     """Run every check.
 
     Args:
@@ -55,7 +68,9 @@ def examine(config: str | None, url: str, admin_key: str | None, *, url_was_give
     if settings is not None:
         findings += check_ports(settings, status is not None)
         findings += check_disk(Path(settings.runs.dir))
-    return [*findings, *of_cluster, *(check_status(status) if status is not None else ())]
+    if status is not None:
+        of_cluster += [*check_status(status), *check_caches(client, url, status, probing)]
+    return [*findings, *of_cluster]
 
 
 def check_python() -> Iterator[Finding]:
@@ -188,6 +203,23 @@ def check_status(status: dict[str, Any]) -> Iterator[Finding]:
         yield _no_tokenizer(blind)
     if not said:
         yield Finding("ok", "cluster", "it has no findings of its own")
+
+
+def check_caches(client: Client, url: str, status: dict[str, Any], probing: Probing) -> Iterator[Finding]:
+    """Is our view of each engine's cache right?"""
+    if not probing.on:
+        return
+    from penstock.cli.doctor_probe import probe
+
+    where = url
+    try:
+        Client(url, probing.api_key, timeout=5.0).get("/v1/models")
+    except (Refused, Unreachable) as error:
+        if isinstance(error, Refused) and error.status == 404:  # /admin has a port of its own, and this is it
+            where = status.get("endpoint") or url
+    keyed = Client(where, probing.api_key, timeout=PROBE_TIMEOUT)
+    for said in probe(client, keyed, status, unknown=probing.unknown):
+        yield Finding(said.level, "cache", said.text, said.hint)
 
 
 def _no_tokenizer(models: list[str]) -> Finding:

@@ -1,5 +1,6 @@
 """What does ``penstock explain`` show? The table of candidates behind a decision, from the record that decided."""
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ Examples:
   penstock explain                        the newest requests, with their ids
   penstock explain REQUEST_ID
   penstock explain REQUEST_ID --json | jq '.decisions[0].candidates'
+  penstock explain REQUEST_ID --run runs/RUN      of a run that is over, or was simulated
 
 An answer carries its id in the header x-penstock-request-id. Lower cost wins; the chosen worker has a *.
 """
@@ -37,28 +39,34 @@ CANDIDATE_HEADINGS = (
 
 @click.command("explain", epilog=EPILOG, short_help="Show why a request went where it went.")
 @click.argument("request", nargs=-1, metavar="[REQUEST_ID]")
+@click.option(
+    "--run",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of a run, live or simulated, instead of a running cluster.",
+)
 @click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Newest requests to list.")
 @url_option
 @admin_key_option
 @json_option
-def command(request: tuple[str, ...], limit: int, url: str, admin_key: str | None, as_json: bool) -> int:
+def command(
+    request: tuple[str, ...], run: Path | None, limit: int, url: str, admin_key: str | None, as_json: bool
+) -> int:
     """Show why REQUEST_ID went where it went; without an id, list the newest requests."""
     words = request[1:] if len(request) == 2 and request[0] == "request" else request
     if len(words) > 1:
         raise click.UsageError("give one request id")
-    client = Client(url, admin_key)
-    if not words:
-        found = client.get(f"/admin/requests?limit={limit}")
-        if as_json:
-            print_json(found)
-        else:
-            click.echo(requests_text(found))
-        return 0
-    found = client.get(f"/admin/explain/{path_part(words[0])}")
+    if run is not None:
+        from penstock.report.past import explain, newest
+
+        found = {"requests": newest(run, limit)} if not words else explain(run, words[0])
+    elif not words:
+        found = Client(url, admin_key).get(f"/admin/requests?limit={limit}")
+    else:
+        found = Client(url, admin_key).get(f"/admin/explain/{path_part(words[0])}")
     if as_json:
         print_json(found)
     else:
-        click.echo(explain_text(words[0], found))
+        click.echo(explain_text(words[0], found) if words else requests_text(found))
     return 0
 
 

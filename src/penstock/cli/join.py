@@ -14,6 +14,7 @@ Examples:
   penstock join --replicas 4 --sim.kv_blocks 8192
   penstock join --run runs/20260101T120000Z-up-1a2b3c --model sim
   penstock join --urls http://127.0.0.1:8001 --engine vllm --model my-model
+  penstock join --engine vllm --model my-model --vllm.model ./my-model
 
 The cluster must run on this machine: it keeps its membership in its run folder. Ctrl-C takes the engines out again.
 """
@@ -52,13 +53,13 @@ def command(
     from penstock.config.load import load_group
 
     pool = load_group(PoolSettings, [f"engine={engine}", f"replicas={replicas}", *overrides])
-    if pool.engine != "sim" and not pool.urls:
-        raise ConfigError(f"engine {engine} needs the URLs of its servers", hint="give them with --urls URL,URL")
+    if pool.engine == "openai" and not pool.urls:
+        raise ConfigError("engine openai needs the URLs of its servers", hint="give them with --urls URL,URL")
     cluster = run_folder if run_folder is not None else url or DEFAULT_URL
     if admin_key is not None:
         os.environ["PENSTOCK_ADMIN_KEY"] = admin_key  # the runtime asks the cluster for its run folder with it
     chosen = model if model is not None else _only_model(cluster, admin_key)
-    from penstock.runtime.supervisor import join
+    from penstock.runtime.joining import join
 
     return join(cluster, pool, chosen)
 

@@ -1,5 +1,6 @@
 """How does a command run a cluster to its end? The supervisor, and then the report of what happened."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -8,11 +9,15 @@ from penstock.config.load import Loaded
 from penstock.kernel.errors import PenstockError
 
 
-def run_cluster(loaded: Loaded, command: str) -> int:
-    """Run until Ctrl-C, draw the run folder's report, and return the exit status."""
+def run_cluster(loaded: Loaded, command: str, *, reload: Callable[[], Loaded] | None = None) -> int:
+    """Run until Ctrl-C, draw the run folder's report, and return the exit status.
+
+    Args:
+        reload: reads the settings again at SIGHUP.
+    """
     from penstock.runtime.supervisor import run
 
-    return run(loaded, command=command, finished=_report)
+    return run(loaded, command=command, finished=_report, reload=reload)
 
 
 def _report(folder: Path) -> None:

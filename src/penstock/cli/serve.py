@@ -1,6 +1,7 @@
 """What does ``penstock serve`` do? Serves one model with engines of this machine, without a config file."""
 
 import json
+from typing import Any
 
 import click
 
@@ -10,25 +11,39 @@ EPILOG = """\b
 Examples:
   penstock serve sim --replicas 2
   penstock serve my-model --replicas 8 --sim.kv_blocks 4096 --sim.timing.speed_up 10
-  penstock serve my-model --frontend.port 9000 --router.mode least_loaded
+  penstock serve ./my-model --engine vllm
+  penstock serve org/my-model --engine vllm --replicas 2 --vllm.args='--dtype,bfloat16'
 
 Servers of other engines that run already are taken in with 'penstock attach'.
 """
+REPLICAS = {"sim": 4, "vllm": 1}
+"""Engines that are started where nobody says how many."""
 
 
 @click.command(
     "serve", cls=SettingsCommand, pool=True, epilog=EPILOG, short_help="Serve one model with engines of this machine."
 )
 @click.argument("model")
-@click.option("--engine", type=click.Choice(["sim"]), default="sim", show_default=True, help="Engine to start.")
-@click.option("--replicas", type=click.IntRange(1, 1024), default=4, show_default=True, help="Engines to start.")
-@click.option("--tokenizer", default="builtin:sim", show_default=True, help="Folder or tokenizer.json of the model.")
+@click.option("--engine", type=click.Choice(sorted(REPLICAS)), default="sim", show_default=True, help="What to start.")
+@click.option("--served-name", "served", help="Name that clients ask for; by default MODEL, or its folder's name.")
+@click.option("--replicas", type=click.IntRange(1, 1024), help="Engines to start.  [default: 4 of sim, 1 of vllm]")
+@click.option("--tokenizer", help="Folder or tokenizer.json of the model.  [default: the model's own]")
 @settings_options
-def command(model: str, engine: str, replicas: int, tokenizer: str, overrides: tuple[str, ...]) -> int:
-    """Serve MODEL, the name that clients ask for, with engines of this machine."""
-    pool = {"engine": engine, "replicas": replicas}
-    models = {model: {"tokenizer": tokenizer, "pools": {"main": pool}}}
-    loaded = load_to_start(None, [f"models={json.dumps(models)}", *pool_overrides(overrides, model)])
+def command(
+    model: str, engine: str, served: str | None, replicas: int | None, tokenizer: str | None, overrides: tuple[str, ...]
+) -> int:
+    """Serve MODEL with engines of this machine: for vllm the folder or the hub id of a checkpoint."""
+    pool: dict[str, Any] = {"engine": engine, "replicas": replicas or REPLICAS[engine]}
+    name = model
+    if engine == "vllm":
+        from penstock.cli.checkpoint import checkpoint_of
+
+        found = checkpoint_of(model)
+        name, tokenizer = found.name, tokenizer or found.tokenizer
+        pool["vllm"] = {"model": found.model}
+    name = served or name
+    models = {name: {"tokenizer": tokenizer or ("builtin:sim" if engine == "sim" else None), "pools": {"main": pool}}}
+    loaded = load_to_start(None, [f"models={json.dumps(models)}", *pool_overrides(overrides, name)])
     from penstock.cli.running import run_cluster
 
     return run_cluster(loaded, "serve")

@@ -28,7 +28,16 @@ COMMON = (
     "runs.dir",
 )
 """What ``--help`` shows of the settings; ``--help-all`` shows all of them."""
-COMMON_OF_POOL = ("sim.block_size", "sim.kv_blocks", "sim.max_seqs", "sim.max_batched_tokens", "sim.timing.speed_up")
+COMMON_OF_POOL = (
+    "sim.block_size",
+    "sim.kv_blocks",
+    "sim.max_seqs",
+    "sim.max_batched_tokens",
+    "sim.timing.speed_up",
+    "vllm.command",
+    "vllm.args",
+    "vllm.env",
+)
 _BOOLEAN_WORDS = ("true", "false", "yes", "no", "on", "off")
 
 

@@ -12,6 +12,7 @@ Examples:
   penstock up --set frontend.port=0               any free port
 
 Ctrl-C lets running requests end; a second one cuts them off. A config with a problem starts nothing: exit status 2.
+SIGHUP reads CONFIG again and takes what may change while the cluster runs.
 """
 
 
@@ -28,4 +29,5 @@ def command(config: str | None, overrides: tuple[str, ...]) -> int:
     loaded = load_to_start(config, overrides)
     from penstock.cli.running import run_cluster
 
-    return run_cluster(loaded, "up")
+    again = None if config is None or config == "-" else lambda: load_to_start(config, overrides)
+    return run_cluster(loaded, "up", reload=again)

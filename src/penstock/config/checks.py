@@ -1,20 +1,27 @@
 """Which settings contradict each other? What a single knob's range can't say; every contradiction at once."""
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.config.cluster import BUILTIN_TOKENIZER, ClusterSettings, PoolSettings
 from penstock.config.derive import dotted
+from penstock.config.names import pool_prefix
 from penstock.config.problems import DEFAULT, Origin, Problem, listed
+from penstock.config.timing_files import timing_files
 from penstock.config.tree import Node, node_at
+from penstock.engine.gpus import GPUS
 from penstock.engine.settings import checked, checked_monotone
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.secret import LENGTH_MIN as SECRET_LENGTH_MIN
 
 LOOPBACK = ("localhost", "::1", "")
-_POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
-_MODEL_NAME = re.compile(r"[^\s\x00-\x1f]{1,256}$")
+_POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+_MODEL_NAME = re.compile(r"(?!-)[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,256}\Z")
+
+_PASSWORD = "has a user or password in it, which status and logs would show"
 
 Complaint = tuple[tuple[str, ...], str, str | None]
 """Path, message, hint."""
@@ -47,23 +54,38 @@ def file_problems(settings: ClusterSettings) -> list[Problem]:
     named: list[tuple[tuple[str, ...], str | None]] = [
         (("frontend", "security", "tls_cert"), settings.frontend.security.tls_cert),
         (("frontend", "security", "tls_key"), settings.frontend.security.tls_key),
+        (("cluster_secret_file",), settings.cluster_secret_file),
     ]
     for model, entry in settings.models.items():
         if entry.tokenizer != BUILTIN_TOKENIZER:
             named.append((("models", model, "tokenizer"), entry.tokenizer))
         for name, pool in entry.pools.items():
-            if pool.engine == "sim" and not pool.urls and pool.sim.timing.kind == "table":
-                named.append((("models", model, "pools", name, "sim", "timing", "table"), pool.sim.timing.table))
-    problems = []
+            if pool.engine == "sim" and not pool.urls:
+                timing = ("models", model, "pools", name, "sim", "timing")
+                named += [((*timing, knob), file) for knob, file in timing_files(pool.sim.timing).items()]
+    problems = list(_programs(settings))
     for path, file in named:
         if file is None:
             continue
         origin = Origin("file", file)
         if not Path(file).exists():
-            problems.append(Problem(origin, dotted(path), "is not there", "paths count from the current folder"))
+            hint = "paths count from the current folder"
+            if path[-1] == "gpu":
+                hint = f"a GPU is one of {', '.join(GPUS)}, or a YAML file; {hint}"
+            problems.append(Problem(origin, dotted(path), "is not there", hint))
         elif path[-1] == "tokenizer" and Path(file).is_dir() and not (Path(file) / "tokenizer.json").is_file():
             problems.append(Problem(origin, dotted(path), "has no tokenizer.json", "name the folder that has it"))
     return problems
+
+
+def _programs(settings: ClusterSettings) -> Iterator[Problem]:
+    for model, entry in settings.models.items():
+        for name, pool in entry.pools.items():
+            program = pool.vllm.command
+            if pool.engine == "vllm" and not pool.urls and shutil.which(program) is None:
+                path = dotted(("models", model, "pools", name, "vllm", "command"))
+                hint = "install vLLM in an environment of its own, and give the path of its vllm program"
+                yield Problem(Origin("file", program), path, "is no program that can be started", hint)
 
 
 def _models(settings: ClusterSettings) -> Iterator[Complaint]:
@@ -73,17 +95,22 @@ def _models(settings: ClusterSettings) -> Iterator[Complaint]:
     for model, entry in settings.models.items():
         path = ("models", model)
         if not _MODEL_NAME.match(model):
-            yield path, f"{model!r} is no name for a model", "take 1 to 256 characters without spaces"
+            yield path, f"{model!r} is no name for a model", "take 1 to 256 characters without spaces, not '-' first"
         if not entry.pools:
             yield path, "has no pool, so nothing would serve it", "add pools: {main: {replicas: 4}}"
         for name in entry.pools:
-            worker = name if len(settings.models) == 1 else f"{model.replace('/', '-')}-{name}"
+            worker = pool_prefix(model, len(settings.models)) + name
             if worker in ids:
                 yield (*path, "pools", name), f"its workers would be named like those of {dotted(ids[worker])}", None
             ids[worker] = (*path, "pools", name)
             if not _POOL_NAME.match(name):
                 hint = "take up to 64 letters, digits, '_', '.' and '-'; it becomes part of its workers' names"
                 yield (*path, "pools", name), f"{name!r} is no name for a pool", hint
+    for worker, where in ids.items():
+        base, _, number = worker.rpartition("_")
+        if number.isdigit() and base in ids:
+            hint = "the state file names the replicas of a pool so; take a name that does not end in _ and a number"
+            yield where, f"reads like replica {number} of {dotted(ids[base])}", hint
 
 
 def _block_sizes(settings: ClusterSettings) -> Iterator[Complaint]:
@@ -113,19 +140,33 @@ def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
             if pool.role != "aggregated":
                 hint = "leave role out; the engines then do prefill and decode"
                 yield (*path, "role"), f"is {pool.role}, but requests are not yet handed from prefill to decode", hint
-            if pool.engine != "sim" and not pool.urls:
-                hint = "start the servers yourself and list their URLs; only sim engines are started here"
+            if pool.engine not in ("sim", "vllm") and not pool.urls:
+                hint = "start the servers yourself and list their URLs; only sim and vllm engines are started here"
                 yield (*path, "urls"), f"engine {pool.engine} needs urls", hint
             for url in pool.urls:
                 fault = _url_fault(url, settings)
                 if fault is not None:
-                    yield (*path, "urls"), f"{url!r} {fault[0]}", fault[1]
+                    yield (*path, "urls"), f"{_without_password(url)!r} {fault[0]}", fault[1]
                 key = url.rstrip("/")
                 if key in seen:
                     yield (*path, "urls"), f"{url!r} stands in pool {seen[key]} already", "name each server once"
                 seen[key] = dotted(path)
+            yield from _endpoints(path, pool)
             if pool.engine == "sim" and not pool.urls:
                 yield from _sim(path, pool)
+
+
+def _endpoints(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
+    known = [url.rstrip("/") for url in pool.urls]
+    for name in ("events", "replay", "stats"):
+        for entry in getattr(pool, name):
+            url, equals, endpoint = entry.rpartition("=")
+            if equals and url.rstrip("/") not in known:
+                yield (*path, name), f"{entry!r} names a server that is not in urls", f"there is {listed(known)}"
+            elif not equals and len(known) != 1:
+                yield (*path, name), f"{entry!r} does not say whose it is", "write it as URL=ENDPOINT"
+            if not re.match(r"@?(tcp|ipc)://.", endpoint):
+                yield (*path, name), f"{endpoint!r} is no ZMQ endpoint", "write it as tcp://HOST:PORT"
 
 
 def _sim(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
@@ -139,6 +180,10 @@ def _sim(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
         yield (*path, "block_size"), f"is {pool.block_size}, but sim.block_size is {pool.sim.block_size}", hint
 
 
+def _without_password(url: str) -> str:
+    return re.sub(r"//[^/]*@", "//***@", url)
+
+
 def _url_fault(url: str, settings: ClusterSettings) -> tuple[str, str | None] | None:
     try:
         parts = urlsplit(url)
@@ -147,6 +192,8 @@ def _url_fault(url: str, settings: ClusterSettings) -> tuple[str, str | None] | 
         return f"is no URL: {error}", None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return "is no URL of a server", "write it as http://HOST:PORT"
+    if parts.username is not None or parts.password is not None:
+        return _PASSWORD, "put a proxy that knows the password before the server"
     if parts.path.rstrip("/").endswith("/v1"):
         return "ends in /v1", "leave /v1 out; the route is added to it"
     front = settings.frontend
@@ -171,6 +218,8 @@ def _frontend(settings: ClusterSettings) -> Iterator[Complaint]:
             f"{front.host} is reached by other machines, but there is no API key",
             "set PENSTOCK_FRONTEND__SECURITY__API_KEYS, or frontend.security.insecure: true if you mean it",
         )
+    if front.otlp_endpoint is not None and "@" in urlsplit(front.otlp_endpoint).netloc:
+        yield ("frontend", "otlp_endpoint"), _PASSWORD, "give it by OTEL_EXPORTER_OTLP_HEADERS"
     for key, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
         if getattr(security, key) is not None and getattr(security, other) is None:
             yield ("frontend", "security", key), f"stands without {other}", "HTTPS needs both"
@@ -187,6 +236,17 @@ def _frontend(settings: ClusterSettings) -> Iterator[Complaint]:
     if wrong:
         hint = "write them as /v1/embeddings"
         yield ("frontend", "proxied_routes"), f"{listed(wrong)} is no route under /v1", hint
+
+
+def _secret(settings: ClusterSettings) -> Iterator[Complaint]:
+    given = settings.cluster_secret
+    if given is None:
+        return
+    if len(given) < SECRET_LENGTH_MIN:
+        hint = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes one"
+        yield ("cluster_secret",), f"has {len(given)} characters, which is too few to be safe", hint
+    if settings.cluster_secret_file is not None:
+        yield ("cluster_secret_file",), "stands beside cluster_secret", "give one of them"
 
 
 def _ordered(settings: ClusterSettings) -> Iterator[Complaint]:
@@ -220,5 +280,6 @@ _RULES: tuple[Callable[[ClusterSettings], Iterator[Complaint]], ...] = (
     _pools,
     _block_sizes,
     _frontend,
+    _secret,
     _ordered,
 )

@@ -18,10 +18,16 @@ RESERVED = {
     "PENSTOCK_URL": "the cluster that status, top, explain, chat, join and doctor talk to",
     "PENSTOCK_ADMIN_KEY": "key for /admin that those commands send",
     "PENSTOCK_API_KEY": "key for /v1 that chat and bench send",
+    "PENSTOCK_STATS_ENDPOINT": "where the statistics plug-in inside an engine publishes; set for the engine",
+    "PENSTOCK_STATE_DIR": "folder of the state files, one per namespace, in place of the user's state folder",
     "PENSTOCK_REQUIRE": "used by the project's own tests",
     "PENSTOCK_TRACES": "used by the project's own tests and benchmarks",
     "PENSTOCK_SEEDS": "used by the project's own tests",
     "PENSTOCK_CHAOS_SECONDS": "used by the project's own tests",
+    "PENSTOCK_SIM_FAULTS": "used by the project's own tests: simulated engines take orders to misbehave",
+    "PENSTOCK_SOAK_SECONDS": "used by the project's own tests",
+    "PENSTOCK_FUZZ_SECONDS": "used by the project's own tests",
+    "PENSTOCK_VLLM_VENV": "used by the project's own tests: the environment with vLLM in it",
 }
 """Environment names that are no settings of a cluster, with what they are for."""
 

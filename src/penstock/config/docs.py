@@ -44,6 +44,9 @@ the table. YAML's `<<` and aliases work; `null` unsets a value that may be unset
 
 Secrets are never written to the run folder, a log or the page. Give them by environment.
 
+Knobs marked *Live* can be changed while the cluster runs: `penstock set router.cost.overlap_credit=2`, or change the
+file and send SIGHUP to `penstock up`. [operating.md](operating.md) says more.
+
 These environment names are not settings: """
 
 TAIL = """
@@ -85,6 +88,8 @@ def _row(knob: Derived) -> str:
     notes = [knob.knob.help]
     if knob.knob.secret:
         notes.append("Secret.")
+    if knob.knob.live:
+        notes.append("*Live.*")
     cells = [f"`{knob.path[-1]}`", _default(knob), knob.knob.unit or "", takes, " ".join(notes)]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

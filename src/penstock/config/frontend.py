@@ -3,7 +3,7 @@
 They stand here and not in `penstock.frontend` because config may look only at pure rooms; the frontend imports them.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from penstock.kernel.settings import Knob, Settings
 
@@ -35,6 +35,7 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
             "Longest prompt; a longer one is refused with 400. Unset leaves it to the engine's own limit.",
             unit="tokens",
             gt=0,
+            live=True,
         ),
     ] = None
     inflight_max: Annotated[
@@ -43,20 +44,26 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
             "Most requests that one frontend process holds; the next is refused with 429, and higher costs memory.",
             unit="requests",
             gt=0,
+            live=True,
         ),
     ] = 4096
     deadline: Annotated[
         float | None,
-        Knob("Deadline of a request that names none; unset leaves router.request_timeout.", unit="s", gt=0),
+        Knob("Deadline of a request that names none; unset leaves router.request_timeout.", unit="s", gt=0, live=True),
     ] = None
     rate: Annotated[
         float | None,
-        Knob("Requests per second that one API key may send on average; unset is no limit.", unit="1/s", gt=0),
+        Knob(
+            "Requests per second that one API key may send on average; unset is no limit.", unit="1/s", gt=0, live=True
+        ),
     ] = None
     burst: Annotated[
         int,
         Knob(
-            "Requests that one API key may send at once above its rate; higher lets spikes through.", unit="count", ge=1
+            "Requests that one API key may send at once above its rate; higher lets spikes through.",
+            unit="count",
+            ge=1,
+            live=True,
         ),
     ] = 32
 
@@ -111,11 +118,13 @@ class UpstreamSettings(Settings, frozen=True, kw_only=True):
     ] = 5.0
     first_byte_timeout: Annotated[
         float,
-        Knob("Longest wait for the first byte of an engine's answer, its own queue included.", unit="s", gt=0),
+        Knob(
+            "Longest wait for the first byte of an engine's answer, its own queue included.", unit="s", gt=0, live=True
+        ),
     ] = 300.0
     stall_timeout: Annotated[
         float,
-        Knob("Longest silence inside an answer before the attempt counts as failed.", unit="s", gt=0),
+        Knob("Longest silence inside an answer before the attempt counts as failed.", unit="s", gt=0, live=True),
     ] = 60.0
     connections_max: Annotated[
         int, Knob("Most connections kept to one engine; requests above it wait.", unit="count", ge=1)
@@ -142,6 +151,13 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
             le=64,
         ),
     ] = 1
+    http: Annotated[
+        Literal["fast", "plain"],
+        Knob(
+            "What carries routed requests: fast is the hand-written HTTP/1.1 of this project, plain the library behind "
+            "all other routes, which needs several times the CPU."
+        ),
+    ] = "fast"
     limits: LimitSettings = LimitSettings()
     security: SecuritySettings = SecuritySettings()
     tokenize: TokenizeSettings = TokenizeSettings()
@@ -153,7 +169,7 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
     keep_alive: Annotated[float, Knob("How long an idle client connection stays open.", unit="s", ge=0)] = 75.0
     drain_timeout: Annotated[
         float,
-        Knob("How long a stopping frontend lets running requests finish; 0 cuts them off.", unit="s", ge=0),
+        Knob("How long a stopping frontend lets running requests finish; 0 cuts them off.", unit="s", ge=0, live=True),
     ] = 30.0
     heartbeat: Annotated[
         float,
@@ -161,6 +177,7 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
             "Silence in a stream after which a comment line keeps proxies from closing it; 0 sends none.",
             unit="s",
             ge=0,
+            live=True,
         ),
     ] = 15.0
     context_types_max: Annotated[

@@ -30,6 +30,8 @@ def read_value(typed: Any, hint: Any, knob: Knob) -> Any:
         Unreadable: it does not fit.
     """
     plain = without_none(hint)
+    if typed is None and plain is not hint:
+        return None  # the default of a list that may be unset
     if isinstance(typed, Scalar) and typed.is_null:
         if plain is hint:
             raise Unreadable("has no value", f"it takes {_an(type_text(hint))}, or leave the key out")

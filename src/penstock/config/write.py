@@ -118,7 +118,8 @@ def _show(settings: Settings, origins: Mapping[str, Origin], path: tuple[str, ..
                 _show(entry, origins, (*here, key), lines)
         else:
             secret = field.knob is not None and field.knob.secret and value
-            text = f"[]  # {len(value)} kept secret" if secret else value_text(value, field)
+            nothing = "[]" if isinstance(value, tuple) else "{}" if isinstance(value, dict) else "null"
+            text = f"{nothing}  # kept secret" if secret else value_text(value, field)
             origin = origins.get(dotted(here)) or origins.get(f"{dotted(here)}.0")
             lines.append(f"{indent}{field.name}: {text}" + (f"  # {origin}" if origin is not None else ""))
 

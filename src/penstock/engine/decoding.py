@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from penstock.engine.output import accepted
 from penstock.engine.request import Request
-from penstock.engine.timing import Run, Timing
+from penstock.engine.runs import Run
+from penstock.engine.timing import Timing
 
 _AHEAD = 256
 """Steps that speculation looks ahead at once: B x 256 numbers, 0.1 ms for 64 sequences."""

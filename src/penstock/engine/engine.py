@@ -21,12 +21,14 @@ from penstock.engine.events import (
     Started,
     Submit,
 )
+from penstock.engine.gaps import Gaps
 from penstock.engine.op import Op
 from penstock.engine.output import PLAIN, Answer, Words
 from penstock.engine.request import Request
+from penstock.engine.runs import ArrayRun
 from penstock.engine.scheduler import Scheduler, fits, running
 from penstock.engine.settings import SimSettings, checked
-from penstock.engine.timing import ArrayRun, Timing, timing_of
+from penstock.engine.timing import Timing, timing_of
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken
@@ -41,9 +43,10 @@ class Engine:
 
     Args:
         settings: scheduler, cache and speed.
-        table: arrays of the timing table, for that kind of timing.
+        table: what the files of the timing settings hold, as `penstock.config.timing_files` reads them.
         words: token ids of the words that answers are made of.
         end: token id that ends an answer which ends by itself.
+        turn: token id after which the model's turn begins; None takes every prompt as a whole one.
     Raises:
         ConfigError: the settings contradict each other.
     Cost: per request, not per token: 3 or 4 events and a few microseconds for each 64 blocks of prompt.
@@ -56,11 +59,13 @@ class Engine:
         table: Mapping[str, Any] | None = None,
         words: Words = PLAIN,
         end: int | None = None,
+        turn: int | None = None,
     ) -> None:
         self.settings = checked(settings)
         self.timing: Timing = timing_of(settings.timing, settings.capacity, table)
         self._words = words
         self._end = end
+        self._turn = turn
         self._core = Scheduler(settings, self.timing)
         self._serial = 0
         self._wake: Nanos | None = None
@@ -164,11 +169,16 @@ class Engine:
         return self._core.cache.cached
 
     def counters(self, now: Nanos) -> Counters:
-        """Return the counters, with the tokens that are out at ``now``. Cost: O(running)."""
+        """Return the counters, with the passes that are over and the tokens that are out at ``now``.
+
+        Cost: O(running).
+        """
         group, op = self._core.group, self._core.op
         step = group.step if op is None else op.first + op.within(now)
         ahead = sum(group.generated(request, step) - request.generated for request in group.members.values())
-        found = msgspec.structs.replace(self._core.counters, generated=self._core.counters.generated + ahead)
+        known = self._core.counters
+        over = 0 if op is None else max(0, op.within(now) - op.done)
+        found = msgspec.structs.replace(known, generated=known.generated + ahead, passes=known.passes + over)
         found.ended = dict(found.ended)
         return found
 
@@ -178,6 +188,11 @@ class Engine:
         window = self._core.window.close()
         self._core.window.__init__()  # type: ignore[misc]
         return window
+
+    def count_gaps(self) -> Gaps:
+        """Count the waits between tokens from now on, and return what counts them; it is no part of the state."""
+        self._core.gaps = Gaps()
+        return self._core.gaps
 
     # --- the machine's state ----------------------------------------------------------------------------------------
 
@@ -219,12 +234,14 @@ class Engine:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Become the engine that wrote the snapshot; it must have had the same settings."""
+        gaps = self._core.gaps
         core = self._core = Scheduler(self.settings, self.timing)
+        core.gaps = gaps
         self._now, self._serial, self._wake = snapshot["now"], snapshot["serial"], snapshot["wake"]
         core.ready, core.admissions = snapshot["ready"], snapshot["admissions"]
         for state in snapshot["requests"]:
             submit = msgspec.convert(state["submit"], Submit)
-            answer = Answer(submit, self.settings, self._words, self._end)
+            answer = Answer(submit, self.settings, self._words, self._end, self._turn)
             core.requests[submit.id] = Request.load(state, submit, answer)
         core.group.rebuild([core.requests[id] for id in snapshot["members"]], snapshot["step"])
         for id in snapshot["waiting"]:
@@ -301,7 +318,7 @@ class Engine:
                     chain = list(chain)
             elif tokens is not None:
                 chain = block_hashes(tokens, self.settings.block_size, lora=event.lora, salt=event.salt)
-        answer = Answer(event, self.settings, self._words, self._end)
+        answer = Answer(event, self.settings, self._words, self._end, self._turn)
         request = Request(event, self._serial, now, prompt, chain, answer, answer.length, event.priority)
         self._serial += 1
         core.enqueue(request, now)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from penstock.engine.request import Request
-from penstock.engine.timing import Run
+from penstock.engine.runs import Run
 from penstock.kernel.machine import Nanos
 
 

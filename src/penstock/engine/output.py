@@ -23,15 +23,28 @@ _MASK = (1 << 64) - 1
 class Answer:
     """One answer: ``length`` tokens that end for ``reason``, made as far as they are asked for.
 
-    It is a function of the request, the settings' seed and the words alone, so it may be made twice.
+    It is a function of the request, the settings' seed and the words alone, so it may be made twice. As with a real
+    model at temperature 0 each word follows from all tokens before it, so a prompt that has the beginning of an
+    answer behind it is answered with its rest (word by word; a word of several tokens is not taken up in its middle).
+
+    Args:
+        turn: token after which the model's turn begins. A turn ends where it would have, however much of it stands in
+            the prompt already; a prompt without one is no turn, and its answer has no end but its limit.
     """
 
-    __slots__ = ("_end", "_forced", "_key", "_made", "_submit", "_words", "length", "reason", "seed")
+    __slots__ = ("_done", "_end", "_forced", "_key", "_made", "_state", "_submit", "_words", "length", "reason", "seed")
 
     length: int
     reason: Literal["stop", "length"]
 
-    def __init__(self, submit: Submit, settings: SimSettings, words: Words = PLAIN, end: int | None = None) -> None:
+    def __init__(
+        self,
+        submit: Submit,
+        settings: SimSettings,
+        words: Words = PLAIN,
+        end: int | None = None,
+        turn: int | None = None,
+    ) -> None:
         self.seed = settings.seed
         self._submit = submit
         self._words = words
@@ -39,24 +52,31 @@ class Answer:
         self._forced = submit.output
         self._key: int | None = None
         self._made: list[int] = []
+        self._state: xxhash.xxh3_64 | None = None
+        self._done: int | None = 0
+        """Tokens of the turn that stand in the prompt; None where it is no turn."""
         self.length, self.reason = submit.max_tokens, "length"
         if submit.output is not None:
             if len(submit.output) <= submit.max_tokens:
                 self.length, self.reason = max(1, len(submit.output)), "stop"
         elif not submit.ignore_eos and settings.reply_tokens:
+            if turn is not None:
+                self._done = _behind(submit.tokens or (), turn)
             typical = settings.reply_tokens
-            natural = max(1, submit.min_tokens, typical // 2 + (self.key >> 7) % (typical + 1))
-            if natural <= submit.max_tokens:
+            done = self._done
+            natural = typical // 2 + (self.key >> 7) % (typical + 1) - (done or 0)
+            natural = max(1, submit.min_tokens, natural)
+            if done is not None and natural <= submit.max_tokens:
                 self.length, self.reason = natural, "stop"
                 self._end = end
 
     @property
     def key(self) -> int:
-        """64 bits that stand for the prompt, the seed and the choice among several answers."""
+        """64 bits that stand for the prompt up to the model's turn, the seed and the choice among several answers."""
         if self._key is None:
             submit = self._submit
             if submit.tokens is not None:
-                raw = token_bytes(submit.tokens)
+                raw = token_bytes(submit.tokens[: len(submit.tokens) - self._done] if self._done else submit.tokens)
             else:
                 raw = b"".join(block.to_bytes(8, "little") for block in (submit.blocks or ())[-1:])
                 raw += submit.isl.to_bytes(8, "little")
@@ -69,16 +89,38 @@ class Answer:
         count = min(count, self.length)
         if self._forced is not None:
             return list(self._forced[:count])
-        made, words, key = self._made, self._words, self.key
-        size = len(words)
-        while len(made) < count:
-            # The state is the number of tokens made so far, so a word needs no memory of those before it.
-            pick = xxhash.xxh3_64_intdigest(len(made).to_bytes(8, "little"), key)
-            made.extend(words[pick % size])
+        made, words = self._made, self._words
+        if len(made) < count:
+            state = self._state
+            if state is None:
+                state = self._state = self._begun()
+            size = len(words)
+            while len(made) < count:
+                word = words[state.intdigest() % size]
+                made.extend(word)
+                state.update(token_bytes(word))
         out = made[:count]
         if self._end is not None and count == self.length:
             out[-1] = self._end
         return out
+
+    def _begun(self) -> xxhash.xxh3_64:
+        """Return the state of the made-up model before its first token."""
+        submit = self._submit
+        if submit.tokens is None:
+            return xxhash.xxh3_64(self.key.to_bytes(8, "little"), SEED)
+        state = xxhash.xxh3_64((self.seed & _MASK).to_bytes(8, "little"), SEED)
+        state.update((submit.variant & _MASK).to_bytes(8, "little"))
+        state.update(token_bytes(submit.tokens))
+        return state
+
+
+def _behind(tokens: Sequence[int], turn: int) -> int | None:
+    """Return how many tokens stand behind the last ``turn``, or None where there is none."""
+    try:
+        return list(reversed(tokens)).index(turn)
+    except ValueError:
+        return None
 
 
 def accepted(key: int, rate: float, drafts: int, steps: int) -> npt.NDArray[np.int64]:

@@ -42,6 +42,8 @@ class Request:
     started: Nanos | None = None
     first: Nanos | None = None
     preemptions: int = 0
+    paused: Nanos | None = None
+    """When its last token came, where it was preempted since."""
     order: int = 0
     join: int = 0
     ends: int = 0
@@ -87,6 +89,7 @@ _DUMPED = (
     "started",
     "first",
     "preemptions",
+    "paused",
     "order",
     "join",
     "ends",

@@ -8,8 +8,8 @@ A pass, in this order (as the field's engines do it):
 2. Blocks that this pass fills get their names, so that requests admitted now can share them.
 3. Unless someone was preempted, requests are admitted while budget, ``max_seqs`` and blocks allow: the whole sequence
    as it is known must fit, cached blocks that others hold counted as there.
-4. The pass takes ``prefill(new tokens) + decode(KV read)``. At its end every sequence that decodes has its next
-   token, and so has every prompt that is done.
+4. The pass takes what the timing model says of its prompts and of the KV that it reads. At its end every sequence
+   that decodes has its next token, and so has every prompt that is done.
 
 While nobody can be admitted and nothing but decoding is left, all passes are alike until a request ends, a block is
 needed that is not there, or someone arrives: those are one `Op` of many steps.
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from penstock.engine.decoding import Decoders, DraftingDecoders
 from penstock.engine.events import Counters, Finished, FirstToken, Started, Window
+from penstock.engine.gaps import Gaps
 from penstock.engine.holdings import Holdings
 from penstock.engine.op import Op
 from penstock.engine.request import ByPriority, Fcfs, Request, Waiting, rank
@@ -50,6 +51,8 @@ class Scheduler:
         """When the next pass may begin, while there is no ``op``."""
         self.counters = Counters()
         self.window = Window()
+        self.gaps: Gaps | None = None
+        """Counts the waits between tokens where somebody wants them."""
         self.queued = 0
         self.waiting_prefill = 0
         self.waiting_decode = 0
@@ -184,10 +187,8 @@ class Scheduler:
         seqs = len(group.members)
         if prefills:
             tokens = sum(n for _, n in prefills)
-            length = self.timing.prefill(tokens)
             kv = group.kv if seqs else 0
-            if seqs:
-                length += self.timing.decode(kv, seqs)
+            length = self.timing.mixed(tokens, ((r.computed, n) for r, n in prefills), kv, seqs)
             end = at + max(1, round(length))
             return Op(at, end, 1, step, seqs, prefills, len(prefills), tokens, last=(seqs, kv))
         if not seqs:
@@ -266,6 +267,10 @@ class Scheduler:
                 self.partial = None
             request.generated += 1
             self.counters.generated += 1
+            if request.paused is not None:
+                if self.gaps is not None:
+                    self.gaps.add(op.end - request.paused, 1)
+                request.paused = None
             if request.first is None:
                 request.first = op.end
                 self.out.append(FirstToken(id=request.submit.id, at=op.end))
@@ -299,6 +304,8 @@ class Scheduler:
             window.decode_seqs_sq += steps * seqs * seqs
             window.decode_kv += kv
             window.decode_kv_sq += squares
+            if self.gaps is not None:
+                self.gaps.add_steps(op.after, op.done, done, seqs)
             self.group.advance(steps)
         if op.tokens:
             window.prefill_tokens += op.tokens
@@ -355,6 +362,8 @@ class Scheduler:
         request.state = "waiting"
         request.named = request.private = request.computed = 0
         request.preemptions += 1
+        if request.paused is None and request.generated:
+            request.paused = self.ready
         self.counters.preemptions += 1
         self.window.preemptions += 1
         self.waiting.put_back(request)

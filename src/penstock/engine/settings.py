@@ -2,12 +2,48 @@
 
 from typing import Annotated, Literal
 
+from penstock.engine.model_shape import Dtype
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.settings import Knob, Settings
 
-TimingKind = Literal["constant", "polynomial", "table"]
+TimingKind = Literal["constant", "polynomial", "table", "roofline", "operators", "aiconfigurator"]
 Scheduling = Literal["fcfs", "priority"]
 Preemption = Literal["lifo", "fifo"]
+
+
+class Calibration(Settings, frozen=True, kw_only=True):
+    """What a data sheet does not say of passes on GPUs; `penstock.engine.calibrate` fits these to measurements."""
+
+    bandwidth_efficiency: Annotated[
+        float,
+        Knob("Share of the memory bandwidth that kernels reach; higher is faster decoding.", unit="ratio", gt=0, le=1),
+    ] = 0.8
+    compute_efficiency: Annotated[
+        float,
+        Knob("Share of the arithmetic rate that kernels reach; higher is faster prefill.", unit="ratio", gt=0, le=1),
+    ] = 0.6
+    widening_efficiency: Annotated[
+        float,
+        Knob(
+            "Share of that bandwidth for weights in a data type that the GPU does not compute in, such as fp4 on H100.",
+            unit="ratio",
+            gt=0,
+            le=1,
+        ),
+    ] = 1.0
+    link_efficiency: Annotated[
+        float, Knob("Share of the link's rate that collectives reach.", unit="ratio", gt=0, le=1)
+    ] = 0.6
+    link_latency_ms: Annotated[
+        float, Knob("What a collective costs before its first byte; there are two per layer.", unit="ms", ge=0)
+    ] = 0.010
+    layer_overhead_ms: Annotated[
+        float, Knob("What launches and small kernels add per layer; CUDA graphs lower it.", unit="ms", ge=0)
+    ] = 0.012
+    pass_overhead_ms: Annotated[
+        float, Knob("What the host adds per pass: scheduling, sampling, input preparation.", unit="ms", ge=0)
+    ] = 0.0
+    sequence_overhead_ms: Annotated[float, Knob("What the host adds per sequence of a pass.", unit="ms", ge=0)] = 0.0
 
 
 class TimingSettings(Settings, frozen=True, kw_only=True):
@@ -15,7 +51,11 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
 
     kind: Annotated[
         TimingKind,
-        Knob("constant: per pass and token; polynomial: the field's mocker fit of a large GPU; table: an NPZ file."),
+        Knob(
+            "constant: per pass and token; polynomial: the field's mocker fit of a large GPU; table: an NPZ file; "
+            "roofline: from a model's config.json and a GPU's data sheet; operators: from a profile of its layers; "
+            "aiconfigurator: what that package predicts, where it is installed."
+        ),
     ] = "polynomial"
     speed_up: Annotated[
         float, Knob("Every duration is divided by this; higher runs the same schedule in less time.", gt=0)
@@ -27,6 +67,43 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
             "decode_context_length and decode_itl."
         ),
     ] = None
+    model: Annotated[
+        str | None,
+        Knob(
+            "Roofline and operators kinds: the model's config.json as Hugging Face has it, or its folder; "
+            "aiconfigurator kind: that folder, or a model's name that it knows."
+        ),
+    ] = None
+    gpu: Annotated[
+        str | None,
+        Knob(
+            "Roofline and aiconfigurator kinds, and operators over several GPUs: a100, h100, h200, b200, b300, gb200, "
+            "gb300, l40s, rtx4090, rtxpro6000, or (not for aiconfigurator) a YAML file that describes another."
+        ),
+    ] = None
+    profile: Annotated[
+        str | None,
+        Knob("Operators kind: folder with dense.csv, per_sequence.csv, attention.csv and, for experts, moe.csv."),
+    ] = None
+    aiconfigurator_engine: Annotated[
+        Literal["vllm", "sglang", "trtllm"], Knob("Aiconfigurator kind: whose kernels it takes.")
+    ] = "vllm"
+    tensor_parallel: Annotated[
+        int, Knob("GPUs that share each layer; more is faster until collectives weigh as much.", unit="count", ge=1)
+    ] = 1
+    expert_parallel: Annotated[
+        int,
+        Knob(
+            "Roofline kind: GPUs that whole experts are spread over; above tensor_parallel attention is data-parallel.",
+            unit="count",
+            ge=1,
+        ),
+    ] = 1
+    weight_dtype: Annotated[
+        Dtype | None, Knob("Roofline kind: data type of the layers' weights; unset takes the config's.")
+    ] = None
+    kv_dtype: Annotated[Dtype | None, Knob("Roofline kind: data type of the KV cache; unset takes the model's.")] = None
+    calibration: Calibration = Calibration()
     constant_prefill_ms: Annotated[
         float, Knob("Constant kind: what a pass with prefill costs before its first token.", unit="ms", ge=0)
     ] = 5.0
@@ -140,11 +217,34 @@ def checked(settings: SimSettings) -> SimSettings:
             "tokens per decode step",
             hint=f"raise max_batched_tokens or lower max_seqs to {max(1, settings.max_batched_tokens // width)}",
         )
-    if settings.timing.kind == "table" and settings.timing.table is None:
-        raise ConfigError(
-            "timing.kind is table, but timing.table names no file", hint="set timing.table to an NPZ file"
-        )
+    _check_files(settings.timing)
     return settings
+
+
+def _check_files(timing: TimingSettings) -> None:
+    """Raise `ConfigError` where the kind of timing needs a file that is not named."""
+    needs = {
+        "table": ({"table": timing.table}, "set timing.table to an NPZ file"),
+        "roofline": ({"model": timing.model, "gpu": timing.gpu}, "set timing.model to a config.json and timing.gpu"),
+        "aiconfigurator": (
+            {"model": timing.model, "gpu": timing.gpu},
+            "set timing.model to a model that aiconfigurator knows, and timing.gpu",
+        ),
+        "operators": (
+            {"model": timing.model, "profile": timing.profile},
+            "set timing.model to a config.json and timing.profile to a folder of CSV files",
+        ),
+    }
+    named, hint = needs.get(timing.kind, ({}, ""))
+    for name, value in named.items():
+        if value is None:
+            what = "GPU" if name == "gpu" else "folder" if name == "profile" else "file"
+            raise ConfigError(f"timing.kind is {timing.kind}, but timing.{name} names no {what}", hint=hint)
+    if timing.kind == "operators" and timing.tensor_parallel > 1 and timing.gpu is None:
+        raise ConfigError(
+            f"timing.tensor_parallel is {timing.tensor_parallel}, but timing.gpu names no GPU",
+            hint="profiles have no collectives in them; those come from the GPU's link",
+        )
 
 
 def checked_monotone(timing: TimingSettings) -> TimingSettings:

@@ -1,37 +1,28 @@
-"""How long does a forward pass take? Constant, polynomial or table; alone, and summed over a run of decode steps.
+"""How long does a forward pass take? What every timing model answers; constant, polynomial and table answer here.
 
-A pass takes ``prefill(new tokens)`` plus ``decode(KV tokens read, sequences)`` where there is any of either. Nothing
-here knows of a schedule. Durations are float nanoseconds inside and are rounded where they become kernel time.
+For these three a pass takes ``prefill(new tokens)`` plus ``decode(KV tokens read, sequences)``. Those of
+`penstock.engine.roofline` and `penstock.engine.operators` look at the pass as a whole. Nothing here knows of a
+schedule. Durations are float nanoseconds inside and are rounded where they become kernel time.
 """
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine.gpus import gpu_of, named
+from penstock.engine.model_shape import ModelShape, shape_of
+from penstock.engine.operators import OperatorTiming
+from penstock.engine.roofline import Roofline, RooflineTiming
+from penstock.engine.runs import Array, ArrayRun, QuadraticRun, Run
 from penstock.engine.settings import TimingSettings, checked_monotone
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import MILLISECOND
 
-Array = npt.NDArray[np.float64]
-
 TABLE_KEYS = ("prefill_isl", "prefill_ttft_ms", "decode_active_kv_tokens", "decode_context_length", "decode_itl")
 FLOOR = 1.0 * MILLISECOND
 """A decode step of the fitted models takes at least this, before the speed-up: the fits say nothing below it."""
-
-
-class Run(Protocol):
-    """A run of equal decode steps: the same sequences, each one token longer from step to step."""
-
-    def after(self, steps: int) -> int:
-        """Return the nanoseconds that the first ``steps`` steps take together."""
-        ...
-
-    def within(self, duration: int) -> int:
-        """Return how many steps are over after ``duration`` nanoseconds, at most the length of the run."""
-        ...
 
 
 class Timing(Protocol):
@@ -41,7 +32,17 @@ class Timing(Protocol):
     extrapolated: int
 
     def prefill(self, tokens: int) -> float:
-        """Return nanoseconds for ``tokens`` new prompt tokens in one pass."""
+        """Return nanoseconds of a pass over one prompt of ``tokens`` tokens, none of them cached."""
+        ...
+
+    def mixed(self, tokens: int, chunks: Iterable[tuple[int, int]], kv: int, seqs: int) -> float:
+        """Return nanoseconds of a pass that computes prompts and, where ``seqs`` is not 0, decodes too.
+
+        Args:
+            tokens: new prompt tokens of all prompts together.
+            chunks: per prompt (tokens before, new tokens); read once, and only by models that need it.
+            kv, seqs: as in `decode`.
+        """
         ...
 
     def decode(self, kv: int, seqs: int) -> float:
@@ -62,7 +63,8 @@ def timing_of(settings: TimingSettings, capacity: int, table: Mapping[str, Any] 
 
     Args:
         capacity: KV tokens of the engine.
-        table: the arrays of the NPZ file, for the table kind.
+        table: what the files hold that the settings name, as `penstock.config.timing_files` reads them: the arrays
+            of the NPZ file; ``model`` and ``gpu``, the fields of those files; a profile's columns by table.
     Raises:
         ConfigError: the table is absent or malformed, or the polynomial falls as load grows.
     """
@@ -71,8 +73,45 @@ def timing_of(settings: TimingSettings, capacity: int, table: Mapping[str, Any] 
     if settings.kind == "polynomial":
         return PolynomialTiming(settings, capacity)
     if table is None:
-        raise ConfigError("timing.kind is table, but no table was handed in", hint="set timing.table to an NPZ file")
+        knob = "model" if settings.kind in ("roofline", "operators") else "table"
+        raise ConfigError(
+            f"timing.kind is {settings.kind}, but no {knob} was handed in", hint=f"set timing.{knob} to a file"
+        )
+    if settings.kind == "roofline":
+        return RooflineTiming(roofline_of(settings, table), settings.speed_up)
+    if settings.kind == "operators":
+        link = roofline_of(settings, table) if settings.tensor_parallel > 1 else None
+        return OperatorTiming(table, _shape(settings, table), link, settings)
+    if settings.kind == "aiconfigurator":
+        return OperatorTiming(table, None, None, settings)
     return TableTiming(settings, table)
+
+
+def roofline_of(settings: TimingSettings, table: Mapping[str, Any]) -> Roofline:
+    """Return the roofline that the settings name; ``table`` as `timing_of` has it.
+
+    Raises:
+        ConfigError: the model or the GPU is absent, malformed, or can't be split as the settings say.
+    """
+    where = settings.gpu or "timing.gpu"
+    gpu = gpu_of(table["gpu"], where) if "gpu" in table else named(where)
+    return Roofline(
+        _shape(settings, table),
+        gpu,
+        settings.calibration,
+        tensor_parallel=settings.tensor_parallel,
+        expert_parallel=settings.expert_parallel,
+        weight_dtype=settings.weight_dtype,
+        kv_dtype=settings.kv_dtype,
+    )
+
+
+def _shape(settings: TimingSettings, table: Mapping[str, Any]) -> ModelShape:
+    if "model" not in table:
+        raise ConfigError(
+            f"timing.kind is {settings.kind}, but no model was handed in", hint="set timing.model to a config.json"
+        )
+    return shape_of(table["model"], settings.model or "config.json")
 
 
 class ConstantTiming:
@@ -87,6 +126,9 @@ class ConstantTiming:
 
     def prefill(self, tokens: int) -> float:
         return self._base + self._token * tokens if tokens else 0.0
+
+    def mixed(self, tokens: int, chunks: Iterable[tuple[int, int]], kv: int, seqs: int) -> float:
+        return self.prefill(tokens) + self.decode(kv, seqs)
 
     def decode(self, kv: int, seqs: int) -> float:
         return self._step if seqs else 0.0
@@ -116,6 +158,9 @@ class PolynomialTiming:
 
     def prefill(self, tokens: int) -> float:
         return (self._p2 * tokens + self._p1) * tokens + self._p0 if tokens else 0.0
+
+    def mixed(self, tokens: int, chunks: Iterable[tuple[int, int]], kv: int, seqs: int) -> float:
+        return self.prefill(tokens) + self.decode(kv, seqs)
 
     def decode(self, kv: int, seqs: int) -> float:
         if not seqs:
@@ -178,6 +223,9 @@ class TableTiming:
         value = self._prefill[low] * (1.0 - share) + self._prefill[low + 1] * share
         return max(0.0, float(value[0]))
 
+    def mixed(self, tokens: int, chunks: Iterable[tuple[int, int]], kv: int, seqs: int) -> float:
+        return self.prefill(tokens) + self.decode(kv, seqs)
+
     def decode(self, kv: int, seqs: int) -> float:
         return float(self._steps(np.array([kv], dtype=np.int64), seqs)[0]) if seqs else 0.0
 
@@ -203,64 +251,6 @@ class TableTiming:
         floor = 0.01 * float(grid[0, 0])
         steps: Array = np.maximum(floor, near * (1.0 - u) + far * u)
         return steps
-
-
-class QuadraticRun:
-    """A run whose step i takes ``a + b*i + c*i*i`` up to step ``bend`` and ``flat`` from there on: a closed form."""
-
-    __slots__ = ("_a", "_b", "_bend", "_c", "_flat", "_steps")
-
-    def __init__(self, a: float, b: float, c: float, bend: int, steps: int, flat: float = 0.0) -> None:
-        self._a, self._b, self._c = a, b, c
-        self._bend, self._steps, self._flat = bend, steps, flat
-
-    def after(self, steps: int) -> int:
-        n = steps if steps < self._bend else self._bend
-        total = n * (self._a + (n - 1) * (self._b * 0.5 + self._c * (2 * n - 1) / 6.0))
-        return round(total + (steps - n) * self._flat)
-
-    def within(self, duration: int) -> int:
-        # Steps differ little from each other, so a secant lands within a step or two of the answer.
-        low, high = 0, self._steps  # after(low) <= duration < after(high + 1)
-        end = self.after(high)
-        if end <= duration:
-            return high
-        start = 0
-        while high - low > 1:
-            guess = low + int((duration - start) * (high - low) / (end - start))
-            guess = min(max(guess, low + 1), high - 1)
-            at = self.after(guess)
-            if at <= duration:
-                low, start = guess, at
-                step = guess + 1
-                if step < high:  # the secant comes from below on a rising curve: close the other side, too
-                    at = self.after(step)
-                    if at > duration:
-                        return guess
-                    low, start = step, at
-            else:
-                high, end = guess, at
-        return low
-
-
-class ArrayRun:
-    """A run whose steps were worked out one by one, all at once: ``ends[i]`` is when step i is over."""
-
-    __slots__ = ("_ends",)
-
-    def __init__(self, ends: Sequence[int]) -> None:
-        self._ends = ends
-
-    @classmethod
-    def of(cls, steps: Array) -> "ArrayRun":
-        """Return the run of steps that take so many nanoseconds each."""
-        return cls(np.rint(np.cumsum(steps)).astype(np.int64).tolist())
-
-    def after(self, steps: int) -> int:
-        return self._ends[steps - 1] if steps else 0
-
-    def within(self, duration: int) -> int:
-        return bisect_right(self._ends, duration)
 
 
 def _axis(name: str, values: Array) -> Array:

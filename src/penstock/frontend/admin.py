@@ -5,21 +5,23 @@ import time
 from typing import Any
 from urllib.parse import quote
 
-import aiohttp
 from aiohttp import web
 
 import penstock
-from penstock.adapters.engines.openai import EngineUnreachable
+from penstock.adapters.engines.calls import EngineUnreachable
+from penstock.adapters.engines.dialect import Dialect
+from penstock.adapters.engines.dialects import dialect_of
+from penstock.adapters.engines.one_token import step
 from penstock.frontend.context import read_body, service_of
-from penstock.frontend.errors import rejected
+from penstock.frontend.errors import quoted, rejected
 from penstock.frontend.models import json_response
+from penstock.frontend.peering import findings, from_peers
 from penstock.frontend.service import Service
+from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard
 
 CLEAR_TIMEOUT = 10.0
 """Seconds that an engine has to reset its prefix cache."""
-PEER_TIMEOUT = 2.0
-"""Seconds that another frontend process has to answer."""
 LIMIT_MAX = 1000
 
 
@@ -28,7 +30,7 @@ async def status(request: web.Request) -> web.Response:
     service = service_of(request)
     found = status_of(service)
     if not _of_this_process(request):
-        for other in await from_peers(service, "/admin/status?scope=process", request):
+        for other in await from_peers(service, "/admin/status?scope=process"):
             _add_counts(found, other)
     return json_response(found)
 
@@ -39,12 +41,12 @@ async def explain(request: web.Request) -> web.Response:
     wanted = request.match_info["request"]
     found = service.history.explain(wanted)
     if found is None and not _of_this_process(request):
-        others = await from_peers(service, f"/admin/explain/{quote(wanted, safe='')}?scope=process", request)
+        others = await from_peers(service, f"/admin/explain/{quote(wanted, safe='')}?scope=process")
         found = others[0] if others else None
     if found is None:
         kept = service.settings.router.decisions_kept
         raise rejected(
-            f"no request {wanted!r} is known: the last {kept} decisions are kept, and ids stand in the response "
+            f"no request {quoted(wanted)} is known: the last {kept} decisions are kept, and ids stand in the response "
             "header x-penstock-request-id; GET /admin/requests lists the newest",
             code="unknown_request",
             status=404,
@@ -125,7 +127,7 @@ def status_of(service: Service) -> dict[str, Any]:
         "queue": found["queue"],
         "requests": {**requests, "http_inflight": service.inflight},
         "hit_rate": found["hit_rate"],
-        "findings": found["findings"],
+        "findings": found["findings"] + findings(service),
         "frontends": found.get("frontends", []),
         "tokenizers": {
             name: {
@@ -161,15 +163,31 @@ def _absent(name: str, tokenizer: str | None) -> dict[str, Any]:
 
 async def _clear(service: Service, card: WorkerCard) -> dict[str, Any]:
     out: dict[str, Any] = {"worker": card.id, "model": card.model, "url": card.url, "cleared": False}
+    dialect = dialect_of(card.engine)
+    if dialect.clear_cache is None:
+        return {**out, "reason": f"{dialect.title} has no route that clears its cache"}
     try:
-        code, body = await service.engines.command(card.url, "/reset_prefix_cache", CLEAR_TIMEOUT)
+        code, body = await service.engines.command(card.url, dialect.clear_cache, CLEAR_TIMEOUT)
     except EngineUnreachable as error:
         return {**out, "reason": error.message}
     if code == 200:
-        return {**out, "cleared": True}
+        return {**out, "cleared": True, **await _announced(service, card, dialect)}
     if code == 404:
-        return {**out, "reason": "the engine has no /reset_prefix_cache; vLLM shows it with VLLM_SERVER_DEV_MODE=1"}
+        hint = f"the engine has no {dialect.clear_cache}; vLLM shows it with VLLM_SERVER_DEV_MODE=1"
+        return {**out, "reason": hint}
     return {**out, "reason": f"the engine answered {code}: {body[:200].decode('utf-8', 'replace')}"}
+
+
+async def _announced(service: Service, card: WorkerCard, dialect: Dialect) -> dict[str, Any]:
+    """Let an engine that announces a clear only at its next step take one: until then we would count on lost blocks."""
+    if not dialect.clear_is_late or not card.events:
+        return {}
+    try:
+        async with asyncio.timeout(CLEAR_TIMEOUT):
+            await step(service.engines, card, f"after-clear-{card.id}")
+    except (EngineError, TimeoutError) as error:
+        return {"reason": f"it will say so only with its next request: {error or 'no token in time'}"}
+    return {}
 
 
 def _of_this_process(request: web.Request) -> bool:
@@ -182,7 +200,7 @@ async def _newest(request: web.Request, name: str, when: str, mine: list[dict[st
     offset = service.run_offset
     if _of_this_process(request):
         return {name: mine, "offset": offset}
-    others = await from_peers(service, f"/admin/{name}?scope=process&limit={limit}", request)
+    others = await from_peers(service, f"/admin/{name}?scope=process&limit={limit}")
     if not others:
         return {name: mine}
     dated = [(record[when] + offset, record) for record in mine]
@@ -212,28 +230,6 @@ def _add_counts(found: dict[str, Any], other: dict[str, Any]) -> None:
             worker[name] += same.get(name, 0)
     texts = {finding["text"] for finding in found["findings"]}
     found["findings"] += [finding for finding in other["findings"] if finding["text"] not in texts]
-
-
-async def from_peers(service: Service, path: str, request: web.Request, *, text: bool = False) -> list[Any]:
-    """Return what the other frontend processes of this cluster answer; those that do not are left out."""
-    urls = service.cluster.peers()
-    if not urls:
-        return []
-    headers = {"authorization": request.headers["authorization"]} if "authorization" in request.headers else {}
-    timeout = aiohttp.ClientTimeout(total=PEER_TIMEOUT)
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as http:
-        answers = await asyncio.gather(*(_get(http, url.rstrip("/") + path, text) for url in urls))
-    return [answer for answer in answers if answer is not None]
-
-
-async def _get(http: aiohttp.ClientSession, url: str, text: bool) -> Any:
-    try:
-        async with http.get(url) as response:
-            if response.status != 200:
-                return None
-            return await response.text() if text else await response.json()
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
-        return None  # a process that is just going away is no reason to fail the others' answer
 
 
 def _limit(request: web.Request) -> int:

@@ -2,13 +2,24 @@
 
 from aiohttp import web
 
-from penstock.frontend import admin, completions, models, proxy, scrape, ui
+from penstock.frontend import admin, completions, models, openapi, operate, proxy, scrape, tuning, ui
 from penstock.frontend.context import SERVICE, expect_continue
-from penstock.frontend.middleware import Handler, for_admins, for_clients, mark_response, outermost, with_key
+from penstock.frontend.entry import Handler as Routed
+from penstock.frontend.middleware import Handler, for_admins, mark_response, outermost, with_key
+from penstock.frontend.plain import routed
 from penstock.frontend.service import Service
 
 LINGER = 1.0
 """Seconds that the rest of a refused body is read and thrown away, so that the client gets to see the answer."""
+
+
+def routed_handlers(service: Service) -> dict[str, Routed]:
+    """Return what serves a POST to each path whose requests go to engines."""
+    return {
+        **dict.fromkeys(service.settings.frontend.proxied_routes, proxy.proxied),
+        "/v1/chat/completions": completions.chat_completions,
+        "/v1/completions": completions.text_completions,
+    }
 
 
 def public_app(service: Service, *, with_admin: bool) -> web.Application:
@@ -19,15 +30,14 @@ def public_app(service: Service, *, with_admin: bool) -> web.Application:
     """
     app = _bare(service)
     post, get = app.router.add_post, app.router.add_get
-    post("/v1/chat/completions", for_clients(completions.chat_completions), expect_handler=expect_continue)
-    post("/v1/completions", for_clients(completions.text_completions), expect_handler=expect_continue)
-    for path in service.settings.frontend.proxied_routes:
-        post(path, for_clients(proxy.proxied), expect_handler=expect_continue)
+    for path, handler in routed_handlers(service).items():
+        post(path, routed(handler), expect_handler=expect_continue)
     get("/v1/models", with_key(models.list_models))
     get("/v1/models/{model:.+}", with_key(models.one_model))
     get("/health", models.health)
     get("/live", models.live)
     get("/metrics", scrape.metrics)
+    get("/openapi.json", openapi.description)
     if with_admin:
         _add_admin(app)
     app.router.add_route("*", "/v1/{rest:.*}", with_key(proxy.not_allowed), expect_handler=expect_continue)
@@ -41,6 +51,7 @@ def admin_app(service: Service) -> web.Application:
     app.router.add_get("/health", models.health)
     app.router.add_get("/live", models.live)
     app.router.add_get("/metrics", scrape.metrics)
+    app.router.add_get("/openapi.json", openapi.description)
     return app
 
 
@@ -60,4 +71,10 @@ def _add_admin(app: web.Application) -> None:
     get("/admin/explain/{request}", admin.explain)
     get("/admin/requests", admin.requests)
     get("/admin/decisions", admin.decisions)
+    get("/admin/desired", operate.desired)
+    app.router.add_post("/admin/scale", for_admins(operate.scale))
+    app.router.add_post("/admin/drain", for_admins(operate.drain))
+    app.router.add_post("/admin/restart", for_admins(operate.restart))
+    get("/admin/settings", tuning.settings)
+    app.router.add_post("/admin/set", for_admins(tuning.set_values))
     app.router.add_post("/clear_kv_blocks", for_admins(admin.clear_kv_blocks))

@@ -12,6 +12,9 @@ DEPTH_MAX = 64
 
 Endpoint = Literal["chat_completions", "completions"]
 PATHS: dict[Endpoint, str] = {"chat_completions": "/v1/chat/completions", "completions": "/v1/completions"}
+_COUNTS = frozenset({"n", "max_tokens", "max_completion_tokens"})
+_CHECKED_KINDS: dict[str, tuple[type, str]] = {"tools": (list, "a list"), "chat_template_kwargs": (dict, "an object")}
+_CHECKED = _COUNTS | _CHECKED_KINDS.keys()
 _RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -39,7 +42,7 @@ def decode_object(raw: bytes) -> dict[str, Any]:
     Raises:
         ClientError: 400: it is empty, no JSON, no UTF-8, no object, or nested deeper than `DEPTH_MAX`.
     """
-    if not raw.strip():
+    if not raw or raw.isspace():
         raise rejected("the request has no body; send a JSON object", code="invalid_json")
     try:
         found = msgspec.json.decode(raw)
@@ -67,19 +70,22 @@ def parse(endpoint: Endpoint, raw: bytes) -> Parsed:
     if model is None:
         raise rejected("you must name a model", "model", code="missing_field")
     stream = _typed(fields, "stream", bool, "a boolean") or False
-    options = _typed(fields, "stream_options", dict, "an object") or {}
-    wants_usage = _typed(options, "include_usage", bool, "a boolean", "stream_options.") or False
-    nvext = _typed(fields, "nvext", dict, "an object") or {}
+    wants_usage = False
+    if "stream_options" in fields:
+        options = _typed(fields, "stream_options", dict, "an object") or {}
+        wants_usage = _typed(options, "include_usage", bool, "a boolean", "stream_options.") or False
+    nvext = (_typed(fields, "nvext", dict, "an object") or {}) if "nvext" in fields else {}
     if endpoint == "chat_completions":
         _check_messages(fields)
     else:
         _check_prompt(fields)
-    _typed(fields, "tools", list, "a list")
-    _typed(fields, "chat_template_kwargs", dict, "an object")
-    for name in ("n", "max_tokens", "max_completion_tokens"):
-        value = _typed(fields, name, int, "a whole number")
-        if value is not None and (isinstance(value, bool) or value < 0):
-            raise rejected(f"{name} must be a whole number of at least 0, not {value!r}", name)
+    for name in fields.keys() & _CHECKED:
+        if name in _COUNTS:
+            value = _typed(fields, name, int, "a whole number")
+            if value is not None and (isinstance(value, bool) or value < 0):
+                raise rejected(f"{name} must be a whole number of at least 0, not {value!r}", name)
+        else:
+            _typed(fields, name, *_CHECKED_KINDS[name])
     return Parsed(endpoint, raw, fields, model, stream, wants_usage, nvext)
 
 

@@ -3,9 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.adapters.seams import Store
+from penstock.config.cluster import ClusterSettings
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import WorkerCard
 from penstock.runtime.node import Node
+from penstock.runtime.trust import refusals
 
 _KV_RESULTS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("stored", "ok"): ("events_stored",),
@@ -33,6 +36,10 @@ class NodeCluster:
 
     def cards(self) -> Sequence[WorkerCard]:
         return [worker.card for worker in self._node.router.roster]
+
+    def knows(self, card: WorkerCard) -> bool:
+        worker = self._node.router.roster.get(card.id)
+        return worker is not None and worker.card.epoch == card.epoch
 
     def block_size(self, model: str) -> int:
         pool = self._node.router.pools.get(model)
@@ -62,7 +69,15 @@ class NodeCluster:
         }
 
     def notes(self) -> Mapping[str, int]:
-        return self._node.noted
+        return {**self._node.noted, **refusals(self._node)}
+
+    @property
+    def store(self) -> Store | None:
+        return getattr(self._node, "store", None)
+
+    @property
+    def started(self) -> ClusterSettings:
+        return self._node.tuning.started
 
     def peers(self) -> Sequence[str]:
         peers = self._node.peers

@@ -2,46 +2,43 @@
 
 import time
 
-from aiohttp import web
-
 from penstock.adapters.telemetry.otel import Span
 from penstock.frontend.body import Endpoint, Parsed
-from penstock.frontend.context import REQUEST_ID, note, read_body, service_of
+from penstock.frontend.caller import Caller
 from penstock.frontend.exchange import Exchange
 from penstock.frontend.hints import Hints, read_hints
 from penstock.frontend.job import Job
-from penstock.frontend.prompts import Hashing, Prompt
-from penstock.frontend.records import record_of
+from penstock.frontend.prompts import Prompt
 from penstock.frontend.service import Resolved, Service, check_prompt
 from penstock.frontend.timing import Timing
 from penstock.kernel.errors import ClientError, OverloadedError, PenstockError
 from penstock.kernel.machine import nanos
 from penstock.kernel.values import RequestId
 from penstock.router.events import Arrived, Closed
+from penstock.router.recorded import record_of
 
 UNKNOWN = "unknown"
 """Metric label of a request whose model is none of ours: names that clients make up must not become labels."""
 
 
-async def chat_completions(request: web.Request) -> web.StreamResponse:
+async def chat_completions(service: Service, caller: Caller) -> None:
     """POST /v1/chat/completions"""
-    return await _completions(request, "chat_completions")
+    await _completions(service, caller, "chat_completions")
 
 
-async def text_completions(request: web.Request) -> web.StreamResponse:
+async def text_completions(service: Service, caller: Caller) -> None:
     """POST /v1/completions"""
-    return await _completions(request, "completions")
+    await _completions(service, caller, "completions")
 
 
-async def _completions(request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
-    service = service_of(request)
+async def _completions(service: Service, caller: Caller, endpoint: Endpoint) -> None:
     timing = Timing()
     parsed: Parsed | None = None
     resolved: Resolved | None = None
     try:
-        parsed = await service.prompts.parse(endpoint, await read_body(request))
+        parsed = await service.prompts.parse(endpoint, await caller.body())
         resolved = service.resolve(parsed.model)
-        hints = read_hints(request.headers, parsed.nvext, parsed.fields)
+        hints = read_hints(caller.headers, parsed.nvext, parsed.fields)
         prompt = await _prepare(service, parsed, resolved, hints)
     except PenstockError as error:
         model = UNKNOWN if resolved is None else resolved.model
@@ -58,16 +55,14 @@ async def _completions(request: web.Request, endpoint: Endpoint) -> web.StreamRe
         hints=hints,
         strip_usage=parsed.stream and not parsed.wants_usage,
     )
-    return await carry(request, service, resolved, job, prompt, timing)
+    await carry(caller, service, resolved, job, prompt, timing)
 
 
-async def carry(
-    request: web.Request, service: Service, resolved: Resolved, job: Job, prompt: Prompt, timing: Timing
-) -> web.StreamResponse:
+async def carry(caller: Caller, service: Service, resolved: Resolved, job: Job, prompt: Prompt, timing: Timing) -> None:
     """Route a request and answer it; count it, log it and write it down however it ends."""
-    hints = job.hints or Hints(read_hints(request.headers, {}, {}).preferences)
+    hints = job.hints or Hints(read_hints(caller.headers, {}, {}).preferences)
     model = resolved.model
-    span = service.tracer.start(job.endpoint, request.headers.get("traceparent"), request.headers.get("tracestate"))
+    span = service.tracer.start(job.endpoint, caller.headers.get("traceparent"), caller.headers.get("tracestate"))
     limit = hints.timeout or service.settings.frontend.limits.deadline
 
     def event(request_id: RequestId) -> Arrived:
@@ -83,23 +78,18 @@ async def carry(
         )
 
     service.metrics.started(model, job.endpoint, job.streamed, hints.context_type)
-    ticket = service.arrive(event, request[REQUEST_ID])
-    request[REQUEST_ID] = ticket.id
-    exchange = Exchange(request, service, resolved, job, prompt, ticket, span, timing)
+    ticket = service.arrive(event, caller.id)
+    caller.id = ticket.id
+    exchange = Exchange(caller, service, resolved, job, prompt, ticket, span, timing)
     try:
-        return await exchange.run()
+        await exchange.run()
     finally:
         if ticket.closed is not None:
-            _over(request, service, exchange, ticket.closed, hints.context_type)
+            _over(caller, service, exchange, ticket.closed, hints.context_type)
 
 
 async def _prepare(service: Service, parsed: Parsed, resolved: Resolved, hints: Hints) -> Prompt:
-    hashing = Hashing(
-        block_size=resolved.block_size,
-        text_block_bytes=service.settings.router.index.text_block_bytes,
-        adapter=resolved.adapter,
-        salt=hints.salt,
-    )
+    hashing = service.hashing(resolved, hints.salt)
     prompt = await service.prompts.prepare(parsed, resolved.tokenizer, hashing, hints.token_data)
     if not prompt.estimated:
         param = "messages" if parsed.endpoint == "chat_completions" else "prompt"
@@ -107,7 +97,7 @@ async def _prepare(service: Service, parsed: Parsed, resolved: Resolved, hints: 
     return prompt
 
 
-def _over(request: web.Request, service: Service, exchange: Exchange, closed: Closed, context_type: str | None) -> None:
+def _over(caller: Caller, service: Service, exchange: Exchange, closed: Closed, context_type: str | None) -> None:
     """Count and write down a request that is over."""
     timing, job, model = exchange.timing, exchange.job, exchange.resolved.model
     now = time.monotonic()
@@ -127,8 +117,7 @@ def _over(request: web.Request, service: Service, exchange: Exchange, closed: Cl
         )
     )
     target_name = str(closed.legs[-1].target) if closed.legs else None
-    note(
-        request,
+    caller.fields.update(
         model=model,
         outcome=closed.outcome,
         worker=target_name,
@@ -143,6 +132,8 @@ def _over(request: web.Request, service: Service, exchange: Exchange, closed: Cl
 
 
 def _end_span(span: Span, closed: Closed, worker: str | None) -> None:
+    if not span.kept:
+        return
     span.set("penstock.request", closed.id)
     span.set("penstock.worker", worker)
     span.set("penstock.expected_cached_tokens", closed.expected_cached)

@@ -25,14 +25,6 @@ def service_of(request: web.Request) -> Service:
     return request.app[SERVICE]
 
 
-def note(request: web.Request, **fields: Any) -> None:
-    """Add fields to the request's line in the access log."""
-    known = request.get(FIELDS)
-    if known is None:
-        known = request[FIELDS] = {}
-    known.update(fields)
-
-
 async def read_body(request: web.Request) -> bytes:
     """Read the whole body.
 

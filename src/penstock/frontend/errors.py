@@ -1,13 +1,15 @@
 """What does a caller see when something is wrong? One JSON shape, the OpenAI one, for every failure."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
 
 from penstock.kernel.errors import ClientError, OverloadedError, PenstockError
 
+QUOTED_MAX = 100
+"""Characters of what a client sent that an error repeats."""
 _KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -38,39 +40,46 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": param, "code": code or kind.removesuffix("_error")}}
 
 
-def error_response(
-    status: int,
-    message: str,
-    *,
-    code: str | None = None,
-    param: str | None = None,
-    retry_after: float | None = None,
-    headers: dict[str, str] | None = None,
-) -> web.Response:
-    """Return a whole response; ``retry_after`` is in seconds and rounded up, as the header wants whole ones."""
-    response = web.Response(
-        status=status,
-        body=msgspec.json.encode(error_body(status, message, code=code, param=param)),
-        content_type="application/json",
-        headers=headers,
-    )
+class Problem(NamedTuple):
+    """A whole answer that says what is wrong."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+
+def problem(
+    status: int, message: str, *, code: str | None = None, param: str | None = None, retry_after: float | None = None
+) -> Problem:
+    """Make the answer; ``retry_after`` is in seconds and rounded up, as the header wants whole ones."""
+    headers = {"content-type": "application/json; charset=utf-8"}
     if retry_after is not None:
-        response.headers["retry-after"] = str(max(1, math.ceil(retry_after)))
-    return response
+        headers["retry-after"] = str(max(1, math.ceil(retry_after)))
+    return Problem(status, msgspec.json.encode(error_body(status, message, code=code, param=param)), headers)
 
 
-def response_of(error: PenstockError) -> web.Response:
-    """Turn one of our exceptions into the response that its class stands for."""
+def problem_of(error: PenstockError) -> Problem:
+    """Turn one of our exceptions into the answer that its class stands for."""
     if isinstance(error, ClientError):
-        return error_response(error.status, str(error), code=error.code, param=error.param)
+        return problem(error.status, str(error), code=error.code, param=error.param)
     if isinstance(error, OverloadedError):
-        return error_response(error.status, str(error), code="overloaded", retry_after=error.retry_after)
-    return error_response(502, str(error), code="engine_error")
+        return problem(error.status, str(error), code="overloaded", retry_after=error.retry_after)
+    return problem(502, str(error), code="engine_error")
+
+
+def response_of(said: Problem, headers: dict[str, str] | None = None) -> web.Response:
+    """Return a problem as a response of the plain server."""
+    return web.Response(status=said.status, body=said.body, headers={**said.headers, **(headers or {})})
 
 
 def sse_error(status: int, message: str, *, code: str | None = None) -> bytes:
     """Return the event that ends a stream which broke after its first token."""
     return b"data: " + msgspec.json.encode(error_body(status, message, code=code)) + b"\n\n"
+
+
+def quoted(text: str) -> str:
+    """Return what a client sent as an error may repeat it: printable, and not all of it where it is long."""
+    return repr(text) if len(text) <= QUOTED_MAX else f"{text[:QUOTED_MAX]!r}... ({len(text)} characters)"
 
 
 def rejected(

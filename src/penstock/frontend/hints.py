@@ -26,6 +26,15 @@ _TIMEOUT = ("x-penstock-timeout",)
 _CREDIT = ("x-penstock-overlap-credit",)
 _TEMPERATURE = ("x-penstock-router-temperature",)
 
+_NAMES = frozenset(
+    name
+    for names in (
+        *(_WORKER, _RANK, _PRIORITY, _STRICT, _SESSION, _PROGRAM, _CONTEXT),
+        *(_OSL, _SALT, _ALLOWED, _TIMEOUT, _CREDIT, _TEMPERATURE),
+    )
+    for name in names
+)
+
 EXTRA_FIELDS = ("worker_id", "timing")
 """What ``nvext.extra_fields`` can ask us to put into the response; others are the engine's."""
 TEXT_MAX = 256
@@ -55,6 +64,8 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
     Raises:
         ClientError: 400: a hint that we know has a value that it can't have.
     """
+    if not nvext and "cache_salt" not in fields and isinstance(headers, dict) and _NAMES.isdisjoint(headers):
+        return _NONE  # the usual request has none, and looking for each of them would be a third of reading it
     hints = _object(nvext, "agent_hints")
     context = _object(nvext, "agent_context")
     session = _object(nvext, "session_control")
@@ -94,6 +105,9 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
         token_data=_tokens(nvext),
         timeout=_real(headers, _TIMEOUT, 0.001, 1e6),
     )
+
+
+_NONE = Hints(preferences=Preferences())
 
 
 def _first(*values: Any) -> Any:

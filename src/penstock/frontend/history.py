@@ -1,7 +1,8 @@
 """What happened to a request that is over? The last decisions and ends, kept for explain and the page.
 
-They are kept as JSON text: thousands of decisions with a candidate per worker would otherwise be a million small
-objects, and each full run of the garbage collector would hold the event loop for as long as it walks them.
+Decisions are kept as JSON text: thousands of them with a candidate per worker would otherwise be a million small
+objects, and each full run of the garbage collector would hold the event loop for as long as it walks them. Ends have
+few parts, so they stay what they are until somebody asks.
 """
 
 from collections import OrderedDict, deque
@@ -23,7 +24,7 @@ class History:
     def __init__(self, decisions_max: int, closed_max: int) -> None:
         self._decisions: deque[tuple[str, bytes]] = deque(maxlen=decisions_max)
         self._by_request: dict[str, list[bytes]] = {}
-        self._closed: OrderedDict[str, bytes] = OrderedDict()
+        self._closed: OrderedDict[str, Closed] = OrderedDict()
         self._closed_max = closed_max
         self._encode = msgspec.json.Encoder().encode
 
@@ -44,7 +45,7 @@ class History:
     def closed(self, closed: Closed) -> None:
         """Remember how a request ended; an id that is used again replaces its older end."""
         self._closed.pop(closed.id, None)
-        self._closed[closed.id] = self._encode(closed)
+        self._closed[closed.id] = closed
         if len(self._closed) > self._closed_max:
             self._closed.popitem(last=False)
 
@@ -54,14 +55,18 @@ class History:
         if closed is None and decisions is None:
             return None
         return {
-            "request": None if closed is None else msgspec.json.decode(closed),
+            "request": None if closed is None else self._plain(closed),
             "decisions": [msgspec.json.decode(line) for line in decisions or ()],
         }
 
     def last_closed(self, limit: int) -> list[dict[str, Any]]:
         """Return the newest ends first."""
-        return [msgspec.json.decode(line) for line in islice(reversed(self._closed.values()), limit)]
+        return [self._plain(closed) for closed in islice(reversed(self._closed.values()), limit)]
 
     def last_decisions(self, limit: int) -> list[dict[str, Any]]:
         """Return the newest decisions first."""
         return [msgspec.json.decode(line) for _, line in islice(reversed(self._decisions), limit)]
+
+    def _plain(self, closed: Closed) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.json.decode(self._encode(closed))
+        return found

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from penstock.adapters.engines.dialects import dialect_of
 from penstock.adapters.telemetry.otel import Span
 from penstock.frontend.body import Parsed, with_fields
 from penstock.frontend.hints import Hints
@@ -32,9 +33,14 @@ class Job:
         return self.parsed is not None and self.hints is not None and bool(self.hints.extra)
 
 
-def engine_body(job: Job) -> bytes:
-    """Return the body for the engine."""
-    parsed = job.parsed
+def engine_body(job: Job, word: Dispatch, adapter: str | None, *, token_ids: bool = False) -> bytes:
+    """Return the body for an engine, in its dialect.
+
+    Args:
+        adapter: the LoRA adapter of its model that is meant.
+        token_ids: ask it for those of a stream's output.
+    """
+    parsed, card = job.parsed, word.card
     if parsed is None:
         return job.body
     added: dict[str, object] = {}
@@ -43,9 +49,23 @@ def engine_body(job: Job) -> bytes:
         options = dict(parsed.fields.get("stream_options") or {})
         options.pop("continuous_usage_stats", None)
         added["stream_options"] = {**options, "include_usage": True}
-    salt = None if job.hints is None else job.hints.salt
-    if salt is not None and parsed.fields.get("cache_salt") != salt:
-        added["cache_salt"] = salt
+    if token_ids and not parsed.fields.get("return_token_ids"):
+        added["return_token_ids"] = True
+    hints = job.hints
+    # Only one that schedules by priority takes any; the client's own word for it is passed on as it is.
+    heard = hints is not None and card.labels.get("priority") == "on" and "priority" not in parsed.fields
+    dialect = dialect_of(card.engine)
+    told = dialect.fields(
+        card.model,
+        adapter=adapter,
+        priority=hints.preferences.priority if hints is not None and heard else 0,
+        salt=None if hints is None else hints.salt,
+    )
+    if dialect.rank_field is not None and card.ranks > 1:
+        told[dialect.rank_field] = word.target.rank
+    for name, value in told.items():
+        if parsed.fields.get(name) != value:
+            added[name] = value
     return with_fields(parsed, added)
 
 
@@ -59,6 +79,7 @@ def engine_headers(job: Job, word: Dispatch, request: str, client: Mapping[str, 
     own = span.traceparent
     if own is not None:
         headers["traceparent"] = own
-    if word.card.ranks > 1:
-        headers["x-data-parallel-rank"] = str(word.target.rank)
+    rank = dialect_of(word.card.engine).rank_header
+    if rank is not None and word.card.ranks > 1:
+        headers[rank] = str(word.target.rank)
     return headers

@@ -9,6 +9,7 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, Literal, TextIO
 
 _PLAIN = re.compile(r"[^\s\"=]+\Z")
@@ -30,12 +31,16 @@ def setup(
     handler = BatchingHandler(sys.stderr if stream is None else stream, batch)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     handler.addFilter(_quiet_client_faults)
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(_LEVELS[level])
+    logging.getLogger().handlers[:] = [handler]
+    set_level(level)
+    return handler
+
+
+def set_level(level: str) -> None:
+    """Write what is of this severity and above from now on."""
+    logging.getLogger().setLevel(_LEVELS[level])
     for chatty in ("asyncio", "aiohttp.access", "opentelemetry", "urllib3"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, _LEVELS[level]))
-    return handler
 
 
 class BatchingHandler(logging.Handler):
@@ -64,6 +69,17 @@ class BatchingHandler(logging.Handler):
         if not self._batch or record.levelno >= logging.WARNING or self._size > BATCH_MAX:
             self.flush()
 
+    def say(self, level: str, logger: str, message: str, fields: Mapping[str, Any]) -> None:
+        """Take a line that is no `logging.LogRecord`: making one costs as much as routing a short request."""
+        formatter = self.formatter
+        assert isinstance(formatter, (TextFormatter, JsonFormatter))
+        line = formatter.line(time.time(), level, logger, message, fields)
+        with self.lock:  # type: ignore[union-attr]
+            self._lines.append(line + "\n")
+            self._size += len(line)
+        if not self._batch or self._size > BATCH_MAX:
+            self.flush()
+
     def flush(self) -> None:
         """Write what is held."""
         self.acquire()
@@ -82,28 +98,43 @@ class TextFormatter(logging.Formatter):
     """``2026-01-31T12:00:00.123Z info penstock.access "POST /v1/..." request=... status=200``"""
 
     def format(self, record: logging.LogRecord) -> str:
-        head = f"{_utc(record.created)} {record.levelname.lower()} {record.name} {record.getMessage()}"
         fields = _fields(record)
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return head + "".join(f" {key}={_quoted(value)}" for key, value in fields.items())
+        return self.line(record.created, record.levelname.lower(), record.name, record.getMessage(), fields)
+
+    def line(self, created: float, level: str, logger: str, message: str, fields: Mapping[str, Any]) -> str:
+        """Write one line; fields that are None are left out. ``created``: seconds of the epoch."""
+        parts = [_utc(created), " ", level, " ", logger, " ", message]
+        for key, value in fields.items():
+            if value is not None:
+                parts += (" ", key, "=", _quoted(value))
+        return "".join(parts)
 
 
 class JsonFormatter(logging.Formatter):
     """One object per line: time, level, logger, message, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        out: dict[str, Any] = {
-            "time": _utc(record.created),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        for key, value in _fields(record).items():
-            out.setdefault(key, value)
+        fields = _fields(record)
         if record.exc_info:
-            out["exception"] = self.formatException(record.exc_info)
+            fields["exception"] = self.formatException(record.exc_info)
+        return self.line(record.created, record.levelname.lower(), record.name, record.getMessage(), fields)
+
+    def line(self, created: float, level: str, logger: str, message: str, fields: Mapping[str, Any]) -> str:
+        """Write one line; fields that are None are left out. ``created``: seconds of the epoch."""
+        out: dict[str, Any] = {"time": _utc(created), "level": level, "logger": logger, "message": message}
+        for key, value in fields.items():
+            if value is not None:
+                out.setdefault(key, value)
         return json.dumps(out, ensure_ascii=False, default=str)
+
+
+def direct() -> BatchingHandler | None:
+    """Return this process's handler where it is the only one, so that a line may be given to it without a record."""
+    handlers = logging.root.handlers
+    found = handlers[0] if len(handlers) == 1 else None
+    return found if type(found) is BatchingHandler else None
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -112,15 +143,32 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _quoted(value: Any) -> str:
+    kind = type(value)
+    if kind is str:
+        # One record is one line, whatever a client put into its id.
+        if value.isalnum() or (_PLAIN.match(value) and value.isprintable()):
+            return str(value)
+        return json.dumps(value, ensure_ascii=True)
+    if kind is int:
+        return str(value)
     if isinstance(value, float):
         return f"{value:.6g}"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    # One record is one line, whatever a client put into its id.
     return text if _PLAIN.match(text) and text.isprintable() else json.dumps(text, ensure_ascii=True)
 
 
+_second = (0, "")
+"""The last whole second that was written, and how: most lines share theirs with the one before."""
+
+
 def _utc(created: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(created)) + f".{int(created % 1 * 1000):03d}Z"
+    global _second
+    whole = int(created)
+    known, text = _second
+    if known != whole:
+        text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
+        _second = (whole, text)
+    return f"{text}.{int(created % 1 * 1000):03d}Z"
 
 
 def _quiet_client_faults(record: logging.LogRecord) -> bool:

@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from penstock.frontend.context import service_of
-from penstock.frontend.errors import rejected
+from penstock.frontend.errors import quoted, rejected
 from penstock.frontend.service import Service
 
 OWNER = "penstock"
@@ -36,7 +36,7 @@ async def one_model(request: web.Request) -> web.Response:
         return json_response({"id": model, "ready": workers > 0, "workers": workers}, 200 if workers else 503)
     listed = ", ".join(sorted(known)) or "none yet"
     raise rejected(
-        f"the model {name!r} does not exist; known models: {listed}", "model", code="model_not_found", status=404
+        f"the model {quoted(name)} does not exist; known models: {listed}", "model", code="model_not_found", status=404
     )
 
 

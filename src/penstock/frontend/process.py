@@ -7,28 +7,33 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import uvloop
 
-from penstock.adapters.engines.openai import EngineClient
+from penstock.adapters.engines.wire import open_calls
 from penstock.adapters.telemetry.otel import Tracer
 from penstock.adapters.telemetry.prometheus import Metrics
 from penstock.config.cluster import ClusterSettings
 from penstock.config.load import load_resolved
 from penstock.frontend import logs
 from penstock.frontend.cluster import NodeCluster
-from penstock.frontend.records import CsvRows, keep_writing
+from penstock.frontend.records import keep_writing
 from penstock.frontend.scrape import csv_row
 from penstock.frontend.server import Server
 from penstock.frontend.service import Service, load_tokenizers
+from penstock.frontend.tune import tune
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import Nanos
+from penstock.runtime.changes import FILE as changes_file
+from penstock.runtime.frontends import RETIRE
 from penstock.runtime.node import Node, open_node
-from penstock.runtime.run_folder import RunFolder
+from penstock.runtime.run_folder import CsvRows, RunFolder
 
 log = logging.getLogger("penstock.frontend")
 
@@ -46,42 +51,66 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="penstock frontend", description="Run one frontend process of a cluster.")
     parser.add_argument("--run", type=Path, required=True, help="the cluster's run folder")
     parser.add_argument("--index", type=int, default=0, help="which of the cluster's frontends this is")
+    parser.add_argument("--listen", default="", help="descriptors of bound sockets, with commas between them")
+    parser.add_argument("--listen-admin", default="", help="the same for frontend.admin_port")
     arguments = parser.parse_args(argv)
     try:
         settings = load_resolved(arguments.run / "config.yaml", os.environ)
         lines = logs.setup(settings.logs.format, settings.logs.level, batch=True)
         sys.setswitchinterval(SWITCH_INTERVAL)
         gc.set_threshold(*GC_THRESHOLD)
-        uvloop.run(_serve(settings, arguments.run, arguments.index, lines))
+        sockets = _inherited(arguments.listen), _inherited(arguments.listen_admin)
+        uvloop.run(_serve(settings, arguments.run, arguments.index, lines, *sockets))
     except ConfigError as error:
         print(f"penstock: {error}", file=sys.stderr)  # noqa: T201 - the supervisor shows the end of this log
         return 2
     return 0
 
 
-async def _serve(settings: ClusterSettings, run: Path, index: int, lines: logs.BatchingHandler) -> None:
-    stopping = asyncio.Event()
+def _inherited(descriptors: str) -> list[socket.socket]:
+    return [socket.socket(fileno=int(word)) for word in descriptors.split(",") if word]
+
+
+async def _serve(
+    settings: ClusterSettings,
+    run: Path,
+    index: int,
+    lines: logs.BatchingHandler,
+    sockets: Sequence[socket.socket],
+    admin_sockets: Sequence[socket.socket],
+) -> None:
+    stopping, retiring = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    loop.add_signal_handler(RETIRE, retiring.set)
     tokenizers = await asyncio.to_thread(load_tokenizers, settings)
     node = await open_node(settings, run, index)
     upstream = settings.frontend.upstream
     folder = RunFolder(run)
     requests, decisions = folder.writer("requests.jsonl"), folder.writer("decisions.jsonl")
+    changes = folder.writer(changes_file)
     service = Service(
         settings=settings,
         cluster=NodeCluster(node),
         tickets=node.tickets,
-        engines=EngineClient(connect_timeout=upstream.connect_timeout, connections_max=upstream.connections_max),
+        engines=open_calls(
+            settings.frontend.http == "fast",
+            connect_timeout=upstream.connect_timeout,
+            connections_max=upstream.connections_max,
+        ),
         tokenizers=tokenizers,
-        metrics=Metrics(node.name, settings.frontend.context_types_max),
+        metrics=Metrics(node.name, settings.frontend.context_types_max, settings.router.migration.limit),
         tracer=Tracer(settings.frontend.otlp_endpoint),
         records=requests,
         decisions=decisions,
+        changes=changes,
         run=str(run),
+        secret=node.secret,
         run_offset=_offset(node, run),
     )
+    node.on_settings = partial(tune, service)
+    tune(service, node.settings)  # some may have been changed before this process started
     node.loop_monitor.observe = service.metrics.loop_delay.of().observe
     rows = CsvRows(run / ("metrics.csv" if index == 0 else f"metrics-{index}.csv"))
 
@@ -90,12 +119,14 @@ async def _serve(settings: ClusterSettings, run: Path, index: int, lines: logs.B
         node.loop_monitor.take_recent()
         return found
 
-    server = Server(service)
-    writing = asyncio.create_task(keep_writing([requests, decisions, lines], rows, row), name="records")
+    server = Server(service, sockets, admin_sockets)
+    writing = asyncio.create_task(keep_writing([requests, decisions, changes, lines], rows, row), name="records")
     try:
+        # Who is accepted here finds the workers known: the one before may just have handed over.
+        await node.settled()
         await server.start()
-        await node.announce(server.url, server.admin_url)
-        said = {"url": server.url, "admin_url": server.admin_url, "pid": os.getpid()}
+        await node.announce(server.url, server.admin_url, server.own_url)
+        said = {"url": server.url, "admin_url": server.own_url, "pid": os.getpid()}
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
         # What stands now stays: the collector need not walk it again while streams wait.
@@ -103,17 +134,33 @@ async def _serve(settings: ClusterSettings, run: Path, index: int, lines: logs.B
         gc.freeze()
         log.info("serving %s", server.url, extra={"fields": {"admin": server.admin_url, "router": node.name}})
         lines.flush()
-        await stopping.wait()
+        await first_of(stopping, retiring)
+        if not stopping.is_set():
+            log.info("a successor takes the new connections; finishing %d requests", service.inflight)
+            retired = asyncio.create_task(server.retire(service.settings.router.request_timeout))
+            stopped = asyncio.create_task(stopping.wait())
+            await asyncio.wait({retired, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (retired, stopped):
+                task.cancel()
+            await asyncio.gather(retired, stopped, return_exceptions=True)
         log.info("draining %d requests", service.inflight)
-        await server.drain(settings.frontend.drain_timeout)
+        await server.drain(service.settings.frontend.drain_timeout)
     finally:
         await server.close()
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
         await node.close()
         await service.close()
-        for writer in (requests, decisions):
+        for writer in (requests, decisions, changes):
             await asyncio.to_thread(writer.flush)
+
+
+async def first_of(*events: asyncio.Event) -> None:
+    """Wait until one of some events is set."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
 
 
 def _offset(node: Node, run: Path) -> Nanos:

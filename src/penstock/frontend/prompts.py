@@ -10,13 +10,15 @@ from typing import Any, TypeVar
 
 from penstock.frontend.body import Endpoint, Parsed, parse
 from penstock.frontend.errors import rejected
-from penstock.frontend.template import TemplateFailed, plain_text
+from penstock.frontend.template import SECONDS, TemplateFailed, TemplateSlow, plain_text
 from penstock.frontend.tokens import PromptTokenizer
 from penstock.kernel.errors import OverloadedError
 from penstock.kernel.hashing import BYTES_PER_TOKEN, block_hashes, text_hashes
 
 INLINE_MAX = 2_000
 """Bytes of a body that is prepared on the event loop at once: about 0.3 ms, less than the way to a thread and back."""
+INLINE_SECONDS = 0.05
+"""How long a chat template may hold the event loop."""
 PARSE_INLINE_MAX = 64 * 1024
 """Bytes of a body that is parsed on the event loop: about 0.3 ms."""
 
@@ -74,7 +76,10 @@ class Prompts:
             OverloadedError: too many prompts are waiting for a thread.
         """
         if len(parsed.raw) <= INLINE_MAX:
-            return self.prepare_now(parsed, tokenizer, hashing, token_data)
+            try:
+                return self.prepare_now(parsed, tokenizer, hashing, token_data, INLINE_SECONDS)
+            except TemplateSlow:
+                pass  # a template may be slow with little text; in a thread it holds up only its own model
         return await self._in_thread(self.prepare_now, parsed, tokenizer, hashing, token_data)
 
     async def parse(self, endpoint: Endpoint, body: bytes) -> Parsed:
@@ -87,14 +92,25 @@ class Prompts:
         return parse(endpoint, body) if len(body) <= PARSE_INLINE_MAX else await self._in_thread(parse, endpoint, body)
 
     def prepare_now(
-        self, parsed: Parsed, tokenizer: PromptTokenizer | None, hashing: Hashing, token_data: list[int] | None = None
+        self,
+        parsed: Parsed,
+        tokenizer: PromptTokenizer | None,
+        hashing: Hashing,
+        token_data: list[int] | None = None,
+        seconds: float | None = None,
     ) -> Prompt:
-        """Do the same in the caller's thread."""
+        """Do the same in the caller's thread.
+
+        Args:
+            seconds: that a chat template may take; None is `SECONDS`.
+        Raises:
+            TemplateSlow: it takes longer than that, which is less than `SECONDS`.
+        """
         if token_data:
             return _of_tokens([token_data], hashing, "nvext.token_data")
         if parsed.endpoint == "completions":
             return self._completion(parsed.fields.get("prompt"), tokenizer, hashing)
-        return self._chat(parsed.fields, tokenizer, hashing)
+        return self._chat(parsed.fields, tokenizer, hashing, SECONDS if seconds is None else seconds)
 
     def close(self) -> None:
         """End the threads; prompts that wait are dropped."""
@@ -119,12 +135,14 @@ class Prompts:
         texts = [prompt] if isinstance(prompt, str) else prompt
         return self._of_texts(texts, tokenizer, hashing, special=True)
 
-    def _chat(self, fields: dict[str, Any], tokenizer: PromptTokenizer | None, hashing: Hashing) -> Prompt:
+    def _chat(
+        self, fields: dict[str, Any], tokenizer: PromptTokenizer | None, hashing: Hashing, seconds: float
+    ) -> Prompt:
         messages = fields["messages"]
         tools = None if fields.get("tool_choice") == "none" else fields.get("tools")
         if tokenizer is None:
             return _of_text(plain_text(messages, tools), hashing)
-        if tokenizer.template is None:
+        if tokenizer.template is None or tokenizer.template.given_up:
             return self._of_texts([plain_text(messages, tools)], tokenizer, hashing, special=True)
         started = time.perf_counter()
         try:
@@ -135,8 +153,11 @@ class Prompts:
                 and not fields.get("continue_final_message"),
                 continue_final_message=bool(fields.get("continue_final_message")),
                 kwargs=fields.get("chat_template_kwargs"),
+                seconds=seconds,
             )
-        except TemplateFailed:
+        except TemplateFailed as error:
+            if isinstance(error, TemplateSlow) and seconds < SECONDS:
+                raise
             # Whether the chat is acceptable is the engine's to say; here only routing by prefix is lost.
             self.template_failures += 1
             return self._of_texts([plain_text(messages, tools)], tokenizer, hashing, special=False)

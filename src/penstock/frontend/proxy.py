@@ -2,11 +2,13 @@
 
 import re
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from penstock.frontend.body import decode_object, text_field
+from penstock.frontend.caller import Caller
 from penstock.frontend.completions import UNKNOWN, carry, refusal
-from penstock.frontend.context import read_body, service_of
+from penstock.frontend.context import service_of
+from penstock.frontend.entry import printable
 from penstock.frontend.errors import rejected
 from penstock.frontend.hints import Hints, read_hints
 from penstock.frontend.job import Job
@@ -19,22 +21,21 @@ from penstock.kernel.hashing import BYTES_PER_TOKEN
 _FORM_MODEL = re.compile(rb'name="model"(?:\r\n[^\r\n]+)*\r\n\r\n([^\r\n]{1,256})\r\n')
 
 
-async def proxied(request: web.Request) -> web.StreamResponse:
+async def proxied(service: Service, caller: Caller) -> None:
     """POST to a route of the allow-list."""
-    service = service_of(request)
     timing = Timing()
-    endpoint = request.path.removeprefix("/v1/").replace("/", "_")
-    content_type = request.headers.get("content-type", "application/json")
+    endpoint = caller.path.removeprefix("/v1/").replace("/", "_")
+    content_type = caller.headers.get("content-type", "application/json")
     try:
-        raw = await read_body(request)
+        raw = await caller.body()
         name, streamed = _model_of(service, raw, content_type)
         resolved = service.resolve(name)
-        hints = Hints(read_hints(request.headers, {}, {}).preferences)
+        hints = Hints(read_hints(caller.headers, {}, {}).preferences)
     except PenstockError as error:
         service.metrics.refused(UNKNOWN, endpoint, False, refusal(error))
         raise
     job = Job(
-        path=request.path,
+        path=caller.path,
         body=raw,
         content_type=content_type,
         endpoint=endpoint,
@@ -43,17 +44,30 @@ async def proxied(request: web.Request) -> web.StreamResponse:
     )
     # No blocks: what these routes compute shares no KV, so the least loaded worker gets it.
     prompt = Prompt(len(raw) // BYTES_PER_TOKEN, [], estimated=True)
-    return await carry(request, service, resolved, job, prompt, timing)
+    await carry(caller, service, resolved, job, prompt, timing)
 
 
 async def not_allowed(request: web.Request) -> web.StreamResponse:
-    """Any other /v1 route."""
-    allowed = ", ".join(service_of(request).settings.frontend.proxied_routes)
+    """Any other /v1 route: 405 where its path takes other methods, else 404."""
+    allowed = await _methods(request)
+    if allowed:
+        raise web.HTTPMethodNotAllowed(request.method, allowed)
+    proxied = ", ".join(service_of(request).settings.frontend.proxied_routes)
     raise rejected(
-        f"{request.method} {request.path} is not served here; beside completions, models and chat these are: {allowed}",
+        f"{request.method} {printable(request.path)} is not served here; beside completions, models and chat these "
+        f"are: {proxied}",
         code="not_found",
         status=404,
     )
+
+
+async def _methods(request: web.Request) -> set[str]:
+    """Return what methods a path takes, but for the route that takes all."""
+    found: set[str] = set()
+    for resource in request.app.router.resources():
+        _, methods = await resource.resolve(request)
+        found |= methods
+    return found - {hdrs.METH_ANY}
 
 
 def _model_of(service: Service, raw: bytes, content_type: str) -> tuple[str, bool]:

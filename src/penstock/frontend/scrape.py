@@ -1,14 +1,16 @@
 """What does a scrape of /metrics show? This process's counts, or those of all frontend processes added up."""
 
+import asyncio
 import time
 
 from aiohttp import web
 
 from penstock.adapters.telemetry.exposition import CONTENT_TYPE, merge
 from penstock.adapters.telemetry.prometheus import SEEN_BY_ALL
-from penstock.frontend.admin import from_peers
 from penstock.frontend.context import service_of
+from penstock.frontend.peering import from_peers
 from penstock.frontend.service import Service
+from penstock.router.status import status_row
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -16,7 +18,7 @@ async def metrics(request: web.Request) -> web.Response:
     service = service_of(request)
     text = scrape(service)
     if request.query.get("scope") != "process":
-        others = await from_peers(service, "/metrics?scope=process", request, text=True)
+        others = await from_peers(service, "/metrics?scope=process", text=True)
         if others:
             text = merge([text, *others], SEEN_BY_ALL)
     return web.Response(body=text.encode(), headers={"content-type": CONTENT_TYPE})
@@ -42,34 +44,22 @@ def scrape(service: Service) -> str:
     found.loop_recent.set(to=counters.get("loop_recent", 0.0))
     found.loop_stalls.set(to=counters.get("loop_stalls", 0.0))
     found.router_faults.set(to=counters.get("router_faults", 0.0))
+    found.tasks.set(to=len(asyncio.all_tasks()))
     found.tokenize_pending.set(to=service.prompts.pending)
     found.template_failures.set(to=service.prompts.template_failures)
     for name, sink in (("requests.jsonl", service.records), ("decisions.jsonl", service.decisions)):
         found.records_lost.set(name, to=getattr(sink, "lost", 0))
     for kind, count in cluster.notes().items():
         found.noted.set(kind, to=count)
+    for why, count in service.peer_guard.refused.items():
+        found.noted.set(f"peer_request_{why.replace(' ', '_')}", to=count)
     return found.render()
 
 
 def csv_row(service: Service) -> dict[str, float | None]:
     """Return one row of metrics.csv: seconds since the start, loads, counts and rates of this process."""
-    status = service.cluster.status()
-    counters = service.cluster.counters()
-    workers = status["workers"]
-    requests = status["requests"]
     return {
         "seconds": time.monotonic() - service.started,
-        "inflight": requests["inflight"],
-        "queued": sum(queue["length"] for queue in status["queue"].values()),
-        "ok": requests["ok"],
-        "failed": requests["failed"],
-        "rejected": requests["rejected"],
-        "cancelled": requests["cancelled"],
-        "expired": requests.get("expired"),
-        "hit_rate": status["hit_rate"],
-        "workers": len(workers),
-        "active_requests": sum(worker["active_requests"] for worker in workers),
-        "active_prefill_tokens": sum(worker["active_prefill_tokens"] for worker in workers),
-        "active_blocks": sum(worker["active_blocks"] for worker in workers),
-        "loop_block_recent": counters.get("loop_recent"),
+        **status_row(service.cluster.status()),
+        "loop_block_recent": service.cluster.counters().get("loop_recent"),
     }

@@ -1,36 +1,64 @@
 """How does the endpoint listen, and how does it stop? Sockets, TLS, and a drain that lets streams finish."""
 
 import asyncio
+import contextlib
 import logging
+import socket
 import ssl
+import time
+from collections.abc import Sequence
+from typing import Any
 
 from aiohttp import web
 
 from penstock.config.frontend import FrontendSettings
 from penstock.frontend.access import check_binding
-from penstock.frontend.app import LINGER, admin_app, public_app
+from penstock.frontend.app import LINGER, admin_app, public_app, routed_handlers
 from penstock.frontend.service import Service
 from penstock.frontend.watch import Watch
+from penstock.frontend.wire_listener import Listener
 from penstock.kernel.errors import ConfigError
+from penstock.runtime.ports import bind
 
 log = logging.getLogger("penstock.frontend")
 
 BACKLOG = 1024
+LULL = 2.0
+"""Seconds of silence after which a retiring process closes the connections that are left."""
+LOOK = 0.05
+"""Seconds between its looks."""
 
 
 class Server:
-    """The public site and, where it has its own, the admin site of one frontend process."""
+    """The public site and, where it has its own, the admin site of one frontend process.
 
-    def __init__(self, service: Service) -> None:
+    Args:
+        sockets, admin_sockets: bound, and held open by the supervisor as well, so that no connection is lost when one
+            process takes over from another; without them the addresses of the settings are bound here.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        sockets: Sequence[socket.socket] = (),
+        admin_sockets: Sequence[socket.socket] = (),
+    ) -> None:
         self.service = service
         self.url = ""
         self.admin_url = ""
+        """Where a person finds the admin routes."""
+        self.own_url = ""
+        """Where the cluster's other processes find this one, whoever shares its other addresses."""
+        self._given, self._given_admin = list(sockets), list(admin_sockets)
+        self._public: list[socket.socket] = []
+        self._tls: ssl.SSLContext | None = None
         self._runners: list[web.AppRunner] = []
-        self._sites: list[web.TCPSite] = []
+        self._sites: list[web.SockSite] = []
+        self._fast: Listener | None = None
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen. ``url`` and ``admin_url`` are set when this returns.
+        """Listen. The URLs are set when this returns.
 
         Raises:
             ConfigError: the address is not allowed, can't be bound, or TLS files are wrong.
@@ -38,17 +66,19 @@ class Server:
         frontend = self.service.settings.frontend
         check_binding(frontend.host, frontend.security.api_keys, frontend.security.insecure)
         tls = tls_context(frontend)
-        shared = frontend.processes > 1
-        # Each of several processes needs an address of its own, by which the others find it.
-        own_admin = frontend.admin_port is not None or shared
         public = public_app(self.service, with_admin=frontend.admin_port is None)
-        self.url = await self._listen(public, frontend.host, frontend.port, tls=tls, shared=shared)
+        sockets = self._given or bound_sockets(frontend.host, frontend.port, shared=frontend.processes > 1)
+        self._tls, self._public = tls, sockets
+        if frontend.http == "fast":
+            self.url = await self._listen_fast(public, sockets, tls)
+        else:
+            self.url = await self._listen(public, sockets, tls)
+        self._public_runner = self._runners[0]
+        self.own_url = await self._listen(admin_app(self.service), bound_sockets("127.0.0.1", 0))
         self.admin_url = self.url
-        if own_admin:
-            port = 0 if shared else frontend.admin_port or 0
-            self.admin_url = await self._listen(admin_app(self.service), "127.0.0.1", port)
-        if shared and frontend.admin_port:
-            await self._listen(admin_app(self.service), "127.0.0.1", frontend.admin_port, shared=True)
+        if frontend.admin_port is not None:
+            admin = self._given_admin or bound_sockets("127.0.0.1", frontend.admin_port)
+            self.admin_url = await self._listen(admin_app(self.service), admin)
         self.service.urls = {"endpoint": self.url, "admin": self.admin_url}
         self._watch = asyncio.create_task(Watch(self.service.watched).run(), name="watch")
 
@@ -56,9 +86,9 @@ class Server:
         """Take no new requests and let those that run finish; return whether all did within ``timeout`` seconds."""
         self.service.draining = True
         # Load balancers that still hold a connection see 503; new connections find nobody.
-        for site in self._sites:
-            await site.stop()
-        self._sites.clear()
+        if self._fast is not None:
+            self._fast.drain()
+        await self._stop_accepting()
         try:
             await asyncio.wait_for(self.service.idle.wait(), timeout)
         except TimeoutError:
@@ -66,18 +96,95 @@ class Server:
             return False
         return True
 
+    async def retire(self, timeout: float) -> bool:
+        """Leave new connections to a successor, and answer what still comes over those that are open here.
+
+        Every answer from now on says that the connection ends with it, so clients go over to the successor; one that
+        nothing came over for `LULL` seconds is closed. Then drain.
+
+        Returns: whether all requests finished within ``timeout`` seconds.
+        """
+        self.service.retiring = True
+        spares = [bound.dup() for bound in self._public]
+        await self._stop_accepting()
+        await self._accept_rest(spares)
+        end = busy = time.monotonic()
+        end += timeout
+        while (now := time.monotonic()) < end and self._open:
+            if self.service.inflight:
+                busy = now
+            if now - busy > LULL:
+                break
+            await asyncio.sleep(LOOK)
+        return await self.drain(max(0.0, end - time.monotonic()))
+
+    async def _accept_rest(self, spares: Sequence[socket.socket]) -> None:
+        """Take what waits to be accepted, and let go of the sockets.
+
+        Where a supervisor holds them too nothing would be lost. But one of several frontends that is drained for good
+        is the last to hold its own, and closing it would refuse all who wait there.
+        """
+        waiting: list[socket.socket] = []
+        for bound in spares:
+            with contextlib.suppress(OSError):  # BlockingIOError: nobody is left
+                while True:
+                    waiting.append(bound.accept()[0])
+            bound.close()
+        loop = asyncio.get_running_loop()
+        factory: Any = self._public_runner.server if self._fast is None else self._fast.connection
+        for connection in waiting:
+            connection.setblocking(False)
+            try:
+                await loop.connect_accepted_socket(factory, connection, ssl=self._tls)
+            except OSError as error:
+                log.info("a client that waited is gone: %s", error)
+
+    @property
+    def _open(self) -> int:
+        """Connections of clients."""
+        count = len(self._fast.connections) if self._fast is not None else 0
+        return count + sum(len(runner.server.connections) for runner in self._runners if runner.server is not None)
+
+    async def _stop_accepting(self) -> None:
+        if self._fast is not None:
+            self._fast.stop_accepting()
+        for site in self._sites:
+            await site.stop()
+        self._sites.clear()
+
     async def close(self) -> None:
         """Cut off what is left and let go of everything."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
+        if self._fast is not None:
+            await self._fast.close()
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()
 
     async def _listen(
-        self, app: web.Application, host: str, port: int, *, tls: ssl.SSLContext | None = None, shared: bool = False
+        self, app: web.Application, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None
     ) -> str:
+        runner = await self._runner(app)
+        for bound in sockets:
+            site = web.SockSite(runner, bound, ssl_context=tls, backlog=BACKLOG)
+            await site.start()
+            self._sites.append(site)
+        return url_of(sockets[0], tls)
+
+    async def _listen_fast(
+        self, app: web.Application, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None
+    ) -> str:
+        """Listen with the hand-written server; the plain one stands behind it without an address of its own."""
+        runner = await self._runner(app)
+        assert runner.server is not None
+        loop = asyncio.get_running_loop()
+        self._fast = Listener(self.service, routed_handlers(self.service), runner.server, loop)
+        await self._fast.start(sockets, tls=tls, backlog=BACKLOG)
+        return url_of(sockets[0], tls)
+
+    async def _runner(self, app: web.Application) -> web.AppRunner:
         runner = web.AppRunner(
             app,
             # A client that hangs up cancels its handler, which closes the engine's connection at once.
@@ -89,20 +196,31 @@ class Server:
         )
         await runner.setup()
         self._runners.append(runner)
-        site = web.TCPSite(runner, host, port, ssl_context=tls, backlog=BACKLOG, reuse_port=shared or None)
-        try:
-            await site.start()
-        except OSError as error:
-            raise ConfigError(
-                f"{host}:{port} can't be listened on: {error.strerror or error}",
-                hint="another server has it; frontend.port=0 takes any free port",
-            ) from error
-        self._sites.append(site)
-        name, bound = runner.addresses[0][:2]
-        shown = "127.0.0.1" if name in ("0.0.0.0", "") else ("[::1]" if name == "::" else name)
-        if ":" in shown and not shown.startswith("["):
-            shown = f"[{shown}]"
-        return f"{'https' if tls else 'http'}://{shown}:{bound}"
+        return runner
+
+
+def bound_sockets(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
+    """Bind an address.
+
+    Raises:
+        ConfigError: it can't be had.
+    """
+    try:
+        return bind(host, port, shared=shared)
+    except OSError as error:
+        raise ConfigError(
+            f"{host}:{port} can't be listened on: {error.strerror or error}",
+            hint="another server has it; frontend.port=0 takes any free port",
+        ) from error
+
+
+def url_of(bound: socket.socket, tls: ssl.SSLContext | None) -> str:
+    """Return the URL by which a listening socket is reached from this machine."""
+    name, port = bound.getsockname()[:2]
+    shown = "127.0.0.1" if name in ("0.0.0.0", "") else ("[::1]" if name == "::" else name)
+    if ":" in shown and not shown.startswith("["):
+        shown = f"[{shown}]"
+    return f"{'https' if tls else 'http'}://{shown}:{port}"
 
 
 def tls_context(frontend: FrontendSettings) -> ssl.SSLContext | None:

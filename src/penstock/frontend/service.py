@@ -9,20 +9,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.adapters.engines.openai import EngineClient
+from penstock.adapters.engines.calls import EngineCalls
+from penstock.adapters.seams import Store
 from penstock.adapters.telemetry.otel import Tracer
 from penstock.adapters.telemetry.prometheus import Metrics
 from penstock.config.cluster import ClusterSettings
 from penstock.frontend.access import Keys, Rates
-from penstock.frontend.errors import rejected
+from penstock.frontend.body import PATHS
+from penstock.frontend.errors import quoted, rejected
 from penstock.frontend.history import History
-from penstock.frontend.prompts import Prompts
+from penstock.frontend.peering import PeerGuard
+from penstock.frontend.prompts import Hashing, Prompts
 from penstock.frontend.records import Discard, RecordSink
 from penstock.frontend.tokens import PromptTokenizer, load_tokenizer
 from penstock.kernel.machine import Effect, Nanos
+from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import RequestId, WorkerCard
-from penstock.router.events import Abort, Arrived, Closed, Dispatch
+from penstock.router.events import Abort, Arrived, Closed, Dispatch, Resume
 
+RESOLVED_MAX = 1024
+"""Most names of models, adapters among them, whose meaning is remembered."""
 _SANE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}\Z")
 
 
@@ -32,14 +38,22 @@ class TicketLike(Protocol):
     id: RequestId
     attempt: int
     closed: Closed | None
-    aborted: asyncio.Event
+    aborted: bool
 
     async def next(self) -> Dispatch | Closed: ...
-    def first_token(self) -> None: ...
+    def first_token(self, attempt: int | None = None) -> None: ...
     def grown(self, tokens: int) -> None: ...
-    def finished(self, tokens: int, cached: int | None) -> None: ...
+    def finished(self, tokens: int, cached: int | None, attempt: int | None = None) -> None: ...
     def failed(
-        self, reason: str, *, retryable: bool, worker_at_fault: bool = True, status: int | None = None
+        self,
+        reason: str,
+        *,
+        retryable: bool,
+        worker_at_fault: bool = True,
+        status: int | None = None,
+        resume: Resume | None = None,
+        leaving: bool = False,
+        attempt: int | None = None,
     ) -> None: ...
     def cancelled(self) -> None: ...
 
@@ -57,6 +71,16 @@ class Cluster(Protocol):
     name: str
     """Of this process's router."""
 
+    @property
+    def store(self) -> Store | None:
+        """Where wishes of operators go; None where there is no such place."""
+        ...
+
+    @property
+    def started(self) -> ClusterSettings:
+        """The settings of the start, before operators changed some."""
+        ...
+
     def now(self) -> Nanos:
         """Return the router's time."""
         ...
@@ -67,6 +91,10 @@ class Cluster(Protocol):
 
     def cards(self) -> Sequence[WorkerCard]:
         """Return all workers that are there."""
+        ...
+
+    def knows(self, card: WorkerCard) -> bool:
+        """Return whether a worker, as it was when this card was written, is still there."""
         ...
 
     def block_size(self, model: str) -> int:
@@ -112,13 +140,15 @@ class Service:
     settings: ClusterSettings
     cluster: Cluster
     tickets: TicketsLike
-    engines: EngineClient
+    engines: EngineCalls
     tokenizers: dict[str, PromptTokenizer | None]
     """Every configured model; None where its text is hashed."""
     metrics: Metrics
     tracer: Tracer = field(default_factory=lambda: Tracer(None))
     records: RecordSink = field(default_factory=Discard)
     decisions: RecordSink = field(default_factory=Discard)
+    changes: RecordSink = field(default_factory=Discard)
+    """What operators changed through this process (`penstock.runtime.changes`)."""
     run: str = ""
     run_offset: Nanos = 0
     """Nanoseconds from the start of the run to the router's time 0."""
@@ -126,6 +156,11 @@ class Service:
     """Where this frontend listens: ``endpoint`` and ``admin``."""
     new_id: Callable[[], str] = field(default_factory=lambda: id_factory(random.Random(secrets.randbits(128))))
     draining: bool = False
+    """Requests are refused."""
+    retiring: bool = False
+    """A successor accepts the new connections; those that are open here end with their next answer."""
+    secret: ClusterSecret | None = None
+    """Of the cluster: by it the other frontends know this one."""
 
     def __post_init__(self) -> None:
         frontend = self.settings.frontend
@@ -137,13 +172,19 @@ class Service:
         self.idle.set()
         self.keys = Keys(frontend.security.api_keys)
         self.admin_keys = Keys(frontend.security.admin_keys)
+        self.peer_guard = PeerGuard(self.secret)
         self.rates = Rates(frontend.limits.rate, frontend.limits.burst)
         self.prompts = Prompts(frontend.tokenize.threads, frontend.tokenize.queue_max, self.metrics.stage)
         self.history = History(self.settings.router.decisions_kept, frontend.closed_kept)
-        self.running: dict[str, Callable[[str], None]] = {}
-        """Open attempts by request id, and how each is stopped."""
+        self.running: dict[tuple[str, int], Callable[[str], None]] = {}
+        """Open attempts by request id and number, and how each is stopped."""
+        self._resolved_for: list[WorkerCard] = []
+        self._resolved: dict[str, Resolved] = {}
         self.watched: set[Any] = set()
         """Attempts whose silence is watched (`penstock.frontend.watch`)."""
+        self.track_output = self.settings.router.track_output
+        self.routed_paths = frozenset((*PATHS.values(), *frontend.proxied_routes))
+        """Paths whose POST goes to an engine."""
         self.tickets.listen(self._heard)
 
     def enter(self) -> None:
@@ -173,15 +214,27 @@ class Service:
         Raises:
             ClientError: 404: it is none of the known ones, which the message lists.
         """
-        cards = [card for card in self.cluster.cards() if card.model == name]
+        every = self.cluster.cards()
+        if every != self._resolved_for:
+            # Workers come and go seldom: what they make of a model's name is worked out once.
+            self._resolved_for, self._resolved = list(every), {}
+        found = self._resolved.get(name)
+        if found is None or found.block_size != self.cluster.block_size(found.model):
+            found = self._resolve(name, every)
+            if len(self._resolved) < RESOLVED_MAX:
+                self._resolved[name] = found
+        return found
+
+    def _resolve(self, name: str, every: Sequence[WorkerCard]) -> Resolved:
+        cards = [card for card in every if card.model == name]
         adapter: str | None = None
         model = name
         if not cards and name not in self.settings.models:
-            cards = [card for card in self.cluster.cards() if name in card.adapters]
+            cards = [card for card in every if name in card.adapters]
             if not cards:
                 known = ", ".join(sorted(self.models())) or "none yet"
                 raise rejected(
-                    f"the model {name!r} does not exist; known models: {known}",
+                    f"the model {quoted(name)} does not exist; known models: {known}",
                     "model",
                     code="model_not_found",
                     status=404,
@@ -191,6 +244,15 @@ class Service:
         # One worker of unknown length may take what the others can't.
         most = max(lengths) if lengths and len(lengths) == len(cards) else None
         return Resolved(model, adapter, self.tokenizers.get(model), self.cluster.block_size(model), most)
+
+    def hashing(self, resolved: Resolved, salt: str | None) -> Hashing:
+        """Return what besides its tokens decides a prompt's blocks."""
+        return Hashing(
+            block_size=resolved.block_size,
+            text_block_bytes=self.settings.router.index.text_block_bytes,
+            adapter=resolved.adapter,
+            salt=salt,
+        )
 
     def notes(self) -> list[str]:
         """Return what the health route should say although it is well."""
@@ -234,7 +296,7 @@ class Service:
             self.metrics.closed(effect)
             self.history.closed(effect)
         elif isinstance(effect, Abort):
-            stop = self.running.get(effect.id)
+            stop = self.running.get((effect.id, effect.attempt))
             if stop is not None:
                 stop(effect.reason)
 

@@ -4,12 +4,16 @@ Bytes go on as they came. Only the events before the first token, those that men
 looked into; everything after the first token costs a search for four words per block of bytes.
 """
 
+from collections.abc import Collection
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 TAIL_MAX = 16 * 1024 * 1024
 """Most bytes of an event whose end has not come yet; what is longer is passed on unseen."""
+GAVE_UP = frozenset({"abort"})
+"""Finish reasons by which engines say that they dropped a request themselves."""
 _DONE = b"[DONE]"
 
 
@@ -19,11 +23,28 @@ class SseTap:
     Args:
         strip_usage: leave out the chunk that holds nothing but usage, because the client did not ask for it.
         openai: False for a stream of another dialect, which is only counted.
+        gave_up: finish reasons that are no end but the engine's way of dropping the request.
     """
 
-    __slots__ = ("_openai", "_separator", "_strip", "_tail", "done", "error", "started", "tokens", "usage")
+    __slots__ = (
+        "_gave_up",
+        "_openai",
+        "_passes",
+        "_separator",
+        "_strip",
+        "_tail",
+        "_words",
+        "done",
+        "error",
+        "started",
+        "tokens",
+        "unsaid",
+        "usage",
+    )
 
-    def __init__(self, *, strip_usage: bool, openai: bool = True) -> None:
+    def __init__(self, *, strip_usage: bool, openai: bool = True, gave_up: Collection[str] = GAVE_UP) -> None:
+        self._gave_up = gave_up
+        self._words = _words(frozenset(gave_up))
         self.started = False
         """Whether output was seen."""
         self.tokens = 0
@@ -31,9 +52,13 @@ class SseTap:
         self.usage: dict[str, Any] | None = None
         self.done = False
         self.error: dict[str, Any] | None = None
-        """What the engine said instead of going on."""
+        """What the engine said instead of going on; what comes with it and after it is not passed on."""
+        self.unsaid = b""
+        """The events that were not passed on for that."""
         self._strip = strip_usage
         self._openai = openai
+        self._passes = type(self) is SseTap
+        """Whether what does not matter goes on as it came."""
         self._separator = b""
         self._tail = b""
 
@@ -48,6 +73,14 @@ class SseTap:
             self.started = True
             self.tokens += data.count(b"\n\n") or 1
             return data
+        if self._passes and self.started and not self._tail and self._separator and data.endswith(self._separator):
+            # Nearly every piece of a stream: whole events of which nothing matters.
+            for word in self._words:
+                if word in data:
+                    break
+            else:
+                self.tokens += data.count(self._separator)
+                return data
         if self._tail:
             data = self._tail + data
             self._tail = b""
@@ -77,7 +110,7 @@ class SseTap:
         return out
 
     def _whole(self, data: bytes) -> bytes:
-        if self.started and not (b'"usage"' in data or _DONE in data or b'"error"' in data):
+        if self.started and not self._matters(data):
             self.tokens += data.count(self._separator)
             return data
         separator = self._separator
@@ -88,29 +121,25 @@ class SseTap:
 
     def _event(self, event: bytes) -> bytes:
         """Look into one event and return it, or b"" where it is not for the client."""
+        if self.error is not None:
+            self.unsaid += event
+            return b""
         payload = event.strip()
         if not payload.startswith(b"data:"):
             return event  # a comment or another field of the protocol
-        payload = payload[5:].strip()
-        if payload == _DONE:
-            self.done = True
+        if self._is_end(payload):
             return event
-        if self.started and b'"usage"' not in payload and b'"error"' not in payload:
+        if self.started and not self._matters(payload):
             self.tokens += 1
             return event
-        try:
-            chunk = msgspec.json.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-            chunk = None
-        if not isinstance(chunk, dict):
+        chunk = self._decoded(payload)
+        if chunk is None:
             self.started = True
             self.tokens += 1
             return event
+        if self._is_error(chunk, event):
+            return b""
         choices = chunk.get("choices")
-        if choices is None and "error" in chunk:
-            found = chunk["error"]
-            self.error = found if isinstance(found, dict) else {"message": str(found)}
-            return event
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             self.usage = usage
@@ -120,6 +149,48 @@ class SseTap:
             self.started = True
             self.tokens += 1
         return event
+
+    def _matters(self, data: bytes) -> bool:
+        """Tell whether events that come after the first token have to be looked into."""
+        for word in self._words:  # noqa: SIM110 - a generator would cost as much as all the searches
+            if word in data:
+                return True
+        return False
+
+    def _is_end(self, payload: bytes) -> bool:
+        """Tell whether an event's payload is the end mark, and note that it came."""
+        if payload[5:].strip() != _DONE:
+            return False
+        self.done = True
+        return True
+
+    def _decoded(self, payload: bytes) -> dict[str, Any] | None:
+        """Return the chunk that an event holds, or None where it is none."""
+        try:
+            chunk = msgspec.json.decode(payload[5:])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+            return None
+        return chunk if isinstance(chunk, dict) else None
+
+    def _is_error(self, chunk: dict[str, Any], event: bytes) -> bool:
+        """Tell whether a chunk is the engine's way of giving up, and note what it said."""
+        choices = chunk.get("choices")
+        if choices is None and "error" in chunk:
+            found = chunk["error"]
+            self.error = found if isinstance(found, dict) else {"message": str(found)}
+            self.unsaid += event
+            return True
+        if any(isinstance(c, dict) and c.get("finish_reason") in self._gave_up for c in choices or ()):
+            # Nobody asked for that: the engine is being stopped, or an operator ended the request there.
+            self.error = {"message": "the engine aborted the request"}
+            return True
+        return False
+
+
+@lru_cache(maxsize=64)
+def _words(gave_up: frozenset[str]) -> tuple[bytes, ...]:
+    """Return what stands in every event that matters."""
+    return (b'"usage"', _DONE, b'"error"', *(b'"%b"' % reason.encode() for reason in gave_up if reason != "error"))
 
 
 def cached_tokens(usage: dict[str, Any] | None) -> int | None:

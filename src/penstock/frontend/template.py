@@ -1,11 +1,14 @@
 """What text does a chat become? The model's own chat template, in a sandbox.
 
 Templates come with the model, so they are the operator's; the sandbox keeps a downloaded one from reaching anything
-but its arguments. Clients' text is only ever data here, never a template.
+but its arguments, and from using up the process (`penstock.frontend.sandbox`). Clients' text is only ever data here,
+never a template.
 """
 
 import json
+import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,8 +17,8 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from penstock.frontend.sandbox import SOURCE_MAX, BoundedEnvironment, TooSlow
 from penstock.kernel.errors import PenstockError
 
 _ITERATES_CONTENT = re.compile(r"for\s+\w+\s+in\s+\w+(\.content\b|\[\s*['\"]content['\"]\s*\])")
@@ -23,8 +26,20 @@ RENDERED_MAX = 64 * 1024 * 1024
 """Most characters that a template may produce; a loop that runs away is stopped here."""
 
 
+log = logging.getLogger("penstock.frontend")
+
+SECONDS = 5.0
+"""How long one rendering may take: a thousand times what a long chat needs."""
+GIVE_UP_AFTER = 3
+_STRFTIME = re.compile(r"(?:[^%]|%[-A-Za-z%]){0,200}\Z")
+
+
 class TemplateFailed(PenstockError):
     """The template refused the messages or is wrong; the engine, whose template counts, will say so to the client."""
+
+
+class TemplateSlow(TemplateFailed):
+    """The template took longer than it was given."""
 
 
 class _Generation(Extension):
@@ -52,18 +67,32 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokens: dict[str, str] | None = None) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = _strftime_now
-        try:
-            self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise TemplateFailed(f"the chat template can't be read: {error}") from error
+        if len(source) > SOURCE_MAX:
+            raise TemplateFailed(f"the chat template has {len(source)} characters; at most {SOURCE_MAX}")
+        self.given_up = False
+        """Set when it was too slow `GIVE_UP_AFTER` times in a row: it would only ever hold the threads."""
+        self._slow = 0
+        self._source = source
+        # Limits are counted in the environment, so each thread that renders has one of its own.
+        self._threads = threading.local()
+        self._compiled()
         self._tokens = tokens or {}
         self._takes_parts = _ITERATES_CONTENT.search(source) is not None
+
+    def _count_slow(self, seconds: float) -> None:
+        if seconds < SECONDS:
+            return
+        self._slow += 1
+        if self._slow >= GIVE_UP_AFTER and not self.given_up:
+            self.given_up = True
+            log.warning("a chat template was too slow %d times: its model is routed by plain text", self._slow)
+
+    def _compiled(self) -> tuple[BoundedEnvironment, jinja2.Template]:
+        """Return this thread's own copy; a few milliseconds for each thread's first."""
+        found: tuple[BoundedEnvironment, jinja2.Template] | None = getattr(self._threads, "copy", None)
+        if found is None:
+            found = self._threads.copy = _compile(self._source)
+        return found
 
     def render(
         self,
@@ -73,13 +102,16 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         kwargs: dict[str, Any] | None = None,
+        seconds: float = SECONDS,
     ) -> str:
         """Return the prompt's text.
 
         Args:
             continue_final_message: end right after the last message's text, so that the model goes on with it.
             kwargs: ``chat_template_kwargs`` of the request.
+            seconds: that it may take.
         Raises:
+            TemplateSlow: it took longer.
             TemplateFailed: the template refused, failed, or grew past `RENDERED_MAX`.
         """
         prepared = [_prepared(message, self._takes_parts) for message in messages]
@@ -88,18 +120,39 @@ class ChatTemplate:
         names.setdefault("documents", None)
         parts: list[str] = []
         size = 0
+        environment, template = self._compiled()
+        environment.allow(seconds)
         try:
-            for part in self._template.generate(names):
+            for part in template.generate(names):
                 parts.append(part)
                 size += len(part)
                 if size > RENDERED_MAX:
                     raise TemplateFailed(f"the chat template wrote more than {RENDERED_MAX} characters")
         except TemplateFailed:
             raise
+        except TooSlow as error:
+            self._count_slow(seconds)
+            raise TemplateSlow(f"the chat template took longer than {seconds:g} s") from error
         except Exception as error:  # a template is a program of somebody else: anything can come out of it
             raise TemplateFailed(f"the chat template failed: {type(error).__name__}: {error}") from error
+        self._slow = 0
         text = "".join(parts)
         return _cut_after_last(text, prepared) if continue_final_message else text
+
+
+def _compile(source: str) -> tuple[BoundedEnvironment, jinja2.Template]:
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.add_filter("tojson", _tojson)
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _strftime_now
+    environment.allow(SECONDS)
+    try:
+        template = environment.from_string(source)
+    except Exception as error:  # what is constant in it is worked out now: anything can come out of that
+        raise TemplateFailed(f"the chat template can't be read: {type(error).__name__}: {error}") from error
+    # Each rendering copies them; as the library's chain of mappings that costs as much as a short chat itself.
+    template.globals = dict(template.globals)
+    return environment, template
 
 
 def plain_text(messages: Sequence[dict[str, Any]], tools: list[Any] | None = None) -> str:
@@ -180,4 +233,7 @@ def _raise(message: str) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
+    # The C library takes widths, such as %99999999Y, and makes them.
+    if not _STRFTIME.match(pattern):
+        raise TemplateFailed("the chat template asks for the date in a way that is not understood here")
     return time.strftime(pattern)

@@ -50,13 +50,15 @@ class Timing:
                     weighed.append((at, max(tokens, 1)))
             self._chunks = weighed
         before = self.first
+        found: list[tuple[float, int]] = []
         for at, tokens in self._chunks:
             if before is None or at == self.first:
                 if tokens > 1:
-                    gaps.observe(0.0, tokens - 1)
+                    found.append((0.0, tokens - 1))
             else:
-                gaps.observe((at - before) / tokens, tokens)
+                found.append(((at - before) / tokens, tokens))
             before = at
+        gaps.observe_all(found)
 
     @property
     def ttft(self) -> float | None:

@@ -126,6 +126,10 @@ class PromptTokenizer:
         """Return the same without the cache: the oracle of `encode`."""
         return array("I", self._encode([text], special)[0])
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of output tokens, special ones left out."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
     def cached(self, text: str) -> bool:
         """Tell whether all but the last part of a text is in the cache, so that encoding it is quick."""
         if self._cut is None:

@@ -113,6 +113,9 @@ def text_hashes(text: str, block_bytes: int, *, lora: str | None = None, salt: s
     They name text, not KV, so they only ever meet hashes made the same way (the approximate index).
     """
     raw = text.encode("utf-8", "surrogatepass")
+    if not lora and not salt:
+        whole = len(raw) - len(raw) % block_bytes
+        return chain([_xxh3(raw[i : i + block_bytes], SEED) for i in range(0, whole, block_bytes)])
     first = extra_bytes(lora=lora, salt=salt)
     every = extra_bytes(lora=lora)
     local = [

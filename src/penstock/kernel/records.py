@@ -25,14 +25,17 @@ class RequestLeg(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ItlSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The gaps between a request's output tokens, in seconds; ``gaps`` of them, that is output tokens less one."""
+    """The gaps between a request's output tokens, in seconds; ``gaps`` of them, that is output tokens less one.
+
+    A simulated request knows its mean alone: its tokens were not made one by one.
+    """
 
     gaps: int
     mean: float
-    p50: float
-    p90: float
-    p99: float
-    max: float
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    max: float | None = None
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,10 +125,20 @@ def summarise_gaps(chunks: Sequence[tuple[float, int]]) -> ItlSummary | None:
     Returns: None below 2 output tokens.
     """
     gaps = gaps_of(chunks)
-    total = sum(count for _, count in gaps)
+    total = sum([count for _, count in gaps])
     if not total:
         return None
     gaps.sort()
+    if total == len(gaps):  # nearly always: one token in each chunk
+        values = [gap for gap, _ in gaps]
+        return ItlSummary(
+            gaps=total,
+            mean=sum(values) / total,
+            p50=_percentile(values, 0.50),
+            p90=_percentile(values, 0.90),
+            p99=_percentile(values, 0.99),
+            max=values[-1],
+        )
     return ItlSummary(
         gaps=total,
         mean=sum(gap * count for gap, count in gaps) / total,
@@ -150,6 +163,17 @@ def gaps_of(chunks: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
             gaps.append(((at - previous) / tokens, tokens))
         previous = at
     return gaps
+
+
+def _percentile(ordered: Sequence[float], q: float) -> float:
+    """Return the q-quantile (0..1) of ascending values, as `weighted_percentile` does where each counts once."""
+    position = q * (len(ordered) - 1)
+    low = int(position)
+    share = position - low
+    below = ordered[low]
+    if share == 0.0 or low + 1 >= len(ordered):
+        return below
+    return below + (ordered[low + 1] - below) * share
 
 
 def weighted_percentile(ordered: Sequence[tuple[float, int]], q: float) -> float:

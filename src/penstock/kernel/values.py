@@ -63,7 +63,11 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     """KV event endpoint per rank (ZMQ); empty where the engine announces none."""
     replay: tuple[str, ...] = ()
     """Replay endpoint per rank, or empty."""
+    events_security: str | None = None
+    """``curve`` where both ask for the cluster's secret; None where they speak plain, as stock engines do."""
     topic: str = ""
+    stats: str | None = None
+    """Endpoint (ZMQ) at which the engine tells every forward pass; None where it tells none."""
     handoff: str | None = None
     layout: str | None = None
     labels: dict[str, str] = {}
@@ -78,11 +82,12 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     """What one window of an engine's forward passes did; sums, so that windows add up.
 
     A sum that the engine does not expose is None; one that we estimated stands in ``estimated``.
-    Units: wall seconds; tokens; sequences; ``*_sq`` are sums of squares over passes.
+    Units: wall seconds; tokens; sequences; ``*_sq`` are sums of squares over passes. What is queued is summed over
+    passes too, so that a mean is a sum divided by ``passes``.
     """
 
     passes: int
-    wall: float
+    wall: float | None
     prefill_tokens: int | None = None
     prefill_tokens_sq: int | None = None
     prefill_requests: int | None = None

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import aiohttp
@@ -16,11 +17,11 @@ import yaml
 
 from penstock.kernel.records import RecordFault, RequestLeg, RequestRecord, gaps_of, summarise_gaps
 from penstock.report import saturation
-from penstock.report.html import write_report
+from penstock.report.html import write_gaps, write_report
 from penstock.report.loadgen import LoadGenerator, Sample
 from penstock.report.options import BenchOptions
 from penstock.report.outcome import BenchOutcome, as_json, print_table
-from penstock.report.plan import Plan, open_plan, request_id
+from penstock.report.plan import Plan, plan_of, request_id
 from penstock.report.probe import ask
 from penstock.report.progress import progress_bar
 from penstock.report.summary import summarise
@@ -53,13 +54,13 @@ def main(options: BenchOptions) -> int:
 
 async def run(options: BenchOptions) -> BenchOutcome:
     """Load the server and leave a run folder; see `main` for what is raised."""
-    with open_plan(options) as plan:
-        connector = aiohttp.TCPConnector(limit=0, limit_per_host=0)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as http:
-            model, block_size = await ask(http, options)
-            folder = RunFolder.create(options.out, "bench", config=_config(options, model), seed=options.seed)
-            return await _load(http, options, plan, folder, model, block_size)
+    plan = plan_of(options)
+    connector = aiohttp.TCPConnector(limit=0, limit_per_host=0)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as http:
+        model, block_size = await ask(http, options)
+        folder = RunFolder.create(options.out, "bench", config=_config(options, model), seed=options.seed)
+        return await _load(http, options, plan, folder, model, block_size)
 
 
 async def _load(
@@ -278,13 +279,12 @@ def _interruptible(generator: LoadGenerator) -> Iterator[list[int]]:
 
 def _write(path: Path, outcome: BenchOutcome, gaps: Counter[float]) -> None:
     (path / "bench.json").write_text(as_json(outcome))
-    lines = [f"{gap:g},{count}\n" for gap, count in sorted(gaps.items())]
-    (path / "itl.csv").write_text("gap_s,tokens\n" + "".join(lines))
+    write_gaps(path, sorted(gaps.items()))
 
 
 def _config(options: BenchOptions, model: str) -> str:
     """Return the options as YAML, without the key."""
-    fields = {name: getattr(options, name) for name in BenchOptions.__slots__ if name != "api_key"}
+    fields = {name: value for name, value in asdict(options).items() if name != "api_key"}
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
     plain["model"] = model
     plain["token_range"] = list(options.token_range)

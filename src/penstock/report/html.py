@@ -1,9 +1,11 @@
 """What does a run folder look like? Draws report.html from the folder alone, with each plot's data as CSV beside it.
 
 Needs only ``requests.jsonl`` (and run.json for the title), so live, bench and simulated runs are drawn by the same
-code. A bench adds bench.json (service level, bound, verdict) and itl.csv (every gap between tokens).
+code. A bench adds bench.json (service level, bound, verdict), a simulation simulate.json, and both add itl.csv (every
+gap between tokens).
 """
 
+import contextlib
 import html
 import json
 from collections.abc import Sequence
@@ -48,7 +50,7 @@ def write_report(run: Path | str) -> Path:
 
 def draw(folder: Path, records: Sequence[RequestRecord]) -> str:
     """Return the page, and write the CSV files that it links to."""
-    run, bench = _json(folder / "run.json"), _json(folder / "bench.json")
+    run, bench = _json(folder / "run.json"), _json(folder / "bench.json") or _json(folder / "simulate.json")
     slo = bench.get("slo", {})
     gaps = _gaps(folder / "itl.csv")
     summary = summarise(records, slo_ttft=slo.get("ttft_s"), slo_itl=slo.get("itl_mean_s"), gaps=gaps)
@@ -58,6 +60,7 @@ def draw(folder: Path, records: Sequence[RequestRecord]) -> str:
         _ttft(folder, records, slo.get("ttft_s")),
         _itl(folder, records, gaps, slo.get("itl_mean_s")),
         _hits(folder, records, bench.get("hit_rate_bound")),
+        _load(folder),
         _workers(folder, summary),
         _outcomes(folder, records),
     ]
@@ -130,6 +133,25 @@ def _hits(folder: Path, records: Sequence[RequestRecord], bound: float | None) -
         marks if rows else [],
     )
     return _figure(folder, "Hit rate", chart, "report-hits.csv", ("arrival_s", "hit_rate", "prompt_tokens"), rows)
+
+
+def _load(folder: Path) -> str:
+    """Draw what was under way, and on how many workers, from the rows of metrics.csv."""
+    rows = _rows(folder / "metrics.csv")
+    parts = []
+    for title, label, names in (
+        ("Requests under way", "requests", ("inflight", "queued")),
+        ("Workers", "workers in the router's roster", ("workers",)),
+    ):
+        lines = [
+            Line(name, [(row["seconds"], row[name]) for row in rows if "seconds" in row and name in row])
+            for name in names
+        ]
+        if any(len(line.points) > 1 for line in lines):
+            chart = line_chart(title, Axis("time (s after the start)", least=0.0), Axis(label, least=0.0), [*lines])
+            parts.append(f"<section><h2>{title}</h2>{chart}")
+            parts.append('<p class="data"><a href="metrics.csv">data as CSV</a></p></section>')
+    return "".join(parts)
 
 
 def _workers(folder: Path, summary: Summary) -> str:
@@ -251,12 +273,35 @@ def _cell(cell: object) -> str:
     return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"') else text
 
 
+def write_gaps(folder: Path, gaps: Sequence[tuple[float, int]]) -> None:
+    """Write (seconds between tokens, how many of it), ascending, where the report looks for them."""
+    lines = [f"{gap:g},{count}\n" for gap, count in gaps]
+    (folder / "itl.csv").write_text("gap_s,tokens\n" + "".join(lines))
+
+
 def _gaps(path: Path) -> list[tuple[float, int]]:
     try:
         lines = path.read_text().splitlines()[1:]
     except FileNotFoundError:
         return []
     return [(float(gap), int(count)) for gap, count in (line.split(",") for line in lines)]
+
+
+def _rows(path: Path) -> list[dict[str, float]]:
+    """Read a CSV file of numbers; cells that are empty or cut off are left out."""
+    try:
+        head, *lines = path.read_text().splitlines() or [""]
+    except FileNotFoundError:
+        return []
+    names = head.split(",")
+    found = []
+    for line in lines:
+        row: dict[str, float] = {}
+        for name, cell in zip(names, line.split(",")):
+            with contextlib.suppress(ValueError):
+                row[name] = float(cell)
+        found.append(row)
+    return found
 
 
 def _json(path: Path) -> dict[str, Any]:

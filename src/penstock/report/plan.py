@@ -1,23 +1,18 @@
 """What will a bench send? Turns its options into planned requests with their bodies."""
 
-import itertools
-import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.kernel.errors import ConfigError
 from penstock.report.loadgen import Shot
 from penstock.report.options import BenchOptions
-from penstock.traffic import slices
-from penstock.traffic.arrivals import arrivals
+from penstock.report.source import cut, of_trace, of_workload
 from penstock.traffic.bound import InfiniteCache
-from penstock.traffic.mooncake import MooncakeTrace
+from penstock.traffic.numbering import numbered
 from penstock.traffic.prompts import PromptMaker
 from penstock.traffic.request import TrafficRequest
-from penstock.traffic.workloads import workload
+from penstock.traffic.rows import Trace
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -30,7 +25,7 @@ class Plan:
     source: Iterator[TrafficRequest]
     total: int | None
     """How many there will be, where that is known beforehand."""
-    trace: MooncakeTrace | None = None
+    trace: Trace | None = None
     asked: dict[int, TrafficRequest] = field(default_factory=dict)
 
     def shots(self, model: str, cache: InfiniteCache | None) -> Iterator[Shot]:
@@ -63,64 +58,24 @@ _FIXED = (
 """Outputs as long as planned, whatever the model would say; running usage, so that tokens per chunk are known."""
 
 
-@contextmanager
-def open_plan(options: BenchOptions) -> Iterator[Plan]:
-    """Open the trace or the workload.
+def plan_of(options: BenchOptions) -> Plan:
+    """Read the trace or begin the workload.
 
     Raises:
-        ConfigError: the trace can't be read.
+        ConfigError: the trace can't be read, or the workload can't be had.
     """
+    source: Iterator[TrafficRequest]
+    trace: Trace | None
     if options.trace is None:
-        yield _cut(options, _workload(options), None, None)
-        return
-    try:
-        file = options.trace.open("rb")
-    except OSError as error:
-        raise ConfigError(f"the trace {options.trace} can't be read: {error.strerror}") from error
-    with file:
-        trace = MooncakeTrace(file, block_size=options.trace_block_size, skip_bad=options.skip_bad)
-        # Kept whole: a trace's hash ids are a few MB, and its rows need not be in order of time.
-        requests = sorted(trace, key=lambda request: request.at)
-        found = slices.rebase(slices.by_time(requests, options.trace_start, options.trace_end), options.trace_start)
-        if options.spread_ties:
-            found = slices.spread_ties(found)
-        kept = list(slices.scale_rate(found, options.speed_up))
-        if not kept:
-            raise ConfigError(
-                f"the trace {options.trace} has no request in the slice that was asked for",
-                hint="check the trace's own clock: its times are milliseconds, the slice's are seconds",
-            )
-        yield _cut(options, iter(kept), len(kept), trace)
-
-
-def _workload(options: BenchOptions) -> Iterator[TrafficRequest]:
-    rng, own = random.Random(options.seed), random.Random(options.seed + 1)
-    name = options.workload or "chat"
-    found = workload(
-        name, options.rate, rng, form=options.form, starts=lambda rate: arrivals(options.arrivals, rate, own)
-    )
-    return slices.scale_rate(found, options.speed_up)
-
-
-def _cut(
-    options: BenchOptions, source: Iterator[TrafficRequest], known: int | None, trace: MooncakeTrace | None
-) -> Plan:
-    total = known
-    if options.requests is not None:
-        source = itertools.islice(source, options.requests)
-        total = options.requests if known is None else min(known, options.requests)
-    duration = options.duration
-    if duration is None and options.trace is None and options.requests is None:
-        duration = DURATION
-    if duration is not None:
-        until = duration
-        source = itertools.takewhile(lambda request: request.at < until, source)
+        total, trace = options.requests, None
+        source = of_workload(options)
+    else:
+        kept, trace = of_trace(options)
+        total = len(kept) if options.requests is None else min(len(kept), options.requests)
+        source = numbered(kept)  # every prompt must be made, those of which only lengths are known included
+    if options.duration is not None:
         total = None
-    return Plan(options=options, source=source, total=total, trace=trace)
-
-
-DURATION = 60.0
-"""Seconds of a workload run where neither a number of requests nor a duration was given."""
+    return Plan(options=options, source=cut(options, source), total=total, trace=trace)
 
 
 def _headers(options: BenchOptions, number: int, request: TrafficRequest) -> dict[str, str]:

@@ -15,6 +15,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     mean: float
     p50: float
     p90: float
+    p95: float
     p99: float
     max: float
 
@@ -145,6 +146,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
         mean=sum(ordered) / len(ordered),
         p50=percentile(ordered, 0.50),
         p90=percentile(ordered, 0.90),
+        p95=percentile(ordered, 0.95),
         p99=percentile(ordered, 0.99),
         max=ordered[-1],
     )
@@ -161,6 +163,7 @@ def weighted_spread(pairs: Iterable[tuple[float, int]]) -> Spread | None:
         mean=sum(value * count for value, count in ordered) / total,
         p50=weighted_percentile(ordered, 0.50),
         p90=weighted_percentile(ordered, 0.90),
+        p95=weighted_percentile(ordered, 0.95),
         p99=weighted_percentile(ordered, 0.99),
         max=ordered[-1][0],
     )

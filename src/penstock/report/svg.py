@@ -13,6 +13,8 @@ WIDTH, HEIGHT = 640, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 34, 14, 46
 SERIES = 6
 """Colours that the page defines; a further series starts over."""
+LEAST = 1e-100
+"""What is not above it is nothing to a plot: logarithms and ticks of such numbers would fail."""
 
 Scale = Literal["linear", "log"]
 
@@ -48,7 +50,7 @@ class Axis:
 
 def line_chart(title: str, x: Axis, y: Axis, lines: Sequence[Line], marks: Sequence[Mark] = ()) -> str:
     """Return an SVG of the lines, or a sentence where there is no point to draw."""
-    points = [point for line in lines for point in line.points if x.scale == "linear" or point[0] > 0]
+    points = [point for line in lines for point in line.points if x.scale == "linear" or point[0] > LEAST]
     if not points:
         return f'<p class="none">{html.escape(title)}: nothing was measured.</p>'
     across = _Ruler(x, [p[0] for p in points] + [m.at for m in marks if m.axis == "x"], LEFT, WIDTH - RIGHT)
@@ -95,15 +97,15 @@ class _Ruler:
 
     def __init__(self, axis: Axis, values: Sequence[float], start: float, end: float) -> None:
         self.log = axis.scale == "log"
-        known = [value for value in values if not self.log or value > 0]
+        known = [value for value in values if not self.log or value > LEAST] or [1.0]
         low = min(known) if axis.least is None else axis.least
         high = max(known) if axis.most is None else axis.most
         if self.log:
             low, high = 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high))
             if low == high:
                 high = low * 10
-        elif high <= low:
-            high = low + (abs(low) or 1.0)
+        elif high - low <= LEAST:
+            high = low + (abs(low) if abs(low) > LEAST else 1.0)
         self.low, self.high, self._start, self._end = low, high, start, end
 
     def place(self, value: float) -> float:
@@ -156,7 +158,7 @@ def _grid(across: _Ruler, up: _Ruler, x: Axis, y: Axis) -> list[str]:
 def _path(line: Line, across: _Ruler, up: _Ruler) -> str:
     parts: list[str] = []
     for x, y in line.points:
-        if across.log and x <= 0:
+        if across.log and x <= LEAST:
             continue
         at_x, at_y = across.place(x), up.place(y)
         if not parts:

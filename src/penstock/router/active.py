@@ -4,7 +4,8 @@ A request's prefill tokens count until its first output token, its blocks until 
 requests of one worker share counts once. Requests that other routers placed count alike and expire when silent.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,38 +13,59 @@ import msgspec
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import RequestId, Target
+from penstock.router.chains import depth_of
 
 
 class Load:
-    """One target's load: tokens still to prefill, requests, distinct blocks in use."""
+    """One target's load: tokens still to prefill, requests, distinct blocks in use.
 
-    __slots__ = ("loose", "prefill_tokens", "refs", "requests")
+    Hashes are chained, so who uses a block uses all before it. What is in use is closed under prefixes, and along a
+    chain the number of users never rises: both ends of what is shared are found by bisection.
+    """
+
+    __slots__ = ("_more", "_used", "loose", "prefill_tokens", "requests")
 
     def __init__(self) -> None:
         self.prefill_tokens = 0
         self.requests = 0
-        self.refs: dict[int, int] = {}
-        """Chained hash -> running requests that use the block."""
+        self._used: set[int] = set()
+        """Chained hashes of the blocks that running requests use."""
+        self._more: dict[int, int] = {}
+        """Users beyond the first, of blocks that have several."""
         self.loose = 0
         """Blocks without a hash: partial prompt tails and generated ones."""
 
     @property
     def blocks(self) -> int:
-        return len(self.refs) + self.loose
+        return len(self._used) + self.loose
 
     def blocks_with(self, blocks: Sequence[int], loose: int) -> int:
-        """Count the blocks in use after adding a request, shared ones once.
+        """Count the blocks in use after adding a request, shared ones once. Cost: O(log n)."""
+        return len(self._used) + self.loose + len(blocks) + loose - depth_of(blocks, self._used)
 
-        Cost: O(log n): what is active is closed under prefixes, so the shared part is found by bisection.
-        """
-        low, high, refs = 0, len(blocks), self.refs
-        while low < high:
-            middle = (low + high) // 2
-            if blocks[middle] in refs:
-                low = middle + 1
+    def use(self, blocks: Sequence[int]) -> None:
+        """Count one more user of a chain of blocks."""
+        shared = depth_of(blocks, self._used)
+        more = self._more
+        for block in blocks[:shared]:
+            more[block] = more.get(block, 0) + 1
+        self._used.update(blocks[shared:] if shared else blocks)
+
+    def leave(self, blocks: Sequence[int]) -> None:
+        """Count one user of a chain of blocks less."""
+        more = self._more
+        shared = depth_of(blocks, more)
+        for block in blocks[:shared]:
+            count = more[block] - 1
+            if count:
+                more[block] = count
             else:
-                high = middle
-        return self.blocks + len(blocks) - low + loose
+                del more[block]
+        self._used.difference_update(blocks[shared:] if shared else blocks)
+
+    def users(self) -> dict[int, int]:
+        """Return how many use each block. Cost: walks all."""
+        return {block: 1 + self._more.get(block, 0) for block in self._used}
 
 
 class Active(msgspec.Struct):
@@ -64,6 +86,8 @@ class ActiveSequences:
 
     def __init__(self) -> None:
         self.expired = 0
+        self.sweeping = False
+        """Whether a time is set at which the silent ones of other routers are looked for."""
         self._requests: dict[tuple[str, RequestId], Active] = {}
         self._loads: dict[Target, Load] = {}
 
@@ -78,6 +102,10 @@ class ActiveSequences:
         """Return a target's load; one that nobody uses has an empty one."""
         found = self._loads.get(target)
         return _IDLE if found is None else found
+
+    def on(self, target: Target) -> Iterator[Active]:
+        """Yield the requests that occupy a target, in the order in which they were placed. Cost: O(all in flight)."""
+        return (active for active in self._requests.values() if active.target == target)
 
     def loads(self) -> Mapping[Target, Load]:
         return self._loads
@@ -102,9 +130,7 @@ class ActiveSequences:
         load.prefill_tokens += prefill_tokens
         load.requests += 1
         load.loose += loose
-        refs = load.refs
-        for block in blocks:
-            refs[block] = refs.get(block, 0) + 1
+        load.use(blocks)
 
     def first_token(self, request: RequestId, now: Nanos, router: str = "") -> None:
         """Its prefill is done."""
@@ -131,13 +157,7 @@ class ActiveSequences:
         load.prefill_tokens -= active.prefill_tokens
         load.requests -= 1
         load.loose -= active.loose + active.output_blocks
-        refs = load.refs
-        for block in active.blocks:
-            count = refs[block] - 1
-            if count:
-                refs[block] = count
-            else:
-                del refs[block]
+        load.leave(active.blocks)
         if load.requests == 0:
             del self._loads[active.target]
 
@@ -149,6 +169,10 @@ class ActiveSequences:
         self.expired += len(stale)
         return len(stale)
 
+    def longest_silent(self) -> Nanos | None:
+        """Return when the other routers' most silent request was last heard of. Cost: O(all in flight)."""
+        return min((active.touched for key, active in self._requests.items() if key[0]), default=None)
+
     def drop_router(self, router: str) -> None:
         """Another router is gone, and with it what it had placed."""
         for owner, request in [key for key in self._requests if key[0] == router]:
@@ -157,6 +181,7 @@ class ActiveSequences:
     def snapshot(self) -> dict[str, Any]:
         return {
             "expired": self.expired,
+            "sweeping": self.sweeping,
             "requests": [
                 [router, request, msgspec.to_builtins(active)] for (router, request), active in self._requests.items()
             ],
@@ -178,6 +203,7 @@ class ActiveSequences:
             )
             self.grown(request, active.output_blocks, active.touched, router)
         self.expired = state["expired"]
+        self.sweeping = state["sweeping"]
 
     def check(self) -> None:
         """Recount every load from the requests."""
@@ -186,14 +212,12 @@ class ActiveSequences:
             wanted = (
                 sum(a.prefill_tokens for a in mine),
                 len(mine),
-                len(_union(a.blocks for a in mine)) + sum(a.loose + a.output_blocks for a in mine),
+                sum(a.loose + a.output_blocks for a in mine),
+                Counter(block for a in mine for block in a.blocks),
             )
-            if wanted != (load.prefill_tokens, load.requests, load.blocks):
-                raise InvariantError(f"load of {target} is off: {wanted} by requests, kept {load.blocks} blocks")
-
-
-def _union(lists: Iterable[list[int]]) -> set[int]:
-    return {block for blocks in lists for block in blocks}
+            kept = (load.prefill_tokens, load.requests, load.loose, Counter(load.users()))
+            if wanted != kept:
+                raise InvariantError(f"load of {target} is off: {wanted[:3]} by requests, kept {kept[:3]}")
 
 
 _IDLE = Load()

@@ -15,6 +15,7 @@ from typing import Any
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import Target
+from penstock.router.chains import depth_of
 from penstock.router.indexer import named
 from penstock.router.slots import Ledger, Slots, bits
 from penstock.router.span_state import from_bytes, mask_bytes
@@ -71,15 +72,18 @@ class ApproximateIndex:
         until = self._now + self.ttl
         if not before and blocks:
             heappush(self._due, (until, slot))
-        for block in reversed(blocks):  # later blocks go first, so they stand first
+        depth = depth_of(blocks, kept)
+        fresh = blocks[depth:]
+        # Later blocks go first, so they stand first.
+        kept.update(dict.fromkeys(reversed(fresh), until))
+        for block in reversed(blocks[:depth]):
             kept[block] = until
             kept.move_to_end(block)
         self._ledger.add(slot, len(kept) - before)
         masks = self._masks
-        for block in blocks:
-            mask = masks.get(block, 0)
-            if not mask & bit:
-                masks[block] = mask | bit
+        find = masks.get
+        for block in fresh:
+            masks[block] = find(block, 0) | bit
         if self._ledger.total > self.blocks_max:
             self._prune()
 
@@ -138,9 +142,7 @@ class ApproximateIndex:
             kept = self._until.get(slot)
             if kept is None:
                 continue
-            while kept and kept[next(iter(kept))] <= self._now:
-                self._forget_first(slot, kept)
-                self.expired += 1
+            self._expire(slot, kept)
             if kept:
                 heappush(self._due, (kept[next(iter(kept))], slot))
         if self._gone:
@@ -163,6 +165,25 @@ class ApproximateIndex:
             self._forget_first(slot, kept)
             self.pruned += 1
             heapreplace(oldest, (kept[next(iter(kept))] if kept else _NEVER, slot))
+
+    def _expire(self, slot: int, kept: Kept) -> None:
+        """Forget what a slot holds and is over; all in one loop, since every block that was placed comes by here."""
+        masks, others, pop, now = self._masks, ~(1 << slot), kept.popitem, self._now
+        before = len(kept)
+        while kept:
+            block, until = pop(last=False)
+            if until > now:
+                kept[block] = until
+                kept.move_to_end(block, last=False)
+                break
+            mask = masks[block] & others
+            if mask:
+                masks[block] = mask
+            else:
+                del masks[block]
+        over = before - len(kept)
+        self._ledger.add(slot, -over)
+        self.expired += over
 
     def _forget_first(self, slot: int, kept: Kept) -> None:
         self._unmark(slot, kept.popitem(last=False)[0])

@@ -14,11 +14,11 @@ from penstock.kernel.machine import Effect, Nanos, Wake, seconds
 from penstock.kernel.values import RequestId, Target
 from penstock.router.events import Abort, Closed, Fault, Noted, Outcome, Placement, Publish
 from penstock.router.pool import Pool
-from penstock.router.request import Request
+from penstock.router.request import HEDGE, Request
 from penstock.router.roster import Roster
 from penstock.router.settings import RouterSettings
 
-Timer = Literal["deadline", "wait", "kick", "sweep"]
+Timer = Literal["deadline", "wait", "hedge", "kick", "sweep"]
 
 
 class Core:
@@ -26,6 +26,8 @@ class Core:
 
     def __init__(self, settings: RouterSettings, *, name: str, seed: int, shared: bool) -> None:
         self.settings = settings
+        self.started = settings
+        """As of the start: they decide which index a pool keeps, whatever is changed later."""
         self.name = name
         self.shared = shared
         self.rng = random.Random(seed)
@@ -36,11 +38,20 @@ class Core:
         """Events about requests, attempts, workers or replays that are not, or no longer, known."""
         self.replays: dict[int, Target] = {}
         self.replay_id = 0
+        self.stranded: dict[RequestId, None] = {}
+        """Requests whose worker was lost in the middle and for which no other is there yet."""
         self.freed: dict[str, None] = {}
         """Models whose waiting requests should be looked at once the present event has been handled."""
         self.out: list[Effect] = []
         self.timers: list[tuple[Nanos, Timer, str]] = []
         self.armed: Nanos | None = None
+
+    def make_pool(self, model: str) -> Pool:
+        """Keep state for a model from now on."""
+        pool = self.pools[model] = Pool(model, self.started, self.rng)
+        if self.settings is not self.started:
+            pool.use(self.settings)
+        return pool
 
     # --- effects ----------------------------------------------------------------------------------------------------
 
@@ -64,15 +75,35 @@ class Core:
     def abort(self, request: Request, reason: str) -> None:
         """Stop what runs for it on a worker; that says nothing about the worker."""
         if request.on_worker and request.target is not None:
-            self.out.append(Abort(id=request.id, attempt=request.attempt, target=request.target, reason=reason))
-            worker = self.roster.get(request.target.worker)
-            if worker is not None:
-                worker.breaker.released()
+            running = [(request.current, request.target)]
+            if request.hedge is not None:
+                running.append((request.hedge.attempt, request.hedge.target))
+            for attempt, target in running:
+                self.out.append(Abort(id=request.id, attempt=attempt, target=target, reason=reason))
+                worker = self.roster.get(target.worker)
+                if worker is not None:
+                    worker.breaker.released()
+
+    def load(
+        self, request: Request, pool: Pool, target: Target, *, cached: int, loose: int, now: Nanos, owner: str = ""
+    ) -> None:
+        """Count a request's prompt as load of a target, and tell the other routers unless it is only a hedge."""
+        event = request.event
+        new = event.isl - cached
+        pool.active.place(event.id, target, prefill_tokens=new, blocks=event.blocks, loose=loose, now=now, router=owner)
+        if not owner:
+            session = event.preferences.session
+            self.tell(
+                pool, event.id, "placed", target, isl=event.isl, cached=cached, blocks=event.blocks, session=session
+            )
 
     def release(self, request: Request, pool: Pool) -> None:
         """Take its load off its target."""
         if request.on_worker and request.target is not None:
             pool.active.end(request.id)
+            if request.hedge is not None:
+                pool.active.end(request.id, HEDGE)
+                request.hedge = None
             self.tell(pool, request.id, "ended", request.target)
             self.freed[pool.model] = None
 
@@ -96,6 +127,7 @@ class Core:
             pool.queue.remove(event.id)
             pool.inflight -= 1
             pool.counts[outcome] += 1
+        self.stranded.pop(event.id, None)
         request.leave_queue(now)
         if request.on_worker:
             self.mark(request, last=now)
@@ -111,13 +143,14 @@ class Core:
                 reason=reason,
                 arrived=request.arrived,
                 closed=now,
-                isl=event.isl,
+                isl=request.isl,
                 osl=request.tokens,
                 cached=cached,
                 expected_cached=request.expected_cached,
                 queued=seconds(request.queued),
                 first=request.first,
                 attempts=request.attempt,
+                migrations=request.migrations,
                 legs=list(request.legs),
                 retry_after=retry_after,
                 session=event.preferences.session,

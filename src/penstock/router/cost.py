@@ -71,25 +71,36 @@ CostFunction = Callable[[Demand, Candidate, CostSettings], Cost]
 
 
 def block_cost(demand: Demand, candidate: Candidate, settings: CostSettings) -> Cost:
-    """The field's formula, in blocks."""
-    load, overlap, size = candidate.load, candidate.overlap, demand.block_size
-    excess = (load.prefill_tokens - demand.least_prefill) / size / max(1, len(demand.blocks) + demand.loose)
-    credit = demand.overlap_credit / (1.0 + settings.credit_decay * max(0.0, excess)) * overlap.device
+    """The field's formula, in blocks. Cost: some 3 us; it is worked out for every candidate of every request."""
+    load, overlap, size, isl = candidate.load, candidate.overlap, demand.block_size, demand.isl
+    queued, device = load.prefill_tokens, overlap.device
+    excess = (queued - demand.least_prefill) / size / (len(demand.blocks) + demand.loose or 1)
+    credit = demand.overlap_credit / (1.0 + settings.credit_decay * (excess if excess > 0.0 else 0.0)) * device
     lower = settings.host_credit * overlap.host + settings.disk_credit * overlap.disk
     # Credit saves this request's prefill first; a credit above 1 may eat into what is queued, never below zero.
-    queue = load.prefill_tokens / size
-    work = max(queue + demand.isl / size - credit - lower, 0.0)
-    own = max(work - queue, 0.0)
+    queue = queued / size
+    work = queue + isl / size - credit - lower
+    if work < 0.0:
+        work = 0.0
+    own = work - queue
+    if own < 0.0:
+        own = 0.0
     decode = load.blocks_with(demand.blocks, demand.loose) + settings.request_weight * load.requests
+    scale = settings.prefill_scale
     return Cost(
         target=candidate.target,
         unit="blocks",
-        total=settings.prefill_scale * work + decode,
-        prefill=settings.prefill_scale * own,
+        total=scale * work + decode,
+        prefill=scale * own,
         decode=float(decode),
-        queue=settings.prefill_scale * (work - own),
+        queue=scale * (work - own),
         transfer=0.0,
-        **_facts(demand, candidate),  # type: ignore[arg-type]
+        overlap_blocks=device,
+        overlap_tokens=_cached_tokens(demand, overlap),
+        active_requests=load.requests,
+        active_prefill_tokens=queued,
+        active_blocks=load.blocks,
+        index=overlap.index,
     )
 
 
@@ -110,7 +121,12 @@ def latency_cost(demand: Demand, candidate: Candidate, settings: CostSettings) -
         decode=decode,
         queue=queue,
         transfer=transfer,
-        **_facts(demand, candidate),  # type: ignore[arg-type]
+        overlap_blocks=overlap.device,
+        overlap_tokens=cached,
+        active_requests=load.requests,
+        active_prefill_tokens=load.prefill_tokens,
+        active_blocks=load.blocks,
+        index=overlap.index,
     )
 
 
@@ -118,18 +134,9 @@ COSTS: dict[str, CostFunction] = {"blocks": block_cost, "latency": latency_cost}
 
 
 def _cached_tokens(demand: Demand, overlap: Overlapped) -> int:
-    # An engine computes at least the last token of a prompt that it holds in full, and does so by the block.
     blocks = overlap.device + overlap.host + overlap.disk
-    return min(blocks * demand.block_size, max(0, demand.isl - 1) // demand.block_size * demand.block_size)
-
-
-def _facts(demand: Demand, candidate: Candidate) -> dict[str, object]:
-    load = candidate.load
-    return {
-        "overlap_blocks": candidate.overlap.device,
-        "overlap_tokens": _cached_tokens(demand, candidate.overlap),
-        "active_requests": load.requests,
-        "active_prefill_tokens": load.prefill_tokens,
-        "active_blocks": load.blocks,
-        "index": candidate.overlap.index,
-    }
+    if not blocks:
+        return 0
+    # An engine computes at least the last token of a prompt that it holds in full, and does so by the block.
+    size = demand.block_size
+    return min(blocks * size, max(0, demand.isl - 1) // size * size)

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.kernel.machine import Effect, Event, Nanos
 from penstock.kernel.values import KvEvent, RequestId, Target, WorkerCard, WorkerId
+from penstock.router.settings import RouterSettings
 
 Outcome = Literal["ok", "rejected", "failed", "cancelled", "expired"]
 Fault = Literal["none", "client", "engine", "overloaded", "deadline"]
@@ -79,9 +80,21 @@ class Finished(Event, frozen=True, kw_only=True):
     cached: int | None = None
 
 
-class Failed(Event, frozen=True, kw_only=True):
-    """This attempt broke. ``retryable``: nothing reached the client yet and another worker may do better.
+class Resume(msgspec.Struct, frozen=True, kw_only=True):
+    """What another worker would have to go on from: the prompt and the output so far, as one prompt.
 
+    ``isl``, ``blocks``: of that prompt, as in `Arrived`; ``tokens``: output tokens that the client has had.
+    """
+
+    isl: int
+    blocks: list[int]
+    tokens: int
+
+
+class Failed(Event, frozen=True, kw_only=True):
+    """This attempt broke. ``retryable``: it had no output that the client got, and another worker may do better.
+
+    ``resume``: it had, and this is where another worker can go on; None where it can't.
     ``worker_at_fault`` counts against the worker's breaker; ``status`` is the engine's HTTP status, if it gave one.
     """
 
@@ -91,6 +104,9 @@ class Failed(Event, frozen=True, kw_only=True):
     retryable: bool
     worker_at_fault: bool = True
     status: int | None = None
+    resume: Resume | None = None
+    leaving: bool = False
+    """The engine refuses work because it is ending, whatever its health says."""
 
 
 class Cancelled(Event, frozen=True, kw_only=True):
@@ -147,6 +163,17 @@ class WorkerMeasured(Event, frozen=True, kw_only=True):
     prefill_slope: float
     decode_base: float
     decode_slope: float
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+class SettingsChanged(Event, frozen=True, kw_only=True):
+    """An operator changed knobs; ``settings`` are all of them as they are from now on, ``keys`` those that changed."""
+
+    settings: RouterSettings
+    keys: tuple[str, ...]
+    by: str = ""
 
 
 # --- caches ---------------------------------------------------------------------------------------------------------
@@ -256,6 +283,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     candidates: list[Cost]
     excluded: list[Excluded] = []
     expected_cached_tokens: int = 0
+    resumed: int = 0
+    """Output tokens that another worker had made before, which ``isl`` counts as well."""
     temperature: float = 0.0
 
 
@@ -299,6 +328,8 @@ class Closed(Effect, frozen=True, kw_only=True):
     queued: float = 0.0
     first: Nanos | None = None
     attempts: int = 0
+    migrations: int = 0
+    """How often another worker went on with what one had begun."""
     legs: list["Leg"] = []
     retry_after: float | None = None
     session: str | None = None

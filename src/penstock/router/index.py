@@ -53,6 +53,8 @@ class ExactIndex:
         """Whether a target's event hashes are ours; one that is not listed is judged by its events."""
         self._salts: dict[Target, int] = {}
         """Mixed into targets' engine hashes."""
+        self._copying: set[Target] = set()
+        """Targets that announce each copy of a block."""
         self._sweeping = 0
 
     def __len__(self) -> int:
@@ -120,15 +122,21 @@ class ExactIndex:
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def join(self, target: Target, *, native: bool, alike: str | None = None) -> None:
+    def join(self, target: Target, *, native: bool, alike: str | None = None, copies: bool = False) -> None:
         """Say beforehand how a target hashes.
 
         Args:
             native: its event hashes are `BlockHash`es and need no translation.
             alike: name of a way of hashing that equal blocks have equal engine hashes under, on every target that
                 is said to use it; it saves memory.
+            copies: it may hold several copies of a device block, and announces the beginning and the end of each. The
+                others' repeated announcements mean nothing.
         """
         self._native[target] = native
+        if copies:
+            self._copying.add(target)
+        else:
+            self._copying.discard(target)
         if alike is None:
             self._salts.pop(target, None)
         else:
@@ -167,6 +175,7 @@ class ExactIndex:
         self.clear(target)
         self._native.pop(target, None)
         self._salts.pop(target, None)
+        self._copying.discard(target)
 
     def sweep(self, step: int = _SWEEP_STEP) -> bool:
         """Clear a bounded part of what targets that are gone left behind; return True where nothing is left to do.
@@ -189,6 +198,8 @@ class ExactIndex:
         if not known:
             for spans in self._tiers.values():
                 spans.alive = self._slots.alive
+            if target in self._copying:
+                self._device.copies.bits |= bit
         native = self._is_native(target, own, bool(event.tokens))
         spans = self._tiers[event.tier]
         if event.block_size not in (0, self.block_size):
@@ -207,10 +218,10 @@ class ExactIndex:
         if not bit:
             self.counters.removed_unknown += len(event.hashes)
             return
-        if self._is_native(target, own, False):
-            self._tiers[event.tier].remove(bit, unsigned(event.hashes))
-        else:
-            self._tiers[event.tier].remove(bit, salted(event.hashes, self._salt(target)), by_engine=True)
+        spans = self._tiers[event.tier]
+        by_engine = not self._is_native(target, own, False)
+        names = salted(event.hashes, self._salt(target)) if by_engine else unsigned(event.hashes)
+        spans.remove(bit, spans.take_copies(bit, names, by_engine=by_engine), by_engine=by_engine)
 
     def _salt(self, target: Target) -> int:
         salt = self._salts.get(target)
@@ -255,12 +266,13 @@ class ExactIndex:
     def snapshot(self) -> dict[str, Any]:
         """Return the whole state as plain data."""
         return {
-            "version": 1,
+            "version": 2,
             "block_size": self.block_size,
             "slots": self._slots.snapshot(),
             "tiers": {tier: span_state.snapshot(spans) for tier, spans in self._tiers.items()},
             "native": [[target.worker, target.rank, native] for target, native in self._native.items()],
             "salts": [[target.worker, target.rank, salt] for target, salt in self._salts.items()],
+            "copying": [[target.worker, target.rank] for target in sorted(self._copying)],
             "sweeping": self._sweeping,
             "counters": self.counters.as_dict(),
             "hits": None if self.hits is None else self.hits.snapshot(),
@@ -274,6 +286,7 @@ class ExactIndex:
             span_state.restore(spans, state["tiers"][tier])
         self._native = {Target(WorkerId(worker), rank): native for worker, rank, native in state["native"]}
         self._salts = {Target(WorkerId(worker), rank): salt for worker, rank, salt in state["salts"]}
+        self._copying = {Target(WorkerId(worker), rank) for worker, rank in state["copying"]}
         self._sweeping = state["sweeping"]
         for name, count in state["counters"].items():
             setattr(self.counters, name, count)

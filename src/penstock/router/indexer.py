@@ -148,6 +148,8 @@ class Counters:
     removed: int = 0
     duplicates: int = 0
     """Stored again though held."""
+    copies_removed: int = 0
+    """Removed while the target kept another copy."""
     removed_unknown: int = 0
     """Removed though not held: evicted by us before, or from before a clear."""
     holes: int = 0

@@ -2,10 +2,11 @@
 
 from penstock.kernel.machine import Nanos, nanos, seconds
 from penstock.kernel.values import RequestId
+from penstock.router import hedging
 from penstock.router.core import Core
-from penstock.router.events import Arrived, Cancelled, Failed, Finished, FirstToken, Grown
-from penstock.router.members import failure_of
-from penstock.router.placing import admit
+from penstock.router.events import Arrived, Cancelled, Failed, Finished, FirstToken, Grown, WorkerDraining
+from penstock.router.members import draining, failure_of
+from penstock.router.placing import admit, hedge
 from penstock.router.request import Request
 
 
@@ -35,6 +36,9 @@ def arrived(core: Core, now: Nanos, event: Arrived) -> None:
 def first_token(core: Core, now: Nanos, event: FirstToken) -> None:
     request = _running(core, event.id, event.attempt, "prefill")
     if request is not None:
+        pool = core.pools[request.event.model]
+        hedging.settle(core, request, pool, event.attempt, now)
+        pool.fit.add(float(request.prefill_ahead), seconds(now - request.placed))
         _started(core, now, request)
 
 
@@ -44,7 +48,7 @@ def grown(core: Core, now: Nanos, event: Grown) -> None:
         return
     request.tokens = event.tokens
     pool = core.pools[request.event.model]
-    pool.active.grown(event.id, event.tokens // pool.block_size, now)
+    pool.active.grown(event.id, (event.tokens - request.resumed) // pool.block_size, now)
     core.tell(pool, event.id, "grown", request.target, tokens=event.tokens)
 
 
@@ -52,28 +56,51 @@ def finished(core: Core, now: Nanos, event: Finished) -> None:
     request = _running(core, event.id, event.attempt, "prefill", "streaming")
     if request is None:
         return
-    if request.first is None:  # an unary answer has no earlier milestone: it proves the worker as well
+    hedging.settle(core, request, core.pools[request.event.model], event.attempt, now)
+    if request.phase == "prefill":  # an unary answer has no earlier milestone: it proves the worker as well
         _started(core, now, request)
     request.tokens = event.tokens
-    core.pools[request.event.model].answered(request.event.isl, event.tokens, event.cached)
-    core.close(now, request, "ok", "none", 200, "answered in full", cached=event.cached)
+    # What a later leg took from a cache is partly output of the legs before: it says nothing about the prompt.
+    cached = None if request.migrations else event.cached
+    core.pools[request.event.model].answered(request.isl, event.tokens, cached)
+    core.close(now, request, "ok", "none", 200, "answered in full", cached=cached)
 
 
 def failed(core: Core, now: Nanos, event: Failed) -> None:
     request = _running(core, event.id, event.attempt, "prefill", "streaming")
     if request is None or request.target is None:
         return
+    if event.leaving:
+        _leaves(core, now, request, event)
+    if request.hedge is not None:
+        if event.retryable:
+            return hedging.failed(core, request, core.pools[request.event.model], event, now)
+        # The request itself is at fault, which another worker would find too.
+        hedging.settle(core, request, core.pools[request.event.model], event.attempt, now)
     failure_of(core, now, request.target.worker, event.reason, at_fault=event.worker_at_fault)
     core.mark(request, last=now, failure=event.reason)
     request.last_failure = event.reason
     request.last_status = event.status
-    again = event.retryable and request.phase == "prefill" and request.attempt < core.settings.attempts_max
-    if again and now < request.deadline:
-        pool = core.pools[request.event.model]
+    pool = core.pools[request.event.model]
+    if now < request.deadline and _goes_on(core, request, event):
+        worker = core.roster.get(request.target.worker)
         core.release(request, pool)
-        request.tried.append(request.target.worker)
+        if worker is not None:
+            request.tried.append((worker.card.id, worker.card.epoch))
+        if request.phase == "prefill":
+            request.step("retry")
+        else:
+            assert event.resume is not None
+            core.note(
+                "migrated",
+                f"request {request.id} goes on elsewhere after {event.resume.tokens} tokens: {event.reason}",
+                request=request.id,
+                worker=request.target.worker,
+            )
+            request.step("migrate")
+            request.tried = request.tried[-1:]
+            request.resume(event.resume)
         request.target = None
-        request.step("retry")
         admit(core, now, request, pool)
     elif event.worker_at_fault:
         core.close(now, request, "failed", "engine", event.status or 502, event.reason)
@@ -92,6 +119,15 @@ def cancelled(core: Core, now: Nanos, event: Cancelled) -> None:
     core.close(now, request, "cancelled", "client", 499, "the client went away")
 
 
+def late(core: Core, now: Nanos, key: RequestId) -> None:
+    """A request may have waited for its first token for so long that a second worker is to have it too."""
+    request = core.requests.get(key)
+    if request is not None:
+        pool = core.pools[request.event.model]
+        if hedging.wanted(core, request, pool, now):
+            hedge(core, now, request, pool)
+
+
 def overdue(core: Core, now: Nanos, kind: str, key: RequestId) -> None:
     """A request's deadline or its limit of waiting may have passed."""
     request = core.requests.get(key)
@@ -99,7 +135,12 @@ def overdue(core: Core, now: Nanos, kind: str, key: RequestId) -> None:
         return
     if kind == "wait":
         limit = core.settings.queue.wait_max
-        if request.queued_since is not None and now >= request.queued_since + nanos(limit):
+        if request.queued_since is None or now < request.queued_since + nanos(limit):
+            return
+        if request.phase == "stranded":
+            text = f"no other worker could go on within {limit:g} s after: {request.last_failure}"
+            core.close(now, request, "failed", "engine", request.last_status or 502, text)
+        else:
             text = f"waited {limit:g} s for a worker of {request.event.model}"
             core.close(now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
     elif now >= request.deadline:
@@ -108,15 +149,31 @@ def overdue(core: Core, now: Nanos, kind: str, key: RequestId) -> None:
         core.close(now, request, "expired", "deadline", 504, f"not done within {waited:.3g} s")
 
 
+def _leaves(core: Core, now: Nanos, request: Request, event: Failed) -> None:
+    """A worker refuses work because it is ending: nobody else is sent there, though its health is good."""
+    hedge = request.hedge
+    target = hedge.target if hedge is not None and hedge.attempt == event.attempt else request.target
+    worker = None if target is None else core.roster.get(target.worker)
+    if worker is not None and worker.state == "ready":
+        draining(core, now, WorkerDraining(worker=worker.card.id, epoch=worker.card.epoch))
+
+
+def _goes_on(core: Core, request: Request, event: Failed) -> bool:
+    """Tell whether another worker may try, or go on where this one stopped."""
+    if request.phase == "prefill":
+        return event.retryable and request.tries < core.settings.attempts_max
+    return event.resume is not None and request.migrations < core.settings.migration.limit
+
+
 def _started(core: Core, now: Nanos, request: Request) -> None:
     """The first token is here: the prefill is over, and the worker works."""
     assert request.target is not None
     request.step("first")
-    request.first = now
+    if request.first is None:
+        request.first = now
     core.mark(request, first=now)
     pool = core.pools[request.event.model]
     pool.active.first_token(request.id, now)
-    pool.fit.add(float(request.prefill_ahead), seconds(now - request.placed))
     core.tell(pool, request.id, "first", request.target)
     core.freed[pool.model] = None
     worker = core.roster.get(request.target.worker)
@@ -129,7 +186,7 @@ def _started(core: Core, now: Nanos, request: Request) -> None:
 def _running(core: Core, request: RequestId, attempt: int, *phases: str) -> Request | None:
     """Return an open request in one of these phases and this attempt; else count the event as dropped."""
     found = core.requests.get(request)
-    if found is None or found.attempt != attempt or found.phase not in phases:
+    if found is None or not found.runs(attempt) or found.phase not in phases:
         core.dropped += 1
         return None
     return found

@@ -13,7 +13,6 @@ from penstock.router.events import (
     WorkerReady,
 )
 from penstock.router.kv_stream import KvStream
-from penstock.router.pool import Pool
 from penstock.router.roster import Worker
 
 
@@ -21,7 +20,7 @@ def joined(core: Core, now: Nanos, event: WorkerJoined) -> None:
     card = event.card
     pool = core.pools.get(card.model)
     if pool is None:
-        pool = core.pools[card.model] = Pool(card.model, core.settings, core.rng)
+        pool = core.make_pool(card.model)
     refusal = pool.adopt(card)
     if refusal is not None:
         core.note("worker_refused", f"worker {card.id} is refused: {refusal}", worker=card.id)
@@ -37,7 +36,14 @@ def joined(core: Core, now: Nanos, event: WorkerJoined) -> None:
         native = card.hash_scheme == SCHEME
         for target in worker.targets[: len(card.events)]:
             pool.streams[target] = KvStream()
-            pool.exact.join(target, native=native, alike=None if native else card.hash_scheme)
+            pool.exact.join(
+                target,
+                native=native,
+                alike=None if native else card.hash_scheme,
+                # It computes the last block of a prompt that it holds in full once more, into a block of its own, as
+                # it does for equal prompts that run at the same time; each of them is stored and removed by itself.
+                copies=card.engine == "vllm",
+            )
     guessed = pool.indexed and not card.events
     core.note(
         "worker_joined",

@@ -4,9 +4,10 @@ from penstock.kernel.machine import Nanos, nanos, seconds
 from penstock.kernel.values import Target
 from penstock.router.core import Core
 from penstock.router.events import Cost, Decision, Dispatch, Excluded, Leg
+from penstock.router.overload import Refusal, refusal
 from penstock.router.pool import Pool
 from penstock.router.queue import Waiting
-from penstock.router.request import Request
+from penstock.router.request import HEDGE, Hedge, Request
 from penstock.router.roster import Worker
 from penstock.router.select import Choice, discounted, pinned, select
 
@@ -21,6 +22,8 @@ def admit(core: Core, now: Nanos, request: Request, pool: Pool) -> None:
     targets, excluded, by_wish = eligible(core, request, pool, now)
     if not targets:
         _nowhere(core, now, request, pool, excluded, by_wish)
+    elif (full := _refusal(core, now, request, pool, targets)) is not None:
+        core.close(now, request, "rejected", "overloaded", 503, full.reason, retry_after=full.retry_after)
     elif len(pool.queue) or _all_busy(core, pool, targets):
         _enqueue(core, now, request, pool)
         core.freed[pool.model] = None
@@ -28,8 +31,22 @@ def admit(core: Core, now: Nanos, request: Request, pool: Pool) -> None:
         _place(core, now, request, pool, targets, excluded)
 
 
+def _refusal(
+    core: Core, now: Nanos, request: Request, pool: Pool, targets: list[tuple[Target, Worker]]
+) -> Refusal | None:
+    settings = core.settings.overload
+    return refusal(settings, pool, request, targets, now) if settings.limits and not request.attempt else None
+
+
 def pump(core: Core, now: Nanos, pool: Pool) -> None:
-    """Place waiting requests, best first, while a worker is not busy."""
+    """Place the stranded, then waiting requests, best first, while a worker is not busy."""
+    for id in list(core.stranded):
+        stranded = core.requests[id]
+        if stranded.event.model == pool.model:
+            targets, excluded, _ = eligible(core, stranded, pool, now)
+            if targets:
+                del core.stranded[id]
+                _place(core, now, stranded, pool, targets, excluded)
     while (waiting := pool.queue.peek(now)) is not None:
         request = core.requests[waiting.id]
         targets, excluded, by_wish = eligible(core, request, pool, now)
@@ -48,14 +65,23 @@ def eligible(core: Core, request: Request, pool: Pool, now: Nanos) -> Eligible:
     targets: list[tuple[Target, Worker]] = []
     excluded: list[Excluded] = []
     by_wish = True
-    for worker in core.roster:
-        if worker.card.model != pool.model:
+    event, model = request.event, pool.model
+    picky = wish.worker is not None or wish.allowed is not None or event.adapter is not None
+    for worker in core.roster.workers.values():
+        card = worker.card
+        if card.model != model:
             continue
-        reason = worker.why_not(now) or ("failed this request before" if worker.card.id in request.tried else None)
+        reason = worker.why_not(now)
+        if reason is None and request.tried and (card.id, card.epoch) in request.tried:
+            reason = "failed this request before"
         if reason is not None:
             by_wish = False
-        else:
+        elif picky or (card.max_len is not None and event.isl >= card.max_len):
             reason = _unwanted(request, worker)
+        if reason is None and wish.rank is None:
+            for target in worker.targets:
+                targets.append((target, worker))
+            continue
         for target in worker.targets:
             why = reason
             if why is None and wish.rank is not None and target.rank != wish.rank:
@@ -85,7 +111,15 @@ def _unwanted(request: Request, worker: Worker) -> str | None:
 def _nowhere(core: Core, now: Nanos, request: Request, pool: Pool, excluded: list[Excluded], by_wish: bool) -> None:
     """End a request that no worker can take, by whose fault that is."""
     wish = request.event.preferences
-    if request.tried:
+    if request.resumed:
+        # Its client has part of an answer: a worker that comes back soon is better than an end in the middle.
+        request.step("strand")
+        request.leave_queue(now)
+        request.queued_since = now
+        core.stranded[request.id] = None
+        core.timer(now + nanos(core.settings.queue.wait_max), "wait", request.id)
+        return
+    if request.attempt:
         core.close(now, request, "failed", "engine", request.last_status or 502, request.last_failure)
         return
     if wish.worker is not None and core.roster.get(wish.worker) is None:
@@ -162,25 +196,71 @@ def _place(
     if choice is None:
         core.close(now, request, "rejected", "client", 400, NEEDS_PIN)
         return
-    target, cached = choice.cost.target, choice.cost.overlap_tokens
-    worker = core.roster.workers[target.worker]
+    cost = choice.cost
     request.leave_queue(now)
     request.step("dispatch")
-    request.attempt += 1
-    request.target = target
-    request.placed = now
-    request.expected_cached = cached
-    request.prefill_ahead = choice.cost.active_prefill_tokens + event.isl - cached
-    request.legs.append(Leg(role=worker.card.role, target=target, dispatched=now))
+    request.tries += 1
+    request.target, request.placed = cost.target, now
+    request.expected_cached = cost.overlap_tokens
+    request.prefill_ahead = cost.active_prefill_tokens + event.isl - cost.overlap_tokens
     pool.turn += 1
-    worker.requests += 1
-    worker.breaker.dispatched(now)
-    pool.active.place(event.id, target, prefill_tokens=event.isl - cached, blocks=event.blocks, loose=loose, now=now)
-    pool.routed(target, event.blocks, event.text, now)
     session = event.preferences.session
     if session is not None and core.settings.affinity.mode != "off":
-        pool.affinity.bind(session, target, now)
-    core.tell(pool, event.id, "placed", target, isl=event.isl, cached=cached, blocks=event.blocks, session=session)
+        pool.affinity.bind(session, cost.target, now)
+    core.load(request, pool, cost.target, cached=cost.overlap_tokens, loose=loose, now=now)
+    _send(core, now, request, pool, choice, costs, excluded)
+    request.current = request.attempt
+    if core.settings.hedge.after is not None:
+        core.timer(now + nanos(core.settings.hedge.after), "hedge", event.id)
+
+
+def hedge(core: Core, now: Nanos, request: Request, pool: Pool) -> None:
+    """Send a request to a second worker as well, where one can take it at once."""
+    assert request.target is not None
+    first = request.target
+    candidates, excluded, _ = eligible(core, request, pool, now)
+    targets = [pair for pair in candidates if pair[0].worker != first.worker]
+    if not targets or _all_busy(core, pool, targets):
+        return
+    costs, loose = pool.costs(request, targets, now)
+    choice = _choose(core, request, pool, costs, now)
+    if choice is None:
+        return
+    cost = choice.cost
+    pool.hedges += 1
+    core.load(request, pool, cost.target, cached=cost.overlap_tokens, loose=loose, now=now, owner=HEDGE)
+    because = f"no first token from {first} after {seconds(now - request.placed):.3g} s: {choice.because}"
+    choice = Choice(cost, because)
+    _send(
+        core, now, request, pool, choice, costs, [*excluded, Excluded(target=first, reason="has the request already")]
+    )
+    request.hedge = Hedge(
+        attempt=request.attempt,
+        target=cost.target,
+        placed=now,
+        prefill_ahead=cost.active_prefill_tokens + request.event.isl - cost.overlap_tokens,
+        cached=cost.overlap_tokens,
+        loose=loose,
+    )
+
+
+def _send(
+    core: Core,
+    now: Nanos,
+    request: Request,
+    pool: Pool,
+    choice: Choice,
+    costs: list[Cost],
+    excluded: list[Excluded],
+) -> None:
+    """Begin an attempt on the chosen target, and say why it is this one."""
+    event, target = request.event, choice.cost.target
+    worker = core.roster.workers[target.worker]
+    request.attempt += 1
+    request.legs.append(Leg(role=worker.card.role, target=target, dispatched=now))
+    worker.requests += 1
+    worker.breaker.dispatched(now)
+    pool.routed(target, event.blocks, event.text, now)
     decision = Decision(
         request=event.id,
         attempt=request.attempt,
@@ -194,7 +274,8 @@ def _place(
         queued=seconds(request.queued),
         candidates=costs,
         excluded=excluded,
-        expected_cached_tokens=cached,
+        expected_cached_tokens=choice.cost.overlap_tokens,
+        resumed=request.resumed,
         temperature=_temperature(core, request),
     )
     core.out.append(Dispatch(id=event.id, attempt=request.attempt, target=target, card=worker.card, decision=decision))

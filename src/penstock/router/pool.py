@@ -42,8 +42,7 @@ class Pool:
         self.streams: dict[Target, KvStream] = {}
         """KV event streams of the targets that announce one; the others are known by routing history alone."""
         kind = settings.index.kind
-        weighs_overlap = settings.mode == "kv" and (settings.cost.overlap_credit > 0 or settings.cost.host_credit > 0)
-        self.indexed = kind in ("exact", "approximate") or (kind == "auto" and weighs_overlap)
+        self.indexed = kind in ("exact", "approximate") or (kind == "auto" and settings.weighs_overlap)
         """Without a weight on overlap no index is kept, and none is paid for."""
         self.exact: ExactIndex | None = None
         self.history: ApproximateIndex | None = None
@@ -64,6 +63,8 @@ class Pool:
                 ttl=nanos(settings.index.approximate_ttl), blocks_max=settings.index.approximate_blocks_max
             )
         self.fit = LineFit()
+        self.hedges = 0
+        """Requests that were sent to a second worker as well."""
         """Seconds to the first token over prefill tokens ahead: the speed of workers that do not measure themselves."""
         self.output_mean = 128.0
         self.prompt_tokens = 0
@@ -71,6 +72,17 @@ class Pool:
         """Of requests whose engine said how much came from its cache."""
         self.counts = dict.fromkeys(("ok", "rejected", "failed", "cancelled", "expired"), 0)
         self.inflight = 0
+
+    def use(self, settings: RouterSettings) -> None:
+        """Go on with other settings. Which index is kept was decided when the pool was made."""
+        self.settings = settings
+        waiting = list(self.queue)
+        self.queue = RequestQueue(settings.queue)
+        for one in waiting:
+            self.queue.add(one)
+        sessions = self.affinity.snapshot()
+        self.affinity = Affinity(settings.affinity)
+        self.affinity.restore(sessions)
 
     # --- membership -------------------------------------------------------------------------------------------------
 
@@ -145,34 +157,44 @@ class Pool:
         overlaps = self.overlaps(event.blocks, event.text, now)
         size = self.settings.index.text_block_bytes // BYTES_PER_TOKEN if event.text else self.block_size
         loose = max(0, -(-event.isl // size) - len(event.blocks))
-        pairs = list(targets)
+        load = self.active.load
+        priced = [(target, worker, load(target)) for target, worker in targets]
         demand = Demand(
             isl=event.isl,
             blocks=event.blocks,
             loose=loose,
             block_size=size,
             osl=float(preferences.osl) if preferences.osl is not None else self.output_mean,
-            least_prefill=min((self.active.load(target).prefill_tokens for target, _ in pairs), default=0),
+            least_prefill=min([used.prefill_tokens for _, _, used in priced], default=0),
             overlap_credit=(
                 settings.overlap_credit if preferences.overlap_credit is None else preferences.overlap_credit
             ),
         )
         price = COSTS[settings.kind]
+        usual = self._usual_speed()
         return [
             price(
                 demand,
-                Candidate(target, overlaps.get(target, _NOTHING), self.active.load(target), self._speed(worker)),
+                Candidate(
+                    target,
+                    overlaps.get(target, _NOTHING),
+                    used,
+                    usual if worker.speed is None else self._speed(worker.speed),
+                ),
                 settings,
             )
-            for target, worker in pairs
+            for target, worker, used in priced
         ], loose
 
-    def _speed(self, worker: Worker) -> Speed:
+    def _speed(self, measured: tuple[float, float, float, float]) -> Speed:
+        """Return the speed of a worker that measured itself."""
+        intercept, slope, _, decode = measured
+        return Speed(intercept, slope, decode or self.settings.cost.decode_ms_per_block / 1e3)
+
+    def _usual_speed(self) -> Speed:
+        """Return the speed of all other workers."""
         settings = self.settings.cost
         decode = settings.decode_ms_per_block / 1e3
-        if worker.speed is not None:
-            intercept, slope, _, measured = worker.speed
-            return Speed(intercept, slope, measured or decode)
         line = self.fit.line() if settings.kind == "latency" else None
         if line is not None:
             return Speed(line[0], line[1], decode)
@@ -207,6 +229,7 @@ class Pool:
             "history": None if self.history is None else self.history.snapshot(),
             "predicted": None if self.predicted is None else self.predicted.snapshot(),
             "fit": self.fit.dump(),
+            "hedges": self.hedges,
             "sums": [self.output_mean, self.prompt_tokens, self.cached_tokens, self.inflight],
             "counts": dict(self.counts),
         }
@@ -232,6 +255,7 @@ class Pool:
             stream = self.streams[Target(*target)] = KvStream()
             stream.restore(saved)
         self.fit = LineFit.load(state["fit"])
+        self.hedges = state["hedges"]
         self.output_mean, self.prompt_tokens, self.cached_tokens, self.inflight = state["sums"]
         self.counts = dict(state["counts"])
 

@@ -104,6 +104,11 @@ class RequestQueue:
             heapq.heappop(heap)
         return members[heap[0][2]]
 
+    def waited(self, strict: int, now: Nanos) -> Nanos:
+        """Return how long the longest waiting request has waited, of those that go before a new one of a class."""
+        firsts = (next(iter(members.values())) for strictness, members in self._classes.items() if strictness >= strict)
+        return max((now - first.arrived for first in firsts), default=0)
+
     def snapshot(self) -> list[Any]:
         return [msgspec.to_builtins(waiting) for waiting in self]
 

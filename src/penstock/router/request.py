@@ -3,6 +3,8 @@
     queued ──► prefill ──► streaming ──► done
        │          │  ▲          │          ▲
        │          └──┘ retry    │          │
+       │             ▲          │ migrate  │
+       │  stranded ──┴──────────┤          │   (no other worker is there at present)
        └──────────┴─────────────┴──────────┘   rejected, failed, cancelled, expired
 
 Whatever happens, a request that arrived has exactly one terminal effect (`Closed`).
@@ -16,22 +18,42 @@ import msgspec
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import RequestId, Target, WorkerId
-from penstock.router.events import Arrived, Leg
+from penstock.router.events import Arrived, Leg, Resume
 
-Phase = Literal["arrived", "queued", "prefill", "streaming", "done"]
-Step = Literal["queue", "dispatch", "first", "retry", "close"]
+Phase = Literal["arrived", "queued", "stranded", "prefill", "streaming", "done"]
+Step = Literal["queue", "strand", "dispatch", "first", "retry", "migrate", "close"]
 
 TRANSITIONS: Mapping[tuple[Phase, Step], Phase] = {
     ("arrived", "queue"): "queued",
+    ("arrived", "strand"): "stranded",
     ("arrived", "dispatch"): "prefill",
     ("arrived", "close"): "done",
+    ("queued", "strand"): "stranded",
     ("queued", "dispatch"): "prefill",
     ("queued", "close"): "done",
+    ("stranded", "dispatch"): "prefill",
+    ("stranded", "close"): "done",
     ("prefill", "first"): "streaming",
     ("prefill", "retry"): "arrived",
     ("prefill", "close"): "done",
+    ("streaming", "migrate"): "arrived",
     ("streaming", "close"): "done",
 }
+
+
+HEDGE = "~hedge"
+"""Owner of a second attempt's load among the active sequences."""
+
+
+class Hedge(msgspec.Struct):
+    """A second attempt that runs beside the first one."""
+
+    attempt: int
+    target: Target
+    placed: Nanos
+    prefill_ahead: int
+    cached: int
+    loose: int
 
 
 class Request(msgspec.Struct):
@@ -42,8 +64,15 @@ class Request(msgspec.Struct):
     deadline: Nanos
     phase: Phase = "arrived"
     attempt: int = 0
+    """The newest attempt's number."""
+    current: int = 0
+    """The number of the attempt on ``target``; the newest, but for a hedge."""
+    hedge: Hedge | None = None
     target: Target | None = None
-    tried: list[WorkerId] = []
+    tries: int = 0
+    """Attempts since it last had output."""
+    tried: list[tuple[WorkerId, int]] = []
+    """Workers that failed since then, each with its epoch: one that came back may try again."""
     legs: list[Leg] = []
     placed: Nanos = 0
     """When it last left the queue or was placed at once."""
@@ -54,11 +83,20 @@ class Request(msgspec.Struct):
     prefill_ahead: int = 0
     """Prefill tokens on its worker when it was placed, its own included: what its TTFT is explained by."""
     first: Nanos | None = None
+    isl: int = -1
+    """Prompt tokens as it arrived; ``event`` also has the output that a later leg goes on from."""
     tokens: int = 0
+    resumed: int = 0
+    """Output tokens that stand in ``event``'s prompt."""
+    migrations: int = 0
     last_failure: str = ""
     last_status: int | None = None
     counted: bool = False
     """It counts among its pool's requests in flight."""
+
+    def __post_init__(self) -> None:
+        if self.isl < 0:
+            self.isl = self.event.isl
 
     @property
     def id(self) -> RequestId:
@@ -67,6 +105,17 @@ class Request(msgspec.Struct):
     @property
     def on_worker(self) -> bool:
         return self.phase in ("prefill", "streaming")
+
+    def runs(self, attempt: int) -> bool:
+        """Whether this is an attempt that runs."""
+        return attempt == self.current or (self.hedge is not None and attempt == self.hedge.attempt)
+
+    def resume(self, point: Resume) -> None:
+        """Let the next leg go on from the output so far."""
+        self.event = msgspec.structs.replace(self.event, isl=point.isl, blocks=point.blocks)
+        self.tokens = self.resumed = point.tokens
+        self.migrations += 1
+        self.tries = 0
 
     def leave_queue(self, now: Nanos) -> None:
         """Stop the clock of its waiting, if it runs."""

@@ -1,6 +1,7 @@
 """Who is there, and who may get requests? Workers from joining to gone, by a table of transitions."""
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -39,8 +40,8 @@ class Worker(msgspec.Struct):
     """(prefill intercept s, prefill s/token, decode base s, decode s/KV block), as it measured itself."""
 
     @property
-    def targets(self) -> list[Target]:
-        return [Target(self.card.id, rank) for rank in range(self.card.ranks)]
+    def targets(self) -> tuple[Target, ...]:
+        return _targets(self.card.id, self.card.ranks)
 
     def why_not(self, now: Nanos) -> str | None:
         """Say why it is no candidate now, or None where it is one."""
@@ -48,9 +49,15 @@ class Worker(msgspec.Struct):
             return f"is {self.state}"
         if self.cordons:
             return f"is cordoned: {self.cordons[0]}"
-        if not self.breaker.allows(now):
+        if self.breaker.until is not None and not self.breaker.allows(now):
             return f"breaker is {self.breaker.state(now)} after {self.breaker.failures} failures in a row"
         return None
+
+
+@lru_cache(maxsize=4096)
+def _targets(worker: WorkerId, ranks: int) -> tuple[Target, ...]:
+    """Return a worker's targets; they are asked for with every request, for every worker."""
+    return tuple(Target(worker, rank) for rank in range(ranks))
 
 
 class Roster:

@@ -10,27 +10,28 @@ from typing import Any
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Woken, nanos
+from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Woken
 from penstock.kernel.values import RequestId, Target
-from penstock.router import caches, events, lifecycle, members, sync
+from penstock.router import caches, events, lifecycle, members, sync, tuning
 from penstock.router.core import Core
 from penstock.router.placing import pump
-from penstock.router.pool import Pool
 from penstock.router.request import Request
 from penstock.router.settings import RouterSettings
 from penstock.router.status import router_status
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 
 
 def woken(core: Core, now: Nanos, event: Woken) -> None:
     """Look at everything whose time has come."""
     for kind, key in core.due(now):
-        if kind in ("deadline", "wait"):
+        if kind == "hedge":
+            lifecycle.late(core, now, RequestId(key))
+        elif kind in ("deadline", "wait"):
             lifecycle.overdue(core, now, kind, RequestId(key))
         else:
             if kind == "sweep":
-                core.pools[key].active.expire(now - nanos(core.settings.stale_after))
+                sync.sweep(core, now, key)
             core.freed[key] = None
 
 
@@ -52,6 +53,7 @@ HANDLERS: Mapping[type[Event], Callable[[Core, Nanos, Any], None]] = {
     events.KvSourceLost: caches.source_lost,
     events.PeerUpdate: sync.peer_update,
     events.PeerGone: sync.peer_gone,
+    events.SettingsChanged: tuning.settings_changed,
     Woken: woken,
 }
 
@@ -87,10 +89,12 @@ class Router(Core):
         return {
             "version": SNAPSHOT_VERSION,
             "name": self.name,
+            "settings": msgspec.to_builtins(self.settings),
             "rng": [state, list(internal), gauss],
             "roster": self.roster.snapshot(),
             "pools": {model: pool.snapshot() for model, pool in self.pools.items()},
             "requests": [msgspec.to_builtins(request) for request in self.requests.values()],
+            "stranded": list(self.stranded),
             "timers": [list(timer) for timer in sorted(self.timers)],
             "armed": self.armed,
             "replays": [[number, list(target)] for number, target in self.replays.items()],
@@ -104,13 +108,14 @@ class Router(Core):
         state, internal, gauss = snapshot["rng"]
         self.rng.setstate((state, tuple(internal), gauss))
         self.name = snapshot["name"]
+        self.settings = msgspec.convert(snapshot["settings"], RouterSettings)
         self.roster.restore(snapshot["roster"])
         self.pools = {}
         for model, saved in snapshot["pools"].items():
-            pool = self.pools[model] = Pool(model, self.settings, self.rng)
-            pool.restore(saved)
+            self.make_pool(model).restore(saved)
         requests = [msgspec.convert(raw, Request) for raw in snapshot["requests"]]
         self.requests = {request.id: request for request in requests}
+        self.stranded = {RequestId(id): None for id in snapshot["stranded"]}
         self.timers = [(at, kind, key) for at, kind, key in snapshot["timers"]]
         self.armed = snapshot["armed"]
         self.replays = {number: Target(*target) for number, target in snapshot["replays"]}
@@ -130,5 +135,7 @@ class Router(Core):
                 if (request.phase == "queued") != (request.id in pool.queue):
                     raise InvariantError(f"request {request.id} is {request.phase}, the queue says otherwise")
         for request in self.requests.values():
+            if (request.phase == "stranded") != (request.id in self.stranded):
+                raise InvariantError(f"request {request.id} is {request.phase}, the stranded ones say otherwise")
             if request.phase in ("arrived", "done"):
                 raise InvariantError(f"request {request.id} was left in phase {request.phase}")

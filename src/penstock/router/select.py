@@ -66,14 +66,20 @@ def probabilities(totals: Sequence[float], temperature: float) -> list[float]:
 
 
 def _cheapest(costs: Sequence[Cost], rng: random.Random) -> Choice:
-    low = min(cost.total for cost in costs)
-    ties = [cost for cost in costs if cost.total == low]
-    chosen = ties[0] if len(ties) == 1 else ties[int(rng.random() * len(ties))]
-    if len(ties) > 1:
-        return Choice(chosen, f"{_price(chosen)}, drawn among {len(ties)} equal ones")
+    totals = [cost.total for cost in costs]
+    low = min(totals)
+    equal = totals.count(low)
+    if equal > 1:
+        ties = [cost for cost in costs if cost.total == low]
+        chosen = ties[int(rng.random() * equal)]
+        return Choice(chosen, f"{_price(chosen)}, drawn among {equal} equal ones")
+    at = totals.index(low)
+    chosen = costs[at]
     if len(costs) == 1:
         return Choice(chosen, f"{_price(chosen)}, the only candidate")
-    second = min((cost for cost in costs if cost is not chosen), key=lambda cost: cost.total)
+    del totals[at]
+    after = totals.index(min(totals))
+    second = costs[after if after < at else after + 1]
     return Choice(chosen, f"{_price(chosen)}, the least of {len(costs)}; next {second.target} at {second.total:.1f}")
 
 

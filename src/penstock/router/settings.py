@@ -16,38 +16,53 @@ class CostSettings(Settings, frozen=True):
 
     kind: Annotated[
         CostName,
-        Knob("Unit of cost: blocks is the field's formula, latency predicts milliseconds of TTFT and slow-down."),
+        Knob(
+            "Unit of cost: blocks is the field's formula, latency predicts milliseconds of TTFT and slow-down.",
+            live=True,
+        ),
     ] = "blocks"
     overlap_credit: Annotated[
         float,
-        Knob("Blocks of prefill that one cached device block saves; above 1 it clusters, 0 needs no index.", ge=0),
+        Knob(
+            "Blocks of prefill that one cached device block saves; above 1 it clusters, 0 needs no index.",
+            ge=0,
+            live=True,
+        ),
     ] = 1.0
-    host_credit: Annotated[float, Knob("The same for a block in host memory.", ge=0)] = 0.75
-    disk_credit: Annotated[float, Knob("The same for a block on disk.", ge=0)] = 0.25
+    host_credit: Annotated[float, Knob("The same for a block in host memory.", ge=0, live=True)] = 0.75
+    disk_credit: Annotated[float, Knob("The same for a block on disk.", ge=0, live=True)] = 0.25
     credit_decay: Annotated[
         float,
         Knob(
-            "How fast the credit fades on a worker with more queued prefill than the least; spreads hot prefixes.", ge=0
+            "How fast the credit fades on a worker with more queued prefill than the least; spreads hot prefixes.",
+            ge=0,
+            live=True,
         ),
     ] = 0.0
     prefill_scale: Annotated[
-        float, Knob("Weight of prefill against decode blocks; higher favours cache hits and TTFT over ITL.", ge=0)
+        float,
+        Knob("Weight of prefill against decode blocks; higher favours cache hits and TTFT over ITL.", ge=0, live=True),
     ] = 1.0
     request_weight: Annotated[
-        float, Knob("Blocks that each running request counts for beside its KV; spreads many short requests.", ge=0)
+        float,
+        Knob(
+            "Blocks that each running request counts for beside its KV; spreads many short requests.", ge=0, live=True
+        ),
     ] = 0.0
     temperature: Annotated[
-        float, Knob("Softmax temperature over normalised costs; 0 takes the cheapest, higher spreads.", ge=0)
+        float, Knob("Softmax temperature over normalised costs; 0 takes the cheapest, higher spreads.", ge=0, live=True)
     ] = 0.0
     transfer_ms_per_block: Annotated[
-        float, Knob("Milliseconds that bringing one block from host or disk costs in the latency cost.", ge=0)
+        float,
+        Knob("Milliseconds that bringing one block from host or disk costs in the latency cost.", ge=0, live=True),
     ] = 0.05
     prefill_tokens_per_second: Annotated[
         float,
-        Knob("Prefill speed assumed by the latency cost until it has been measured.", unit="1/s", gt=0),
+        Knob("Prefill speed assumed by the latency cost until it has been measured.", unit="1/s", gt=0, live=True),
     ] = 20_000.0
     decode_ms_per_block: Annotated[
-        float, Knob("Slow-down of a worker's decode step, in milliseconds per KV block, until measured.", ge=0)
+        float,
+        Knob("Slow-down of a worker's decode step, in milliseconds per KV block, until measured.", ge=0, live=True),
     ] = 0.002
 
 
@@ -96,20 +111,71 @@ class QueueSettings(Settings, frozen=True):
             "unset never holds, 0 holds at the first busy token.",
             unit="ratio",
             ge=0,
+            live=True,
         ),
     ] = None
     policy: Annotated[
         QueuePolicy,
-        Knob("Order of waiting: fcfs tail TTFT, lcfs newest first, wspt mean TTFT, edf earliest deadline."),
+        Knob("Order of waiting: fcfs tail TTFT, lcfs newest first, wspt mean TTFT, edf earliest deadline.", live=True),
     ] = "fcfs"
     length_max: Annotated[
-        int, Knob("Most requests waiting per model; the next one is refused with 503.", unit="requests", ge=0)
+        int,
+        Knob("Most requests waiting per model; the next one is refused with 503.", unit="requests", ge=0, live=True),
     ] = 1024
-    wait_max: Annotated[float, Knob("Longest a request waits before it is refused with 503.", unit="s", gt=0)] = 60.0
+    wait_max: Annotated[
+        float, Knob("Longest a request waits before it is refused with 503.", unit="s", gt=0, live=True)
+    ] = 60.0
     age_after: Annotated[
         float,
-        Knob("A request that waited for so long goes before its class's policy, so that none starves.", unit="s", gt=0),
+        Knob(
+            "A request that waited for so long goes before its class's policy, so that none starves.",
+            unit="s",
+            gt=0,
+            live=True,
+        ),
     ] = 10.0
+
+
+class OverloadSettings(Settings, frozen=True):
+    """When a new request is refused with 503 and Retry-After, because every worker is beyond a limit."""
+
+    blocks: Annotated[
+        float | None,
+        Knob(
+            "Share of a worker's KV blocks in use by running requests; unset is no limit.",
+            unit="ratio",
+            gt=0,
+            live=True,
+        ),
+    ] = None
+    prefill_tokens: Annotated[
+        int | None,
+        Knob("Prompt tokens that a worker still has to prefill; unset is no limit.", unit="tokens", gt=0, live=True),
+    ] = None
+    queue_time: Annotated[
+        float | None,
+        Knob(
+            "How long the longest waiting request of a class may have waited; unset is no limit.",
+            unit="s",
+            gt=0,
+            live=True,
+        ),
+    ] = None
+    ttft: Annotated[
+        float | None,
+        Knob(
+            "Predicted time to first token, from what was measured of this model; unset takes slo.ttft where that is "
+            "set, 0 never refuses by prediction.",
+            unit="s",
+            ge=0,
+            live=True,
+        ),
+    ] = None
+
+    @property
+    def limits(self) -> bool:
+        """Whether any limit is set."""
+        return not (self.blocks is None and self.prefill_tokens is None and self.queue_time is None and not self.ttft)
 
 
 class BreakerSettings(Settings, frozen=True):
@@ -117,14 +183,62 @@ class BreakerSettings(Settings, frozen=True):
 
     failures: Annotated[
         int,
-        Knob("Failures in a row that open a worker's breaker; lower reacts faster, trusts less.", unit="count", gt=0),
+        Knob(
+            "Failures in a row that open a worker's breaker; lower reacts faster, trusts less.",
+            unit="count",
+            gt=0,
+            live=True,
+        ),
     ] = 3
     open_for: Annotated[
-        float, Knob("How long an open breaker waits before it lets one request try.", unit="s", gt=0)
+        float, Knob("How long an open breaker waits before it lets one request try.", unit="s", gt=0, live=True)
     ] = 5.0
-    open_max: Annotated[float, Knob("Upper end of that wait, which doubles with each failed try.", unit="s", gt=0)] = (
-        60.0
-    )
+    open_max: Annotated[
+        float, Knob("Upper end of that wait, which doubles with each failed try.", unit="s", gt=0, live=True)
+    ] = 60.0
+
+
+class HedgeSettings(Settings, frozen=True):
+    """A second worker for a request whose first token is late."""
+
+    after: Annotated[
+        float | None,
+        Knob(
+            "How long a request waits for its first token before a second worker gets it too, and the faster one's "
+            "answer is taken; unset never. Set it above the usual TTFT: each hedge costs a prefill.",
+            unit="s",
+            gt=0,
+            live=True,
+        ),
+    ] = None
+    share: Annotated[
+        float,
+        Knob("Most hedges per placed request; higher cuts more of the tail and costs more.", ge=0, le=1, live=True),
+    ] = 0.05
+
+
+class MigrationSettings(Settings, frozen=True):
+    """Going on elsewhere when an engine is lost in the middle of its answer."""
+
+    limit: Annotated[
+        int,
+        Knob(
+            "How often one answer may go on on another worker; 0 ends a broken answer with an error. What it costs: "
+            "the engine is asked for token ids, about 10 bytes more per token.",
+            unit="count",
+            ge=0,
+            live=True,
+        ),
+    ] = 3
+    tokens_max: Annotated[
+        int,
+        Knob(
+            "Longest prompt and output together that goes on elsewhere; longer recomputes more.",
+            unit="tokens",
+            gt=0,
+            live=True,
+        ),
+    ] = 131_072
 
 
 class AffinitySettings(Settings, frozen=True):
@@ -132,12 +246,17 @@ class AffinitySettings(Settings, frozen=True):
 
     mode: Annotated[
         AffinityMode,
-        Knob("hard keeps a session on its worker while it lives; soft only as a discount; off ignores sessions."),
+        Knob(
+            "hard keeps a session on its worker while it lives; soft only as a discount; off ignores sessions.",
+            live=True,
+        ),
     ] = "off"
-    ttl: Annotated[float, Knob("How long an idle session is remembered.", unit="s", gt=0)] = 600.0
-    sessions_max: Annotated[int, Knob("Most sessions remembered; the oldest go.", unit="count", gt=0)] = 65_536
+    ttl: Annotated[float, Knob("How long an idle session is remembered.", unit="s", gt=0, live=True)] = 600.0
+    sessions_max: Annotated[int, Knob("Most sessions remembered; the oldest go.", unit="count", gt=0, live=True)] = (
+        65_536
+    )
     discount: Annotated[
-        float, Knob("Share of its cost that a soft session saves on its worker.", unit="ratio", ge=0, le=1)
+        float, Knob("Share of its cost that a soft session saves on its worker.", unit="ratio", ge=0, le=1, live=True)
     ] = 0.3
 
 
@@ -150,21 +269,47 @@ class RouterSettings(Settings, frozen=True):
     cost: CostSettings = CostSettings()
     index: IndexSettings = IndexSettings()
     queue: QueueSettings = QueueSettings()
+    overload: OverloadSettings = OverloadSettings()
     breaker: BreakerSettings = BreakerSettings()
     affinity: AffinitySettings = AffinitySettings()
+    migration: MigrationSettings = MigrationSettings()
+    hedge: HedgeSettings = HedgeSettings()
     track_output: Annotated[
-        bool, Knob("Count generated blocks as load while a request decodes; costs one event per block.")
+        bool, Knob("Count generated blocks as load while a request decodes; costs one event per block.", live=True)
     ] = False
-    attempts_max: Annotated[int, Knob("Workers that a request may try before its first token.", unit="count", ge=1)] = 3
+    attempts_max: Annotated[
+        int,
+        Knob(
+            "Workers that a request may try before its first token, and again after each migration.",
+            unit="count",
+            ge=1,
+            live=True,
+        ),
+    ] = 3
     inflight_max: Annotated[
         int,
-        Knob("Most requests running or waiting per model; the next one is refused with 429.", unit="requests", gt=0),
+        Knob(
+            "Most requests running or waiting per model; the next one is refused with 429.",
+            unit="requests",
+            gt=0,
+            live=True,
+        ),
     ] = 8192
-    request_timeout: Annotated[float, Knob("Deadline of a request from arrival to its last token.", unit="s", gt=0)] = (
-        600.0
-    )
+    request_timeout: Annotated[
+        float, Knob("Deadline of a request from arrival to its last token.", unit="s", gt=0, live=True)
+    ] = 600.0
     stale_after: Annotated[
         float,
-        Knob("A request of another router that is silent for this long no longer counts as load.", unit="s", gt=0),
+        Knob(
+            "A request of another router that is silent for this long no longer counts as load.",
+            unit="s",
+            gt=0,
+            live=True,
+        ),
     ] = 300.0
     decisions_kept: Annotated[int, Knob("Decisions kept for explain; the oldest go.", unit="count", ge=0)] = 4096
+
+    @property
+    def weighs_overlap(self) -> bool:
+        """Whether a cached block makes a worker cheaper."""
+        return self.mode == "kv" and (self.cost.overlap_credit > 0 or self.cost.host_credit > 0)

@@ -29,6 +29,7 @@ def snapshot(table: SpanTable) -> dict[str, Any]:
         ],
         "engine": [[key, number] for key, number in table.by_engine.items()],
         "aliases": [[bit.bit_length() - 1, list(map(list, names.items()))] for bit, names in table.aliases.items()],
+        "copies": table.copies.snapshot(),
         "alive": mask_bytes(table.alive),
         "unfiled": [[slot, list(numbers)] for slot, numbers in table.unfiled.items()],
         "free": list(table.free),
@@ -55,6 +56,7 @@ def restore(table: SpanTable, state: dict[str, Any]) -> None:
         table.blocks_unfiled += 0 if filed else len(span.hashes)
     table.by_engine = dict(state["engine"])
     table.aliases = {1 << slot: dict(names) for slot, names in state["aliases"]}
+    table.copies.restore(state["copies"])
     table.alive = from_bytes(state["alive"])
     table.unfiled = {slot: dict.fromkeys(numbers) for slot, numbers in state["unfiled"]}
     table.free = list(state["free"])
@@ -88,6 +90,11 @@ def check(table: SpanTable, pairs: list[int]) -> None:
             span = table.span(number)
             if span.filed or not span.mask >> slot & 1:
                 raise InvariantError(f"span {number} is no unfiled one of slot {slot}")
+    for slot in bits(table.copies.bits):
+        held = {block for _, span in table.numbered() if span.mask >> slot & 1 for block in span.hashes}
+        copies = table.copies.of(1 << slot)
+        if not held.issuperset(copies) or min(copies.values(), default=1) < 1:
+            raise InvariantError("further copies are counted of a block that is not held")
     for key, number in table.by_engine.items():
         engine = table.span(number).engine
         if engine is None or all(name & KEY != key for name in engine):

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import islice, repeat
 
+from penstock.router.copies import Copies
 from penstock.router.slots import bits
 from penstock.router.span import KEY, SPAN_MAX, Span, keys_of, position_in
 
@@ -36,6 +37,7 @@ class SpanTable:
         """Bits of the workers that count; others are left over from workers that are gone."""
         self.aliases: dict[int, dict[int, int | None]] = {}
         """bit -> engine hash -> our hash, where that differs from ``by_engine``; None: a block we could not place."""
+        self.copies = Copies()
         self.unfiled: dict[int, dict[int, None]] = {}
         """slot -> numbers of the spans it holds that are not filed, the oldest first."""
         self.free: list[int] = []

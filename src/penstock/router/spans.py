@@ -238,6 +238,7 @@ class Spans(SpanTable):
         span = self._clean(number)
         if span.mask & bit:
             self.counters.duplicates += high - low
+            self.copies.again(bit, span.hashes[low:high])
             return number
         self._count(bit, high - low)
         self.counters.stored += high - low
@@ -258,6 +259,18 @@ class Spans(SpanTable):
         return number
 
     # --- removed ----------------------------------------------------------------------------------------------------
+
+    def take_copies(self, bit: int, names: "array[int]", *, by_engine: bool) -> "array[int]":
+        """Take one copy of each block off those of which there are several; return the names of the others."""
+        if not self.copies.of(bit):
+            return names
+        last = array("Q")
+        for name in names:
+            place = self.where_engine(bit, name) if by_engine else self.where(name, bit)
+            if place is None or not self.copies.take(bit, self.block_at(place)):
+                last.append(name)
+        self.counters.copies_removed += len(names) - len(last)
+        return last
 
     def remove(self, bit: int, hashes: Sequence[int], *, by_engine: bool = False) -> None:
         """Let the worker ``bit`` hold these blocks no longer; unknown ones are counted.
@@ -301,6 +314,7 @@ class Spans(SpanTable):
         """Take a holder off blocks [low, high) of a span; the last holder takes the blocks with it."""
         span = self.span(number)
         length = len(span.hashes)
+        self.copies.drop(bit, span.hashes[low:high])
         self._count(bit, low - high)
         self.counters.removed += high - low
         rest = span.mask & ~bit
@@ -339,6 +353,7 @@ class Spans(SpanTable):
         length = len(span.hashes)
         for slot in bits(span.mask):
             self.ledger.add(slot, -length)
+            self.copies.drop(1 << slot, span.hashes)
         self.counters.evicted += span.mask.bit_count() * length
         self._drop(number)
         return True
@@ -365,6 +380,7 @@ class Spans(SpanTable):
     def forget(self, bit: int) -> None:
         """Drop what is kept for one worker beside its bit."""
         self.aliases.pop(bit, None)
+        self.copies.forget(bit)
         self.unfiled.pop(bit.bit_length() - 1, None)
 
     def _touch(self, numbers: list[int]) -> None:

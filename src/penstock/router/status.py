@@ -126,3 +126,23 @@ def _worker(pool: Pool, worker: Worker, now: Nanos) -> dict[str, Any]:
 
 def _ratio(part: int, whole: int) -> float | None:
     return part / whole if whole else None
+
+
+def status_row(status: dict[str, Any]) -> dict[str, float | None]:
+    """Return the figures of a status that are worth a row over time: loads, counts and rates."""
+    workers = status["workers"]
+    requests = status["requests"]
+    return {
+        "inflight": requests["inflight"],
+        "queued": sum(queue["length"] for queue in status["queue"].values()),
+        "ok": requests["ok"],
+        "failed": requests["failed"],
+        "rejected": requests["rejected"],
+        "cancelled": requests["cancelled"],
+        "expired": requests.get("expired"),
+        "hit_rate": status["hit_rate"],
+        "workers": len(workers),
+        "active_requests": sum(worker["active_requests"] for worker in workers),
+        "active_prefill_tokens": sum(worker["active_prefill_tokens"] for worker in workers),
+        "active_blocks": sum(worker["active_blocks"] for worker in workers),
+    }

@@ -5,6 +5,7 @@ import ctypes
 import json
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,9 +35,20 @@ class Child:
 
     @classmethod
     async def start(
-        cls, name: str, module: str, arguments: Sequence[str], *, log_path: Path, env: Mapping[str, str]
+        cls,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        log_path: Path,
+        env: Mapping[str, str],
+        sockets: Sequence[socket.socket] = (),
     ) -> "Child":
-        """Start ``python -m module arguments`` in a session of its own, so that Ctrl-C reaches only the parent."""
+        """Start ``python -m module arguments`` in a session of its own, so that Ctrl-C reaches only the parent.
+
+        Args:
+            sockets: it inherits them, under the same descriptors.
+        """
         with log_path.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -48,6 +60,7 @@ class Child:
                 stderr=stderr,
                 env=dict(env),
                 start_new_session=True,
+                pass_fds=[given.fileno() for given in sockets],
                 preexec_fn=_die_with_parent,
             )
         return cls(name, process, log_path)

@@ -2,10 +2,14 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from functools import partial
 
+from penstock.adapters.curve import MECHANISM
 from penstock.adapters.engines.kv_subscriber import KvSubscriber
 from penstock.adapters.seams import KvBatch
 from penstock.kernel.machine import Nanos
+from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import Target, WorkerCard
 from penstock.router.events import KvObserved, KvSourceLost, ReplayEnded, ReplayWanted
 from penstock.runtime.live import Live
@@ -14,15 +18,23 @@ log = logging.getLogger("penstock.feeds")
 
 REPLAY_TIMEOUT = 5.0
 """Seconds until a replay that was asked for counts as failed."""
+REPLAY_PAUSE, REPLAY_PAUSE_MAX = 1.0, 60.0
+"""Seconds until an engine that did not answer what it had cached before is asked again; doubled each time."""
 BATCHES_PER_TURN = 16
 """Batches applied before other work of the event loop gets its turn."""
 
 
 class Feeds:
-    """Listen to every worker that announces KV events, and carry out `ReplayWanted`."""
+    """Listen to every worker that announces KV events, and carry out `ReplayWanted`.
 
-    def __init__(self, live: Live) -> None:
+    Args:
+        secret: of the cluster, for engines whose events ask for it.
+    """
+
+    def __init__(self, live: Live, secret: ClusterSecret | None = None) -> None:
         self._live = live
+        self._secret = secret
+        self._failed_before = 0
         self._subscribers: dict[Target, tuple[KvSubscriber, WorkerCard]] = {}
         self._tasks: dict[Target, asyncio.Task[None]] = {}
         self._replays: set[asyncio.Task[None]] = set()
@@ -33,7 +45,9 @@ class Feeds:
         for rank, endpoint in enumerate(card.events):
             target = Target(card.id, rank)
             replay = card.replay[rank] if rank < len(card.replay) else None
-            subscriber = KvSubscriber(endpoint, replay, card.topic, rank)
+            secret = self._secret if card.events_security == MECHANISM else None
+            refused = partial(self._lost, target, "it has another cluster secret")
+            subscriber = KvSubscriber(endpoint, replay, card.topic, rank, secret=secret, refused=refused)
             self._subscribers[target] = (subscriber, card)
             self._tasks[target] = asyncio.create_task(self._listen(target), name=f"kv-feed-{target}")
 
@@ -41,6 +55,16 @@ class Feeds:
         """Stop listening to a worker."""
         for rank in range(len(card.events)):
             await self._stop(Target(card.id, rank))
+
+    @property
+    def refused(self) -> list[Target]:
+        """Those whose events can't be heard at present, since they have another secret, or none."""
+        return [target for target, (subscriber, _) in self._subscribers.items() if subscriber.handshakes.failing]
+
+    @property
+    def handshakes_failed(self) -> int:
+        """Tries to hear an engine that came to nothing, of all engines that were ever there."""
+        return self._failed_before + sum(s.handshakes.failed for s, _ in self._subscribers.values())
 
     async def close(self) -> None:
         for target in list(self._tasks):
@@ -56,6 +80,7 @@ class Feeds:
             await asyncio.gather(task, return_exceptions=True)
         found = self._subscribers.pop(target, None)
         if found is not None:
+            self._failed_before += found[0].handshakes.failed
             found[0].close()
 
     async def _listen(self, target: Target) -> None:
@@ -65,7 +90,7 @@ class Feeds:
         try:
             # What the engine announced before we came. A batch that arrives twice is dropped by its number, one that
             # falls between shows as a gap.
-            for batch in await subscriber.replay(0, REPLAY_TIMEOUT) or ():
+            for batch in await self._past(target, subscriber, first):
                 self._live.post("router", _observed(card, batch))
                 await asyncio.sleep(0)
             self._live.post("router", _observed(card, await first))
@@ -77,10 +102,28 @@ class Feeds:
                     await asyncio.sleep(0)
         except Exception as error:  # supervision boundary: a dead feed is said aloud, never silent
             log.exception("KV events of %s can't be heard any more", target)
-            self._live.post("router", KvSourceLost(worker=target.worker, rank=target.rank, reason=str(error)))
+            self._lost(target, str(error))
         finally:
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
+
+    async def _past(
+        self, target: Target, subscriber: KvSubscriber, first: "asyncio.Future[KvBatch]"
+    ) -> Sequence[KvBatch]:
+        """Ask until it is answered, or until an event comes: its number shows what is missing, and the router asks."""
+        pause = REPLAY_PAUSE
+        while subscriber.replay_endpoint is not None:
+            answer = await subscriber.replay(0, REPLAY_TIMEOUT)
+            if answer is not None:
+                return answer
+            log.warning("what %s cached before could not be asked; again in %g s, or at its next event", target, pause)
+            if (await asyncio.wait({first}, timeout=pause))[0]:
+                break
+            pause = min(2 * pause, REPLAY_PAUSE_MAX)
+        return ()
+
+    def _lost(self, target: Target, reason: str) -> None:
+        self._live.post("router", KvSourceLost(worker=target.worker, rank=target.rank, reason=reason))
 
     def _replay_wanted(self, now: Nanos, sender: str, effect: ReplayWanted) -> None:
         task = asyncio.create_task(self._replay(effect))

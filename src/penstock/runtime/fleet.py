@@ -1,227 +1,283 @@
-"""Which engines does this supervisor look after? Starts them, says in the store that they are there, restarts them.
+"""Which engines does this supervisor look after? Its own processes and servers by URL; the routers hear of them here.
 
 An engine knows nothing of the cluster: the fleet asks it what it is and puts its card under ``workers/<id>``.
 """
 
 import asyncio
-import json
 import logging
 import os
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import msgspec
 
-from penstock.adapters.engines.describe import describe, healthy
-from penstock.adapters.seams import Store
+from penstock.adapters.connectors.engine import Engine, Template
+from penstock.adapters.connectors.gpus import Gpus, inventory
+from penstock.adapters.connectors.process import ProcessConnector
+from penstock.adapters.connectors.state_file import StateFile
+from penstock.adapters.engines.describe import describe, healthy, lacking
+from penstock.adapters.engines.launch import Launch, launch_of
+from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.config.cluster import PoolSettings, SuperviseSettings
-from penstock.kernel.errors import EngineError, PenstockError
+from penstock.config.secret import SECRET_ENV, without_secrets
+from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import WorkerCard, WorkerId
-from penstock.runtime.children import Child
+from penstock.runtime.attached import Attached
+from penstock.runtime.draining import drained, tell
 from penstock.runtime.membership import Entry, key_of
+from penstock.runtime.seen import known_to_all
+from penstock.runtime.wishes import DRAINED, DrainReport, DrainWish, PoolReport, ReplicaReport
 
 log = logging.getLogger("penstock.fleet")
 
-HEALTH_EVERY = 2.0
-"""Seconds between looks at an attached server."""
-HEALTH_MISSES = 2
-"""Misses in a row that take an attached server out."""
+GPU_ENGINES = ("vllm",)
+"""Kinds that compute on GPUs where there are any."""
 
 
 class Fleet:
-    """The engines of this machine and the servers that were attached by URL.
+    """The engines of this machine and the servers that were attached by URL: `open`, `add_pool`, then `start`.
 
     Args:
+        state: where it writes down its processes, owned by the caller.
         logs: folder for the engines' logs.
         ttl: seconds after which the cards go away when this process dies.
+        env: of the engines; this process's own where it is not given. None of our secrets is handed on.
+        secret: of the cluster, told to engines of ours, which tell their KV events only to who knows it.
+        orphan_grace: seconds that engines outlive this process where it is killed.
+        end: seconds that they then get to end by themselves.
     """
 
     def __init__(
-        self, store: Store, settings: SuperviseSettings, *, logs: Path, ttl: float, env: Mapping[str, str] | None = None
+        self,
+        store: Store,
+        settings: SuperviseSettings,
+        state: StateFile,
+        *,
+        logs: Path,
+        ttl: float,
+        env: Mapping[str, str] | None = None,
+        secret: str | None = None,
+        orphan_grace: float = 0.0,
+        end: float = 30.0,
     ) -> None:
-        self.restarts = 0
+        self.settings = settings
+        self.drains: dict[str, DrainWish] = {}
+        """Workers of ours that are to be drained."""
+        self.changed = asyncio.Event()
+        """Set when a pool is not as it was last reported."""
         self._store = store
-        self._settings = settings
-        self._logs = logs
         self._ttl = ttl
-        self._env = dict(os.environ if env is None else env)
-        self._tasks: dict[WorkerId, asyncio.Task[None]] = {}
-        self._children: dict[WorkerId, Child] = {}
-        self._ready: dict[WorkerId, asyncio.Future[WorkerCard]] = {}
-        self._stopping = False
+        self._secret = secret
+        own = os.environ if env is None else env
+        self.gpus = Gpus(inventory(settings.gpus, own))
+        self.connector = ProcessConnector(
+            settings,
+            state,
+            self,
+            logs=logs,
+            gpus=self.gpus,
+            env=without_secrets(own),
+            orphan_grace=orphan_grace,
+            end=end,
+        )
+        self._attached: dict[str, list[Attached]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._models: dict[str, str] = {}
+        """Pool -> its model."""
+        self._cards: dict[str, WorkerCard] = {}
+        self._drained: set[str] = set()
+        """Workers with a report of a drain in the store."""
         self._epoch = 0
         self._http: aiohttp.ClientSession | None = None
 
-    def add_pool(self, model: str, name: str, pool: PoolSettings, *, prefix: str = "") -> list[WorkerId]:
-        """Start looking after a pool's engines and URLs; return their ids. `ready` waits for them."""
-        ids: list[WorkerId] = []
-        base = f"{prefix}{name}"
-        for number, url in enumerate(pool.urls):
-            worker = WorkerId(f"{base}-{number}")
-            self._adopt(worker, self._attached(worker, model, url, pool))
-            ids.append(worker)
-        if not pool.urls:
-            for number in range(pool.replicas):
-                worker = WorkerId(f"{base}-{number}")
-                self._adopt(worker, self._child(worker, model, pool, number))
-                ids.append(worker)
-        return ids
+    def use(self, settings: SuperviseSettings) -> None:
+        """Go on with other settings."""
+        self.settings = settings
+        self.connector.use(settings)
 
-    async def ready(self, timeout: float) -> list[WorkerCard]:
+    async def open(self) -> None:
+        """Hold what a supervisor that was killed left running."""
+        await self.connector.open()
+
+    def add_pool(self, model: str, name: str, pool: PoolSettings, *, prefix: str = "") -> list[WorkerId]:
+        """Look after a pool's engines or URLs from `start` on; return their ids.
+
+        Raises:
+            ConfigError: the machine has too few GPUs.
+        """
+        base = f"{prefix}{name}"
+        self._models[base] = model
+        if not pool.urls:
+            gpus = pool.gpus
+            if gpus is None:
+                gpus = int(pool.engine in GPU_ENGINES and bool(self.gpus.all))
+            template = Template(base, self._launcher(model, pool), gpus)
+            return [WorkerId(worker) for worker in self.connector.add(base, template, pool.replicas)]
+        found = [Attached(self, WorkerId(f"{base}-{n}"), model, url, pool) for n, url in enumerate(pool.urls)]
+        self._attached[base] = found
+        return [attached.worker for attached in found]
+
+    async def start(self) -> None:
+        """Start what is missing."""
+        await self.connector.start()
+        for attached in self.servers:
+            self._tasks.append(asyncio.create_task(self._follow(attached), name=f"server-{attached.worker}"))
+        self._tasks.append(asyncio.create_task(self._watch(), name="connector"))
+
+    async def ready(self) -> None:
         """Wait for the first word of every engine.
 
         Raises:
-            EngineError: one could not be started or reached; the message says which and why.
+            PenstockError: one could not be started or reached; the message says which and why.
         """
-        waiting = list(self._ready.values())
-        if not waiting:
-            return []
-        await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
-        for future in waiting:
-            if future.done():
-                future.result()  # raises what kept it from starting
-        late = sorted(worker for worker, future in self._ready.items() if not future.done())
-        if late:
-            raise EngineError(f"not ready within {timeout:g} s: {', '.join(late)}")
-        return [future.result() for future in waiting]
+        await asyncio.gather(self.connector.ready(), *(asyncio.shield(server.ready) for server in self.servers))
 
-    async def stop(self, grace: float) -> None:
-        """Take every worker out of the store, then end the children; attached servers go on by themselves."""
-        self._stopping = True
-        for worker in list(self._tasks):
-            await self._withdraw(worker)
-        await asyncio.gather(*(child.stop(grace) for child in self._children.values()))
-        for task in self._tasks.values():
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Take every worker out of the store, then end the processes; attached servers go on by themselves."""
+        for worker in list(self._cards):
+            await self.withdraw(WorkerId(worker))
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.connector.close(at_once=at_once)
         if self._http is not None:
             await self._http.close()
 
-    def _adopt(self, worker: WorkerId, care: Coroutine[Any, Any, None]) -> None:
-        self._ready[worker] = asyncio.get_running_loop().create_future()
-        self._tasks[worker] = asyncio.create_task(self._watched(worker, care), name=f"engine-{worker}")
+    @property
+    def servers(self) -> list[Attached]:
+        """The servers that somebody else runs."""
+        return [attached for pool in self._attached.values() for attached in pool]
 
-    async def _watched(self, worker: WorkerId, care: Coroutine[Any, Any, None]) -> None:
-        """Supervision boundary: looking after one engine must never end unseen."""
-        try:
-            await care
-        except Exception as error:
-            log.exception("engine %s is not looked after any more", worker)
-            self._tell_failure(worker, EngineError(f"{worker}: {type(error).__name__}: {error}"))
-
-    async def _child(self, worker: WorkerId, model: str, pool: PoolSettings, number: int) -> None:
-        """Keep one engine process running: a crash is followed by a restart with back-off and a newer epoch."""
-        wait = self._settings.restart_backoff
-        while not self._stopping:
-            started = time.monotonic()
-            try:
-                card = await self._start_child(worker, model, pool, number)
-            except (PenstockError, OSError) as error:
-                self._tell_failure(worker, error)
-                if not self._ready[worker].done() or self._ready[worker].exception() is not None:
-                    return  # it never worked: the supervisor ends with this error instead of trying for ever
-                log.error("engine %s could not be restarted: %s", worker, error)
-            else:
-                if not self._ready[worker].done():
-                    self._ready[worker].set_result(card)
-                status = await self._children[worker].wait()
-                await self._withdraw(worker)
-                if self._stopping:
-                    return
-                self.restarts += 1
-                if time.monotonic() - started > self._settings.restart_backoff_max:
-                    wait = self._settings.restart_backoff
-                log.error("engine %s ended with status %s; it restarts in %.1f s", worker, status, wait)
-            await asyncio.sleep(wait)
-            wait = min(self._settings.restart_backoff_max, wait * 2)
-
-    async def _start_child(self, worker: WorkerId, model: str, pool: PoolSettings, number: int) -> WorkerCard:
-        sim = pool.sim
-        child = await Child.start(
-            worker,
-            "penstock.adapters.engines.sim.process",
-            [
-                "--model",
-                model,
-                "--port",
-                "0",
-                "--settings",
-                json.dumps(msgspec.to_builtins(sim)),
-            ],
-            log_path=self._logs / f"{worker}.log",
-            env=self._env,
-        )
-        self._children[worker] = child
-        try:
-            said = await child.ready(self._settings.start_timeout)
-            card = await self._describe(
-                worker,
-                model,
-                str(said["url"]),
-                pool,
-                pid=child.pid,
-                engine="sim",
-                max_seqs=sim.max_seqs,
-                max_batched_tokens=sim.max_batched_tokens,
+    async def reports(self) -> list[PoolReport]:
+        """Return every pool as it is now."""
+        found = []
+        for pool, scale in (await self.connector.pools()).items():
+            replicas = tuple(ReplicaReport(**replica._asdict()) for replica in scale.replicas)
+            found.append(
+                PoolReport(
+                    pool=pool,
+                    model=self._models[pool],
+                    kind="process",
+                    desired=scale.desired,
+                    replicas=replicas,
+                    limit=scale.limit,
+                )
             )
-            await self._announce(card)
-        except BaseException:
-            await child.stop(self._settings.stop_grace)
-            raise
-        return card
+        for pool, servers in self._attached.items():
+            model = self._models[pool]
+            replicas = tuple(self._shown(server) for server in servers)
+            found.append(PoolReport(pool=pool, model=model, kind="urls", desired=len(servers), replicas=replicas))
+        return found
 
-    async def _attached(self, worker: WorkerId, model: str, url: str, pool: PoolSettings) -> None:
-        """Follow the health of a server that somebody else runs; in the store while it answers."""
-        card: WorkerCard | None = None
-        misses = 0
-        while not self._stopping:
-            if card is None:
-                try:
-                    card = await self._describe(worker, model, url, pool)
-                    await self._announce(card)
-                    misses = 0
-                    if not self._ready[worker].done():
-                        self._ready[worker].set_result(card)
-                    log.info("server %s is there as %s", url, worker)
-                except PenstockError as error:
-                    if not self._ready[worker].done():
-                        self._tell_failure(worker, error)
-                        return
-                    log.warning("server %s is away: %s", url, error)
-            elif await healthy(self._client(), url):
-                misses = 0
-            else:
-                misses += 1
-                if misses >= HEALTH_MISSES:
-                    log.warning("server %s does not answer its health check; %s is taken out", url, worker)
-                    await self._withdraw(worker)
-                    card = None
-            await asyncio.sleep(HEALTH_EVERY)
+    @property
+    def workers(self) -> int:
+        """How many serve now."""
+        return len(self._cards)
 
-    async def _describe(self, worker: WorkerId, model: str, url: str, pool: PoolSettings, **known: Any) -> WorkerCard:
+    # --- what the connector and the servers ask of us -----------------------------------------------------------------
+
+    async def answers(self, url: str) -> bool:
+        return await healthy(self._client(), url)
+
+    async def lacks(self, url: str) -> str | None:
+        return await lacking(self._client(), url)
+
+    async def came(self, engine: Engine) -> None:
+        known = {**engine.card, "pid": engine.pid}
+        card = await self.describe(WorkerId(engine.worker), self._models[engine.pool], engine.url, known)
+        await self.announce(card)
+        await known_to_all(self._store, card)
+        if engine.worker in self._drained:
+            self._drained.discard(engine.worker)
+            await self._store.delete(DRAINED + engine.worker)
+
+    async def leave(self, engine: Engine) -> None:
+        card = self._cards.get(engine.worker)
+        if card is None:
+            return
+        report = await self.drain(card)
+        if not report.cut:
+            # The routers let go of it first; with requests still there they see it end, and go on elsewhere.
+            await self.withdraw(card.id)
+
+    async def gone(self, engine: Engine) -> None:
+        await self.withdraw(WorkerId(engine.worker))
+
+    async def describe(self, worker: WorkerId, model: str, url: str, known: Mapping[str, object]) -> WorkerCard:
         # A restarted engine must be newer than its former self, also after a restart of this process.
         self._epoch = max(self._epoch + 1, time.time_ns() // 1_000_000)
-        overrides: dict[str, Any] = {"role": pool.role, "block_size": pool.block_size, "kv_blocks": pool.kv_blocks}
-        overrides.update(max_len=pool.max_len, max_batched_tokens=pool.max_batched_tokens)
-        overrides.update({key: value for key, value in known.items() if value is not None})
+        overrides = {key: value for key, value in known.items() if value is not None}
         return await describe(self._client(), url, worker=worker, epoch=self._epoch, model=model, overrides=overrides)
 
-    async def _announce(self, card: WorkerCard) -> None:
-        await self._store.put(key_of(card.id), msgspec.json.encode(Entry(card=card)), ttl=self._ttl)
+    async def drain(self, card: WorkerCard) -> DrainReport:
+        """Take a worker from the routers and wait until it is idle or its time is over."""
+        wish = self.drains.get(card.id)
+        self._drained.add(card.id)
+        timeout = self.settings.drain_timeout if wish is None or wish.timeout is None else wish.timeout
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                await self.announce(card, draining=True)
+                break
+            except StoreUnavailable as error:
+                log.warning("the routers can't be told that %s leaves: %s", card.id, error)
+                if time.monotonic() > end:
+                    break
+                await asyncio.sleep(min(1.0, timeout))
+        return await drained(
+            self._store,
+            card,
+            max(0.0, end - time.monotonic()),
+            revision=None if wish is None else wish.revision,
+            say=lambda report: tell(self._store, report, self._ttl),
+        )
 
-    async def _withdraw(self, worker: WorkerId) -> None:
+    async def announce(self, card: WorkerCard, *, draining: bool = False) -> None:
+        entry = Entry(card=card, draining=draining)
+        await self._store.put(key_of(card.id), msgspec.json.encode(entry), ttl=self._ttl)
+        self._cards[card.id] = card
+        self.changed.set()
+
+    async def withdraw(self, worker: WorkerId) -> None:
+        if self._cards.pop(worker, None) is None:
+            return
+        self.changed.set()
         try:
             await self._store.delete(key_of(worker))
         except PenstockError as error:
             log.warning("worker %s could not be taken out of the store: %s", worker, error)
 
-    def _tell_failure(self, worker: WorkerId, error: Exception) -> None:
-        future = self._ready[worker]
-        if not future.done():
-            future.set_exception(error)
+    # --- below --------------------------------------------------------------------------------------------------------
+
+    def _launcher(self, model: str, pool: PoolSettings) -> Callable[[str, int, Sequence[int]], Launch]:
+        def launch(worker: str, port: int, gpus: Sequence[int]) -> Launch:
+            if pool.engine != "sim":
+                return launch_of(worker, model, pool, port=port, gpus=gpus)
+            # A simulated engine says which port it took, and is trusted with the cluster's secret.
+            made = launch_of(worker, model, pool, port=0, gpus=gpus)
+            secret = {} if self._secret is None else {SECRET_ENV: self._secret}
+            return msgspec.structs.replace(made, env={**made.env, **secret})
+
+        return launch
+
+    def _shown(self, server: Attached) -> ReplicaReport:
+        if server.card is None:
+            return ReplicaReport(id=server.worker, state="failed", reason="it does not answer", pid=None)
+        return ReplicaReport(id=server.worker, state="draining" if server.parked else "ready", pid=server.card.pid)
+
+    async def _watch(self) -> None:
+        async for _ in self.connector.watch():
+            self.changed.set()
+
+    async def _follow(self, attached: Attached) -> None:
+        """Supervision boundary: looking after one server must never end unseen."""
+        try:
+            await attached.run()
+        except Exception:
+            log.exception("server %s is not looked after any more", attached.url)
+            raise
 
     def _client(self) -> aiohttp.ClientSession:
         if self._http is None:

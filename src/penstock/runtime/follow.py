@@ -17,6 +17,7 @@ async def follow(
     put: Callable[[str, bytes], Awaitable[None]],
     gone: Callable[[str], Awaitable[None]],
     frozen: Callable[[StoreUnavailable | None], None],
+    read: Callable[[], None] = lambda: None,
 ) -> None:
     """Watch a prefix until cancelled.
 
@@ -25,6 +26,7 @@ async def follow(
         put: told each key with its value, also ones that did not change.
         gone: told each key that went away.
         frozen: told the error while the store can't be read, and None whenever it can.
+        read: called whenever all that was told of the store has been passed on.
     """
     while True:
         try:
@@ -41,6 +43,7 @@ async def follow(
                         await gone(change.key)
                     else:
                         await put(change.key, change.value)
+                read()
         except StoreUnavailable as error:
             frozen(error)
         await asyncio.sleep(RETRY)

@@ -92,12 +92,15 @@ class Live:
         now = self.now()
         self.events_handled += 1
         for effect in self.machines[name].handle(now, event):
-            if isinstance(effect, Wake):
+            carrier = self._carriers.get(type(effect))
+            if carrier is not None:
+                carrier(now, name, effect)
+            elif isinstance(effect, Wake):
                 self._wake(name, effect.at)
             elif isinstance(effect, Send):
                 self._queue.append((effect.machine, effect.message))
             else:
-                self._carriers[type(effect)](now, name, effect)
+                raise KeyError(type(effect))
 
     def _wake(self, name: str, at: Nanos) -> None:
         pending = self._wakes.pop(name, None)

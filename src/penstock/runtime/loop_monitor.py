@@ -32,25 +32,40 @@ class LoopMonitor:
         self.looks = 0
         self.observe: Callable[[float], None] | None = None
         """Told the delay of each look, in seconds."""
+        self._used = 0.0
+        """CPU time of this process at the last look..."""
+        self._due = 0.0
+        """... and when the next one should be."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        used = time.process_time()
-        while True:
-            due = time.perf_counter() + PERIOD
-            await asyncio.sleep(PERIOD)
-            delay = time.perf_counter() - due
-            before, used = used, time.process_time()
-            self.looks += 1
-            if self.observe is not None:
-                self.observe(delay)
-            self.longest_delay = max(self.longest_delay, delay)
-            block = min(delay, used - before)
-            if block > self.longest_recent:
-                self.longest_recent = block
-                self.longest = max(self.longest, block)
-            if block > BUDGET:
-                self.over_budget += 1
+        self._loop = loop = asyncio.get_running_loop()
+        self._used = time.process_time()
+        self._due = time.perf_counter() + PERIOD
+        # A timer that sets itself again: a task that sleeps makes a future as well, 200 times a second.
+        self._timer = loop.call_later(PERIOD, self._look)
+        try:
+            await loop.create_future()
+        finally:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        now = time.perf_counter()
+        delay = now - self._due
+        before, self._used = self._used, time.process_time()
+        self.looks += 1
+        if self.observe is not None:
+            self.observe(delay)
+        if delay > self.longest_delay:
+            self.longest_delay = delay
+        block = min(delay, self._used - before)
+        if block > self.longest_recent:
+            self.longest_recent = block
+            self.longest = max(self.longest, block)
+        if block > BUDGET:
+            self.over_budget += 1
+        self._due = time.perf_counter() + PERIOD
+        self._timer = self._loop.call_later(PERIOD, self._look)
 
     def take_recent(self) -> float:
         """Return the longest block since the last call, and start over."""

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.kernel.values import WorkerCard, WorkerId
+from penstock.kernel.wire import NewerVersion, WireDecoder
 from penstock.router.events import WorkerDraining, WorkerJoined, WorkerLeft
 from penstock.runtime.follow import follow
 from penstock.runtime.live import Live
@@ -21,8 +22,12 @@ WORKERS = "workers/"
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """What stands in the store for a worker: its card and whether it is being drained."""
 
+    version: int = 1
     card: WorkerCard
     draining: bool = False
+
+
+_entries = WireDecoder(Entry, "its entry in the store")
 
 
 def key_of(worker: WorkerId) -> str:
@@ -37,6 +42,8 @@ class Membership:
 
     Args:
         started, stopped: called for a worker that came or went, to start and stop listening to its events.
+        leaving: called for one that is drained, once the router knows.
+        heard: called when what changed has been passed on.
     """
 
     def __init__(
@@ -46,13 +53,21 @@ class Membership:
         *,
         started: Callable[[WorkerCard], None],
         stopped: Callable[[WorkerCard], Awaitable[None]],
+        leaving: Callable[[WorkerCard], None] = lambda card: None,
+        heard: Callable[[], None] = lambda: None,
     ) -> None:
         self.available = True
+        self.read = asyncio.Event()
+        """Set once everybody who is there has been heard of."""
         self.malformed = 0
+        self.newer = 0
+        """Entries of a newer release, which were left out."""
         self._store = store
         self._live = live
         self._started = started
         self._stopped = stopped
+        self._leaving = leaving
+        self._heard = heard
         self._known: dict[str, Entry] = {}
 
     @property
@@ -62,8 +77,18 @@ class Membership:
     async def run(self) -> None:
         """Watch until cancelled."""
         await follow(
-            self._store, WORKERS, known=lambda: self._known, put=self._put, gone=self._gone, frozen=self._frozen
+            self._store,
+            WORKERS,
+            known=lambda: self._known,
+            put=self._put,
+            gone=self._gone,
+            frozen=self._frozen,
+            read=self._all_read,
         )
+
+    def _all_read(self) -> None:
+        self.read.set()
+        self._heard()
 
     def _frozen(self, error: StoreUnavailable | None) -> None:
         if error is not None and self.available:
@@ -74,7 +99,11 @@ class Membership:
 
     async def _put(self, key: str, value: bytes) -> None:
         try:
-            entry = msgspec.json.decode(value, type=Entry)
+            entry: Entry = _entries.decode(value)
+        except NewerVersion as error:
+            self.newer += 1
+            log.warning("worker %s is left out: %s", key, error)
+            return
         except msgspec.DecodeError as error:
             self.malformed += 1
             log.warning("what stands under %s is no worker: %s", key, error)
@@ -85,10 +114,12 @@ class Membership:
             known = None
         self._known[key] = entry
         if known is None:
-            self._live.post("router", WorkerJoined(card=entry.card))
+            # One that is drained already must not get a single request between the two events.
+            self._live.post("router", WorkerJoined(card=entry.card, ready=not entry.draining))
             self._started(entry.card)
         if entry.draining and (known is None or not known.draining):
             self._live.post("router", WorkerDraining(worker=entry.card.id, epoch=entry.card.epoch))
+            self._leaving(entry.card)
 
     async def _gone(self, key: str) -> None:
         entry = self._known.pop(key, None)

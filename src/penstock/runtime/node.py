@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,48 +14,94 @@ from penstock.adapters.planes.zmq import ZmqPlane
 from penstock.adapters.seams import Store
 from penstock.adapters.stores.file import FileStore
 from penstock.config.cluster import ClusterSettings
+from penstock.config.live import Change
+from penstock.config.secret import secret_of_process
 from penstock.kernel.machine import Nanos
+from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import WorkerCard
-from penstock.router.events import Noted, WorkerMeasured
+from penstock.router.events import Noted, SettingsChanged, WorkerMeasured
 from penstock.router.router import Router
+from penstock.runtime import trust
 from penstock.runtime.feeds import Feeds
+from penstock.runtime.leaving import Departures
 from penstock.runtime.live import Live
 from penstock.runtime.loop_monitor import LoopMonitor
 from penstock.runtime.membership import Membership
+from penstock.runtime.observers import Observers
 from penstock.runtime.peers import FrontendCard, Peers
+from penstock.runtime.seen import Acquaintance
 from penstock.runtime.tickets import Tickets
+from penstock.runtime.tuning import Tuning
 
 log = logging.getLogger("penstock.node")
 router_log = logging.getLogger("penstock.router")
+
+SETTLE_LIMIT = 5.0
+"""Seconds that a starting frontend waits to hear who is there."""
 
 
 class Node:
     """One router and its connections; `open_node` makes it, `close` ends it."""
 
-    def __init__(self, settings: ClusterSettings, run: Path, index: int, store: Store) -> None:
+    def __init__(
+        self, settings: ClusterSettings, run: Path, index: int, store: Store, secret: ClusterSecret | None = None
+    ) -> None:
         self.settings = settings
         self.run = run
         self.name = f"frontend-{index}-{os.getpid()}"
-        self.router = Router(settings.router, name=self.name, seed=index, shared=settings.frontend.processes > 1)
+        self.router = Router(settings.routing, name=self.name, seed=index, shared=settings.frontend.processes > 1)
         self.live = Live({"router": self.router})
         self.tickets = Tickets(self.live)
-        self.feeds = Feeds(self.live)
+        self.secret = secret
+        self.feeds = Feeds(self.live, secret)
         self.store = store
-        self.membership = Membership(store, self.live, started=self._worker_came, stopped=self.feeds.stop)
+        self.departures = Departures(store, self.router, self.name, settings.discovery.ttl)
+        self.membership = Membership(
+            store,
+            self.live,
+            started=self._worker_came,
+            stopped=self._worker_went,
+            leaving=self.departures.began,
+            heard=self._heard,
+        )
+        self.acquaintance = Acquaintance(store, self.name, lambda: self.membership.cards, settings.discovery.ttl)
+        self.observers = Observers(settings, self.live, self.router, self.name)
         self.loop_monitor = LoopMonitor()
         self.peers: Peers | None = None
         self.plane: ZmqPlane | None = None
+        self.tuning = Tuning(store, settings, self._tuned)
+        self.on_settings: Callable[[ClusterSettings], None] = lambda settings: None
+        """Told the settings whenever an operator changed some."""
         self.noted: dict[str, int] = {}
         """How often each kind of `Noted` was said."""
         self._tasks: list[asyncio.Task[None]] = []
         self._measuring: set[asyncio.Task[None]] = set()
         self.live.on(Noted, self._noted)
 
-    async def announce(self, url: str, admin_url: str) -> None:
-        """Say where this frontend listens, and get in touch with the other ones."""
-        self.plane = ZmqPlane(self.name)
+    async def settled(self) -> None:
+        """Wait until workers and changed settings are known, but not for long: a store that fails stops no traffic."""
+        try:
+            async with asyncio.timeout(SETTLE_LIMIT):
+                await self.tuning.read.wait()
+                await self.membership.read.wait()
+        except TimeoutError:
+            log.warning("the store says nothing, so this frontend starts without workers")
+
+    async def announce(self, url: str, page: str, admin_url: str) -> None:
+        """Say where this frontend listens, and get in touch with the other ones.
+
+        Args:
+            page: where a person finds the admin routes; ``admin_url``: where they are this process's alone.
+        """
+        self.plane = ZmqPlane(self.name, secret=self.secret)
         card = FrontendCard(
-            id=self.name, url=url, admin_url=admin_url, pid=os.getpid(), plane=self.plane.endpoint, run=str(self.run)
+            id=self.name,
+            url=url,
+            admin_url=admin_url,
+            page=page,
+            pid=os.getpid(),
+            plane=self.plane.endpoint,
+            run=str(self.run),
         )
         self.peers = Peers(self.store, self.live, self.plane, card, self.settings.discovery.ttl)
         await self.peers.announce()
@@ -73,6 +120,8 @@ class Node:
                     "hint": "traffic goes on; see the frontend's log for the reason",
                 }
             )
+        found["findings"] += trust.findings(self)
+        self.observers.describe(found["workers"])
         found["frontends"] = [] if self.peers is None else [card.id for card in self.peers.cards.values()]
         found["router_faults"] = self.live.faults
         return found
@@ -82,6 +131,8 @@ class Node:
         for task in [*self._tasks, *self._measuring]:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._measuring, return_exceptions=True)
+        await self.departures.close()
+        await self.observers.close()
         await self.feeds.close()
         if self.plane is not None:
             await self.plane.close()
@@ -90,14 +141,39 @@ class Node:
 
     def start(self) -> None:
         self._tasks.append(asyncio.create_task(self.membership.run(), name="membership"))
+        self._tasks.append(asyncio.create_task(self.acquaintance.run(), name="acquaintance"))
+        self._tasks.append(asyncio.create_task(self.tuning.run(), name="tuning"))
+        self._tasks.append(asyncio.create_task(self.observers.run(), name="observers"))
 
     def _worker_came(self, card: WorkerCard) -> None:
         if self.router.pools[card.model].exact is not None:
             self.feeds.start(card)
+        self.observers.start(card)
         if self.settings.router.cost.kind == "latency":
-            task = asyncio.create_task(self._measure(card))
-            self._measuring.add(task)
-            task.add_done_callback(self._measuring.discard)
+            self._start_measuring(card)
+
+    def _start_measuring(self, card: WorkerCard) -> None:
+        task = asyncio.create_task(self._measure(card))
+        self._measuring.add(task)
+        task.add_done_callback(self._measuring.discard)
+
+    def _tuned(self, settings: ClusterSettings, changes: Sequence[Change], by: str) -> None:
+        before, self.settings = self.settings, settings
+        if settings.routing != before.routing:
+            keys = tuple(change.key for change in changes)
+            self.live.post("router", SettingsChanged(settings=settings.routing, keys=keys, by=by))
+        if settings.router.cost.kind == "latency" and before.router.cost.kind != "latency":
+            for card in self.membership.cards:
+                self._start_measuring(card)
+        self.on_settings(settings)
+
+    def _heard(self) -> None:
+        self.acquaintance.changed()
+
+    async def _worker_went(self, card: WorkerCard) -> None:
+        await self.departures.ended(card)
+        self.observers.stop(card)
+        await self.feeds.stop(card)
 
     async def _measure(self, card: WorkerCard) -> None:
         async with aiohttp.ClientSession() as http:
@@ -113,6 +189,7 @@ class Node:
 
 async def open_node(settings: ClusterSettings, run: Path, index: int) -> Node:
     """Open a frontend's node over the run folder's file store; it starts to follow workers at once."""
-    node = Node(settings, run, index, FileStore(run / "discovery"))
+    secret = secret_of_process(settings, run)
+    node = Node(settings, run, index, FileStore(run / "discovery", secret=secret), secret)
     node.start()
     return node

@@ -1,5 +1,7 @@
-"""Is a port free to listen on?"""
+"""How is an address to listen on bound, and is it free?"""
 
+import errno
+import os
 import socket
 
 
@@ -13,3 +15,38 @@ def bind_error(host: str, port: int) -> str | None:
         except OSError as error:
             return error.strerror or str(error)
     return None
+
+
+def bind(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
+    """Bind every address that a host name stands for, all on one port; nobody listens yet.
+
+    Args:
+        port: 0 lets the system choose.
+        shared: other sockets of this user may be bound to the same port (SO_REUSEPORT).
+    Raises:
+        OSError: one can't be had.
+    """
+    found: list[socket.socket] = []
+    infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(infos):
+            try:
+                made = socket.socket(family, kind, protocol)
+            except OSError:
+                continue  # this machine has no such family
+            found.append(made)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            taken = port or (found[0].getsockname()[1] if len(found) > 1 else 0)
+            made.bind((address[0], taken, *address[2:]))
+            made.setblocking(False)
+    except OSError:
+        for made in found:
+            made.close()
+        raise
+    if not found:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+    return found

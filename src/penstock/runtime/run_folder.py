@@ -145,3 +145,28 @@ class LineWriter:
                 if written and file.seek(0, os.SEEK_END) == start + written:
                     file.truncate(start)
                 raise
+
+
+class CsvRows:
+    """Append rows of numbers to a CSV file; unknown values are empty cells."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lost = 0
+        self._columns: list[str] | None = None
+
+    def append(self, row: dict[str, float | None]) -> None:
+        """Write one row; the first row's names are the header. Blocks; counts what could not be written."""
+        if self._columns is None:
+            self._columns = list(row)
+        cells = ",".join("" if row.get(name) is None else f"{row[name]:.9g}" for name in self._columns)
+        try:
+            fresh = not self.path.exists()
+            with self.path.open("a") as file:
+                if fresh:
+                    file.write(",".join(self._columns) + "\n")
+                file.write(cells + "\n")
+        except OSError as error:
+            if not self.lost:
+                log.warning("%s can't be written: %s", self.path, error)
+            self.lost += 1

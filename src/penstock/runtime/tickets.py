@@ -5,6 +5,7 @@ when to give up, how it ended.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 from penstock.kernel.machine import Effect, Nanos
@@ -19,6 +20,7 @@ from penstock.router.events import (
     Finished,
     FirstToken,
     Grown,
+    Resume,
 )
 from penstock.runtime.live import Live
 
@@ -29,47 +31,71 @@ Listener = Callable[[Nanos, Effect], None]
 class Ticket:
     """One request between its arrival and its one terminal effect."""
 
-    __slots__ = ("_answers", "_tickets", "aborted", "attempt", "closed", "id")
+    __slots__ = ("_answers", "_tickets", "_waiter", "aborted", "attempt", "closed", "id")
 
     def __init__(self, tickets: "Tickets", request: RequestId) -> None:
         self._tickets = tickets
-        self._answers: asyncio.Queue[Dispatch | Closed] = asyncio.Queue()
+        self._answers: deque[Dispatch | Closed] = deque()
+        self._waiter: asyncio.Future[None] | None = None
         self.id = request
         self.attempt = 0
         self.closed: Closed | None = None
-        self.aborted = asyncio.Event()
-        """Set when the running attempt should stop: the router gave it up, `next` says what now."""
+        self.aborted = False
+        """True when the running attempt should stop: the router gave it up, `next` says what now."""
 
     async def next(self) -> Dispatch | Closed:
         """Wait for the router's next word: where to send the request, or how it ended."""
-        answer = await self._answers.get()
+        while not self._answers:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        answer = self._answers.popleft()
         if isinstance(answer, Dispatch):
             self.attempt = answer.attempt
         return answer
 
-    def first_token(self) -> None:
-        """Say that the first output token is here."""
+    def _tell(self, answer: Dispatch | Closed) -> None:
+        self._answers.append(answer)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def first_token(self, attempt: int | None = None) -> None:
+        """Say that the first output token is here. ``attempt``: whose; the latest where None, here and below."""
+        self.attempt = attempt or self.attempt
         self._tickets.live.post("router", FirstToken(id=self.id, attempt=self.attempt))
 
     def grown(self, tokens: int) -> None:
         """Say how many output tokens there are, about once a block."""
         self._tickets.live.post("router", Grown(id=self.id, attempt=self.attempt, tokens=tokens))
 
-    def finished(self, tokens: int, cached: int | None) -> None:
+    def finished(self, tokens: int, cached: int | None, attempt: int | None = None) -> None:
         """Say that the answer is complete; ``closed`` is set when this returns."""
+        self.attempt = attempt or self.attempt
         self._tickets.live.post("router", Finished(id=self.id, attempt=self.attempt, tokens=tokens, cached=cached))
 
-    def failed(self, reason: str, *, retryable: bool, worker_at_fault: bool = True, status: int | None = None) -> None:
+    def failed(
+        self,
+        reason: str,
+        *,
+        retryable: bool,
+        worker_at_fault: bool = True,
+        status: int | None = None,
+        resume: Resume | None = None,
+        leaving: bool = False,
+        attempt: int | None = None,
+    ) -> None:
         """Say that this attempt broke; `next` then tells the following attempt or the end."""
         self._tickets.live.post(
             "router",
             Failed(
                 id=self.id,
-                attempt=self.attempt,
+                attempt=attempt or self.attempt,
                 reason=reason,
                 retryable=retryable,
                 worker_at_fault=worker_at_fault,
                 status=status,
+                resume=resume,
+                leaving=leaving,
             ),
         )
 
@@ -117,14 +143,14 @@ class Tickets:
         if ticket is None:
             self.unknown += 1
             return
-        ticket.aborted.clear()
-        ticket._answers.put_nowait(effect)
+        ticket.aborted = False
+        ticket._tell(effect)
         self._tell(now, effect)
 
     def _abort(self, now: Nanos, _: str, effect: Abort) -> None:
         ticket = self._open.get(effect.id)
         if ticket is not None:
-            ticket.aborted.set()
+            ticket.aborted = True
         self._tell(now, effect)
 
     def _closed(self, now: Nanos, _: str, effect: Closed) -> None:
@@ -133,7 +159,7 @@ class Tickets:
             self.unknown += 1
         else:
             ticket.closed = effect
-            ticket._answers.put_nowait(effect)
+            ticket._tell(effect)
         self._tell(now, effect)
 
     def _tell(self, now: Nanos, effect: Effect) -> None:

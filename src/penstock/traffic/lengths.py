@@ -6,7 +6,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Protocol
+from typing import Annotated, Protocol
+
+import msgspec
+
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.settings import Knob
+from penstock.traffic import spec
 
 
 class Lengths(Protocol):
@@ -17,25 +23,23 @@ class Lengths(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Fixed:
+class Fixed(msgspec.Struct, frozen=True):
     """Always the same length."""
 
-    tokens: int
+    tokens: Annotated[int, Knob("The length.", unit="tokens", ge=1)]
 
     def sample(self, rng: random.Random) -> int:
         """Return the length."""
         return self.tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Lognormal:
-    """Lengths with a long tail: ``median`` tokens, ``sigma`` the deviation of the logarithm, cut to [least, most]."""
+class Lognormal(msgspec.Struct, frozen=True):
+    """Lengths with a long tail, cut to [least, most]."""
 
-    median: float
-    sigma: float
-    least: int = 1
-    most: int = 1_000_000
+    median: Annotated[float, Knob("Half of the lengths are above it.", unit="tokens", gt=0)]
+    sigma: Annotated[float, Knob("Deviation of the length's logarithm; more has a longer tail.", ge=0)]
+    least: Annotated[int, Knob("Shortest length.", unit="tokens", ge=1)] = 1
+    most: Annotated[int, Knob("Longest length.", unit="tokens", ge=1)] = 1_000_000
 
     def sample(self, rng: random.Random) -> int:
         """Draw one length."""
@@ -70,3 +74,24 @@ class Empirical:
         # uniform() may return the upper end by rounding: the last value then.
         place = bisect.bisect_right(self._steps, rng.uniform(0.0, self._steps[-1]))
         return self.values[min(place, len(self.values) - 1)]
+
+
+def parse_lengths(text: str, number: spec.ReadNumber, *, what: str) -> Lengths:
+    """Read lengths such as ``512`` or ``lognormal:median=800,sigma=0.5,most=8k``.
+
+    Args:
+        number: reads a number with a unit, as `penstock.config.units.parse_number` does.
+        what: the option that the text is the value of, for errors.
+
+    Raises:
+        ConfigError: names the setting, its value and what would be right.
+    """
+    if text.strip()[:1].isdigit():
+        text = f"fixed:tokens={text.strip()}"
+    found = spec.parse(what, text, _KINDS, number)
+    if isinstance(found, Lognormal) and found.least > found.most:
+        raise ConfigError(f"{what} {text!r}: least={found.least} is above most={found.most}", hint="swap them")
+    return found
+
+
+_KINDS: dict[str, type[Fixed | Lognormal]] = {"fixed": Fixed, "lognormal": Lognormal}

@@ -116,7 +116,8 @@ def _ids(request: TrafficRequest) -> Sequence[int]:
         raise ValueError("the prompt is text: only a tokenizer knows its tokens")
     wanted = -(-request.isl // request.block_size)
     if len(request.hash_ids) < wanted:
-        raise ValueError(f"{len(request.hash_ids)} hash ids of {request.block_size} tokens do not cover {request.isl}")
+        given = f"{len(request.hash_ids)} hash ids of {request.block_size} tokens"
+        raise ValueError(f"{given} do not cover {request.isl}: `numbered` names the blocks that a trace does not")
     return request.hash_ids[:wanted]
 
 

@@ -19,8 +19,9 @@ class TrafficRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request: when it arrives, how long it is, and which prefix it shares with others.
 
     The prompt is given in one of three ways. ``hash_ids`` name blocks of ``block_size`` tokens, the last one cut off
-    at ``isl``: two prompts share tokens exactly as far as their ids agree from the start. ``token_ids`` are the
-    prompt itself. ``messages`` are text, and then ``isl`` is an estimate that the tokenizer has yet to correct.
+    at ``isl``: two prompts share tokens exactly as far as their ids agree from the start. Tokens that the ids do not
+    cover, all of them where a trace knows only lengths, are shared with nobody (`numbered` names them). ``token_ids``
+    are the prompt itself. ``messages`` are text, and then ``isl`` is an estimate that the tokenizer has yet to correct.
 
     Units: ``at`` seconds from the start of the trace; ``isl``, ``osl`` tokens; ``think`` seconds between the end of
     the session's turn before and this one, where the trace says so.

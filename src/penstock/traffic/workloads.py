@@ -1,4 +1,4 @@
-"""What do typical services ask? Chat, retrieval (rag) and agent workloads with the prefixes that they share.
+"""What do typical services ask? Chat, retrieval (rag), agent and plain workloads with the prefixes that they share.
 
 Each is an endless stream of `TrafficRequest`s in order of arrival, drawn from one generator that is handed in. The
 same draw can be had as tokens (hash ids of `UNIT`-token blocks, for `PromptMaker` and for simulation) or as text
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from msgspec.structs import replace
+
 from penstock.traffic.arrivals import Arrivals, poisson
 from penstock.traffic.lengths import Empirical, Fixed, Lengths, Lognormal
 from penstock.traffic.request import Message, TrafficRequest
@@ -21,10 +23,11 @@ UNIT = 16
 """Tokens per hash id of a workload: the smallest block size in common use, so that any engine's blocks can share."""
 
 Form = Literal["tokens", "text"]
-Name = Literal["chat", "rag", "agent"]
+Name = Literal["chat", "rag", "agent", "fixed", "tenants"]
 SETTLE = {"chat": 300.0, "agent": 120.0}
 """Seconds that are left out at the start of a workload of sessions: several times a session's mean length, so that the
-stream begins amid sessions that run already and has its full rate from the first second on."""
+stream begins amid sessions that run already and has its full rate from the first second on. ``starts`` give times that
+count from before them (see ``lead`` of `patterns.Pattern.stream`)."""
 Starts = Callable[[float], Arrivals]
 """rate per second -> times"""
 
@@ -69,6 +72,25 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True)
+class Plain:
+    """Independent requests of given lengths, each behind the system prompt of one of its tenants, if there are any.
+
+    Args:
+        prompt: tokens of a request's own; with a system prompt before them where there are ``tenants``, of uneven
+            popularity.
+    """
+
+    prompt: Lengths = Fixed(1024)
+    answer: Lengths = Fixed(128)
+    tenants: int = 0
+    system_length: Lengths = Lognormal(2000, 0.5, 128, 16_384)
+
+
+TENANTS = Plain(prompt=Lognormal(200, 0.9, 4, 4096), answer=Lognormal(200, 0.7, 8, 1024), tenants=32)
+"""Many tenants, each with a long system prompt, and short questions."""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Part of a prompt: a run of ids that stands for the same tokens wherever it is used."""
 
@@ -97,13 +119,15 @@ def workload(
     """Return the endless stream of that name with its default make-up, ``rate`` requests per second on average.
 
     Args:
-        starts: how sessions (requests, in rag) begin at a given rate per second; Poisson where None.
+        starts: how sessions (requests, where there are none) begin at a given rate per second; Poisson where None.
     """
     if name == "chat":
         return chat(rate, rng, form=form, starts=starts)
     if name == "rag":
         return rag(rate, rng, form=form, starts=starts)
-    return agent(rate, rng, form=form, starts=starts)
+    if name == "agent":
+        return agent(rate, rng, form=form, starts=starts)
+    return plain(rate, rng, form=form, shape=Plain() if name == "fixed" else TENANTS, starts=starts, kind=name)
 
 
 def chat(
@@ -170,6 +194,27 @@ def agent(
             at += osl * shape.token_time + think
 
     return _written(_interleave(begin, session), writer, "agent")
+
+
+def plain(
+    rate: float,
+    rng: random.Random,
+    *,
+    form: Form = "tokens",
+    shape: Plain = Plain(),
+    starts: Starts | None = None,
+    kind: str = "fixed",
+) -> Iterator[TrafficRequest]:
+    """Independent requests; a system prompt is whole blocks, and what follows it is exactly as long as drawn."""
+    writer = _Writer(rng, form)
+    systems = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.tenants)]
+    popular = _zipf(shape.tenants) if systems else None
+    for at in _starts(starts, rate, rng):
+        system = (systems[popular.sample(rng)],) if popular is not None else ()
+        tokens = shape.prompt.sample(rng)
+        own = writer.piece("user", tokens)
+        made = writer.request(Turn(at, (*system, own), shape.answer.sample(rng), 0, None), None, kind)
+        yield replace(made, isl=made.isl - own.blocks * UNIT + tokens)
 
 
 class _Writer:

@@ -250,7 +250,7 @@ async def test_what_it_says_of_itself_is_read_by_the_describer() -> None:
             card = await describe(plain, server.url, worker=WorkerId("w"), epoch=1, model="sim")
             speed = await measured_speed(plain, server.url)
         assert (card.block_size, card.kv_blocks, card.max_len) == (16, 512, 4096)
-        assert card.adapters == ("tuned",) and card.engine == "vllm" and card.topic == "kv@1"
+        assert card.adapters == ("tuned",) and card.engine == "sim" and card.topic == "kv@1"
         assert len(card.events) == len(card.replay) == 1
         assert speed is not None and speed["prefill_slope"] > 0 and speed["decode_base"] > 0
         status, tuned = await post(http, "/v1/completions", {"model": "tuned", "prompt": "x", "max_tokens": 2})

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import zmq
 import zmq.asyncio
 
+from penstock.adapters.curve import MECHANISM, bind_side
 from penstock.adapters.engines.kv_wire import encode_batch
+from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import KvEvent
 
 END = b"\xff" * 8
@@ -28,11 +30,20 @@ class KvPublisher:
         rank: data-parallel rank, written into each batch.
         buffer_steps: batches kept for replay; older ones can't be repaired.
         hwm: messages kept for a slow subscriber before it loses some (it sees the gap).
+        secret: of the cluster; both sockets then speak CURVE. None speaks plain, as stock engines do.
     """
 
     def __init__(
-        self, host: str = "127.0.0.1", topic: str = "", rank: int = 0, buffer_steps: int = 10_000, hwm: int = 100_000
+        self,
+        host: str = "127.0.0.1",
+        topic: str = "",
+        rank: int = 0,
+        buffer_steps: int = 10_000,
+        hwm: int = 100_000,
+        secret: ClusterSecret | None = None,
     ) -> None:
+        self.security = None if secret is None else MECHANISM
+        """What a subscriber must speak; None is plain."""
         self.replays = 0
         """Replay requests answered to the end."""
         self.rejected = 0
@@ -51,6 +62,8 @@ class KvPublisher:
         # amount, and with ROUTER_MANDATORY the overflow is an error that we see instead of a silent loss.
         self._router.sndhwm = buffer_steps + 1
         self._router.router_mandatory = 1
+        bind_side(self._pub, secret)
+        bind_side(self._router, secret)
         self.endpoint = _bind(self._pub, host)
         self.replay_endpoint = _bind(self._router, host)
 

@@ -3,20 +3,25 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import zmq
 import zmq.asyncio
 
+from penstock.adapters.curve import Handshakes, connect_side
 from penstock.adapters.engines.kv_publisher import END
 from penstock.adapters.engines.kv_wire import KvDecoder, WireError
 from penstock.adapters.seams import KvBatch
 from penstock.adapters.zmq_receive import receive
+from penstock.kernel.errors import EngineError
+from penstock.kernel.secret import ClusterSecret
 
 log = logging.getLogger(__name__)
 
 MESSAGE_LIMIT = 64 << 20
 """Bytes of one message; a larger one drops the connection, which is made again."""
+BIND = "@"
+"""Before an endpoint: bind it here. vLLM and SGLang connect their PUB socket where its address has no star."""
 REPLAY_LIMIT = 100_000
 """Batches in one replay answer."""
 _BREATH = 64
@@ -30,15 +35,24 @@ class KvSubscriber:
     that can't be decoded are counted in ``malformed`` and left out, so that they show as a gap.
 
     Args:
-        endpoint: PUB endpoint of the engine.
+        endpoint: PUB endpoint of the engine, or after ``@`` the address that the engine connects to.
         replay_endpoint: ROUTER endpoint, or None where it has none.
         topic: only messages with exactly this topic count; empty takes all.
         rank: written into each `KvBatch`.
         hwm: messages kept while we are busy; more are lost and show as a gap.
+        secret: of the cluster, for an engine that speaks CURVE; None for one that speaks plain.
+        refused: called at the first handshake that fails: nothing will be heard until the engine comes back otherwise.
     """
 
     def __init__(
-        self, endpoint: str, replay_endpoint: str | None = None, topic: str = "", rank: int = 0, hwm: int = 100_000
+        self,
+        endpoint: str,
+        replay_endpoint: str | None = None,
+        topic: str = "",
+        rank: int = 0,
+        hwm: int = 100_000,
+        secret: ClusterSecret | None = None,
+        refused: Callable[[], None] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.replay_endpoint = replay_endpoint
@@ -46,6 +60,10 @@ class KvSubscriber:
         self.malformed = 0
         self.foreign = 0
         """Messages of another topic that shares our prefix."""
+        self.handshakes = Handshakes(self._say_refused)
+        """Failed ones tell that the engine has another secret, or speaks another mechanism than it said."""
+        self._secret = secret
+        self._refused = refused
         self._topic = topic.encode()
         self._rank = rank
         self._hwm = hwm
@@ -68,7 +86,8 @@ class KvSubscriber:
         socket = self._socket(zmq.SUB)
         try:
             socket.setsockopt(zmq.SUBSCRIBE, self._topic)
-            socket.connect(self.endpoint)
+            self.handshakes.watch(socket)
+            self._attach(socket)
             count = 0
             while (frames := await receive(socket)) is not None:
                 self._heard = time.monotonic()
@@ -108,6 +127,24 @@ class KvSubscriber:
         """Close the sockets of all iterators and replays."""
         for socket in tuple(self._sockets):
             self._release(socket)
+
+    def _attach(self, socket: zmq.asyncio.Socket) -> None:
+        if not self.endpoint.startswith(BIND):
+            socket.connect(self.endpoint)
+            return
+        address = self.endpoint.removeprefix(BIND)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            raise EngineError(
+                f"{address} can't be bound for KV events: {error}",
+                hint="only one frontend can hear an engine whose socket connects; give it an endpoint with a star",
+            ) from error
+
+    def _say_refused(self, endpoint: str) -> None:
+        log.warning("KV events at %s can't be heard: the engine has another cluster secret, or none", endpoint)
+        if self._refused is not None:
+            self._refused()
 
     async def _answer(self, socket: zmq.asyncio.Socket) -> list[KvBatch] | None:
         out: list[KvBatch] = []
@@ -153,10 +190,12 @@ class KvSubscriber:
         socket.heartbeat_timeout = 15_000
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 2_000
+        connect_side(socket, self._secret)
         self._sockets.add(socket)
         return socket
 
     def _release(self, socket: zmq.asyncio.Socket) -> None:
         self._sockets.discard(socket)
+        self.handshakes.forget(socket)
         if not socket.closed:
             socket.close(0)

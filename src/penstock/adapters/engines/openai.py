@@ -1,70 +1,68 @@
-"""How is one request sent to one engine? A thin client of the OpenAI dialect over HTTP: start, stream, abort.
+"""How is one request sent to one engine? The plain client of the OpenAI dialect, over aiohttp.
 
-It passes bytes; what they mean is the frontend's business. Closing an answer before its end closes the connection,
-which is how engines of this dialect learn that a request is to be aborted.
+It is the oracle of the hand-written one (`penstock.adapters.engines.wire`) and serves what that leaves out, such as
+https.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from yarl import URL
 
-from penstock.kernel.errors import EngineError
+from penstock.adapters.engines.calls import (
+    ANSWER_MAX,
+    CallStopped,
+    EngineBroken,
+    EngineUnreachable,
+    Feed,
+    Sink,
+)
 
 KEEP_ALIVE = 4.0
 """Seconds that an idle connection is kept: below the 5 s after which common engine servers close theirs."""
-ANSWER_MAX = 256 * 1024 * 1024
-"""Most bytes of an unary answer that are held."""
 _SLICE = 256 * 1024
 
-
-class EngineUnreachable(EngineError):
-    """No answer began: the engine could not be connected to, or hung up before its first byte."""
+T = TypeVar("T")
 
 
-class EngineBroken(EngineError):
-    """The answer broke off after it had begun."""
+class PlainCall:
+    """An `EngineCall` over aiohttp."""
 
-
-class EngineAnswer:
-    """An answer whose status and headers are here and whose body is still coming."""
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.status = response.status
-        self.content_type = response.headers.get("content-type", "application/json")
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> None:
+        self.status = 0
+        self.content_type = ""
+        self._session = session
+        self._url = url
+        self._path = path
+        self._body = body
+        self._headers = headers
+        self._response: aiohttp.ClientResponse | None = None
+        self._reason: str | None = None
+        self._scope: asyncio.Timeout | None = None
 
     @property
     def streams(self) -> bool:
-        """Whether the body is a stream of server-sent events."""
         return self.content_type.startswith("text/event-stream")
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds that the engine asks to wait, where it says a number."""
-        value = self._response.headers.get("retry-after", "")
+        value = "" if self._response is None else self._response.headers.get("retry-after", "")
         return float(value) if value.isdigit() else None
 
-    async def next(self) -> bytes:
-        """Return what has arrived since the last call, waiting for at least one byte; b"" at the end.
+    async def begin(self) -> None:
+        response = self._response = await self._stoppable(self._post)
+        self.status = response.status
+        self.content_type = response.headers.get("content-type", "application/json")
 
-        Raises:
-            EngineBroken: the connection was lost before the end.
-        """
-        try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            raise EngineBroken(f"the answer broke off: {describe(error)}") from error
+    async def next(self) -> bytes:
+        return await self._stoppable(self._piece)
 
     async def read(self) -> bytes:
-        """Return the whole body.
-
-        Raises:
-            EngineBroken: the connection was lost before the end, or the body has more than `ANSWER_MAX` bytes.
-        """
         parts: list[bytes] = []
         size = 0
         while data := await self.next():
@@ -74,16 +72,67 @@ class EngineAnswer:
                 raise EngineBroken(f"the answer has more than {ANSWER_MAX} bytes")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    async def relay(self, feed: Feed, sink: Sink) -> None:
+        while data := await self.next():
+            if not feed(data):
+                return
+            await sink.drained()
+
+    def stop(self, reason: str) -> None:
+        if self._reason is None:
+            self._reason = reason
+            if self._scope is not None:
+                self._scope.reschedule(asyncio.get_running_loop().time())
+
     def close(self) -> None:
-        """Let go: a whole answer's connection goes back to the pool, an unfinished one is closed at once."""
+        if self._response is None:
+            return
         if self._response.content.at_eof():
             self._response.release()
         else:
             self._response.close()
 
+    async def _stoppable(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do one thing that waits; `stop` ends the wait."""
+        if self._reason is not None:
+            raise CallStopped(self._reason)
+        try:
+            async with asyncio.timeout(None) as self._scope:
+                return await work()
+        except TimeoutError:
+            raise CallStopped(self._reason or "the call was given up") from None
+        finally:
+            self._scope = None
+
+    async def _piece(self) -> bytes:
+        assert self._response is not None
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineBroken(f"the answer broke off: {describe(error)}") from error
+
+    async def _post(self) -> aiohttp.ClientResponse:
+        seen = SimpleNamespace(reused=False)
+        body = self._body
+        while True:
+            try:
+                return await self._session.post(
+                    URL(self._url.rstrip("/") + self._path, encoded=True),
+                    data=body if len(body) <= _SLICE else _slices(body),
+                    headers={**self._headers, "content-length": str(len(body))},
+                    allow_redirects=False,
+                    trace_request_ctx=seen,
+                )
+            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: no URL
+                hung_up = isinstance(error, (aiohttp.ServerDisconnectedError, ConnectionResetError, BrokenPipeError))
+                if seen.reused and hung_up:
+                    seen.reused = False  # the engine closed an idle connection just then; nothing was lost
+                    continue
+                raise EngineUnreachable(f"no answer from {self._url}: {describe(error)}") from error
+
 
 class EngineClient:
-    """Connections to all engines of a frontend, kept alive between requests.
+    """`EngineCalls` over aiohttp.
 
     Args:
         connect_timeout: seconds.
@@ -95,49 +144,16 @@ class EngineClient:
         self._connections_max = connections_max
         self._session: aiohttp.ClientSession | None = None
 
-    async def post(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> EngineAnswer:
-        """Send a request and return its answer as soon as the status line is here.
-
-        Raises:
-            EngineUnreachable: no answer began. Where a kept connection turned out to be closed, one fresh connection
-                has been tried before.
-        """
-        seen = SimpleNamespace(reused=False)
-        while True:
-            try:
-                response = await self._open().post(
-                    URL(url.rstrip("/") + path, encoded=True),
-                    data=body if len(body) <= _SLICE else _slices(body),
-                    headers={**headers, "content-length": str(len(body))},
-                    allow_redirects=False,
-                    trace_request_ctx=seen,
-                )
-                return EngineAnswer(response)
-            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: no URL
-                hung_up = isinstance(error, (aiohttp.ServerDisconnectedError, ConnectionResetError, BrokenPipeError))
-                if seen.reused and hung_up:
-                    seen.reused = False  # the engine closed an idle connection just then; nothing was lost
-                    continue
-                raise EngineUnreachable(f"no answer from {url}: {describe(error)}") from error
+    def call(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> PlainCall:
+        return PlainCall(self._open(), url, path, body, headers)
 
     async def get(self, url: str, path: str, timeout: float) -> tuple[int, bytes]:
-        """Return status and body of a small GET.
-
-        Raises:
-            EngineUnreachable: no whole answer within ``timeout`` seconds.
-        """
         return await self._small("GET", url, path, timeout)
 
     async def command(self, url: str, path: str, timeout: float) -> tuple[int, bytes]:
-        """Return status and body of a small POST without a body, such as ``/reset_prefix_cache``.
-
-        Raises:
-            EngineUnreachable: no whole answer within ``timeout`` seconds.
-        """
         return await self._small("POST", url, path, timeout)
 
     async def close(self) -> None:
-        """Close all connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None

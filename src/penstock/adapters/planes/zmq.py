@@ -1,7 +1,9 @@
 """How do several processes tell each other things over loopback or a trusted network, with no broker?
 
 Each process binds one PUB socket and connects to those of the others; who they are it learns elsewhere (from the
-store) and says with `connect` and `disconnect`. A message is ``[topic, publisher, sequence u64 big-endian, payload]``.
+store) and says with `connect` and `disconnect`. A message is ``[topic, publisher, version u8 and sequence u64
+big-endian, payload]``. With the cluster's secret the sockets speak CURVE: who does not know it neither hears nor is
+heard.
 """
 
 import asyncio
@@ -12,13 +14,19 @@ from collections.abc import AsyncIterator
 import zmq
 import zmq.asyncio
 
+from penstock.adapters.curve import Handshakes, bind_side, connect_side
 from penstock.adapters.seams import Message
 from penstock.adapters.zmq_receive import receive
+from penstock.kernel.secret import ClusterSecret
+from penstock.kernel.wire import NewerVersion, refuse_newer
 
 log = logging.getLogger(__name__)
 
+VERSION = 1
+"""Of the frames around a payload; it grows only where an older reader would misunderstand them."""
 MESSAGE_LIMIT = 16 << 20
 """Bytes of one message; a larger one drops the connection, which is made again."""
+_HEAD = VERSION.to_bytes(1, "big")
 _BREATH = 64
 """Messages yielded without waiting before other tasks get a turn."""
 
@@ -28,13 +36,23 @@ class ZmqPlane:
 
     Args:
         name: publisher's name, unlike all others'.
-        host: address to bind; only those who should may reach it, since nothing here authenticates.
+        host: address to bind; without a secret only those who should may reach it.
         limit: messages kept per subscriber; beyond it they are lost, as the gap in ``sequence`` tells.
+        secret: of the cluster; None speaks plain, and then nothing here authenticates.
     """
 
-    def __init__(self, name: str, host: str = "127.0.0.1", limit: int = 10_000) -> None:
+    def __init__(
+        self, name: str, host: str = "127.0.0.1", limit: int = 10_000, secret: ClusterSecret | None = None
+    ) -> None:
         self.name = name
         self.malformed = 0
+        self.newer = 0
+        """Messages left out because their version is above ours."""
+        self.others = Handshakes(self._refused)
+        """How those whom we connect to took our handshake."""
+        self.strangers = Handshakes(self._stranger)
+        """How those who connect to us did."""
+        self._secret = secret
         self._name = name.encode()
         self._limit = limit
         self._sequences: Counter[str] = Counter()
@@ -44,6 +62,8 @@ class ZmqPlane:
         self._pub = self._context.socket(zmq.PUB)
         self._pub.linger = 0
         self._pub.sndhwm = limit
+        bind_side(self._pub, secret)
+        self._watched = False
         self._pub.bind(f"tcp://{host}:0")
         bound: bytes = self._pub.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
         self.endpoint = bound.rstrip(b"\0").decode()
@@ -66,9 +86,15 @@ class ZmqPlane:
 
     async def publish(self, topic: str, payload: bytes) -> None:
         """Send to all who listen at present. Never waits: who is too slow loses the message."""
+        self.send(topic, payload)
+
+    def send(self, topic: str, payload: bytes) -> None:
+        """Do the same from a plain function; a plane that is closed sends nothing."""
+        if self._pub.closed:
+            return
         number = self._sequences[topic]
         self._sequences[topic] += 1
-        frames = (topic.encode(), self._name, number.to_bytes(8, "big"), payload)
+        frames = (topic.encode(), self._name, _HEAD + number.to_bytes(8, "big"), payload)
         self._pub.send_multipart(frames, zmq.NOBLOCK)
 
     def subscribe(self, topic: str) -> AsyncIterator[Message]:
@@ -82,6 +108,11 @@ class ZmqPlane:
         socket.heartbeat_timeout = 15_000
         socket.reconnect_ivl_max = 2_000
         socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
+        connect_side(socket, self._secret)
+        self.others.watch(socket)
+        if not self._watched:
+            self._watched = True
+            self.strangers.watch(self._pub)
         for endpoint in self._peers:
             socket.connect(endpoint)
         self._subscriptions.add(socket)
@@ -91,6 +122,7 @@ class ZmqPlane:
         """Close all sockets; subscriptions end."""
         for socket in tuple(self._subscriptions):
             self._release(socket)
+        self.strangers.close()
         self._pub.close(0)
 
     async def _messages(self, topic: str, socket: zmq.asyncio.Socket) -> AsyncIterator[Message]:
@@ -111,16 +143,32 @@ class ZmqPlane:
         if frames and frames[0] != wanted and frames[0].startswith(wanted):
             return None  # ZeroMQ subscribes by prefix; this is another topic
         try:
-            if len(frames) != 4 or len(frames[2]) != 8:
+            if len(frames) < 3 or not frames[2]:
                 raise ValueError(f"{len(frames)} frames")
-            return Message(frames[1].decode(), topic, int.from_bytes(frames[2], "big"), frames[3])
+            refuse_newer(frames[2][0], VERSION, f"a message of {frames[1][:100]!r}")
+            if len(frames) != 4 or len(frames[2]) != 9:
+                raise ValueError(f"{len(frames)} frames")
+            return Message(frames[1].decode(), topic, int.from_bytes(frames[2][1:], "big"), frames[3])
+        except NewerVersion as error:
+            self.newer += 1
+            self._tell(self.newer, topic, error)
         except ValueError as error:
             self.malformed += 1
-            if self.malformed & (self.malformed - 1) == 0:  # the 1st, 2nd, 4th...: a flood must not fill the log
-                log.warning("message %d on %r left out: %s", self.malformed, topic, error)
-            return None
+            self._tell(self.malformed, topic, error)
+        return None
+
+    def _tell(self, count: int, topic: str, error: Exception) -> None:
+        if count & (count - 1) == 0:  # the 1st, 2nd, 4th...: a flood must not fill the log
+            log.warning("message %d on %r left out: %s", count, topic, error)
+
+    def _refused(self, endpoint: str) -> None:
+        log.warning("the event plane at %s refuses us: it has another cluster secret, or none", endpoint)
+
+    def _stranger(self, endpoint: str) -> None:
+        log.warning("somebody without this cluster's secret knocks at our event plane %s and is not let in", endpoint)
 
     def _release(self, socket: zmq.asyncio.Socket) -> None:
         self._subscriptions.discard(socket)
+        self.others.forget(socket)
         if not socket.closed:
             socket.close(0)

@@ -23,8 +23,10 @@ from penstock.adapters.stores.layout import (
     LEASES,
     VALUE_LIMIT,
     Entry,
+    ForeignEntry,
     Lease,
     decode,
+    decode_lease,
     encode,
     file_name,
     is_running,
@@ -33,6 +35,9 @@ from penstock.adapters.stores.layout import (
     write_whole,
 )
 from penstock.adapters.stores.lease_book import LeaseBook
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.secret import ClusterSecret
+from penstock.kernel.wire import NewerVersion
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +55,21 @@ class FileStore:
         root: the directory; made where it is missing.
         poll: seconds between two looks of a watcher.
         sync: flush to the disk on each write. Off: after a power cut the processes are gone as well.
+        secret: of the cluster. With it entries are signed, and those of others are left out.
     """
 
-    def __init__(self, root: Path, *, poll: float = 0.2, sync: bool = False) -> None:
+    def __init__(
+        self, root: Path, *, poll: float = 0.2, sync: bool = False, secret: ClusterSecret | None = None
+    ) -> None:
         self.root = root
         self.poll = poll
         self.ignored = 0
         """Files under ``keys`` that were half written or not ours."""
+        self.foreign = 0
+        """Files that were not written with our secret."""
+        self.newer = 0
+        """Files of a newer release."""
+        self._secret = secret
         self.renewal_failures = 0
         self._sync = sync
         self._keys, self._leases = root / KEYS, root / LEASES
@@ -157,7 +170,7 @@ class FileStore:
 
     def _write_key(self, key: str, value: bytes, lease: str | None) -> None:
         entry = Entry(key=key, value=value, lease=lease)
-        write_whole(self._keys / file_name(key), encode(entry), self._draft(), sync=self._sync)
+        write_whole(self._keys / file_name(key), encode(entry, self._secret), self._draft(), sync=self._sync)
 
     def _delete(self, key: str, name: str) -> None:
         self._make()
@@ -193,10 +206,10 @@ class FileStore:
         here = this_host()
         for path in self._leases.glob("*" + LEASE_SUFFIX):
             try:
-                lease = msgspec.json.decode(path.read_bytes(), type=Lease)
-            except (msgspec.DecodeError, UnicodeDecodeError, FileNotFoundError):
+                lease = decode_lease(path.read_bytes())
+            except FileNotFoundError:
                 continue
-            if lease.host == here and not is_running(lease.pid):
+            if lease is not None and lease.host == here and not is_running(lease.pid):
                 gone.add(path.name.removesuffix(LEASE_SUFFIX))
         if not gone:
             return
@@ -211,7 +224,7 @@ class FileStore:
         for key in self._mine:
             path = self._keys / file_name(key)
             try:
-                entry = decode(path.read_bytes())
+                entry = self._decoded(path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             if entry is not None and entry.lease in leases:  # somebody else may have taken the key over
@@ -268,7 +281,7 @@ class FileStore:
                     if before is not None and before[0] == stamp:
                         found[item.name] = before
                         continue
-                    entry = decode(Path(item.path).read_bytes())
+                    entry = self._decoded(Path(item.path))
                 except (FileNotFoundError, IsADirectoryError):
                     continue
                 if entry is not None and file_name(entry.key) != item.name:
@@ -277,6 +290,22 @@ class FileStore:
                 found[item.name] = (stamp, entry)
         self._files = found
         return {name: entry for name, (_, entry) in found.items()}
+
+    def _decoded(self, path: Path) -> Entry | None:
+        """Read one key's file; count what is not this cluster's."""
+        try:
+            return decode(path.read_bytes(), self._secret)
+        except ForeignEntry as error:
+            self.foreign += 1
+            self._tell(self.foreign, error)
+        except NewerVersion as error:
+            self.newer += 1
+            self._tell(self.newer, error)
+        return None
+
+    def _tell(self, count: int, error: PenstockError) -> None:
+        if count & (count - 1) == 0:  # the 1st, 2nd, 4th...: whoever writes there must not fill the log
+            log.warning("left out of %s (%d so far): %s", self.root, count, error)
 
     def _list(self, prefix: str) -> dict[str, bytes]:
         if not self._made:

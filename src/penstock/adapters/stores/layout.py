@@ -1,7 +1,8 @@
 """How does a file store look on disk? Names of files and what stands in them.
 
-    keys/<key, percent-encoded>.key     one line of JSON ``{"key", "lease", "size"}``, then the value, ``size`` bytes
-    leases/<id>.lease                   one JSON object ``{"ttl", "pid", "host"}``; its mtime is the last renewal
+    keys/<key, percent-encoded>.key     one line of JSON ``{"key", "lease", "size", "version", "code"}``, then the
+                                        value, ``size`` bytes; ``code`` signs all of that with the cluster's secret
+    leases/<id>.lease                   one JSON object ``{"version", "ttl", "pid", "host"}``; mtime: the last renewal
 
 Anything else in there is not ours: it is left alone.
 """
@@ -16,6 +17,9 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.adapters.seams import StoreUnavailable
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.secret import ClusterSecret
+from penstock.kernel.wire import NewerVersion, WireDecoder
 
 KEYS, LEASES = "keys", "leases"
 KEY_SUFFIX, LEASE_SUFFIX, DRAFT_SUFFIX = ".key", ".lease", ".draft"
@@ -23,8 +27,12 @@ KEY_SUFFIX, LEASE_SUFFIX, DRAFT_SUFFIX = ".key", ".lease", ".draft"
 VALUE_LIMIT = 1 << 20
 """Bytes of a value; a file that is larger is not ours."""
 
+VERSION = 1
+"""Of a key's file; it grows only where an older reader would misunderstand it."""
+
 _NAME_LIMIT = 200
 _HEADER_LIMIT = 16_384
+_PURPOSE = "store entry"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,15 +46,26 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """A lease's file. ``ttl`` in seconds; ``host`` tells whether ``pid`` means anything to the reader."""
 
+    version: int = 1
     ttl: float
     pid: int
     host: str
+
+
+class ForeignEntry(PenstockError):
+    """A key's file was not written by a process that knows the cluster's secret."""
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     lease: str | None
     size: int
+    version: int = VERSION
+    code: str | None = None
+
+
+_header = WireDecoder(_Header, "a file of the store")
+_lease = WireDecoder(Lease, "a lease of the store")
 
 
 def file_name(key: str) -> str:
@@ -66,22 +85,47 @@ def file_name(key: str) -> str:
     return name + KEY_SUFFIX
 
 
-def encode(entry: Entry) -> bytes:
-    """Return the bytes of a key's file."""
-    header = _Header(key=entry.key, lease=entry.lease, size=len(entry.value))
+def encode(entry: Entry, secret: ClusterSecret | None = None) -> bytes:
+    """Return the bytes of a key's file, signed where there is a secret."""
+    code = None if secret is None else secret.sign(_PURPOSE, *_signed(entry))
+    header = _Header(key=entry.key, lease=entry.lease, size=len(entry.value), code=code)
     return msgspec.json.encode(header) + b"\n" + entry.value
 
 
-def decode(raw: bytes) -> Entry | None:
-    """Read a key's file; None where it is half written or not ours."""
+def decode(raw: bytes, secret: ClusterSecret | None = None) -> Entry | None:
+    """Read a key's file; None where it is half written or not ours.
+
+    Raises:
+        ForeignEntry: there is a secret, and the file is not signed with it.
+        NewerVersion: a newer release wrote it.
+    """
     line, newline, value = raw.partition(b"\n")
     if not newline or len(line) > _HEADER_LIMIT:
         return None
     try:
-        header = msgspec.json.decode(line, type=_Header)
+        header: _Header = _header.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return Entry(key=header.key, value=value, lease=header.lease) if len(value) == header.size else None
+    if len(value) != header.size:
+        return None
+    entry = Entry(key=header.key, value=value, lease=header.lease)
+    if secret is not None and not secret.verify(header.code or "", _PURPOSE, *_signed(entry)):
+        signed = "without a signature" if header.code is None else "with another secret's signature"
+        raise ForeignEntry(f"{entry.key!r} stands in the store {signed}")
+    return entry
+
+
+def _signed(entry: Entry) -> tuple[bytes, ...]:
+    return entry.key.encode(), b"" if entry.lease is None else entry.lease.encode(), entry.value
+
+
+def decode_lease(raw: bytes) -> Lease | None:
+    """Read a lease's file; None where it can't be understood, also since a newer release wrote it."""
+    try:
+        found: Lease = _lease.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, NewerVersion):
+        return None
+    return found
 
 
 def write_whole(path: Path, raw: bytes, draft: str, *, sync: bool) -> None:

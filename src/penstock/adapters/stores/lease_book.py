@@ -11,9 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from penstock.adapters.stores.layout import LEASE_SUFFIX, Lease
+from penstock.adapters.stores.layout import LEASE_SUFFIX, Lease, decode_lease
 
 
 @dataclass(slots=True)
@@ -101,9 +99,8 @@ class LeaseBook:
             return
         if self._bad.get(name) == stamp:
             return
-        try:
-            lease = msgspec.json.decode(Path(entry.path).read_bytes(), type=Lease)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        lease = decode_lease(Path(entry.path).read_bytes())
+        if lease is None:
             self.malformed += 1
             self._bad[name] = stamp
             return

@@ -32,6 +32,15 @@ class Family:
         return head + "".join(f"{line}\n" for line in self.lines())
 
 
+class Cell:
+    """One counter's or gauge's value."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+
 class Counter(Family):
     """Goes up only."""
 
@@ -39,22 +48,30 @@ class Counter(Family):
 
     def __init__(self, name: str, help: str, labels: Sequence[str] = ()) -> None:
         super().__init__(name, help, labels)
-        self.values: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
+        self.cells: dict[tuple[str, ...], Cell] = {} if labels else {(): Cell()}
+
+    def of(self, *labels: str) -> Cell:
+        """Return the child with these label values, which may be kept and counted up directly."""
+        found = self.cells.get(labels)
+        if found is None:
+            found = self.cells[labels] = Cell()
+        return found
 
     def add(self, *labels: str, by: float = 1.0) -> None:
         """Count up."""
-        self.values[labels] = self.values.get(labels, 0.0) + by
+        self.of(*labels).value += by
 
     def set(self, *labels: str, to: float) -> None:
         """Take over a count that is kept elsewhere."""
-        self.values[labels] = to
+        self.of(*labels).value = to
 
     def get(self, *labels: str) -> float:
-        return self.values.get(labels, 0.0)
+        found = self.cells.get(labels)
+        return 0.0 if found is None else found.value
 
     def lines(self) -> Iterable[str]:
-        for labels, value in self.values.items():
-            yield f"{self.name}{_labels(self.labels, labels)} {_number(value)}"
+        for labels, cell in self.cells.items():
+            yield f"{self.name}{_labels(self.labels, labels)} {_number(cell.value)}"
 
 
 class Gauge(Counter):
@@ -64,7 +81,7 @@ class Gauge(Counter):
 
     def clear(self) -> None:
         """Forget all children, before a scrape sets those that are still there."""
-        self.values = {}
+        self.cells = {}
 
 
 class Histogram(Family):
@@ -116,6 +133,14 @@ class Observations:
         """Count a value, or the same value several times."""
         self.counts[bisect_left(self.buckets, value)] += times
         self.sum += value * times
+
+    def observe_all(self, values: Sequence[tuple[float, int]]) -> None:
+        """Count many values, each so many times: a stream's gaps, at its end."""
+        counts, buckets, total = self.counts, self.buckets, self.sum
+        for value, times in values:
+            counts[bisect_left(buckets, value)] += times
+            total += value * times
+        self.sum = total
 
 
 F = TypeVar("F", bound=Family)

@@ -79,7 +79,13 @@ class Names:
         self.max_batched = new.gauge(model + "max_num_batched_tokens", "Tokens of one forward pass.", "model")
         self.context_length = new.gauge(model + "context_length", "Longest prompt and output together.", "model")
         self.block_size = new.gauge(model + "kv_cache_block_size", "Tokens per KV block.", "model")
-        self.migration = new.gauge(model + "migration_limit", "Migrations per request; none yet.", "model")
+        self.migration = new.gauge(model + "migration_limit", "How often one answer may go on elsewhere.", "model")
+        self.migrations = new.counter(
+            model + "migration_total", "Requests tried or taken up on another worker.", "migration_type", "model"
+        )
+        self.migration_time = new.histogram(
+            model + "migration_duration_seconds", "From a lost engine to the next one's first token.", TTFT, "model"
+        )
         worker, who = name + "worker_", ("dp_rank", "worker_id", "worker_type")
         self.worker_blocks = new.gauge(
             worker + "active_decode_blocks", "KV blocks in use by running requests, as the router counts.", *who
@@ -175,6 +181,14 @@ class Names:
         self.blind = new.gauge(
             name + "kv_without_event_source", "Workers whose cache is guessed while mode is kv.", "model"
         )
+        passes, which = name + "engine_", ("model", "source", "worker")
+        self.pass_time = new.gauge(passes + "pass_seconds", "Mean of a forward pass in the last window.", *which)
+        self.pass_seqs = new.gauge(passes + "decode_seqs", "Sequences that a pass decodes, on average.", *which)
+        self.pass_kv = new.gauge(
+            passes + "decode_kv_tokens", "KV tokens that a pass reads to decode, on average.", *which
+        )
+        self.pass_waiting = new.gauge(passes + "queued_requests", "Requests waiting in the engine, on average.", *which)
+        self.canaries = new.counter(name + "canaries_total", "One-token requests to idle workers.", "result", "worker")
         self.kv_gaps = new.counter(name + "kv_event_gaps_total", "Gaps seen in KV events.", "model", "worker")
         self.kv_lost = new.counter(name + "kv_events_lost_total", "Gaps that replay did not fill.", "model", "worker")
         self.context_types = new.counter(
@@ -192,6 +206,7 @@ class Names:
         self.loop_recent = new.gauge(
             name + "loop_block_recent_seconds", "Longest block since the last row of metrics.csv."
         )
+        self.tasks = new.gauge(name + "tasks", "Tasks of this process's event loop.")
         self.unauthorized = new.counter(name + "unauthorized_total", "Requests without a valid key.")
         self.rate_limited = new.counter(name + "rate_limited_total", "Requests above their key's rate.")
         self.records_lost = new.counter(

@@ -18,6 +18,11 @@ class Span:
         self._span = span
 
     @property
+    def kept(self) -> bool:
+        """Whether anybody will see it."""
+        return self._span is not None
+
+    @property
     def traceparent(self) -> str | None:
         """What to send to the engine, so that its spans hang below this one; None where tracing is off."""
         if self._span is None:
@@ -43,6 +48,9 @@ class Span:
             self._span.set_status(self._api.StatusCode.ERROR, error)
         self._span.end()
         self._span = None
+
+
+_NO_SPAN = Span()
 
 
 class Tracer:
@@ -87,7 +95,7 @@ class Tracer:
     def start(self, name: str, traceparent: str | None, tracestate: str | None = None) -> Span:
         """Start a span below the caller's trace, or a new trace where it has none."""
         if self._tracer is None:
-            return Span()
+            return _NO_SPAN
         carrier = {"traceparent": traceparent} if traceparent else {}
         if traceparent and tracestate:
             carrier["tracestate"] = tracestate

@@ -5,9 +5,10 @@ has a label that means nothing here, it holds a constant. ``penstock_*`` is what
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
-from penstock.adapters.telemetry.exposition import Observations
+from penstock.adapters.telemetry.exposition import Cell, Observations
 from penstock.adapters.telemetry.names import Names
 from penstock.kernel.values import WorkerCard
 from penstock.router.events import Closed, Cost, Decision, Dispatch
@@ -28,9 +29,98 @@ SEEN_BY_ALL = (
     *("dynamo_frontend_worker_last_input_sequence_tokens", "dynamo_component_uptime_seconds"),
     *("dynamo_component_router_kv_event_source_mismatch_workers", "penstock_kv_without_event_source"),
     *("penstock_worker_breaker_open", "penstock_worker_index_state", "penstock_loop_block_longest_seconds"),
-    "penstock_loop_block_recent_seconds",
+    *("penstock_loop_block_recent_seconds", "penstock_engine_pass_seconds", "penstock_engine_decode_seqs"),
+    *("penstock_engine_decode_kv_tokens", "penstock_engine_queued_requests"),
 )
 """Gauges that every frontend process shows for the same thing: of several processes the largest counts, not the sum."""
+
+
+class _OfModel:
+    """One model's children of the metrics that every request counts in: looking labels up costs more than counting.
+
+    Each comes into being when it is first counted in, so that a scrape shows no model's zeros.
+    """
+
+    def __init__(self, names: Names, model: str, router: str) -> None:
+        self._names = names
+        self._model = model
+        self._me = router
+
+    @cached_property
+    def duration(self) -> Observations:
+        return self._names.duration.of(self._model)
+
+    @cached_property
+    def queue_wait(self) -> Observations:
+        return self._names.queue_wait.of(self._model)
+
+    @cached_property
+    def input(self) -> Observations:
+        return self._names.input.of(self._model)
+
+    @cached_property
+    def output(self) -> Observations:
+        return self._names.output.of(self._model)
+
+    @cached_property
+    def output_tokens(self) -> Cell:
+        return self._names.output_tokens.of(self._model)
+
+    @cached_property
+    def cached(self) -> Observations:
+        return self._names.cached.of(self._model)
+
+    @cached_property
+    def reused(self) -> Cell:
+        return self._names.reused.of(COMPONENT, NAMESPACE, self._model, "aggregated", self._me, self._me)
+
+    @cached_property
+    def router_input(self) -> Observations:
+        return self._names.router_input.of(COMPONENT, NAMESPACE, self._model, "aggregated", self._me, self._me)
+
+    @cached_property
+    def selected_prefix(self) -> Cell:
+        return self._names.selected_prefix.of(COMPONENT, NAMESPACE, self._model, "aggregated", self._me, self._me)
+
+    @cached_property
+    def best_prefix(self) -> Cell:
+        return self._names.best_prefix.of(COMPONENT, NAMESPACE, self._model, "aggregated", self._me, self._me)
+
+
+class _OfRouter:
+    """The same of this process's router."""
+
+    def __init__(self, names: Names, router: str) -> None:
+        self._names = names
+        self._labels = (COMPONENT, NAMESPACE, router, router)
+
+    @cached_property
+    def started(self) -> Cell:
+        return self._names.router_started.of(*self._labels)
+
+    @cached_property
+    def requests(self) -> Cell:
+        return self._names.router_requests.of(*self._labels)
+
+    @cached_property
+    def hit_rate(self) -> Observations:
+        return self._names.hit_rate.of(*self._labels)
+
+    @cached_property
+    def output(self) -> Observations:
+        return self._names.router_output.of(*self._labels)
+
+    @cached_property
+    def ttft(self) -> Observations:
+        return self._names.router_ttft.of(*self._labels)
+
+    @cached_property
+    def itl(self) -> Observations:
+        return self._names.router_itl.of(*self._labels)
+
+    @cached_property
+    def blocks_lost(self) -> Observations:
+        return self._names.blocks_lost.of(*self._labels, "prefill")
 
 
 class Metrics(Names):
@@ -39,13 +129,17 @@ class Metrics(Names):
     Args:
         router: name of this process's router, a label of its metrics.
         context_types_max: distinct values of the label ``context_type``; further ones count as ``other``.
+        migration_limit: how often one answer may go on elsewhere.
     """
 
-    def __init__(self, router: str, context_types_max: int = 16) -> None:
+    def __init__(self, router: str, context_types_max: int = 16, migration_limit: int = 0) -> None:
         super().__init__()
         self.router = router
+        self.migration_limit = migration_limit
         self._context_types_max = context_types_max
         self._context_types: set[str] = set()
+        self._models: dict[str, _OfModel] = {}
+        self._of_router = _OfRouter(self, router)
         self._active: dict[str, int] = {}
         self._queued: dict[str, int] = {}
         self._tokenizer_hits: dict[str, tuple[int, int]] = {}
@@ -69,7 +163,7 @@ class Metrics(Names):
         kind = "stream" if streamed else "unary"
         self._active[model] = self._active.get(model, 1) - 1
         self.requests.add(endpoint, error_type, model, kind, "error" if error_type else "success")
-        self.duration.observe(duration, model)
+        self._of(model).duration.observe(duration)
         if error_type == "overload":
             self.rejections.add(endpoint, model)
         elif error_type == "cancelled":
@@ -97,46 +191,47 @@ class Metrics(Names):
     def dispatched(self, effect: Dispatch) -> None:
         """The router sent a request to a worker."""
         decision = effect.decision
-        me = self.router
         self.decisions.add(decision.mode, decision.model)
         if effect.attempt > 1:
             self.retries.add(decision.model)
+            self.migrations.add("ongoing_request" if decision.resumed else "new_request", decision.model)
             return
-        self.router_started.add(COMPONENT, NAMESPACE, me, me)
-        self.router_input.observe(decision.isl, COMPONENT, NAMESPACE, decision.model, "aggregated", me, me)
+        self._of_router.started.value += 1
+        self._of(decision.model).router_input.observe(decision.isl)
         if decision.isl:
-            self.hit_rate.observe(
-                min(1.0, decision.expected_cached_tokens / decision.isl), COMPONENT, NAMESPACE, me, me
-            )
+            self._of_router.hit_rate.observe(min(1.0, decision.expected_cached_tokens / decision.isl))
         self._overlap_lost(decision)
+
+    def migrated(self, model: str, took: float) -> None:
+        """An answer went on elsewhere, so many seconds after its engine was lost."""
+        self.migration_time.observe(took, model)
 
     def closed(self, effect: Closed) -> None:
         """A request reached its end in the router."""
-        model, me = effect.model, self.router
-        self.outcomes.add(effect.fault, model, effect.outcome)
-        self.router_requests.add(COMPONENT, NAMESPACE, me, me)
-        self.queue_wait.observe(effect.queued, model)
+        of = self._of(effect.model)
+        self.outcomes.add(effect.fault, effect.model, effect.outcome)
+        self._of_router.requests.value += 1
+        of.queue_wait.observe(effect.queued)
         if effect.outcome != "ok":
             return
-        self.input.observe(effect.isl, model)
-        self.output.observe(effect.osl, model)
-        self.output_tokens.add(model, by=effect.osl)
-        self.router_output.observe(effect.osl, COMPONENT, NAMESPACE, me, me)
+        of.input.observe(effect.isl)
+        of.output.observe(effect.osl)
+        of.output_tokens.value += effect.osl
+        self._of_router.output.observe(effect.osl)
         if effect.cached is not None:
-            self.cached.observe(effect.cached, model)
-            self.reused.add(COMPONENT, NAMESPACE, model, "aggregated", me, me, by=effect.cached)
+            of.cached.observe(effect.cached)
+            of.reused.value += effect.cached
         if effect.legs:
             target = effect.legs[-1].target
             self.last_input.set(str(target.rank), target.worker, WORKER_TYPE, to=effect.isl)
 
     def timed(self, model: str, worker: str, rank: int, ttft: float, itl: float | None) -> None:
         """A streamed request ended with these times, in seconds."""
-        me = self.router
         self.ttft.observe(ttft, model)
-        self.router_ttft.observe(ttft, COMPONENT, NAMESPACE, me, me)
+        self._of_router.ttft.observe(ttft)
         self.last_ttft.set(str(rank), worker, WORKER_TYPE, to=ttft)
         if itl is not None:
-            self.router_itl.observe(itl, COMPONENT, NAMESPACE, me, me)
+            self._of_router.itl.observe(itl)
             self.last_itl.set(str(rank), worker, WORKER_TYPE, to=itl)
 
     # --- what is read at a scrape -----------------------------------------------------------------------------------
@@ -149,13 +244,14 @@ class Metrics(Names):
             *(self.mismatch, self.blind, self.ready, self.worker_blocks, self.worker_prefill, self.breaker_open),
             *(self.index_state, self.worker_ready, self.block_size, self.total_blocks, self.context_length),
             *(self.max_seqs, self.max_batched, self.migration),
+            *(self.pass_time, self.pass_seqs, self.pass_kv, self.pass_waiting),
         ):
             gauge.clear()
         self.uptime.set(me, to=uptime)
         for model in status["models"]:
             name = model["name"]
             self.ready.set(name, to=float(bool(model["ready"])))
-            self.migration.set(name, to=0)
+            self.migration.set(name, to=self.migration_limit)
             length = status["queue"].get(name, {}).get("length", 0)
             self.queue_length.set(name, to=length)
             self.pending.set(name, "default", WORKER_TYPE, to=length)
@@ -205,19 +301,29 @@ class Metrics(Names):
         self._context_types.add(value)
         return value
 
+    def _of(self, model: str) -> _OfModel:
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = _OfModel(self, model, self.router)
+        return found
+
     def _overlap_lost(self, decision: Decision) -> None:
         """Count how much more the best candidate would have had in its cache."""
-        me = self.router
-        chosen = next((c for c in decision.candidates if c.target == decision.chosen), None)
-        if chosen is None:
+        chosen: Cost | None = None
+        best: Cost | None = None
+        for cost in decision.candidates:
+            if chosen is None and cost.target == decision.chosen:
+                chosen = cost
+            if best is None or cost.overlap_tokens > best.overlap_tokens:
+                best = cost
+        if chosen is None or best is None:
             return
-        best: Cost = max(decision.candidates, key=lambda c: c.overlap_tokens)
-        labels = (COMPONENT, NAMESPACE, decision.model, "aggregated", me, me)
-        self.selected_prefix.add(*labels, by=chosen.overlap_tokens)
-        self.best_prefix.add(*labels, by=best.overlap_tokens)
-        self.blocks_lost.observe(best.overlap_blocks - chosen.overlap_blocks, COMPONENT, NAMESPACE, me, me, "prefill")
+        of = self._of(decision.model)
+        of.selected_prefix.value += chosen.overlap_tokens
+        of.best_prefix.value += best.overlap_tokens
+        self._of_router.blocks_lost.observe(best.overlap_blocks - chosen.overlap_blocks)
         if best.overlap_tokens > chosen.overlap_tokens:
-            self.not_best.add(COMPONENT, NAMESPACE, me, me, "prefill")
+            self.not_best.add(COMPONENT, NAMESPACE, self.router, self.router, "prefill")
 
     def _read_worker(self, worker: Mapping[str, Any], kv: bool) -> None:
         name, model, me = worker["id"], worker["model"], self.router
@@ -236,3 +342,20 @@ class Metrics(Names):
         if events is not None:
             self.kv_gaps.set(model, name, to=events["gaps"])
             self.kv_lost.set(model, name, to=events["lost"])
+        self._read_watched(worker)
+
+    def _read_watched(self, worker: Mapping[str, Any]) -> None:
+        """Take over what was seen of a worker beside its requests; unknown is not zero: no sample."""
+        name, model, steps, canary = worker["id"], worker["model"], worker.get("steps"), worker.get("canary")
+        if steps is not None:
+            for gauge, value, scale in (
+                (self.pass_time, steps["wall_pass_ms"], 1e-3),
+                (self.pass_seqs, steps["wall_decode_seqs"], 1.0),
+                (self.pass_kv, steps["wall_decode_kv_tokens"], 1.0),
+                (self.pass_waiting, steps["wall_queued_requests"], 1.0),
+            ):
+                if value is not None:
+                    gauge.set(model, steps["source"], name, to=value * scale)
+        if canary is not None:
+            self.canaries.set("missed", name, to=canary["missed"])
+            self.canaries.set("answered", name, to=canary["sent"] - canary["missed"])

@@ -250,7 +250,7 @@ def _stopped(
     ask: Ask, submit: Submit, settings: SimSettings, text: SimText
 ) -> tuple[Submit, str | int | None, int | None]:
     """Find where a stop text or token ends an answer, which is known beforehand here."""
-    answer = Answer(submit, settings, text.words, text.end)
+    answer = Answer(submit, settings, text.words, text.end, text.turn)
     tokens = answer.upto(answer.length)
     words = ""
     for count, (token, piece) in enumerate(zip(tokens, text.pieces(tokens), strict=True), 1):

@@ -61,11 +61,12 @@ class LiveEngine:
         *,
         words: Words,
         end: int | None,
+        turn: int | None = None,
         table: Mapping[str, Any] | None = None,
         publish: Publish | None = None,
     ) -> None:
         self.settings = settings
-        self.engine = Engine(settings, table=table, words=words, end=end)
+        self.engine = Engine(settings, table=table, words=words, end=end, turn=turn)
         self.metrics = Metrics(settings.max_len)
         self._publish = publish
         self._loop = asyncio.get_running_loop()

@@ -124,6 +124,14 @@ def render(metrics: Metrics, engine: Engine, settings: SimSettings, model: str, 
         "Requests that ended, by reason.",
         {f'finished_reason="{reason}"': count for reason, count in counters.ended.items()},
     )
+    tokens = float(computed + counters.generated)
+    lines.append(
+        "# HELP vllm:iteration_tokens_total Tokens of a pass, without buckets.\n"
+        "# TYPE vllm:iteration_tokens_total histogram\n"
+        f'vllm:iteration_tokens_total_bucket{{{labels},le="+Inf"}} {float(counters.passes)}\n'
+        f"vllm:iteration_tokens_total_count{{{labels}}} {float(counters.passes)}\n"
+        f"vllm:iteration_tokens_total_sum{{{labels}}} {tokens}"
+    )
     for name, (help, histogram) in metrics.histograms.items():
         full = f"vllm:{name}"
         lines.append(f"# HELP {full} {help}\n# TYPE {full} histogram")

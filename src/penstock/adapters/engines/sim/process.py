@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -10,8 +11,10 @@ from pathlib import Path
 import msgspec
 
 from penstock.adapters.engines.sim.tokenizer import DATA_DIR
+from penstock.config.secret import secret_of_env
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.secret import ClusterSecret
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,13 +28,13 @@ def main(argv: list[str] | None = None) -> int:
         return _refuse(f"--settings is not JSON: {error}")
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(settings, options))
-    except (ConfigError, OSError) as error:
+            runner.run(_serve(settings, options, secret_of_env(os.environ)))
+    except (ConfigError, OSError, ValueError) as error:
         return _refuse(str(error))
     return 0
 
 
-async def _serve(settings: SimSettings, options: argparse.Namespace) -> None:
+async def _serve(settings: SimSettings, options: argparse.Namespace, secret: ClusterSecret | None) -> None:
     from penstock.adapters.engines.sim.server import start
 
     stopping = asyncio.Event()
@@ -48,6 +51,7 @@ async def _serve(settings: SimSettings, options: argparse.Namespace) -> None:
         topic=options.topic,
         kv_events=not options.no_kv_events,
         faults=options.faults,
+        secret=secret,
     )
     sys.stdout.write(msgspec.json.encode({"url": server.url}).decode() + "\n")
     sys.stdout.flush()
@@ -66,7 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--topic", default="", help="topic of its KV events")
     parser.add_argument("--no-kv-events", action="store_true", help="announce no KV events")
     parser.add_argument("--grace", type=float, default=20.0, help="seconds that running requests get after SIGTERM")
-    parser.add_argument("--faults", action="store_true", help="offer POST /fault, for tests")
+    parser.add_argument(
+        "--faults",
+        action="store_true",
+        default=os.environ.get("PENSTOCK_SIM_FAULTS") == "1",
+        help="offer POST /fault, for tests",
+    )
     return parser
 
 

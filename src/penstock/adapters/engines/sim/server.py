@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from penstock.adapters.engines.sim.live import LiveEngine
 from penstock.adapters.engines.sim.metrics import render
 from penstock.adapters.engines.sim.text import SimText
 from penstock.adapters.engines.sim.tokenizer import DATA_DIR
+from penstock.config.timing_files import load_timing
 from penstock.engine.settings import SimSettings, checked
-from penstock.kernel.errors import ClientError, ConfigError
+from penstock.kernel.errors import ClientError
 from penstock.kernel.hashing import SCHEME
+from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import KvEvent
 
 DIMENSIONS = 64
@@ -64,6 +66,7 @@ async def start(
     topic: str = "",
     kv_events: bool = True,
     faults: bool = False,
+    secret: ClusterSecret | None = None,
 ) -> RunningServer:
     """Start a simulated engine in this event loop.
 
@@ -72,11 +75,18 @@ async def start(
         adapters: LoRA names that it serves beside the model.
         topic: of its KV events.
         faults: whether /fault is there.
+        secret: of the cluster; its KV events then need it.
     Raises:
         ConfigError: the settings contradict each other, or the timing table can't be read.
     """
     server = SimServer(
-        checked(settings), model=model, adapters=adapters, tokenizer=tokenizer, topic=topic, kv_events=kv_events
+        checked(settings),
+        model=model,
+        adapters=adapters,
+        tokenizer=tokenizer,
+        topic=topic,
+        kv_events=kv_events,
+        secret=secret,
     )
     app = server.application(faults)
     # aiohttp sets TCP_NODELAY on every connection; a cancelled handler is how we learn that a client went away.
@@ -103,6 +113,7 @@ class SimServer:
         tokenizer: Path,
         topic: str,
         kv_events: bool,
+        secret: ClusterSecret | None = None,
     ) -> None:
         self.settings = settings
         self.model = model
@@ -110,9 +121,10 @@ class SimServer:
         self.faults = Faults(settings.seed)
         self.draining = False
         self.text = SimText(tokenizer)
-        self.table = load_table(settings.timing.table)
+        self.table = load_timing(settings.timing)
         self._topic = topic
         self._kv_events = kv_events
+        self._secret = secret
         self._began = int(time.time())
         self._benchmark: bytes | None = None
         self.publisher: KvPublisher | None = None
@@ -146,12 +158,13 @@ class SimServer:
     async def _life(self, app: web.Application) -> AsyncIterator[None]:
         replay: asyncio.Task[None] | None = None
         if self._kv_events and self.settings.prefix_caching:
-            self.publisher = FaultyPublisher(self.faults, topic=self._topic)
+            self.publisher = FaultyPublisher(self.faults, topic=self._topic, secret=self._secret)
             replay = asyncio.create_task(self.publisher.serve_replay())
         self.live = LiveEngine(
             self.settings,
             words=self.text.words,
             end=self.text.end,
+            turn=self.text.turn,
             table=self.table,
             publish=self._publish if self.publisher is not None else None,
         )
@@ -223,13 +236,14 @@ class SimServer:
             return _answer({})
         source = {"endpoint": self.publisher.endpoint, "replay_endpoint": self.publisher.replay_endpoint}
         # The scheme says that our block hashes are the router's own: whoever knows it needs no translation.
-        return _answer({"0": {**source, "topic": self._topic, "hash_scheme": SCHEME}})
+        said = {**source, "topic": self._topic, "hash_scheme": SCHEME, "security": self.publisher.security}
+        return _answer({"0": said})
 
     async def _steps(self, request: web.Request) -> web.Response:
         return _answer(self.live.step_stats(request.query.get("reader", "")))
 
     async def _perf(self, request: web.Request) -> web.Response:
-        from penstock.adapters.engines.sim.benchmark import perf_metrics
+        from penstock.engine.benchmark import perf_metrics
 
         if self._benchmark is None:
             found = await asyncio.to_thread(perf_metrics, self.settings, self.table)
@@ -287,23 +301,6 @@ class SimServer:
             self.live.stall(self.faults.stall)
             self.faults.stall = 0.0
         return _answer({"ok": True})
-
-
-def load_table(path: str | None) -> Mapping[str, Any] | None:
-    """Return the arrays of a timing table, or None where there is none.
-
-    Raises:
-        ConfigError: the file can't be read as NPZ.
-    """
-    if path is None:
-        return None
-    import numpy as np
-
-    try:
-        with np.load(path, allow_pickle=False) as table:
-            return {name: table[name] for name in table.files}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"timing.table {path} can't be read: {error}", hint="it must be a NumPy .npz file") from error
 
 
 def _answer(value: Any) -> web.Response:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from penstock.adapters.engines.sim.tokenizer import DATA_DIR, END, WORDS, byte_letters
+from penstock.adapters.engines.sim.tokenizer import DATA_DIR, END, TURN, WORDS, byte_letters
 
 
 class SimText:
@@ -21,6 +21,7 @@ class SimText:
         self._template: str | None = config.get("chat_template")
         end = config.get("eos_token") or END
         self.end: int | None = self._tokenizer.token_to_id(end["content"] if isinstance(end, dict) else end)
+        self.turn: int | None = self._tokenizer.token_to_id(TURN)
         self._tokens_special = {
             name: value for name in ("bos_token", "eos_token") if isinstance(value := config.get(name), str)
         }
@@ -58,8 +59,14 @@ class SimText:
 
     @cached_property
     def words(self) -> list[list[int]]:
-        """The words that answers are made of, as token ids; one of eight ends a sentence."""
-        return [self.encode(f" {word}." if place % 8 == 7 else f" {word}") for place, word in enumerate(WORDS)]
+        """The words that answers are made of, as token ids; one of nine is a full stop.
+
+        Words of one token each, where the vocabulary has enough of them, so that an answer can be taken up anywhere.
+        """
+        words = [self.encode(f" {word}") for word in WORDS]
+        single = [word for word in words if len(word) == 1]
+        chosen = single if len(single) >= 64 else words
+        return chosen + [self.encode(".")] * (len(chosen) // 8)
 
     @cached_property
     def _pieces(self) -> dict[int, str]:

@@ -15,6 +15,7 @@ DATA_DIR = Path(__file__).parent / "data"
 MERGES = 768
 SPECIALS = ("<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
 END = "<|end|>"
+TURN = "<|assistant|>"
 
 _TEXT = (
     "the a of and to in is it on for with as at by from this that each one all more most some any no not than then "

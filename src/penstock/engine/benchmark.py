@@ -38,7 +38,7 @@ def perf_metrics(settings: SimSettings, table: Mapping[str, Any] | None = None) 
         room -= -(-room * batch // (quiet.max_batched_tokens - batch)) if quiet.max_batched_tokens > batch else room
         for context in _spread(max(1, room // 64), room, 8) if room > 0 else ():
             _, window = _run(quiet, table, [context] * batch, STEPS)
-            assert window is not None and window.decode_kv is not None
+            assert window is not None and window.decode_kv is not None and window.wall is not None
             per_pass = {"kv_tokens": window.decode_kv / window.passes, "seconds": window.wall / window.passes}
             decode.append({"batch": batch, **per_pass})
     intercept, slope = _line([p["tokens"] for p in prefill], [p["seconds"] for p in prefill])

@@ -1,0 +1,1 @@
+"""Who can change how many replicas a pool has: processes of this machine."""

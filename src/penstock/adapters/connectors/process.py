@@ -1,0 +1,247 @@
+"""Which engines does this machine run? Starts and ends processes until each pool has what is wanted of it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Collection, Mapping
+from pathlib import Path
+
+import msgspec
+
+from penstock.adapters.connectors.engine import Care, Template
+from penstock.adapters.connectors.gpus import Gpus
+from penstock.adapters.connectors.kept import Kept
+from penstock.adapters.connectors.replica import Life, Means, Survivor
+from penstock.adapters.connectors.state_file import StateEntry, StateFile, living
+from penstock.adapters.seams import ConnectorError, PoolScale
+from penstock.config.cluster import SuperviseSettings
+from penstock.kernel.errors import ConfigError
+
+log = logging.getLogger("penstock.connector")
+
+REPLICAS_MAX = 1024
+
+
+class _Pool:
+    def __init__(self, name: str, template: Template, replicas: int) -> None:
+        self.name = name
+        self.template = template
+        self.configured = replicas
+        self.desired = replicas
+        self.without: frozenset[str] = frozenset()
+        self.lives: dict[int, Life] = {}
+
+
+class ProcessConnector:
+    """A `Connector` over processes of this machine: `open`, then `add` every pool, then `start`.
+
+    Args:
+        logs: folder for the engines' logs.
+        env: of the engines, before what their launch adds.
+        orphan_grace: seconds that engines outlive this process where it is killed.
+        end: seconds that they then get to end by themselves.
+    """
+
+    def __init__(
+        self,
+        settings: SuperviseSettings,
+        state: StateFile,
+        care: Care,
+        *,
+        logs: Path,
+        gpus: Gpus,
+        env: Mapping[str, str],
+        orphan_grace: float,
+        end: float,
+    ) -> None:
+        self._means = Means(settings, state, care, gpus, logs, env, orphan_grace, end, news=self._news)
+        self._pools: dict[str, _Pool] = {}
+        self._survivors: dict[str, Survivor] = {}
+        self._watchers: set[asyncio.Event] = set()
+        self._closing = False
+
+    @property
+    def restarts(self) -> int:
+        return self._means.restarts
+
+    @property
+    def adopted(self) -> list[str]:
+        """Workers that were taken over from a supervisor that was killed."""
+        return self._means.adopted
+
+    def use(self, settings: SuperviseSettings) -> None:
+        """Take other settings from now on."""
+        self._means.settings = settings
+
+    # --- before it works --------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Hold what a supervisor that was killed left running, before it ends by itself."""
+        for name, entry in list(living(self._means.state.entries)):
+            assert entry.lease is not None
+            log_path = Path(entry.log) if entry.log else self._means.logs / f"{name}.log"
+            kept = await Kept.adopt(entry.worker or name, entry.lease, log_path)
+            if kept is not None:
+                survivor = self._survivors[name] = Survivor(entry, kept)
+                if not self._means.gpus.claim(survivor.resources.gpus):
+                    log.warning("%s has GPUs that are not ours to give: %s", name, survivor.resources.gpus)
+
+    def add(self, name: str, template: Template, replicas: int) -> list[str]:
+        """Look after a pool from `start` on; return the ids of the engines that it then has.
+
+        Raises:
+            ConfigError: the machine has too few GPUs.
+        """
+        pool = self._pools[name] = _Pool(name, template, replicas)
+        state, gpus = self._means.state, self._means.gpus
+        for number in range(REPLICAS_MAX):
+            entry = state.name(template.component, number)
+            if entry in self._survivors and _same(self._survivors[entry], template, number):
+                pool.lives[number] = Life(self._means, name, template, number, self._survivors.pop(entry))
+        known = state.entries.get(state.name(template.component, 0))
+        if pool.lives and known is not None and known.configured == replicas and known.replicas is not None:
+            pool.desired = known.replicas  # as it was scaled before the crash
+        needed = sum(other.desired * other.template.gpus for other in self._pools.values())
+        if needed > len(gpus.all):
+            raise ConfigError(
+                f"pool {name} takes {pool.desired} x {template.gpus} GPUs, all together {needed}; there are: {gpus}",
+                hint="set fewer replicas or fewer gpus per replica, or say with supervise.gpus which there are",
+            )
+        self._settle(pool)
+        return [life.worker for life in pool.lives.values() if life.wanted]
+
+    async def start(self) -> None:
+        """End the survivors that nobody wants, then start what is missing."""
+        state, means = self._means.state, self._means
+        unwanted, self._survivors = self._survivors, {}
+        await asyncio.gather(*(survivor.kept.stop(means.settings.stop_grace) for survivor in unwanted.values()))
+        for name, survivor in unwanted.items():
+            means.gpus.give(survivor.resources.gpus)
+            log.info("%s of an earlier run is not what is wanted now, and was ended", name)
+        mine = {state.name(p.template.component, n) for p in self._pools.values() for n in (0, *p.lives)}
+        state.entries = {name: _known(entry, unwanted, name) for name, entry in state.entries.items() if name in mine}
+        for pool in self._pools.values():
+            self._reconcile(pool)
+
+    async def ready(self) -> None:
+        """Wait for the first word of every engine.
+
+        Raises:
+            PenstockError: one could not be started; the message says which and why.
+        """
+        waiting = [life.first for pool in self._pools.values() for life in pool.lives.values() if life.wanted]
+        if waiting:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+        for future in waiting:
+            if future.done() and not future.cancelled():
+                future.result()
+
+    # --- the seam ---------------------------------------------------------------------------------------------------
+
+    async def pools(self) -> Mapping[str, PoolScale]:
+        return {name: self._scale_of(pool) for name, pool in self._pools.items()}
+
+    async def scale(self, pool: str, replicas: int, *, without: Collection[str] = ()) -> None:
+        found = self._pools.get(pool)
+        if found is None:
+            known = ", ".join(sorted(self._pools)) or "none"
+            raise ConnectorError(f"there is no pool {pool!r} of processes here; there is {known}")
+        most = self._limit(found)
+        if not 0 <= replicas <= most:
+            each = found.template.gpus
+            reason = f": each has {each} of the GPUs {self._means.gpus}" if each else ""
+            raise ConnectorError(f"pool {pool} can have 0 to {most} replicas, not {replicas}{reason}")
+        found.desired, found.without = replicas, frozenset(without)
+        self._reconcile(found)
+
+    async def watch(self) -> AsyncIterator[Mapping[str, PoolScale]]:
+        event = asyncio.Event()
+        self._watchers.add(event)
+        try:
+            while not self._closing:
+                event.clear()
+                yield await self.pools()
+                await event.wait()
+        finally:
+            self._watchers.discard(event)
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """End every engine without a drain; who should drain first is scaled to 0.
+
+        Args:
+            at_once: leave them no time to end by themselves.
+        """
+        self._closing = True
+        lives = [life for pool in self._pools.values() for life in pool.lives.values()]
+        grace = 0.0 if at_once else self._means.settings.stop_grace
+        await asyncio.gather(*(life.cut(grace) for life in lives))
+        await asyncio.gather(*(survivor.kept.stop(grace) for survivor in self._survivors.values()))
+        self._means.state.entries.clear()
+        self._news()
+
+    # --- what should be ---------------------------------------------------------------------------------------------
+
+    def _reconcile(self, pool: _Pool) -> None:
+        if self._closing:
+            return
+        self._settle(pool)
+        self._means.state.wanted(pool.template.component, pool.desired, pool.configured)
+        for life in pool.lives.values():
+            if life.task is None:
+                life.task = asyncio.create_task(self._live(pool, life), name=f"engine-{life.worker}")
+        self._news()
+
+    async def _live(self, pool: _Pool, life: Life) -> None:
+        await life.run()
+        del pool.lives[life.number]
+        self._reconcile(pool)  # its number is free again, and it may be missing by now
+
+    def _settle(self, pool: _Pool) -> None:
+        """Decide who stays and who is new."""
+        for life in pool.lives.values():
+            if life.worker in pool.without:
+                life.want(False)
+        staying = [life for life in pool.lives.values() if life.wanted]
+        # Who does not serve goes first, then the youngest, whose cache is the emptiest.
+        staying.sort(key=lambda life: (life.state == "ready", -life.born, -life.number))
+        for life in staying[: max(0, len(staying) - pool.desired)]:
+            life.want(False)
+        missing = pool.desired - len(staying)
+        for life in pool.lives.values():
+            if missing > 0 and not life.wanted and life.may_stay and life.worker not in pool.without:
+                life.want(True)
+                missing -= 1
+        number = 0
+        while missing > 0:
+            if number not in pool.lives and f"{pool.template.component}-{number}" not in pool.without:
+                pool.lives[number] = Life(self._means, pool.name, pool.template, number)
+                missing -= 1
+            number += 1
+
+    def _limit(self, pool: _Pool) -> int:
+        each = pool.template.gpus
+        if not each:
+            return REPLICAS_MAX
+        others = sum(other.desired * other.template.gpus for other in self._pools.values() if other is not pool)
+        return (len(self._means.gpus.all) - others) // each
+
+    def _scale_of(self, pool: _Pool) -> PoolScale:
+        lives = sorted(pool.lives.values(), key=lambda life: life.number)
+        return PoolScale(pool.desired, tuple(life.shown for life in lives), self._limit(pool))
+
+    def _news(self) -> None:
+        for event in self._watchers:
+            event.set()
+
+
+def _same(survivor: Survivor, template: Template, number: int) -> bool:
+    """Tell whether a survivor is what we would start now under its number."""
+    resources = survivor.resources
+    launch = template.launch(f"{template.component}-{number}", resources.port, resources.gpus)
+    return list(launch.argv) == survivor.entry.command and len(resources.gpus) == template.gpus
+
+
+def _known(entry: StateEntry, unwanted: Mapping[str, Survivor], name: str) -> StateEntry:
+    """Return an entry of an earlier run, without the engine where that was ended."""
+    if entry.lease is None or name in unwanted:
+        return StateEntry(command=entry.command, replicas=entry.replicas, configured=entry.configured)
+    return msgspec.structs.replace(entry)

@@ -1,0 +1,272 @@
+"""What does a supervisor write down of its engines, so that the next one finds them? One state file per namespace.
+
+    {namespace}.json    {"{namespace}_{component}": {"command", "lease", "pid", "resources", ...},
+                         "{namespace}_{component}_1": ...}
+    {namespace}.lock    who owns it; held by a lock of the kernel, which ends with its owner however that ends
+
+The unsuffixed entry of a component stays when its last engine goes, without lease, pid and resources: it has the
+command that starts another. docs/operating.md describes both files.
+"""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.kernel.errors import ConfigError
+
+log = logging.getLogger("penstock.connector")
+
+_SAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_PASSING = re.compile(r".+-run-[0-9a-f]{8}\Z")
+"""Namespaces that nobody can come back to: `passing_namespace`."""
+OWNER_MAX = 8192
+"""Bytes of a lock file that are read."""
+STALE_AFTER = 3600.0
+"""Seconds after which the files of such a namespace, whose owner was killed, are removed by whoever starts next."""
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine has of this machine."""
+
+    gpus: tuple[int, ...] = ()
+    port: int = 0
+
+
+class StateEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One engine, or the command of a component that has none.
+
+    ``lease``: name of its keeper's socket; who holds a connection to it holds the engine. ``replicas``: how many were
+    wanted when ``configured`` stood in the config; only in the unsuffixed entry.
+    """
+
+    command: list[str]
+    lease: str | None = None
+    pid: int | None = None
+    resources: Resources | None = None
+    worker: str | None = None
+    url: str | None = None
+    card: dict[str, Any] = {}
+    log: str | None = None
+    replicas: int | None = None
+    configured: int | None = None
+
+
+class StateFile:
+    """The state file of a namespace, owned until `close`.
+
+    Writing never raises: a full disk costs adoption after a crash, not the cluster.
+    """
+
+    def __init__(self, folder: Path, namespace: str, lock: int) -> None:
+        self.namespace = namespace
+        self.path = folder / f"{namespace}.json"
+        self.entries: dict[str, StateEntry] = _read(self.path)
+        self.before = _said(os.pread(lock, OWNER_MAX, 0))
+        """What the last owner said of itself; empty after a clean end."""
+        self.failing = False
+        self._lock_path = folder / f"{namespace}.lock"
+        self._lock = lock
+
+    @classmethod
+    def open(cls, folder: Path, namespace: str) -> "StateFile":
+        """Take a namespace; its ``entries`` are those that an owner left behind who was killed.
+
+        Raises:
+            ConfigError: another supervisor that lives owns it, or the folder can't be written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            sweep(folder)
+            lock = _take(folder / f"{namespace}.lock")
+        except _Taken as taken:
+            raise ConfigError(
+                f"the namespace {namespace} belongs to another cluster, {taken}",
+                hint="stop that one, or give this one a name of its own with --supervise.namespace",
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"the state folder {folder} can't be written: {error.strerror or error}",
+                hint="set PENSTOCK_STATE_DIR to a folder that this user may write",
+            ) from error
+        return cls(folder, namespace, lock)
+
+    def own(self, run: Path) -> None:
+        """Say whose it is, to those who find it taken and to who takes it after us."""
+        try:
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, json.dumps({"pid": os.getpid(), "run": str(run)}).encode() + b"\n", 0)
+        except OSError as error:
+            log.warning("%s can't be written: %s", self._lock_path, error)
+
+    def name(self, component: str, number: int) -> str:
+        """Return the name of a component's engine: suffixed but for number 0."""
+        return f"{self.namespace}_{component}" + (f"_{number}" if number else "")
+
+    def put(self, component: str, number: int, entry: StateEntry) -> None:
+        """Write an engine down."""
+        if number == 0:
+            known = self.entries.get(self.name(component, 0))
+            if known is not None:
+                entry = msgspec.structs.replace(entry, replicas=known.replicas, configured=known.configured)
+        self.entries[self.name(component, number)] = entry
+        self.write()
+
+    def remove(self, component: str, number: int) -> None:
+        """An engine is gone; the unsuffixed entry keeps its command."""
+        name = self.name(component, number)
+        known = self.entries.pop(name, None)
+        if known is None:
+            return
+        if number == 0:
+            self.entries[name] = StateEntry(
+                command=known.command, card=known.card, replicas=known.replicas, configured=known.configured
+            )
+        self.write()
+
+    def wanted(self, component: str, replicas: int, configured: int) -> None:
+        """Write down how many engines a component should have."""
+        name = self.name(component, 0)
+        known = self.entries.get(name, StateEntry(command=[]))
+        self.entries[name] = msgspec.structs.replace(known, replicas=replicas, configured=configured)
+        self.write()
+
+    def write(self) -> None:
+        """Replace the file, whole or not at all."""
+        draft = self.path.with_suffix(".draft")
+        try:
+            raw = msgspec.json.format(msgspec.json.encode(self.entries), indent=2) + b"\n"
+            draft.touch(mode=0o600)
+            draft.write_bytes(raw)
+            draft.replace(self.path)
+        except OSError as error:
+            if not self.failing:
+                log.warning(
+                    "the state file %s can't be written, so a crash would lose its engines: %s", self.path, error
+                )
+            self.failing = True
+            return
+        if self.failing:
+            log.warning("the state file %s can be written again", self.path)
+        self.failing = False
+
+    def close(self) -> None:
+        """Let go of the namespace. Nothing is left of it, unless engines still run, for the next owner to find."""
+        for path in () if any(living(self.entries)) else (self.path, self._lock_path):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("%s can't be removed: %s", path, error)
+        os.close(self._lock)
+
+
+def state_folder(env: Mapping[str, str]) -> tuple[Path, bool]:
+    """Return the folder of state files, and whether a person chose it."""
+    for name in ("PENSTOCK_STATE_DIR", "DYN_LOCAL_STATE_DIR"):
+        if env.get(name):
+            return Path(env[name]).expanduser().resolve(), True
+    base = env.get("XDG_STATE_HOME") or str(Path(env.get("HOME") or "/nonexistent") / ".local" / "state")
+    return Path(base) / "penstock", False
+
+
+def namespace_of(name: str, port: int) -> str:
+    """Name the cluster after its name and port: there is one at a time, and it comes back under the same."""
+    return f"{safe(name)}-{port}"
+
+
+def passing_namespace(name: str, token: str) -> str:
+    """Name a cluster that nobody can come back to, since its port was the system's choice."""
+    return f"{safe(name)}-run-{token}"
+
+
+def safe(name: str) -> str:
+    """Return a name that may be a file's."""
+    return _SAFE.sub("-", name).strip("-.") or "penstock"
+
+
+def left_behind(folder: Path, namespace: str) -> bool:
+    """Tell whether a namespace's owner was killed, so that what it started may still be going away."""
+    path = folder / f"{namespace}.json"
+    if not path.exists():
+        return False
+    try:
+        os.close(_take(folder / f"{namespace}.lock"))
+    except (_Taken, OSError):
+        return False
+    return True
+
+
+def sweep(folder: Path) -> None:
+    """Remove what passing namespaces left behind whose owners were killed long ago."""
+    for path in folder.glob("*-run-*.lock"):
+        if not _PASSING.match(path.stem) or time.time() - path.stat().st_mtime < STALE_AFTER:
+            continue
+        try:
+            lock = _take(path)
+        except (_Taken, OSError):
+            continue
+        path.with_suffix(".json").unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        os.close(lock)
+
+
+class _Taken(Exception):
+    """Somebody holds the lock; the text says who."""
+
+
+def _take(path: Path) -> int:
+    """Lock a file and return its descriptor; the lock lasts as long as this process, and forks do not have it."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # An open file description lock: it ends with our descriptor, not with any other of the same file.
+            fcntl.fcntl(lock, fcntl.F_OFD_SETLK, _flock())
+            if os.fstat(lock).st_ino == path.stat().st_ino:
+                return lock
+            os.close(lock)  # its owner removed it between our open and our lock
+        except FileNotFoundError:
+            os.close(lock)
+        except OSError as error:
+            found = _said(os.pread(lock, OWNER_MAX, 0))
+            os.close(lock)
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            who = f"process {found['pid']} with the run folder {found['run']}" if found else "which is just starting"
+            raise _Taken(who) from None
+
+
+def _flock() -> bytes:
+    """Return a struct flock that locks a whole file for writing."""
+    return struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+def _said(raw: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(raw)
+        return found if isinstance(found, dict) and {"pid", "run"} <= set(found) else {}
+    except ValueError:
+        return {}
+
+
+def _read(path: Path) -> dict[str, StateEntry]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, StateEntry])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("the state file %s can't be read, so no engine is taken over: %s", path, error)
+        return {}
+
+
+def living(entries: Mapping[str, StateEntry]) -> Iterator[tuple[str, StateEntry]]:
+    """Yield the entries that have an engine."""
+    return ((name, entry) for name, entry in entries.items() if entry.lease is not None)

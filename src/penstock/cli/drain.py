@@ -1,0 +1,103 @@
+"""What does ``penstock drain`` do? Takes a worker or a frontend out of service once it is idle; tells what happened."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from penstock.cli.client import Client, admin_key_option, url_option
+from penstock.cli.output import json_option, print_json
+from penstock.cli.waiting import wait_for, wait_options
+
+EPILOG = """\b
+Examples:
+  penstock drain main-2                   the engine finishes its requests, then it is ended
+  penstock drain main-2 --timeout 300     it may take so many seconds to finish
+  penstock drain main-2 --undo            let it in again
+  penstock drain attached-0               a server by URL gets no more requests; it runs on
+  penstock drain frontend-1               one of several frontends stops to accept and finishes its streams
+
+At the deadline what still runs is cut off there and goes on elsewhere where it can. A drained engine is not started
+again until --undo, or until its pool is scaled.
+"""
+
+
+@click.command("drain", epilog=EPILOG, short_help="Take a worker or a frontend out of service.")
+@click.argument("name")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="Longest that its requests may take to finish; unset is supervise.drain_timeout.",
+)
+@click.option("--undo", is_flag=True, help="Let it in again, or start it again.")
+@wait_options
+@url_option
+@admin_key_option
+@json_option
+def command(
+    name: str,
+    timeout: float | None,
+    undo: bool,
+    wait: bool,
+    wait_max: float,
+    url: str,
+    admin_key: str | None,
+    as_json: bool,
+) -> int:
+    """Take NAME, a worker or a frontend, out of service: nothing new, finish what runs, end it."""
+    client = Client(url, admin_key)
+    wished, _ = client.post("/admin/drain", {"name": name, "timeout": timeout, "undo": undo})
+    if undo:
+        if as_json:
+            print_json(wished)
+        else:
+            click.echo(f"{wished['name']} is let in again.")
+        return 0
+    report: Mapping[str, Any] | None = None
+    if wait:
+        found = wait_for(client, "/admin/desired", wait_max, lambda found: _missing(found, wished))
+        report = found["drained"].get(wished["name"])
+    if as_json:
+        print_json({**wished, "report": report})
+        return 0
+    click.echo(
+        _told(wished, report) if wait else f"{wished['name']} takes no new requests; it is ended once it is idle."
+    )
+    return 0
+
+
+def _missing(found: Mapping[str, Any], wished: Mapping[str, Any]) -> str | None:
+    """Say what a drain still waits for."""
+    name, kind = wished["name"], wished["kind"]
+    report = found["drained"].get(name)
+    done = report is not None and report["state"] == "done"
+    replica = next((r for pool in found["pools"] for r in pool["replicas"] if r["id"] == name), None)
+    if kind == "engine":
+        if replica is None:
+            return None
+        if done:
+            return f"{name} ends"
+    elif done:
+        return None
+    if report is None or report["active"] is None:
+        return f"{name} is to be drained"
+    return f"{name} still has {report['active']} requests, {report['finished']} have finished"
+
+
+def _told(wished: Mapping[str, Any], report: Mapping[str, Any] | None) -> str:
+    name = wished["name"]
+    end = {
+        "engine": "is drained and has ended",
+        "server": "is drained; it runs on by itself",
+        "frontend": "is drained and has ended",
+    }[wished["kind"]]
+    if report is None:
+        return f"{name} {end}; it served nothing."
+    told = f"{name} {end} after {report['seconds']:.1f} s"
+    if report["finished"] is None:
+        return f"{told}."
+    told += f": {report['finished']} requests finished"
+    return told + (
+        f", {report['cut']} were cut off there and go on elsewhere where they can." if report["cut"] else "."
+    )

@@ -1,0 +1,59 @@
+"""What does ``penstock restart`` do? Replaces every engine and every frontend of a running cluster, one by one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from penstock.cli.client import Client, admin_key_option, url_option
+from penstock.cli.output import json_option, print_json
+from penstock.cli.waiting import NotDone, wait_for, wait_options
+
+EPILOG = """\b
+Examples:
+  penstock restart
+  penstock restart --no-wait
+  penstock restart --force                also a pool whose only engine has the only GPU
+
+No request fails: a successor serves before its forerunner is drained, and a new frontend accepts before the old one
+stops to. The settings stay as they are; a changed config takes a stop and a start. Attached servers, and engines that
+were added with 'penstock join', are left alone.
+"""
+
+
+@click.command("restart", epilog=EPILOG, short_help="Replace every engine and frontend, without losing a request.")
+@click.option("--force", is_flag=True, help="Also where requests are refused while the last engine is replaced.")
+@wait_options
+@url_option
+@admin_key_option
+@json_option
+def command(force: bool, wait: bool, wait_max: float, url: str, admin_key: str | None, as_json: bool) -> int:
+    """Replace every engine and every frontend of a running cluster, one after the other."""
+    client = Client(url, admin_key)
+    wished, _ = client.post("/admin/restart", {"force": force})
+    report: Mapping[str, Any] | None = None
+    if wait:
+        found = wait_for(client, "/admin/desired", wait_max, lambda found: _missing(found, wished["revision"]))
+        report = found["restart"]
+    if as_json:
+        print_json({**wished, "report": report})
+        return 0
+    click.echo("The restart goes on by itself." if report is None else f"Replaced: {', '.join(report['done'])}.")
+    return 0
+
+
+def _missing(found: Mapping[str, Any], revision: str) -> str | None:
+    """Say what a restart still waits for.
+
+    Raises:
+        NotDone: it stopped.
+    """
+    report = found["restart"]
+    if report is None or report["revision"] != revision:
+        return "the supervisor has not begun"
+    if report["state"] == "failed":
+        done = ", ".join(report["done"]) or "nothing"
+        raise NotDone(f"the restart stopped: {report['problem']}; replaced so far: {done}")
+    if report["state"] == "done":
+        return None
+    return f"{len(report['done'])} replaced, {report['left']} to go"

@@ -1,0 +1,122 @@
+"""What does ``penstock scale`` do? Says how many replicas pools should have, and waits until they have them."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from penstock.cli.client import Client, admin_key_option, url_option
+from penstock.cli.output import json_option, print_json
+from penstock.cli.waiting import NotDone, wait_for, wait_options
+
+EPILOG = """\b
+Examples:
+  penstock scale                          show the pools
+  penstock scale main=6
+  penstock scale small-main=2 large-main=0 --no-wait
+
+With several models a pool is named MODEL-POOL. Engines that go are drained first: they finish their requests, for at
+most supervise.drain_timeout. A pool of servers that were attached by URL can't be scaled; drain takes one out.
+"""
+
+_PAIR = re.compile(r"(?P<pool>[^=\s]+)=(?P<replicas>-?\d{1,9})\Z")
+
+
+@click.command("scale", epilog=EPILOG, short_help="Change how many engines pools have.")
+@click.argument("pools", nargs=-1, metavar="[POOL=N]...")
+@wait_options
+@url_option
+@admin_key_option
+@json_option
+def command(pools: tuple[str, ...], wait: bool, wait_max: float, url: str, admin_key: str | None, as_json: bool) -> int:
+    """Change how many engines pools have, and wait until they do. Without arguments it shows the pools."""
+    client = Client(url, admin_key)
+    if not pools:
+        found = client.get("/admin/desired")["pools"]
+        if as_json:
+            print_json({"pools": found})
+        else:
+            for pool in found:
+                click.echo(line_of(pool))
+        return 0
+    asked = dict(_pair(text) for text in pools)
+    before = {pool["name"]: pool for pool in client.get("/admin/desired")["pools"]}
+    wished, _ = client.post("/admin/scale", {"pools": asked})
+    if wait:
+        after = wait_for(client, "/admin/desired", wait_max, lambda found: _missing(found, wished["pools"], before))
+        reached = {pool["name"]: pool for pool in after["pools"] if pool["name"] in wished["pools"]}
+        drained = [after["drained"][name] for name in sorted(_gone(before, reached)) if name in after["drained"]]
+    else:
+        reached, drained = {}, []
+    if as_json:
+        now = {name: {**wish, "now": reached.get(name)} for name, wish in wished["pools"].items()}
+        print_json({"pools": now, "drained": drained})
+        return 0
+    for report in drained:
+        click.echo(drain_line(report))
+    for name, wish in wished["pools"].items():
+        told = f"pool {name}: {wish['was']} -> {wish['wanted']} wished"
+        click.echo(line_of(reached[name]) + f" (before: {wish['was']})" if name in reached else told)
+    return 0
+
+
+def line_of(pool: Mapping[str, Any]) -> str:
+    """Return a pool in one line."""
+    states = [f"{replica['id']} is {_state(replica)}" for replica in pool["replicas"] if replica["state"] != "ready"]
+    text = f"pool {pool['name']} of {pool['model']}: {pool['ready']} of {pool['desired']} ready"
+    if pool["problem"]:
+        states.append(pool["problem"])
+    return text + (f"; {', '.join(states)}" if states else "")
+
+
+def drain_line(report: Mapping[str, Any]) -> str:
+    """Return in one line how a drain went."""
+    told = f"{report['name']} was drained in {report['seconds']:.1f} s: {report['finished']} requests finished"
+    return told + (f", {report['cut']} were cut off there and go on elsewhere where they can" if report["cut"] else "")
+
+
+def _gone(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """Return the replicas of some pools that are no longer there."""
+    return {replica["id"] for name in after for replica in before[name]["replicas"]} - {
+        replica["id"] for pool in after.values() for replica in pool["replicas"]
+    }
+
+
+def _state(replica: Mapping[str, Any]) -> str:
+    return str(replica["state"]) + (f" ({replica['reason']})" if replica["reason"] else "")
+
+
+def _pair(text: str) -> tuple[str, int]:
+    found = _PAIR.match(text)
+    if found is None:
+        raise click.UsageError(f"{text!r} is no POOL=N, such as main=4")
+    return found["pool"], int(found["replicas"])
+
+
+def _missing(
+    found: Mapping[str, Any], wished: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]]
+) -> str | None:
+    """Say which pools are not as wished yet.
+
+    Raises:
+        NotDone: a new engine can't be started; it goes on trying.
+    """
+    pools = {pool["name"]: pool for pool in found["pools"]}
+    missing = []
+    for name, wish in wished.items():
+        pool = pools.get(name)
+        if pool is None:
+            missing.append(f"pool {name} is not reported at present")
+            continue
+        if pool["problem"]:
+            raise NotDone(f"pool {name}: {pool['problem']}")
+        known = {replica["id"] for replica in before.get(name, {}).get("replicas", ())}
+        for replica in pool["replicas"]:
+            if replica["state"] == "failed" and replica["id"] not in known:
+                hint = f"it is tried again and again; 'penstock scale {name}={wish['was']}' ends that"
+                raise NotDone(f"{replica['id']} does not start: {replica['reason']}", hint=hint)
+        done = pool["ready"] == pool["desired"] == len(pool["replicas"])
+        if pool["revision"] != wish["revision"] or not done:
+            missing.append(line_of(pool))
+    return "; ".join(missing) or None

@@ -1,0 +1,83 @@
+"""What does ``penstock set`` do? Changes live knobs of a running cluster, in all its processes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from penstock.cli.client import Client, admin_key_option, url_option
+from penstock.cli.output import json_option, print_json, table
+from penstock.cli.waiting import wait_for, wait_options
+
+EPILOG = """\b
+Examples:
+  penstock set                                    show every knob that can be changed, and its value
+  penstock set router.cost.overlap_credit=2
+  penstock set router.queue.wait_max=5s logs.level=debug
+  penstock set router.overload.ttft=null          unset it
+
+docs/configuration.md marks the knobs that are live. The others take a change of the config, and a stop and a start. A
+changed knob counts until the cluster ends; every change is a line of changes.jsonl in the run folder.
+"""
+
+
+@click.command("set", epilog=EPILOG, short_help="Change settings of a running cluster.")
+@click.argument("values", nargs=-1, metavar="[KEY=VALUE]...")
+@wait_options
+@url_option
+@admin_key_option
+@json_option
+def command(
+    values: tuple[str, ...], wait: bool, wait_max: float, url: str, admin_key: str | None, as_json: bool
+) -> int:
+    """Change settings of a running cluster; all that are named, or none. Without arguments it shows them."""
+    client = Client(url, admin_key)
+    if not values:
+        found = client.get("/admin/settings")
+        if as_json:
+            print_json(found)
+        else:
+            rows = [
+                [key, _shown(value), f"was {_shown(found['changed'][key]['start'])}" if key in found["changed"] else ""]
+                for key, value in found["settings"].items()
+            ]
+            click.echo(table(("KEY", "VALUE", "AT THE START"), rows))
+        return 0
+    wished, _ = client.post("/admin/set", {"values": dict(_pair(text) for text in values)})
+    frontends = None
+    if wait:
+        found = wait_for(client, "/admin/settings", wait_max, lambda found: _missing(found, wished["values"]))
+        frontends = len(found["frontends"])
+    if as_json:
+        print_json({**wished, "frontends": frontends})
+        return 0
+    for key, change in wished["changed"].items():
+        click.echo(f"{key}: {_shown(change['old'])} -> {_shown(change['new'])}")
+    for key in wished["values"].keys() - wished["changed"].keys():
+        click.echo(f"{key} was {_shown(wished['values'][key])} already.")
+    if frontends is not None and wished["changed"]:
+        click.echo(f"{'All ' if frontends > 1 else ''}{frontends} frontend{'s' if frontends > 1 else ''} took it.")
+    return 0
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise click.UsageError(f"{text!r} is no KEY=VALUE, such as router.cost.overlap_credit=2")
+    return key.strip().replace("-", "_"), value.strip()
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "unset"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _missing(found: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
+    """Say which frontends have not taken it yet."""
+    late = [
+        frontend["name"]
+        for frontend in found["frontends"]
+        if any(frontend["settings"].get(key) != value for key, value in values.items())
+    ]
+    return f"{', '.join(late)} is to take it" if late else None

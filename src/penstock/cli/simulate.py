@@ -1,0 +1,87 @@
+"""What does ``penstock simulate`` take? A config as up takes it, traffic, and what befalls the workers."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.cli.amount import SECONDS
+from penstock.cli.output import json_option
+from penstock.cli.settings import SettingsCommand, settings_options
+from penstock.cli.traffic import check_traffic, traffic_options
+
+EPILOG = """\b
+Examples:
+  penstock simulate --workload chat --rate 8 --hours 1
+  penstock simulate cluster.yaml --trace conversation_trace.jsonl --compare router.mode=kv,round_robin
+  penstock simulate --workload agent --workers 8 --compare router.cost.overlap_credit=0,1,2 --json
+  penstock simulate --workload rag --hours 1 --fault at=600,kind=fail,worker=main-0 --start-up 90s
+  penstock simulate --workload chat --hours 24 --policy my_policies:Reactive --policy-interval 30s
+
+The router that decides is the one that serves; engines are the simulated ones of the config. No time passes but the
+computer's own. Each variant leaves a run folder with the files of a live run and a report.html.
+"""
+
+
+@click.command(
+    "simulate", cls=SettingsCommand, epilog=EPILOG, short_help="Run a cluster on virtual time and compare settings."
+)
+@click.argument("config", required=False, metavar="[CONFIG]")
+@traffic_options
+@click.option("--hours", type=click.FloatRange(0, min_open=True), help="End of arrivals: --duration in hours.")
+@click.option("--workers", type=click.IntRange(1), help="Engines of every pool, instead of the config's.")
+@click.option("--model", help="Model of the config; unset where it has only one.")
+@click.option(
+    "--compare",
+    multiple=True,
+    metavar="NAME=VALUE,VALUE",
+    help="A run for each value of a knob; repeated: for each combination.",
+)
+@click.option("--closed-loop", is_flag=True, help="A session's next turn waits for the answer before it.")
+@click.option(
+    "--fault",
+    "fault",
+    multiple=True,
+    metavar="FIELD=VALUE,...",
+    help="at, kind (fail, drain, add, cordon, uncordon), worker, pool, restart; may be repeated.",
+)
+@click.option("--faults", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="JSON list of faults.")
+@click.option("--start-up", type=SECONDS, default=0.0, show_default=True, help="Time until a new worker serves.")
+@click.option(
+    "--start-up-sigma", type=click.FloatRange(0), default=0.0, show_default=True, help="Spread of its logarithm."
+)
+@click.option("--policy", metavar="MODULE:NAME", help="Object whose decide(seen) says how many workers there are.")
+@click.option("--policy-interval", type=SECONDS, default=30.0, show_default=True, help="How often it is asked.")
+@click.option("--slo-ttft", type=SECONDS, default=2.0, show_default=True, help="TTFT that counts as good.")
+@click.option("--slo-itl", type=SECONDS, default=0.025, show_default=True, help="Mean ITL that counts as good.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of run folders."
+)
+@click.option("--html/--no-html", default=True, show_default=True, help="Write report.html.")
+@click.option("--decisions/--no-decisions", default=True, show_default=True, help="Write decisions.jsonl.")
+@settings_options
+@json_option
+def command(
+    as_json: bool,
+    config: str | None,
+    overrides: tuple[str, ...],
+    hours: float | None,
+    fault: tuple[str, ...],
+    faults: Path | None,
+    **options: Any,
+) -> int:
+    """Simulate the cluster of CONFIG under a trace or a workload, once per variant, and compare what came of it.
+
+    CONFIG is a YAML file, or - for standard input; without one it is the embedded default.
+    """
+    check_traffic(options)
+    if hours is not None and options["duration"] is not None:
+        raise click.UsageError("--hours and --duration say the same: give one")
+    if hours is not None:
+        options["duration"] = hours * 3600
+    from penstock.report.script import fault_of, faults_of
+    from penstock.report.simulate import main
+    from penstock.report.simulate_options import SimulateOptions
+
+    script = [fault_of(text) for text in fault] + ([] if faults is None else faults_of(faults))
+    return main(SimulateOptions(json=as_json, config=config, overrides=overrides, faults=script, **options))

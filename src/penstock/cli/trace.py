@@ -1,0 +1,268 @@
+"""What does ``penstock trace`` do? Says what is in a trace, converts it, cuts a part out of it, changes its rate."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from penstock.cli.amount import SECONDS, Amount
+from penstock.cli.output import json_option, print_json, seconds_text
+from penstock.cli.trace_text import archive_facts, archive_text, count_of, summary_text
+from penstock.cli.traffic import FORMATS
+
+if TYPE_CHECKING:
+    from penstock.traffic.formats import Written
+    from penstock.traffic.request import TrafficRequest
+    from penstock.traffic.rows import Trace
+    from penstock.traffic.servegen import Client, RateRows
+
+F = TypeVar("F", bound=Callable[..., Any])
+WRITTEN = ("mooncake", "records")
+
+EPILOG = """\b
+Examples:
+  penstock trace info conversation_trace.jsonl
+  penstock trace convert AzureLLMInferenceTrace_conv.csv azure.jsonl --to mooncake
+  penstock trace slice conversation_trace.jsonl ten-minutes.jsonl --start 10m --end 20m --spread-ties
+  penstock trace scale conversation_trace.jsonl busier.jsonl --target-rate 8
+
+Formats: Mooncake JSON lines, Azure LLM inference CSV, BurstGPT CSV, Dynamo request traces, and the requests.jsonl of a
+run folder; info and convert take ServeGen's archives too.
+"""
+
+_FILE = click.Path(exists=True, path_type=Path)
+_OUT = click.Path(dir_okay=False, path_type=Path)
+
+
+def reading_options(command: F) -> F:
+    """Add how a trace is read."""
+    for option in (
+        click.option("--skip-bad", is_flag=True, help="Leave bad rows out, and count them."),
+        click.option(
+            "--trace-block-size", type=click.IntRange(1), help="Tokens per hash id, where the rows don't say."
+        ),
+        click.option(
+            "--format", "format_name", type=click.Choice(FORMATS), help="Of FILE; unset looks at its first lines."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+to_option = click.option(
+    "--to", type=click.Choice(WRITTEN), default="mooncake", show_default=True, help="Format of OUT."
+)
+
+
+@click.group("trace", epilog=EPILOG, short_help="Inspect, convert, cut and scale traces of requests.")
+def command() -> None:
+    """Inspect, convert, cut and scale traces of requests."""
+
+
+@command.command("info", epilog="\b\nExample:\n  penstock trace info conversation_trace.jsonl --block-size 16")
+@click.argument("file", type=_FILE)
+@click.option(
+    "--block-size", type=click.IntRange(1), default=64, show_default=True, help="Of an engine, for what it could hit."
+)
+@reading_options
+@json_option
+def info(file: Path, block_size: int, as_json: bool, **reading: Any) -> int:
+    """Say how many requests FILE has, how fast they come, how long they are, and what a cache could hit of them."""
+    from penstock.cli.trace_files import is_archive, load_archive
+    from penstock.report.trace_file import opened
+    from penstock.traffic.summary import summarise
+
+    if reading["format_name"] is None and is_archive(file):
+        clients, read = load_archive(file, skip_bad=reading["skip_bad"])
+        facts = {"file": str(file), **archive_facts(clients), "skipped": sum(rows.skipped for rows in read)}
+        if as_json:
+            print_json(facts)
+        else:
+            click.echo(archive_text(facts))
+            _say_left_out(read, 0, err=False)
+        return 0
+    with opened(file, **_reading(reading)) as trace:
+        # Only Mooncake traces have ids and may have rows out of order; those without ids may be too long to be kept.
+        requests = sorted(trace, key=lambda request: request.at) if trace.format == "mooncake" else trace
+        summary = summarise(requests, block_size=block_size)
+    if as_json:
+        import msgspec
+
+        counts = {"rows": trace.rows, "skipped": trace.skipped, "unanswered": trace.unanswered}
+        errors = {"errors": [str(error) for error in trace.errors]}
+        print_json({"file": str(file), "format": trace.format, **counts, **errors, **msgspec.to_builtins(summary)})
+        return 0
+    first, *rest = summary_text(summary)
+    click.echo(f"{file}: {trace.format}, {count_of(trace.rows, 'row')}, {first}.")
+    _say_left_out([trace], trace.unanswered, err=False)
+    for part in rest:
+        click.echo(f"\n{part}")
+    return 0
+
+
+@command.command("convert", epilog="\b\nExample:\n  penstock trace convert runs/RUN/requests.jsonl again.jsonl")
+@click.argument("file", type=_FILE)
+@click.argument("out", type=_OUT)
+@to_option
+@reading_options
+@click.option("--start", type=SECONDS, help="ServeGen: second of the archive's clock to begin at; unset is 0.")
+@click.option("--end", type=SECONDS, help="ServeGen: second of the archive's clock to end at.")
+@click.option("--target-rate", type=Amount("1/s"), help="ServeGen: mean requests per second; unset is as measured.")
+@click.option("--seed", type=int, default=0, show_default=True, help="ServeGen: same seed, same requests.")
+def convert(
+    file: Path,
+    out: Path,
+    to: "Written",
+    start: float | None,
+    end: float | None,
+    target_rate: float | None,
+    seed: int,
+    **reading: Any,
+) -> int:
+    """Write FILE's requests to OUT in another format; of a ServeGen archive, requests drawn from its rates."""
+    from penstock.cli.trace_files import is_archive, load_archive
+    from penstock.report.trace_file import opened
+
+    if reading["format_name"] is None and is_archive(file):
+        if end is None:
+            raise click.UsageError("say with --end how much of the archive to draw; it is days long")
+        clients, rows = load_archive(file, skip_bad=reading["skip_bad"])
+        _say_left_out(rows, 0)
+        return _write(out, to, _drawn(clients, start or 0.0, end, target_rate, seed))
+    if start is not None or end is not None or target_rate is not None:
+        raise click.UsageError(
+            "--start, --end and --target-rate are of archives; see 'penstock trace slice' and 'scale'"
+        )
+    with opened(file, **_reading(reading)) as trace:
+        _write(out, to, trace)
+    _say_left_out([trace], trace.unanswered)
+    return 0
+
+
+@command.command("slice", epilog="\b\nExample:\n  penstock trace slice conversation_trace.jsonl part.jsonl --count 500")
+@click.argument("file", type=_FILE)
+@click.argument("out", type=_OUT)
+@click.option(
+    "--start", type=SECONDS, default=0.0, show_default=True, help="From this second of the trace, which is 0."
+)
+@click.option("--end", type=SECONDS, help="To before this second of the trace.")
+@click.option("--count", type=click.IntRange(1), help="Not more than so many requests.")
+@click.option("--spread-ties", is_flag=True, help="Spread requests of one timestamp up to the next one.")
+@to_option
+@reading_options
+def slice_(
+    file: Path,
+    out: Path,
+    start: float,
+    end: float | None,
+    count: int | None,
+    spread_ties: bool,
+    to: "Written",
+    **reading: Any,
+) -> int:
+    """Write a part of FILE to OUT; its times count from --start."""
+    from penstock.report.trace_file import opened
+    from penstock.traffic import slices
+
+    with opened(file, **_reading(reading)) as trace:
+        kept = sorted(slices.by_time(trace, start, end), key=lambda request: request.at)
+    found = slices.rebase(kept, start)
+    if spread_ties:
+        found = slices.spread_ties(found)
+    _write(out, to, slices.by_count(found, count))
+    _say_left_out([trace], trace.unanswered)
+    return 0
+
+
+@command.command(
+    "scale", epilog="\b\nExample:\n  penstock trace scale conversation_trace.jsonl fast.jsonl --rate-factor 4"
+)
+@click.argument("file", type=_FILE)
+@click.argument("out", type=_OUT)
+@click.option("--rate-factor", type=click.FloatRange(0, min_open=True), help="Everything comes so many times as fast.")
+@click.option("--target-rate", type=Amount("1/s"), help="Mean requests per second, instead of a factor.")
+@to_option
+@reading_options
+def scale(
+    file: Path, out: Path, rate_factor: float | None, target_rate: float | None, to: "Written", **reading: Any
+) -> int:
+    """Write FILE to OUT with its times, and pauses between turns, stretched or shrunk."""
+    if (rate_factor is None) == (target_rate is None):
+        raise click.UsageError("give either --rate-factor or --target-rate")
+    from penstock.report.trace_file import opened
+    from penstock.traffic import slices
+
+    if target_rate is not None:
+        rate_factor = _factor(file, target_rate, reading)
+    with opened(file, **_reading(reading)) as trace:
+        _write(out, to, slices.scale_rate(trace, rate_factor or 1.0))
+    _say_left_out([trace], trace.unanswered)
+    return 0
+
+
+def _reading(options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "format_name": options["format_name"],
+        "block_size": options["trace_block_size"],
+        "skip_bad": options["skip_bad"],
+    }
+
+
+def _factor(file: Path, target_rate: float, reading: dict[str, Any]) -> float:
+    """Read the trace for its mean rate, and return by what it must be multiplied."""
+    from penstock.cli.trace_files import Tally
+    from penstock.kernel.errors import ConfigError
+    from penstock.report.trace_file import opened
+    from penstock.traffic.summary import mean_rate
+
+    if not target_rate > 0.0:
+        raise click.UsageError(f"--target-rate must be above 0, not {target_rate:g}")
+    tally = Tally()
+    with opened(file, **_reading(reading)) as trace:
+        for _ in tally.watch(trace):
+            pass
+    rate = mean_rate(tally.count, tally.span)
+    if rate is None:
+        raise ConfigError("the trace has no rate: all its requests come at once", hint="use --rate-factor")
+    return target_rate / rate
+
+
+def _drawn(
+    clients: "Sequence[Client]", start: float, end: float, target_rate: float | None, seed: int
+) -> "Iterator[TrafficRequest]":
+    import random
+
+    from penstock.kernel.errors import ConfigError
+    from penstock.traffic.servegen import draw
+
+    expected = (
+        sum(client.rate.expected(end) - client.rate.expected(start) for client in clients) if end > start else 0.0
+    )
+    if not expected:
+        raise ConfigError(
+            f"the archive has no request between second {start:g} and {end:g}", hint="see penstock trace info"
+        )
+    factor = 1.0 if target_rate is None else target_rate * (end - start) / expected
+    return draw(clients, random.Random(seed), start=start, end=end, factor=factor)
+
+
+def _write(out: Path, to: "Written", requests: "Iterable[TrafficRequest]") -> int:
+    from penstock.cli.trace_files import save
+    from penstock.traffic.summary import mean_rate
+
+    tally = save(out, to, requests)
+    rate = mean_rate(tally.count, tally.span)
+    pace = "" if rate is None else f", {rate:,.2f} per second"
+    click.echo(f"Wrote {count_of(tally.count, 'request')} over {seconds_text(tally.span)}{pace} to {out} ({to}).")
+    return 0
+
+
+def _say_left_out(read: "Sequence[Trace | RateRows]", unanswered: int, *, err: bool = True) -> None:
+    skipped = sum(rows.skipped for rows in read)
+    if unanswered:
+        click.echo(f"Left out: {count_of(unanswered, 'request')} without an answer, whose length is unknown.", err=err)
+    if skipped:
+        click.echo(f"Left out: {count_of(skipped, 'bad row')}, such as:", err=err)
+        for error in [error for rows in read for error in rows.errors][:3]:
+            click.echo(f"  {error.message}", err=err)

@@ -1,0 +1,280 @@
+"""How long does a pass take whose layers were measured one by one? Tables of operators, composed over its tokens.
+
+A profile has, for one GPU's share of one model: ``dense`` operators by the pass's tokens, ``per_sequence`` ones by the
+sequences that get a token, ``attention`` by (prompt tokens, tokens before them, sequences that decode, tokens each of
+those reads), and of models with experts ``moe`` by (tokens, experts that they touch). A pass is their sum, each as
+often as a pass has it. Between measured points lines are drawn; beyond the last two points the line goes on, which is
+counted as extrapolated.
+
+Several prompts in one pass count as one that attends to as many pairs; sequences count as equally long.
+Source: layout and composition as in LLMServingSim's profiles.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine.model_shape import ModelShape
+from penstock.engine.roofline import Roofline, experts_touched
+from penstock.engine.runs import Array, ArrayRun, Run
+from penstock.engine.settings import TimingSettings
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.machine import MILLISECOND
+
+MICROSECOND = MILLISECOND / 1000
+
+ONCE = ("embedding", "final_layernorm", "lm_head", "sampler")
+"""Operators that a pass has once; all others it has in every layer."""
+TWICE_PER_LAYER = ("layernorm",)
+WITHOUT_EXPERTS = ("gate_up_proj", "act_fn", "down_proj")
+"""Operators of the layers that have no experts."""
+COLUMNS = {
+    "dense": ("layer", "tokens", "time_us"),
+    "per_sequence": ("layer", "sequences", "time_us"),
+    "attention": ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"),
+    "moe": ("tokens", "activated_experts", "time_us"),
+}
+"""Columns of each table, as the CSV files name them; only models with experts have the last one."""
+
+
+class OperatorTiming:
+    """A profile as a timing model.
+
+    Args:
+        tables: per table of `COLUMNS` a mapping of its columns.
+        shape: of the model, of which a profile has one layer of each kind; None where the tables have all of it.
+        link: where several GPUs share a layer, the roofline whose collectives are added: profiles have none.
+    Raises:
+        ConfigError: a table or column is absent, or holds what is no duration.
+    """
+
+    def __init__(
+        self, tables: Mapping[str, Any], shape: ModelShape | None, link: Roofline | None, settings: TimingSettings
+    ) -> None:
+        self.asked = self.extrapolated = 0
+        scale = MICROSECOND / settings.speed_up
+        host = settings.calibration.pass_overhead_ms * MILLISECOND / settings.speed_up
+        sequence = settings.calibration.sequence_overhead_ms * MILLISECOND / settings.speed_up
+        self._fixed, self._token = host, 0.0
+        if link is not None:
+            self._fixed += link.collectives.fixed * 1000 * MILLISECOND / settings.speed_up
+            self._token = link.collectives.token * 1000 * MILLISECOND / settings.speed_up
+        self._sequence = sequence
+        self._dense = _Curve.of(_table(tables, "dense"), shape, scale)
+        self._outputs = _Curve.of(_table(tables, "per_sequence"), shape, scale)
+        self._attention = _Grid(_table(tables, "attention"), scale * (1 if shape is None else shape.layers))
+        self._experts = None
+        if shape is not None and shape.moe_layers:
+            self._experts = _Curve.of_experts(_table(tables, "moe"), shape, scale * shape.moe_layers)
+
+    def prefill(self, tokens: int) -> float:
+        return self.mixed(tokens, [(0, tokens)], 0, 0) if tokens else 0.0
+
+    def mixed(self, tokens: int, chunks: Iterable[tuple[int, int]], kv: int, seqs: int) -> float:
+        pairs = prompts = 0
+        for past, new in chunks:
+            pairs += new * past + new * (new + 1) // 2
+            prompts += 1
+        past_each = max(0.0, pairs / tokens - (tokens + 1) / 2) if tokens else 0.0
+        point = (float(tokens), past_each, float(seqs), kv / seqs if seqs else 0.0)
+        attention, inside = self._attention.at(point)
+        self.asked += 1
+        self.extrapolated += not (inside and self._covers(tokens + seqs, prompts + seqs))
+        return self._rest(tokens + seqs, prompts + seqs) + attention
+
+    def decode(self, kv: int, seqs: int) -> float:
+        return float(self._steps(np.array([kv], dtype=np.int64), seqs)[0]) if seqs else 0.0
+
+    def run(self, kv: int, seqs: int, steps: int) -> Run:
+        return self.over(kv + seqs * np.arange(steps, dtype=np.int64), seqs)
+
+    def over(self, kv: npt.NDArray[np.int64], seqs: int) -> Run:
+        return ArrayRun.of(self._steps(kv, seqs))
+
+    def _steps(self, kv: npt.NDArray[np.int64], seqs: int) -> Array:
+        each = kv / seqs
+        curve = self._attention.decoding(seqs)
+        self.asked += len(kv)
+        if curve.measured and self._covers(seqs, seqs):
+            self.extrapolated += int(np.count_nonzero(each > curve.last))
+        else:
+            self.extrapolated += len(kv)
+        steps: Array = self._rest(seqs, seqs) + curve(each)
+        return steps
+
+    def _covers(self, tokens: int, outputs: int) -> bool:
+        experts = self._experts is None or tokens <= self._experts.last
+        return experts and tokens <= self._dense.last and outputs <= self._outputs.last
+
+    def _rest(self, tokens: int, outputs: int) -> float:
+        """Return all but attention."""
+        measured = self._dense.at(tokens) + self._outputs.at(outputs)
+        if self._experts is not None:
+            measured += self._experts.at(tokens)
+        return self._fixed + self._token * tokens + self._sequence * outputs + measured
+
+
+class _Curve:
+    """A line through measured points, which goes on beyond the last two and is flat before the first."""
+
+    def __init__(self, axis: Array, values: Array, measured: bool = True) -> None:
+        self.last, self.measured = float(axis[-1]), measured
+        self._axis, self._values = axis, values
+        self._slope = max(0.0, float((values[-1] - values[-2]) / (axis[-1] - axis[-2]))) if len(axis) > 1 else 0.0
+        self._known: dict[int, float] = {}
+
+    @classmethod
+    def of(cls, table: Mapping[str, Sequence[Any]], shape: ModelShape | None, scale: float) -> "_Curve":
+        """Return the sum of all operators of a table, each as often as a pass of the model has it."""
+        axis_name = next(name for name in table if name not in ("layer", "time_us"))
+        names = np.asarray(table["layer"])
+        at, time = _numbers(table[axis_name], axis_name), _numbers(table["time_us"], "time_us")
+        # Up to where all operators were measured: beyond, one of them would stand still unseen.
+        axis = np.unique(at[at <= min(at[names == name].max() for name in np.unique(names))])
+        total = np.zeros(len(axis))
+        for name in np.unique(names):
+            mine = names == name
+            order = np.argsort(at[mine])
+            total += _times(str(name), shape) * np.interp(axis, at[mine][order], time[mine][order])
+        return cls(axis, total * scale)
+
+    @classmethod
+    def of_experts(cls, table: Mapping[str, Sequence[Any]], shape: ModelShape, scale: float) -> "_Curve":
+        """Return a block of experts by the tokens of a pass, which touch as many as even choices would."""
+        at, touched = _numbers(table["tokens"], "tokens"), _numbers(table["activated_experts"], "activated_experts")
+        rows, columns = np.unique(at), np.unique(touched)
+        grid = np.full((len(rows), len(columns)), np.nan)
+        places = np.searchsorted(rows, at), np.searchsorted(columns, touched)
+        grid[places] = _numbers(table["time_us"], "time_us") * scale
+        for along, points, beyond in ((1, columns, False), (0, rows, False), (1, columns, True), (0, rows, True)):
+            grid = np.where(np.isnan(grid), _filled(grid, points, along, beyond=beyond), grid)
+        # Between two rows the number of experts bends: every small batch has a point of its own.
+        axis = np.unique(np.append(rows, np.arange(rows[0], min(rows[-1], 256.0) + 1)))
+        expected = [experts_touched(shape.experts, shape.experts_per_token, int(tokens)) for tokens in axis]
+        by_row = np.array([np.interp(expected, columns, line) for line in grid])
+        return cls(axis, np.array([np.interp(tokens, rows, by_row[:, i]) for i, tokens in enumerate(axis)]))
+
+    def __call__(self, at: Array) -> Array:
+        found: Array = np.interp(at, self._axis, self._values) + np.maximum(0.0, at - self.last) * self._slope
+        return found
+
+    def at(self, value: int) -> float:
+        """Return one value; it is kept, since passes of few sizes come again and again."""
+        found = self._known.get(value)
+        if found is None:
+            found = self._known[value] = float(self(np.array([float(value)]))[0])
+        return found
+
+
+class _Grid:
+    """Attention by its four axes. Cells that were not measured are filled from their neighbours, one axis at a time."""
+
+    def __init__(self, table: Mapping[str, Sequence[Any]], scale: float) -> None:
+        names = COLUMNS["attention"]
+        columns = [_numbers(table[name], name) for name in names[:4]]
+        time = _numbers(table["time_us"], "time_us") * scale
+        self._axes = [np.unique(np.append(column, 0.0)) for column in columns]
+        self._points: list[list[float]] = [axis.tolist() for axis in self._axes]
+        if any(len(axis) < 2 for axis in self._axes):
+            raise ConfigError("attention.csv measures one of its axes at 0 only", hint="each needs another point")
+        grid = np.full([len(axis) for axis in self._axes], np.nan)
+        places = tuple(np.searchsorted(axis, column) for axis, column in zip(self._axes, columns, strict=True))
+        grid[places] = time
+        # Where nobody decodes, what they would read makes no difference; the same for prompts.
+        grid[:, :, 0, :] = grid[:, :, 0, :1]
+        grid[0] = grid[0, :1]
+        grid[0, :, 0, :] = 0.0
+        for axis in (3, 2, 1, 0):
+            inside = _filled(grid, self._axes[axis], axis, beyond=False)
+            grid = np.where(np.isnan(grid), inside, grid)
+        self._measured = ~np.isnan(grid)
+        for axis in (3, 1, 2, 0):
+            grid = np.where(np.isnan(grid), _filled(grid, self._axes[axis], axis, beyond=True), grid)
+        if np.isnan(grid).any():
+            raise ConfigError("attention.csv leaves cells that no line reaches", hint="profile a whole grid")
+        self._grid = grid
+        self._decoding: dict[int, _Curve] = {}
+
+    def at(self, point: tuple[float, float, float, float]) -> tuple[float, bool]:
+        """Return nanoseconds, by lines along each axis in turn, and whether that lies within what was measured.
+
+        Cost: 16 cells, about 20 us.
+        """
+        places = [self._below(axis, value) for axis, value in enumerate(point)]
+        around = tuple(slice(low, low + 2 if share else low + 1) for low, share in places)
+        cells = self._grid[around]
+        for _, share in places:
+            cells = cells[0] * (1.0 - share) + cells[1] * share if share else cells[0]
+        inside = all(share <= 1.0 for _, share in places) and bool(self._measured[around].all())
+        return max(0.0, float(cells)), inside
+
+    def decoding(self, seqs: int) -> _Curve:
+        """Return the curve over the tokens that each of so many sequences reads, without prompts."""
+        found = self._decoding.get(seqs)
+        if found is None:
+            low, share = self._below(2, float(seqs))
+            rows = self._grid[0, 0, low : low + 2]
+            values = rows[0] * (1.0 - share) + rows[1] * share
+            _, measured = self.at((0.0, 0.0, float(seqs), self._points[3][-1]))
+            found = self._decoding[seqs] = _Curve(self._axes[3], values, measured)
+        return found
+
+    def _below(self, axis: int, value: float) -> tuple[int, float]:
+        points = self._points[axis]
+        low = min(max(bisect_right(points, value) - 1, 0), len(points) - 2)
+        return low, (value - points[low]) / (points[low + 1] - points[low])
+
+
+def _times(name: str, shape: ModelShape | None) -> int:
+    """Return how often a pass has an operator."""
+    if shape is None or name in ONCE:
+        return 1
+    if name in WITHOUT_EXPERTS:
+        return shape.layers - shape.moe_layers
+    return shape.layers * (2 if name in TWICE_PER_LAYER else 1)
+
+
+def _filled(grid: Array, points: Array, axis: int, *, beyond: bool) -> Array:
+    """Return the grid with each line along an axis interpolated, and where ``beyond`` also carried on at both ends."""
+    lines = np.moveaxis(grid, axis, -1).copy()
+    flat = lines.reshape(-1, len(points))
+    for line in flat:
+        known = ~np.isnan(line)
+        count = int(np.count_nonzero(known))
+        if count == len(line) or count == 0:
+            continue
+        x, y = points[known], line[known]
+        if not beyond:
+            line[:] = np.interp(points, x, y, left=np.nan, right=np.nan)
+            continue
+        slope = max(0.0, float((y[-1] - y[-2]) / (x[-1] - x[-2]))) if count > 1 else 0.0
+        line[:] = np.interp(points, x, y) + np.maximum(0.0, points - x[-1]) * slope
+    return np.moveaxis(flat.reshape(lines.shape), -1, axis)
+
+
+def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Sequence[Any]]:
+    table = tables.get(name)
+    if table is None:
+        raise ConfigError(f"the profile lacks {name}.csv", hint=f"it needs {', '.join(COLUMNS)}")
+    absent = [column for column in COLUMNS[name] if column not in table]
+    if absent:
+        raise ConfigError(
+            f"{name}.csv lacks the column {', '.join(absent)}", hint=f"it needs {', '.join(COLUMNS[name])}"
+        )
+    columns: Mapping[str, Sequence[Any]] = {column: table[column] for column in COLUMNS[name]}
+    if len({len(column) for column in columns.values()}) != 1 or not len(columns["time_us"]):
+        raise ConfigError(f"{name}.csv has no rows, or columns of different lengths")
+    return columns
+
+
+def _numbers(values: Sequence[Any], name: str) -> Array:
+    try:
+        found = np.asarray(values, dtype=np.float64)
+    except ValueError as error:
+        raise ConfigError(f"the profile's column {name} holds what is no number: {error}") from error
+    if not (np.isfinite(found).all() and (found >= 0).all()):
+        raise ConfigError(f"the profile's column {name} holds a number that is not finite or below 0")
+    return found

@@ -1,0 +1,255 @@
+"""How does one worker answer a request? Send it, hold back what comes before the first token, pass the rest on."""
+
+import time
+from typing import TYPE_CHECKING
+
+from penstock.adapters.engines.calls import CallStopped, EngineBroken, EngineCall, EngineUnreachable
+from penstock.adapters.engines.dialects import dialect_of
+from penstock.frontend.extras import before_end, marks, with_nvext
+from penstock.frontend.job import engine_body, engine_headers
+from penstock.frontend.usage import gave_up, usage_of
+from penstock.router.events import Dispatch
+
+if TYPE_CHECKING:
+    from penstock.frontend.exchange import Exchange
+
+HOLD_MAX = 1 << 20
+"""Most bytes held back before the first token; an engine that sends more without one is passed on as it is."""
+GONE_SILENCE = 5.0
+"""Seconds after which a silent answer of a worker that has left is given up: some keep its connection open for ever."""
+
+
+class Attempt:
+    """One request at one worker; ``run`` once."""
+
+    __slots__ = (
+        "_call",
+        "_exchange",
+        "_gone_since",
+        "_grown",
+        "_held",
+        "_last_beat",
+        "_last_byte",
+        "dialect",
+        "gave_up",
+        "tap",
+        "transcript",
+        "word",
+    )
+
+    def __init__(self, exchange: "Exchange", word: Dispatch) -> None:
+        self.word = word
+        self.gave_up = False
+        """Whether the router stopped it: then it knows already."""
+        self.dialect = dialect_of(word.card.engine)
+        self.tap = exchange.baton.tap(self.dialect)
+        self._exchange = exchange
+        self._held = b""
+        """What came before the first token."""
+        self._grown = 0
+        self._last_beat = 0.0
+        self._last_byte = time.monotonic()
+        self._gone_since: float | None = None
+        """When its worker was first seen to be gone."""
+        job, self.transcript = exchange.baton.start(self.dialect)
+        ids = self.transcript is not None and self.transcript.mode == "ids"
+        headers = engine_headers(job, word, exchange.ticket.id, exchange.caller.headers, exchange.span)
+        body = engine_body(job, word, exchange.resolved.adapter, token_ids=ids)
+        self._call: EngineCall = exchange.service.engines.call(word.card.url, job.path, body, headers)
+
+    def stop(self, reason: str) -> None:
+        """Give up: the router said so."""
+        self.gave_up = True
+        self._call.stop(reason)
+
+    async def run(self) -> bool:
+        """Answer the client; False where the router's next word decides."""
+        exchange, call = self._exchange, self._call
+        service = exchange.service
+        key = (exchange.ticket.id, self.word.attempt)
+        service.running[key] = self.stop
+        service.watched.add(self)
+        try:
+            await call.begin()
+            service.metrics.stage("dispatch", time.monotonic() - self._last_byte)
+            if call.status >= 400:
+                return await self._refused()
+            if call.streams:
+                return await self._stream()
+            if exchange.caller.begun:
+                raise EngineBroken("the engine answered a stream's second part in one piece")
+            return await self._unary()
+        except (EngineUnreachable, EngineBroken, CallStopped) as error:
+            return await exchange.lost(self, error.message)
+        finally:
+            service.running.pop(key, None)
+            service.watched.discard(self)
+            call.close()
+
+    async def look(self, now: float) -> None:
+        """Stop an engine that is silent for too long, and keep a quiet stream alive for the proxies before us."""
+        frontend, caller = self._exchange.service.settings.frontend, self._exchange.caller
+        silent = now - self._last_byte
+        if not self.tap.started:
+            # An unary answer's first byte comes with its last token: only the request's deadline limits that.
+            limit = frontend.upstream.first_byte_timeout
+            if silent > limit and self._exchange.job.streamed:
+                self._call.stop(f"no first byte within {limit} s")
+            elif self._gone_for(now) > GONE_SILENCE:
+                self._call.stop(f"its worker is gone, and nothing came for {silent:.1f} s")
+        elif caller.full:
+            if silent > frontend.upstream.stall_timeout:
+                caller.abort()  # it is the client that takes nothing any more; its server cancels us
+        elif silent > GONE_SILENCE and self._gone_for(now) >= 0:
+            self._call.stop(f"its worker is gone and has been silent for {silent:.1f} s")
+        elif silent > frontend.upstream.stall_timeout:
+            self._call.stop(f"the engine was silent for {silent:.1f} s inside its answer")
+        elif (
+            frontend.heartbeat
+            and silent > frontend.heartbeat
+            and now - self._last_beat > frontend.heartbeat
+            and self.tap.at_boundary
+        ):
+            self._last_beat = now
+            caller.write(b": waiting\n\n")
+            try:
+                await caller.drained()
+            except ConnectionResetError:
+                return  # whoever serves the client finds out by itself
+
+    def _gone_for(self, now: float) -> float:
+        """Return how long its worker has been gone, as far as we looked; below 0 where it is there."""
+        if self._exchange.service.cluster.knows(self.word.card):
+            self._gone_since = None
+            return -1.0
+        if self._gone_since is None:
+            self._gone_since = now
+        return now - self._gone_since
+
+    async def _stream(self) -> bool:
+        exchange, tap = self._exchange, self.tap
+        await self._call.relay(self._feed, exchange.caller)
+        if self.gave_up and not exchange.is_speaker(self):
+            return False
+        if tap.error is not None:
+            return await self._error()
+        if not tap.done and exchange.job.parsed is not None:
+            return await exchange.lost(self, "the engine's stream ended without its end mark")
+        if not tap.started and exchange.job.parsed is not None:
+            # One that is ending answers so: no token, no reason, only the end mark.
+            return await exchange.lost(self, "the engine's stream ended without any output")
+        if not exchange.speak(self):
+            return False
+        rest = self._held + tap.rest()
+        if not exchange.caller.begun:  # a stream of another dialect, without a byte
+            self._open()
+        if exchange.ticket.closed is None:
+            exchange.finish(usage=tap.usage, counted=tap.tokens)
+        if rest:
+            exchange.caller.write(rest)
+        await exchange.caller.end()
+        return True
+
+    def _feed(self, data: bytes) -> bool:
+        """Pass a piece of the engine's stream on to the client."""
+        exchange, tap = self._exchange, self.tap
+        out = tap.feed(data)
+        if not tap.started:
+            if tap.error is not None:
+                return False
+            self._held += out
+            if len(self._held) < HOLD_MAX:
+                return True
+            tap.started = True
+            out = b""
+        now = self._last_byte = time.monotonic()
+        timing = exchange.timing
+        if exchange.speaker is not self:
+            if not exchange.speak(self):
+                return False
+            out, self._held = self._held + out, b""
+            if timing.first is None:
+                timing.first = now
+            if not exchange.caller.begun:
+                self._open()
+        if self.transcript is not None:
+            out = self.transcript.take(out)
+        timing.chunk(now, tap.tokens)
+        if exchange.service.track_output:
+            grown = tap.tokens // exchange.resolved.block_size
+            if grown > self._grown:
+                self._grown = grown
+                exchange.ticket.grown(tap.tokens)
+        if tap.done and tap.error is None and exchange.ticket.closed is None:
+            # Before the end mark goes out: a client may hang up on seeing it, and has its answer then.
+            exchange.finish(usage=tap.usage, counted=tap.tokens)
+            if exchange.job.wants_extra:
+                out = before_end(out, exchange.job, exchange.ticket.id, exchange.extra())
+        if out:
+            exchange.caller.write(out)
+        return tap.error is None
+
+    async def _unary(self) -> bool:
+        exchange, call = self._exchange, self._call
+        body = await call.read()
+        if exchange.job.parsed is not None and gave_up(body, self.dialect.gave_up):
+            raise EngineBroken("the engine aborted the request")
+        if not exchange.speak(self):
+            return False
+        exchange.finish(usage=usage_of(body) if exchange.job.parsed is not None else None, counted=0)
+        if exchange.job.wants_extra:
+            body = with_nvext(body, exchange.extra())
+        await exchange.caller.send(call.status, body, {"content-type": call.content_type, **marks(self.word)})
+        return True
+
+    async def _refused(self) -> bool:
+        """The engine answered with an error status: the request's fault, its load, or its own."""
+        exchange, call = self._exchange, self._call
+        body = await call.read()
+        status = call.status
+        said = _said(body)
+        kind = self.dialect.refusal(status, said)
+        if kind != "client":
+            text = f"the engine answered {status}: {said}"
+            at_fault, leaving = kind == "fault", kind == "leaving"
+            return await exchange.lost(self, text, status=status, at_fault=at_fault, leaving=leaving)
+        if not exchange.speak(self, quietly=True):
+            return False
+        exchange.refused(self, f"the engine refused: {said}", status)
+        if exchange.caller.begun:
+            return False
+        await exchange.caller.send(status, body, {"content-type": call.content_type, **marks(self.word)})
+        return True
+
+    async def _error(self) -> bool:
+        """The engine ended its stream with an error."""
+        exchange, tap = self._exchange, self.tap
+        assert tap.error is not None
+        said = f"the engine said: {str(tap.error.get('message', 'no message'))[:500]}"
+        code = tap.error.get("code")
+        status = code if isinstance(code, int) else None
+        kind = self.dialect.refusal(status or 500, said)
+        if kind != "client":
+            return await exchange.lost(self, said, status=status, leaving=kind == "leaving")
+        exchange.refused(self, said, status or 400)
+        if exchange.caller.begun and exchange.baton.leg is None:  # the request's own fault, in the engine's own words
+            exchange.caller.write(tap.unsaid)
+            await exchange.caller.end()
+            return True
+        return False
+
+    def _open(self) -> None:
+        self._exchange.caller.open(
+            self._call.status,
+            {
+                "content-type": self._call.content_type,
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+                **marks(self.word),
+            },
+        )
+
+
+def _said(body: bytes) -> str:
+    """Return the start of an engine's error text, for the log and the reason."""
+    return " ".join(body[:300].decode("utf-8", "replace").split()) or "nothing"

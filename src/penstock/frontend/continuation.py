@@ -1,0 +1,126 @@
+"""How does the client see one stream where two engines made it? The later legs' chunks, told as the first one's."""
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from penstock.frontend.migration import Leg
+from penstock.frontend.sse import GAVE_UP, SseTap
+from penstock.frontend.transcript import Transcript
+
+
+class ContinuationTap(SseTap):
+    """Rewrite each chunk of a later leg.
+
+    It has the id, time and model of the first leg's chunks and the client's own dialect; usage counts the prompt as it
+    arrived and the output of all legs.
+
+    Args:
+        chat: the client asked for a chat, whatever the engine was asked for.
+        usage: the client asked for the usage chunk; ``always``: for usage in every chunk.
+        ids: the client asked for token ids.
+    """
+
+    __slots__ = ("_always", "_before", "_chat", "_ids", "_leg", "_made", "_owed", "_transcript", "_wants_usage")
+
+    def __init__(
+        self,
+        leg: Leg,
+        transcript: Transcript,
+        *,
+        chat: bool,
+        usage: bool,
+        always: bool = False,
+        ids: bool = False,
+        gave_up: Collection[str] = GAVE_UP,
+    ) -> None:
+        super().__init__(strip_usage=not usage, gave_up=gave_up)
+        self._leg = leg
+        self._transcript = transcript
+        self._chat = chat
+        self._wants_usage = usage
+        self._always = always
+        self._ids = ids
+        self._owed = leg.owed
+        self._before = leg.point.tokens
+        self._made = 0
+        self.tokens = self._before
+
+    def _whole(self, data: bytes) -> bytes:
+        parts = data.split(self._separator)
+        parts.pop()
+        return b"".join([self._event(part) for part in parts])
+
+    def _event(self, event: bytes) -> bytes:
+        payload = event.strip()
+        if not payload.startswith(b"data:"):
+            return b""
+        if self.error is not None:
+            return b""
+        if self._is_end(payload):
+            return b"data: [DONE]\n\n"
+        chunk = self._decoded(payload)
+        if chunk is None or self._is_error(chunk, b""):
+            return b""
+        choices = chunk.get("choices") or []
+        usage = chunk.get("usage")
+        if isinstance(usage, dict) and not choices:
+            self.usage = self._total(usage)
+            return self._chunk({"choices": [], "usage": self.usage}) if self._wants_usage else b""
+        return b"".join([self._said(choice, usage) for choice in choices if isinstance(choice, dict)])
+
+    def _said(self, choice: dict[str, Any], usage: Any) -> bytes:
+        """Return one choice's words as the client is to have them; b"" where it says nothing."""
+        delta = choice.get("delta") or {}
+        text = choice.get("text") or delta.get("content") or ""
+        made = choice.get("token_ids") or []
+        reason = choice.get("finish_reason")
+        if not (text or made or reason):
+            return b""
+        self.started = True
+        self._made += len(made) if self._transcript.mode == "ids" else 1
+        self.tokens = self._before + self._made
+        text, self._owed = self._owed + text, ""
+        told: dict[str, Any] = {"index": 0}
+        told |= {"delta": {"content": text}} if self._chat else {"text": text}
+        told |= {"logprobs": None, "finish_reason": reason}
+        if reason is not None:
+            told["stop_reason"] = choice.get("stop_reason")
+        if self._ids:
+            told["token_ids"] = made
+        body: dict[str, Any] = {"choices": [told]}
+        if self._always and isinstance(usage, dict):
+            body["usage"] = self._total(usage)
+        out = self._chunk(body)
+        self._transcript.wrote(made, out, reason)
+        return out
+
+    def _chunk(self, body: dict[str, Any]) -> bytes:
+        return b"data: " + msgspec.json.encode({**self._leg.head, **body}) + b"\n\n"
+
+    def _total(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """Return usage over all legs, from what the engine of this one says of its own."""
+        made = usage.get("completion_tokens")
+        output = self._before + (made if isinstance(made, int) else self._made)
+        return usage_of_all(self._leg.prompt_tokens, output)
+
+
+def usage_of_all(prompt: int, output: int) -> dict[str, Any]:
+    """Return the usage of an answer that several engines made."""
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+
+def last_words(leg: Leg, transcript: Transcript, *, chat: bool, usage: bool) -> bytes:
+    """Return how a stream ends whose output is whole but whose engine was lost before it could say so."""
+    out = b""
+
+    def chunk(body: dict[str, Any]) -> bytes:
+        return b"data: " + msgspec.json.encode({**leg.head, **body}) + b"\n\n"
+
+    if transcript.finish_reason is None:
+        told: dict[str, Any] = {"index": 0, **({"delta": {"content": leg.owed}} if chat else {"text": leg.owed})}
+        out += chunk({"choices": [{**told, "logprobs": None, "finish_reason": "length", "stop_reason": None}]})
+    if usage:
+        out += chunk({"choices": [], "usage": usage_of_all(leg.prompt_tokens, leg.point.tokens)})
+    return out + b"data: [DONE]\n\n"

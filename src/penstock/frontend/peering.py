@@ -1,0 +1,146 @@
+"""How does one frontend process ask another one? Over its admin port, each request signed with the cluster's secret.
+
+The caller's own key is not passed on: who holds the secret is let in, and only for reading. A signature binds method,
+receiver, path and query, a time and a number used once; it is good for `SPAN` seconds and for one request.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from yarl import URL
+
+from penstock.kernel.secret import ClusterSecret
+
+if TYPE_CHECKING:
+    from penstock.frontend.service import Service
+
+log = logging.getLogger("penstock.peers")
+
+HEADER = "x-penstock-peer"
+"""``version time nonce code``: time in whole seconds since 1970, nonce and code hexadecimal."""
+VERSION = 1
+SPAN = 30
+"""Seconds by which two processes' clocks may differ."""
+SEEN_MAX = 100_000
+"""Nonces remembered. With more requests than that in `SPAN` seconds the next ones are refused."""
+TIMEOUT = 2.0
+"""Seconds that another frontend process has to answer."""
+_PURPOSE = "frontend peer"
+
+
+def signature(secret: ClusterSecret, method: str, host: str, target: str, at: int, nonce: str) -> str:
+    """Return the header's value for a request to ``host``, as its Host header says it, and ``target`` (path, query)."""
+    return f"{VERSION} {at} {nonce} {secret.sign(_PURPOSE, *_parts(method, host, target, at, nonce))}"
+
+
+def _parts(method: str, host: str, target: str, at: int, nonce: str) -> tuple[bytes, ...]:
+    said = (str(VERSION), method, host, target, str(at), nonce)
+    return tuple(part.encode("utf-8", "surrogateescape") for part in said)
+
+
+class PeerGuard:
+    """Knows requests of this cluster's other frontends.
+
+    Args:
+        secret: of the cluster; without one nobody is let in this way.
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, secret: ClusterSecret | None, clock: Callable[[], float] = time.time) -> None:
+        self.refused: dict[str, int] = {}
+        """Requests that were signed but not let in, by reason."""
+        self._secret = secret
+        self._clock = clock
+        self._seen: OrderedDict[str, float] = OrderedDict()
+
+    def admits(self, said: str | None, method: str, host: str, target: str) -> bool:
+        """Tell whether a request with this header is of another frontend of the cluster; true once for each."""
+        if said is None:
+            return False
+        why = self._fault(said, method, host, target)
+        if why is None:
+            return True
+        count = self.refused[why] = self.refused.get(why, 0) + 1
+        if count & (count - 1) == 0:  # the 1st, 2nd, 4th...: whoever knocks must not fill the log
+            log.warning("request %d that says it is of another frontend is not let in: %s", count, why)
+        return False
+
+    def _fault(self, said: str, method: str, host: str, target: str) -> str | None:
+        parts = said.split(" ")
+        if not parts[0].isascii() or not parts[0].isdigit() or len(parts[0]) > 9:
+            return "malformed"
+        if int(parts[0]) > VERSION:
+            return "newer"
+        if len(parts) != 4 or not parts[1].isascii() or not parts[1].isdigit() or len(parts[1]) > 15:
+            return "malformed"
+        at, nonce = int(parts[1]), parts[2]
+        if self._secret is None or method != "GET" or not 16 <= len(nonce) <= 64:
+            return "not allowed"
+        if not self._secret.verify(parts[3], _PURPOSE, *_parts(method, host, target, at, nonce)):
+            return "wrong secret"
+        now = self._clock()
+        if abs(now - at) > SPAN:
+            return "too old"
+        while self._seen and next(iter(self._seen.values())) < now - 2 * SPAN:
+            self._seen.popitem(last=False)
+        if nonce in self._seen or len(self._seen) >= SEEN_MAX:
+            return "repeated"
+        self._seen[nonce] = now
+        return None
+
+
+async def from_peers(service: "Service", path: str, *, text: bool = False) -> list[Any]:
+    """Return what the other frontend processes of this cluster answer; those that do not are left out.
+
+    Args:
+        path: with query, such as ``/admin/status?scope=process``.
+        text: return texts, not JSON.
+    """
+    urls = service.cluster.peers()
+    if not urls:
+        return []
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        wanted = [URL(url.rstrip("/") + path, encoded=True) for url in urls]
+        answers = await asyncio.gather(*(_get(http, url, _signed(service.secret, url), text) for url in wanted))
+    return [answer for answer in answers if answer is not None]
+
+
+def findings(service: "Service") -> list[dict[str, Any]]:
+    """Return what an operator should know of requests that were not let in."""
+    refused = service.peer_guard.refused
+    found = []
+    for why, hint in (
+        ("wrong secret", "give all processes of the cluster the same PENSTOCK_CLUSTER_SECRET"),
+        ("newer", "processes of one cluster run the same release; update this one"),
+        ("too old", f"the clocks of the cluster's machines differ by more than {SPAN} s: run a time service"),
+    ):
+        if refused.get(why):
+            text = f"{refused[why]} requests that say they are of another frontend were not let in: {why}"
+            found.append({"level": "warning", "text": text, "hint": hint})
+    return found
+
+
+def _signed(secret: ClusterSecret | None, url: URL) -> dict[str, str]:
+    if secret is None:
+        return {}
+    host = url.raw_authority
+    return {HEADER: signature(secret, "GET", host, url.raw_path_qs, int(time.time()), secrets.token_hex(16))}
+
+
+async def _get(http: aiohttp.ClientSession, url: URL, headers: dict[str, str], text: bool) -> Any:
+    try:
+        async with http.get(url, headers=headers, allow_redirects=False) as response:
+            if response.status != 200:
+                if response.status in (401, 403):
+                    log.warning("the frontend at %s does not let us in: another cluster secret", url.origin())
+                return None
+            return await response.text() if text else await response.json()
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return None  # a process that is just going away is no reason to fail the others' answer

@@ -1,0 +1,81 @@
+"""How do administrators see and change settings of a running cluster? Live knobs, checked, for all its processes."""
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from penstock.adapters.seams import StoreUnavailable
+from penstock.config.live import changed, live_knobs, live_values, value_at
+from penstock.config.problems import ConfigProblems
+from penstock.frontend.context import CALLER, service_of
+from penstock.frontend.errors import rejected
+from penstock.frontend.models import json_response
+from penstock.frontend.operate import body_of, store_of, unavailable
+from penstock.frontend.peering import from_peers
+from penstock.frontend.service import Service
+from penstock.runtime.changes import line_of
+from penstock.runtime.tuning import wish_settings
+
+
+class SetBody(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /admin/set: knob -> value, as text with units or as plain data."""
+
+    values: dict[str, str | int | float | bool | None]
+
+
+async def settings(request: web.Request) -> web.Response:
+    """GET /admin/settings: every live knob as it is, which were changed, and what each frontend process goes by."""
+    service = service_of(request)
+    now = live_values(service.settings)
+    mine = {"name": service.cluster.name, "settings": now}
+    others: list[Any] = []
+    if request.query.get("scope") != "process":
+        others = await from_peers(service, "/admin/settings?scope=process")
+    start = live_values(service.cluster.started)
+    return json_response(
+        {
+            "settings": now,
+            "changed": {key: {"start": start[key], "now": value} for key, value in now.items() if value != start[key]},
+            "frontends": [mine, *(frontend for other in others for frontend in other["frontends"])],
+        }
+    )
+
+
+async def set_values(request: web.Request) -> web.Response:
+    """POST /admin/set: change live knobs in all frontends and the supervisor; all of them, or none."""
+    service, store = service_of(request), store_of(request)
+    body = await body_of(request, SetBody)
+    if not body.values:
+        raise rejected('values names no knob; send {"values": {"router.cost.overlap_credit": "2"}}', "values")
+    overrides = [f"{key}={_text(value)}" for key, value in body.values.items()]
+    try:
+        changes = changed(service.settings, overrides, service.cluster.started)
+    except ConfigProblems as error:
+        lines = "; ".join(str(problem) for problem in error.problems)
+        raise rejected(f"nothing was changed: {lines}", "values", code="invalid_setting") from None
+    by = request[CALLER]
+    try:
+        await wish_settings(store, changes, by)
+    except StoreUnavailable as error:
+        raise unavailable(error) from error
+    for change in changes:
+        service.changes.write(line_of(change.key, change.old, change.new, by))
+    return json_response(
+        {
+            "changed": {change.key: {"old": change.old, "new": change.new} for change in changes},
+            "values": {key: _now(service, key) for key in body.values if key not in {c.key for c in changes}}
+            | {change.key: change.new for change in changes},
+        }
+    )
+
+
+def _text(value: str | float | bool | None) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _now(service: Service, key: str) -> Any:
+    knob = live_knobs().get(key)
+    return None if knob is None else msgspec.to_builtins(value_at(service.settings, knob.path))

@@ -1,0 +1,253 @@
+"""What does ``penstock simulate`` do? Runs a cluster on virtual time, once per variant, and compares them."""
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from penstock.config.cluster import ClusterSettings
+from penstock.config.load import load, resolved_yaml
+from penstock.config.names import pool_prefix
+from penstock.config.timing_files import load_timing
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.machine import SECOND
+from penstock.kernel.records import RequestRecord
+from penstock.report.html import write_gaps, write_report
+from penstock.report.script import policy_of
+from penstock.report.simulate_options import SimulateOptions
+from penstock.report.simulated import Outcome, as_dict, as_json, print_table
+from penstock.report.source import cut, of_trace, of_workload
+from penstock.report.summary import summarise
+from penstock.router.status import status_row
+from penstock.runtime.run_folder import CsvRows, LineWriter, RunFolder
+from penstock.simulate.cluster import Cluster
+from penstock.simulate.plan import Plan, PoolPlan, StartUp, checked
+from penstock.traffic.request import TrafficRequest
+from penstock.traffic.sessions import Sessions
+
+FLUSH_LINES = 2_000
+REFRESH = 0.2
+"""Seconds between drawings of the bar."""
+
+
+@dataclass(slots=True)
+class Variant:
+    """One set of settings, and what came of it."""
+
+    name: str
+    settings: ClusterSettings
+    plan: Plan
+    notes: list[str] = field(default_factory=list)
+
+
+def main(options: SimulateOptions) -> int:
+    """Simulate every variant.
+
+    Returns: 0.
+    Raises:
+        ConfigError: the settings, the trace, the script of faults, the policy or the run folder is at fault.
+    """
+    variants = variants_of(options)
+    traffic, told = traffic_of(options)
+    outcomes = []
+    for variant in variants:
+        variant.notes += told
+        outcomes.append(run(options, variant, traffic))
+    if options.json:
+        sys.stdout.write(as_json(outcomes))
+    else:
+        print_table(outcomes)
+    return 0
+
+
+# --- what is asked ---------------------------------------------------------------------------------------------------
+
+
+def variants_of(options: SimulateOptions) -> list[Variant]:
+    """Read the settings of every variant.
+
+    Raises:
+        ConfigError: something about them is wrong.
+    """
+    axes: list[list[str]] = []
+    for text in options.compare:
+        name, equals, values = text.partition("=")
+        found = [value for value in values.split(",") if value]
+        if not equals or not name or not found:
+            raise ConfigError(f"--compare {text!r} names nothing to compare", hint="such as router.mode=kv,round_robin")
+        axes.append([f"{name}={value}" for value in found])
+    variants = []
+    for chosen in product(*axes):
+        settings = load(options.config, [*options.overrides, *chosen], os.environ).settings
+        variants.append(_variant(options, " ".join(chosen) or "as configured", settings))
+    return variants
+
+
+def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> Variant:
+    model = options.model
+    if model is None:
+        if len(settings.models) != 1:
+            raise ConfigError(
+                f"the config has several models: {', '.join(settings.models)}", hint="say which one with --model"
+            )
+        model = next(iter(settings.models))
+    if model not in settings.models:
+        raise ConfigError(f"the config has no model {model!r}", hint=f"it has {', '.join(settings.models)}")
+    prefix = pool_prefix(model, len(settings.models))
+    notes: list[str] = []
+    pools: dict[str, PoolPlan] = {}
+    for pool_name, pool in settings.models[model].pools.items():
+        if pool.engine != "sim":
+            notes.append(f"pool {pool_name} is {pool.engine}: simulated by its sim settings")
+        replicas = options.workers or (len(pool.urls) if pool.urls else pool.replicas)
+        # A timing model of one GPU and its parts knows how many an engine takes.
+        timing = pool.sim.timing
+        gpus = max(timing.tensor_parallel, timing.expert_parallel) if pool.gpus is None else pool.gpus
+        pools[f"{prefix}{pool_name}"] = PoolPlan(
+            sim=pool.sim, replicas=replicas, gpus=gpus, table=load_timing(pool.sim.timing)
+        )
+    plan = Plan(
+        model=model,
+        pools=pools,
+        router=settings.routing,
+        seed=options.seed,
+        until=options.duration,
+        faults=options.faults,
+        start_up=StartUp(median=options.start_up, sigma=options.start_up_sigma),
+        drain_timeout=settings.supervise.drain_timeout,
+        policy_interval=options.policy_interval,
+    )
+    return Variant(name, settings, checked(plan), notes)
+
+
+Traffic = Callable[[], Iterator[TrafficRequest]]
+
+
+def traffic_of(options: SimulateOptions) -> tuple[Traffic, list[str]]:
+    """Return what makes the same requests anew for each variant, and what should be said about them.
+
+    Raises:
+        ConfigError: the trace can't be read or has nothing in the slice, or the workload can't be had.
+    """
+    if options.trace is None:
+        of_workload(options)  # so that what is wrong with it is told before anything runs
+        return lambda: cut(options, of_workload(options)), []
+    requests, trace = of_trace(options)
+    kept = list(cut(options, iter(requests)))
+    told = []
+    if trace.skipped:
+        told = [f"{trace.skipped} bad rows of the trace were skipped; the first: {trace.errors[0].message}"]
+    return lambda: iter(kept), told
+
+
+# --- one run ---------------------------------------------------------------------------------------------------------
+
+
+def run(options: SimulateOptions, variant: Variant, traffic: Traffic) -> Outcome:
+    """Simulate one variant and leave its run folder."""
+    policy = None if options.policy is None else policy_of(options.policy)
+    folder = RunFolder.create(options.out, "simulate", config=resolved_yaml(variant.settings), seed=options.seed)
+    requests, decisions = folder.writer("requests.jsonl"), folder.writer("decisions.jsonl")
+    rows = CsvRows(folder.path / "metrics.csv")
+    kept: list[RequestRecord] = []
+    retries = 0
+
+    def ended(record: RequestRecord) -> None:
+        nonlocal retries
+        requests.write(record)
+        kept.append(msgspec.structs.replace(record, blocks=None))
+        retries += max(0, (record.attempts or 1) - 1)
+        if len(kept) % FLUSH_LINES == 0:
+            requests.flush()
+            decisions.flush()
+
+    source = traffic()
+    cluster = Cluster(
+        variant.plan,
+        Sessions(source) if options.closed_loop else source,
+        policy=policy,
+        record=ended,
+        decided=decisions.write if options.decisions else lambda decision: None,
+        observe=lambda at, status: rows.append({"seconds": at, **status_row(status)}),
+    )
+    started = time.perf_counter()
+    with _bar(options, variant, cluster) as draw, _few_collections():
+        cluster.run(draw)
+    wall = time.perf_counter() - started
+    requests.flush()
+    decisions.flush()
+    gaps = cluster.gaps()
+    summary = summarise(kept, slo_ttft=options.slo_ttft, slo_itl=options.slo_itl, gaps=gaps)
+    outcome = Outcome(
+        name=variant.name,
+        summary=summary,
+        slo_ttft=options.slo_ttft,
+        slo_itl=options.slo_itl,
+        seed=options.seed,
+        gpu_hours=cluster.gpu_hours(),
+        preemptions=cluster.world.preemptions,
+        retries=retries,
+        migrations=cluster.world.notes.get("migrated", 0),
+        events=cluster.simulation.events_handled,
+        simulated=cluster.end / SECOND,
+        wall=wall,
+        run=str(folder.path),
+        notes=[*variant.notes, *cluster.refused, *_lost(requests), *_lost(decisions)],
+    )
+    (folder.path / "simulate.json").write_text(json.dumps(as_dict(outcome), indent=2) + "\n")
+    write_gaps(folder.path, gaps)
+    if options.html:
+        write_report(folder.path)
+    return outcome
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Keep the garbage collector from walking a growing heap of records again and again: a run makes no cycles."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(1_000_000, 50, 1_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+@contextmanager
+def _bar(options: SimulateOptions, variant: Variant, cluster: Cluster) -> Iterator[Callable[[], object]]:
+    """Show how far a run is while the block runs, on a terminal; yields what draws."""
+    if options.json or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    columns = (TextColumn(variant.name), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
+        line = bar.add_task("", total=options.duration or options.requests, state="")
+        drawn = 0.0
+
+        def draw() -> None:
+            nonlocal drawn
+            now = time.perf_counter()
+            if now - drawn < REFRESH:
+                return
+            drawn = now
+            simulated = cluster.simulation.now / SECOND
+            done = simulated if options.duration else cluster.world.closed
+            bar.update(line, completed=done, state=f"{cluster.world.closed:,} requests, {simulated:,.0f} s simulated")
+            bar.refresh()
+
+        yield draw
+
+
+def _lost(writer: LineWriter) -> list[str]:
+    return [f"{writer.lost} lines of {writer.path.name} could not be written: {writer.failing}"] if writer.lost else []

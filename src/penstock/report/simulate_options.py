@@ -1,0 +1,43 @@
+"""What can a simulation be asked to do?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.report.source import TrafficOptions
+from penstock.simulate.plan import Fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions(TrafficOptions):
+    """One call of ``penstock simulate``. Times in seconds.
+
+    Args:
+        config: YAML file of a cluster, as ``penstock up`` takes it; None is the embedded default.
+        overrides: ``name=value`` for every variant.
+        compare: ``name=value,value``: a variant for each value, and for each combination of several such.
+        workers: engines of every pool, instead of what the config says.
+        closed_loop: a session's next turn comes a pause after the answer before it, not at its planned time.
+        model: which of the config's models; unset where there is only one.
+        start_up, start_up_sigma: how long a worker that is added or comes back takes until it serves.
+        policy: ``MODULE:NAME`` of a scaling policy, asked every ``policy_interval``.
+        decisions: write decisions.jsonl.
+    """
+
+    config: str | None = None
+    overrides: Sequence[str] = ()
+    compare: Sequence[str] = ()
+    closed_loop: bool = False
+    workers: int | None = None
+    model: str | None = None
+    faults: Sequence[Fault] = ()
+    start_up: float = 0.0
+    start_up_sigma: float = 0.0
+    policy: str | None = None
+    policy_interval: float = 30.0
+    slo_ttft: float | None = 2.0
+    slo_itl: float | None = 0.025
+    json: bool = False
+    out: Path = Path("runs")
+    html: bool = True
+    decisions: bool = True

@@ -1,0 +1,90 @@
+"""What does `penstock join` run? Engines of this machine for a cluster that runs already."""
+
+import asyncio
+import json
+import os
+import secrets
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from penstock.adapters.connectors.state_file import StateFile, passing_namespace
+from penstock.adapters.stores.file import FileStore
+from penstock.config.cluster import PoolSettings, SuperviseSettings
+from penstock.config.secret import kept_secret
+from penstock.kernel.errors import ConfigError, PenstockError
+from penstock.kernel.secret import ClusterSecret
+from penstock.runtime.fleet import Fleet
+from penstock.runtime.operator import Operator
+from penstock.runtime.terminal import Say, on_signals
+
+
+def join(cluster: str, pool: PoolSettings, model: str, *, name: str = "joined", say: Say = print) -> int:
+    """Add engines of this machine to a running cluster until Ctrl-C.
+
+    Args:
+        cluster: the frontend's URL, or the cluster's run folder.
+    Raises:
+        ConfigError: no cluster is there, or it keeps its membership where this process can't reach it.
+    """
+    return asyncio.run(_join(_run_folder_of(cluster), pool, model, name, say))
+
+
+async def _join(folder: Path, pool: PoolSettings, model: str, name: str, say: Say) -> int:
+    stopping, hurry = asyncio.Event(), asyncio.Event()
+    on_signals(stopping, hurry)
+    settings = SuperviseSettings()
+    secret = kept_secret(folder)
+    store = FileStore(folder / "discovery", secret=None if secret is None else ClusterSecret(secret))
+    token = secrets.token_hex(4)
+    state = StateFile.open(folder / "state", passing_namespace(name, token))
+    state.own(folder)
+    fleet = Fleet(store, settings, state, logs=folder / "logs", ttl=10.0, secret=secret)
+    operating: asyncio.Task[None] | None = None
+    status = 0
+    try:
+        ids = fleet.add_pool(model, name, pool, prefix=f"{token}-")
+        await fleet.start()
+        operating = asyncio.create_task(Operator(store, fleet, ttl=10.0).run(), name="operator")
+        ready = asyncio.create_task(fleet.ready())
+        stop = asyncio.create_task(stopping.wait())
+        await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if ready.done():
+            ready.result()
+            say(f"Joined with {len(ids)} workers of {model}: {', '.join(ids)}. Ctrl-C takes them out.")
+            await stopping.wait()
+    except PenstockError as error:
+        say(f"penstock: {error}")
+        status = 1
+    finally:
+        if operating is not None:
+            operating.cancel()
+            await asyncio.gather(operating, return_exceptions=True)
+        await fleet.stop(at_once=hurry.is_set())
+        state.close()
+        await store.close()
+    return status
+
+
+def _run_folder_of(cluster: str) -> Path:
+    if not cluster.startswith(("http://", "https://")):
+        folder = Path(cluster)
+        if not (folder / "discovery").is_dir():
+            raise ConfigError(f"{folder} is no run folder of a live cluster", hint="penstock status shows the folder")
+        return folder
+    request = urllib.request.Request(f"{cluster.rstrip('/')}/admin/status")
+    admin = os.environ.get("PENSTOCK_ADMIN_KEY")
+    if admin:
+        request.add_header("authorization", f"Bearer {admin}")
+    try:
+        with urllib.request.urlopen(request, timeout=5.0) as answer:
+            folder = Path(json.load(answer)["run"])
+    except (urllib.error.URLError, OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"no cluster answers at {cluster}: {error}", hint="penstock up starts one") from error
+    if not (folder / "discovery").is_dir():
+        raise ConfigError(
+            f"the cluster at {cluster} keeps its membership in {folder}, which is not on this machine",
+            hint="join works on the cluster's own machine; attach servers of other machines by URL",
+        )
+    return folder

@@ -1,0 +1,86 @@
+"""What has this frontend still running on a worker that is drained? Counted, and said in the store.
+
+A supervisor ends a drained engine once every frontend has said that nothing runs there any more. What it reads here
+also tells it that the frontend has heard of the drain: from the first report on the worker gets no new request.
+"""
+
+import asyncio
+import logging
+
+from penstock.adapters.seams import Store, StoreUnavailable
+from penstock.kernel.values import WorkerCard
+from penstock.router.core import Core
+from penstock.runtime.wishes import LEAVING, Leaving, put
+
+log = logging.getLogger("penstock.membership")
+
+EVERY = 0.1
+"""Seconds between counts while a worker is drained; nothing is counted otherwise."""
+
+
+class Departures:
+    """Reports on every worker that leaves.
+
+    Args:
+        name: of this frontend.
+        ttl: seconds after which the reports go when this process dies.
+    """
+
+    def __init__(self, store: Store, router: Core, name: str, ttl: float) -> None:
+        self._store = store
+        self._router = router
+        self._name = name
+        self._ttl = ttl
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def began(self, card: WorkerCard) -> None:
+        """A worker takes no new requests; called after the router has heard of it."""
+        self._tasks[card.id] = asyncio.create_task(self._report(card), name=f"leaving-{card.id}")
+
+    async def ended(self, card: WorkerCard) -> None:
+        """It is gone, or back with a newer epoch."""
+        task = self._tasks.pop(card.id, None)
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        try:
+            await self._store.delete(self._key(card))
+        except StoreUnavailable as error:
+            log.warning("the report on %s stays until its lease ends: %s", card.id, error)
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _key(self, card: WorkerCard) -> str:
+        return f"{LEAVING}{card.id}/{self._name}"
+
+    async def _report(self, card: WorkerCard) -> None:
+        begun = self._active(card)
+        said: int | None = None
+        while said != 0:
+            active = self._active(card)
+            if active != said:
+                try:
+                    report = Leaving(worker=card.id, epoch=card.epoch, active=active, begun=begun)
+                    await put(self._store, self._key(card), report, ttl=self._ttl)
+                    said = active
+                except StoreUnavailable as error:
+                    log.warning("what still runs on %s can't be said: %s", card.id, error)
+            await asyncio.sleep(EVERY)
+
+    def _active(self, card: WorkerCard) -> int:
+        return running_on(self._router, card.id)
+
+
+def running_on(router: Core, worker: str) -> int:
+    """Count the requests of this frontend that run on a worker."""
+    count = 0
+    for request in router.requests.values():
+        targets = {request.target} if request.on_worker else set()
+        if request.hedge is not None:
+            targets.add(request.hedge.target)
+        count += any(target is not None and target.worker == worker for target in targets)
+    return count

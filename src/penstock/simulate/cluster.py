@@ -1,0 +1,286 @@
+"""How does a cluster run on virtual time? The production router and engines, traffic, and a script of what happens."""
+
+import heapq
+import random
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from penstock.engine.benchmark import perf_metrics
+from penstock.engine.gaps import joined
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Event, Nanos, nanos, seconds
+from penstock.kernel.records import RequestRecord
+from penstock.kernel.simulation import Simulation
+from penstock.kernel.values import WorkerId
+from penstock.router import events as routing
+from penstock.router.router import Router
+from penstock.simulate.fleet import Fleet, Worker
+from penstock.simulate.plan import Fault, Plan, checked
+from penstock.simulate.scaling import PoolSeen, ScalePolicy, Seen
+from penstock.simulate.world import ROUTER, Window, World
+from penstock.traffic.request import TrafficRequest
+from penstock.traffic.sessions import Sessions
+
+SLICE = 512
+"""Events between two looks whether everything has ended."""
+
+
+class Cluster:
+    """One simulated run; `run` it once.
+
+    Args:
+        plan: what is there and what befalls it.
+        traffic: requests in order of arrival, or sessions in a closed loop.
+        policy: decides how many workers there are; None leaves them as they are.
+        record: takes every request that has ended, in that order.
+        decided: takes every decision of the router.
+        observe: takes the router's status (`penstock.router.status`) and the seconds, every ``plan.observe_every``.
+    Raises:
+        ConfigError: the plan contradicts itself.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        traffic: Iterable[TrafficRequest],
+        *,
+        policy: ScalePolicy | None = None,
+        record: Callable[[RequestRecord], object] = lambda record: None,
+        decided: Callable[[routing.Decision], object] = lambda decision: None,
+        observe: Callable[[float, dict[str, Any]], object] | None = None,
+    ) -> None:
+        self.plan = checked(plan)
+        self.router = Router(plan.router, name=ROUTER, seed=plan.seed)
+        self.fleet = Fleet(plan, random.Random(plan.seed + 1))
+        self.world = World(
+            plan,
+            self.router,
+            self.fleet,
+            removed=lambda worker: self.simulation.remove(worker.id),
+            record=record,
+            decided=decided,
+            loop=traffic if isinstance(traffic, Sessions) else None,
+        )
+        self.simulation = Simulation({ROUTER: self.router}, self.world, checked=plan.checked)
+        self.refused: list[str] = []
+        """What the script or the policy asked for and could not be done, with the reason."""
+        self._traffic: Iterator[TrafficRequest] = iter(traffic)
+        self._exhausted = False
+        self._policy = policy
+        self._observe = observe
+        self._script: list[tuple[Nanos, int, Callable[[], None]]] = []
+        self._script_serial = 0
+        self._speeds: dict[str, dict[str, float]] = {}
+
+    @property
+    def end(self) -> Nanos:
+        """When the last request ended, or when arrivals end by plan, whichever is later."""
+        until = 0 if self.plan.until is None else nanos(self.plan.until)
+        return max(self.world.end, until)
+
+    def run(self, progress: Callable[[], object] = lambda: None) -> None:
+        """Let everything happen.
+
+        Args:
+            progress: called now and then.
+        Raises:
+            InvariantError: tokens, blocks or requests went missing: a bug of ours.
+        """
+        for name, pool in self.plan.pools.items():
+            for _ in range(pool.replicas):
+                self._start(name, at_once=True)  # what the run begins with serves already
+        for fault in self.plan.faults:
+            self._at(nanos(fault.at), partial(self._befall, fault))
+        if self._policy is not None:
+            self._at(nanos(self.plan.policy_interval), self._decide)
+        if self._observe is not None:
+            self._at(nanos(self.plan.observe_every), self._look)
+        self._next_arrival()
+        turn = 0
+        while self._script or self.world.open:
+            if not self._script:
+                self.simulation.run(limit=SLICE)
+            else:
+                at = self._script[0][0]
+                self.simulation.run(until=at)
+                if self._quiet and at > self.end:
+                    break  # what is still in the script would meet nobody
+                _, _, act = heapq.heappop(self._script)
+                act()
+            turn += 1
+            if turn % SLICE == 0:
+                progress()
+        progress()
+        self.world.check()
+        if self.simulation.clamped:
+            raise InvariantError(f"{self.simulation.clamped} events were meant for the past")
+
+    def gpu_hours(self) -> float:
+        """Return GPU-hours up to the end, with the workers' starting and draining."""
+        return self.fleet.gpu_hours(self.end)
+
+    def gaps(self) -> list[tuple[float, int]]:
+        """Return (seconds, how many of it) of the waits between tokens, of all engines."""
+        return joined(self.fleet.gaps)
+
+    # --- the script: arrivals, faults, starts, decisions about scale -------------------------------------------------
+
+    @property
+    def _quiet(self) -> bool:
+        """Whether nothing arrives any more and all that did has ended."""
+        return self._exhausted and not self.world.open
+
+    def _at(self, at: Nanos, act: Callable[[], None]) -> None:
+        """Do something at a time; what comes first at one time is done first."""
+        self._script_serial += 1
+        heapq.heappush(self._script, (at, self._script_serial, act))
+
+    def _post(self, event: Event) -> None:
+        """Let the router hear of something now."""
+        self.simulation.post(self.simulation.now, ROUTER, event)
+
+    def _next_arrival(self) -> None:
+        request = next(self._traffic, None)
+        until = self.plan.until
+        if request is None or (until is not None and request.at >= until):
+            self._exhausted = True
+            return
+        self._at(nanos(request.at), partial(self._arrive, request))
+
+    def _arrive(self, request: TrafficRequest) -> None:
+        self._post(self.world.arrived(request))
+        self._next_arrival()
+
+    def _start(self, pool: str, worker: WorkerId | None = None, *, at_once: bool = False) -> None:
+        """Start a worker, or start one again."""
+        now = self.simulation.now
+        made, ready = self.fleet.start(pool, now, worker)
+        if at_once:
+            ready = now
+        self.simulation.machines[made.id] = made.engine
+        self._post(routing.WorkerJoined(card=made.card, ready=ready <= now))
+        if ready <= now:
+            self._ready(made)
+        else:
+            self._at(ready, partial(self._ready, made))
+
+    def _ready(self, worker: Worker) -> None:
+        if self.fleet.workers.get(worker.id) is not worker or worker.state != "starting":
+            return  # it was ended before it served
+        worker.state = "ready"
+        worker.life.ready = self.simulation.now
+        self._post(routing.WorkerReady(worker=worker.id, epoch=worker.card.epoch))
+        if self.plan.router.cost.kind == "latency":
+            if worker.pool not in self._speeds:
+                kind = self.plan.pools[worker.pool]
+                self._speeds[worker.pool] = perf_metrics(kind.sim, kind.table)["fit"]
+            self._post(routing.WorkerMeasured(worker=worker.id, **self._speeds[worker.pool]))
+
+    def _befall(self, fault: Fault) -> None:
+        """Carry out one line of the script of faults; what can't be is kept in ``refused``."""
+        if fault.kind == "add":
+            return self._start(fault.pool or next(iter(self.plan.pools)))
+        worker = None if fault.worker is None else self.fleet.workers.get(fault.worker)
+        if worker is None:
+            known = ", ".join(self.fleet.workers) or "none"
+            self.refused.append(f"{fault.kind} of {fault.worker} at {fault.at:g} s: workers then are {known}")
+        elif fault.kind == "fail":
+            self._fail(worker, fault.restart)
+        elif fault.kind == "drain":
+            self._drain(worker)
+        else:
+            self._post(routing.WorkerCordoned(worker=worker.id, on=fault.kind == "cordon", reason="by the script"))
+
+    def _fail(self, worker: Worker, restart: float | None) -> None:
+        """End a worker at once: its streams break, then it leaves."""
+        self._break(worker, "the connection broke: it was killed")
+        self._remove(worker, "it failed")
+        if restart is not None:
+            self._at(self.simulation.now + nanos(restart), partial(self._start, worker.pool, worker.id))
+
+    def _drain(self, worker: Worker) -> None:
+        """Let a worker finish what it has, then end it."""
+        if worker.state == "draining":
+            return
+        if worker.state == "starting" or not worker.running:
+            return self._remove(worker, "it was drained")
+        worker.state = "draining"
+        self._post(routing.WorkerDraining(worker=worker.id, epoch=worker.card.epoch))
+        self._at(self.simulation.now + nanos(self.plan.drain_timeout), partial(self._give_up, worker))
+
+    def _give_up(self, worker: Worker) -> None:
+        """A drain has taken too long: what still runs goes on elsewhere, where it can."""
+        if self.fleet.workers.get(worker.id) is worker:
+            self._break(worker, "it was drained, and its time is over")
+            self._remove(worker, "it was drained, with requests that had not ended in time")
+
+    def _break(self, worker: Worker, why: str) -> None:
+        for event in self.world.broken(worker, self.simulation.now, why):
+            self._post(event)
+
+    def _remove(self, worker: Worker, why: str) -> None:
+        self._post(self.world.left(worker, self.simulation.now, why))
+
+    # --- scaling -----------------------------------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        """Ask the policy, and do what it says."""
+        assert self._policy is not None
+        now = self.simulation.now
+        self._at(now + nanos(self.plan.policy_interval), self._decide)
+        wanted = self._policy.decide(self._seen(now))
+        self.world.window = Window()
+        for pool, count in (wanted or {}).items():
+            if pool not in self.plan.pools or count < 0:
+                self.refused.append(f"{count} workers of {pool} at {seconds(now):g} s: there is no such pool or number")
+                continue
+            staying = self.fleet.wanted(pool)
+            for _ in range(count - len(staying)):
+                self._start(pool)
+            # Who does not serve goes first, then the youngest, whose cache is the emptiest.
+            order = staying[::-1]
+            order.sort(key=lambda worker: worker.state != "starting")
+            for worker in order[: max(0, len(staying) - count)]:
+                self._drain(worker)
+
+    def _look(self) -> None:
+        """Let somebody see how the router stands."""
+        assert self._observe is not None
+        now = self.simulation.now
+        self._at(now + nanos(self.plan.observe_every), self._look)
+        self._observe(seconds(now), self.router.status(now))
+
+    def _seen(self, now: Nanos) -> Seen:
+        window = self.world.window
+        pool = self.router.pools.get(self.plan.model)
+        return Seen(
+            now=seconds(now),
+            window=self.plan.policy_interval,
+            arrived=window.arrived,
+            ok=window.ended.get("ok", 0),
+            rejected=window.ended.get("rejected", 0),
+            failed=window.ended.get("failed", 0) + window.ended.get("expired", 0),
+            prompt_tokens=window.prompt_tokens,
+            output_tokens=window.output_tokens,
+            queued=0 if pool is None else len(pool.queue),
+            ttft=_mean(window.ttft),
+            itl=_mean(window.itl),
+            pools={name: self._pool_seen(name) for name in self.plan.pools},
+        )
+
+    def _pool_seen(self, pool: str) -> PoolSeen:
+        workers = self.fleet.of(pool)
+        serving = [worker.engine for worker in workers if worker.state != "starting"]
+        return PoolSeen(
+            ready=sum(worker.state == "ready" for worker in workers),
+            starting=sum(worker.state == "starting" for worker in workers),
+            draining=sum(worker.state == "draining" for worker in workers),
+            running=sum(one.running for one in serving),
+            waiting=sum(one.waiting for one in serving),
+            kv_usage=sum(one.kv_usage for one in serving) / len(serving) if serving else 0.0,
+        )
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

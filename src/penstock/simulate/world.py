@@ -1,0 +1,299 @@
+"""What stands between the router and the engines? It carries out the effects of both, and keeps the books.
+
+As the live processes would, but with no network and no HTTP: what the router wants goes to an engine at the same
+moment, what an engine tells goes back.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.engine import events as engine
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import SECOND, Effect, Event, Nanos, nanos, seconds
+from penstock.kernel.records import ItlSummary, RequestRecord
+from penstock.kernel.simulation import Answer
+from penstock.kernel.values import RequestId, WorkerId
+from penstock.router import events as routing
+from penstock.router.recorded import record_of
+from penstock.router.router import Router
+from penstock.simulate.fleet import Fleet, Worker
+from penstock.simulate.names import PrefixNames
+from penstock.simulate.plan import Plan
+from penstock.traffic.request import TrafficRequest
+from penstock.traffic.sessions import Sessions
+
+ROUTER = "router"
+_PLAIN = routing.Preferences()
+
+
+@dataclass(slots=True)
+class Open:
+    """A request between its arrival and its end."""
+
+    asked: TrafficRequest
+    blocks: list[int]
+    got: int = 0
+    """Output tokens of the legs that are over."""
+    first: Nanos | None = None
+    last: Nanos | None = None
+    """When the first and the last output token came."""
+
+
+@dataclass(slots=True)
+class Window:
+    """What a policy is told of the time since it was last asked."""
+
+    arrived: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    ended: dict[str, int] = field(default_factory=dict)
+    ttft: list[float] = field(default_factory=list)
+    itl: list[float] = field(default_factory=list)
+
+
+class World:
+    """Carry out effects, and know every open request.
+
+    Args:
+        removed: told a worker that has ended, so that its machine is taken out.
+        record: takes every request that has ended, in that order.
+        decided: takes every decision of the router.
+        loop: says which turn of a session follows one that has ended; None where turns come by themselves.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        router: Router,
+        fleet: Fleet,
+        *,
+        removed: Callable[[Worker], object],
+        record: Callable[[RequestRecord], object],
+        decided: Callable[[routing.Decision], object],
+        loop: Sessions | None,
+    ) -> None:
+        self.submitted = 0
+        self.closed = 0
+        self.preemptions = 0
+        self.end: Nanos = 0
+        """When the last request ended."""
+        self.open: dict[RequestId, Open] = {}
+        self.window = Window()
+        self.notes: dict[str, int] = {}
+        """How often each kind of note was taken."""
+        self._plan = plan
+        self._router = router
+        self._fleet = fleet
+        self._removed = removed
+        self._record = record
+        self._decided = decided
+        self._loop = loop
+        self._names = PrefixNames(plan.block_size)
+        self._made = 0
+        """Output tokens that engines made and did not take back..."""
+        self._had = 0
+        """... and those that requests have had."""
+        self._carriers: dict[type[Effect], Callable[[Nanos, str, Any], Iterable[Answer]]] = {
+            routing.Dispatch: self._dispatched,
+            routing.Abort: self._aborted,
+            routing.Closed: self._ended,
+            routing.Noted: self._noted,
+            routing.ReplayWanted: self._replay_wanted,
+            engine.Started: _nothing,
+            engine.FirstToken: self._first_token,
+            engine.Finished: self._finished,
+            engine.Rejected: self._rejected,
+            engine.KvChanged: self._kv_changed,
+        }
+
+    def __call__(self, now: Nanos, sender: str, effect: Effect) -> Iterable[Answer]:
+        return self._carriers[type(effect)](now, sender, effect)
+
+    def arrived(self, request: TrafficRequest) -> routing.Arrived:
+        """Open a request."""
+        id = RequestId(f"r{self.submitted}")
+        self.submitted += 1
+        blocks = self._names.blocks(request)
+        self.open[id] = Open(request, blocks)
+        self.window.arrived += 1
+        self.window.prompt_tokens += request.isl
+        return routing.Arrived(
+            id=id,
+            model=self._plan.model,
+            isl=request.isl,
+            blocks=blocks,
+            preferences=_PLAIN if request.session is None else routing.Preferences(session=request.session),
+        )
+
+    def broken(self, worker: Worker, now: Nanos, why: str) -> list[Event]:
+        """Everything that a worker runs breaks off: return what the router hears of it."""
+        told: list[Event] = []
+        for key, id in worker.running.items():
+            opened = self.open.get(id)
+            if opened is None:
+                continue
+            # Before the first token came, nothing is out, even where it would come at this very moment.
+            out = 0 if opened.first is None else worker.engine.tokens_at(key, now)
+            opened.got += out
+            self._made += out
+            resume = None
+            if opened.got:
+                # Names of its own output are not known to the trace: of a cache only the prompt can be found again.
+                isl = opened.asked.isl + opened.got
+                resume = routing.Resume(isl=isl, blocks=opened.blocks, tokens=opened.got)
+            told.append(
+                routing.Failed(id=id, attempt=_attempt(key), reason=why, retryable=not opened.got, resume=resume)
+            )
+        worker.running.clear()
+        return told
+
+    def left(self, worker: Worker, now: Nanos, why: str) -> Event:
+        """A worker has ended: return what the router hears of it."""
+        self._fleet.end(worker, now, why)
+        self._removed(worker)
+        return routing.WorkerLeft(worker=worker.id, epoch=worker.card.epoch, reason=why)
+
+    # --- what becomes of effects -------------------------------------------------------------------------------------
+
+    def _dispatched(self, now: Nanos, sender: str, word: routing.Dispatch) -> Iterable[Answer]:
+        self._decided(word.decision)
+        worker = self._fleet.workers.get(word.target.worker)
+        if worker is None or worker.card.epoch != word.card.epoch:
+            gone = "connection refused: it is gone"
+            return ((now, ROUTER, routing.Failed(id=word.id, attempt=word.attempt, reason=gone, retryable=True)),)
+        opened = self.open[word.id]
+        key = f"{word.id}.{word.attempt}"
+        worker.running[key] = word.id
+        submit = engine.Submit(
+            id=RequestId(key),
+            isl=opened.asked.isl + opened.got,
+            blocks=opened.blocks,
+            max_tokens=opened.asked.osl - opened.got,
+        )
+        return ((now, worker.id, submit),)
+
+    def _aborted(self, now: Nanos, sender: str, word: routing.Abort) -> Iterable[Answer]:
+        key = f"{word.id}.{word.attempt}"
+        worker = self._fleet.workers.get(word.target.worker)
+        if worker is None or worker.running.pop(key, None) is None:
+            return ()
+        return ((now, worker.id, engine.Abort(id=RequestId(key))),)
+
+    def _first_token(self, now: Nanos, sender: str, told: engine.FirstToken) -> Iterable[Answer]:
+        id = self._fleet.workers[WorkerId(sender)].running.get(told.id)
+        opened = None if id is None else self.open.get(id)
+        if id is None or opened is None:
+            return ()
+        if opened.first is None:
+            opened.first = told.at
+        return ((told.at, ROUTER, routing.FirstToken(id=id, attempt=_attempt(told.id))),)
+
+    def _finished(self, now: Nanos, sender: str, told: engine.Finished) -> Iterable[Answer]:
+        worker = self._fleet.workers[WorkerId(sender)]
+        id = worker.running.pop(told.id, None)
+        answers: list[Answer] = []
+        if id is not None and told.reason != "abort":
+            opened = self.open[id]
+            opened.got += told.tokens
+            opened.last = told.at
+            self._made += told.tokens
+            done = routing.Finished(id=id, attempt=_attempt(told.id), tokens=opened.got, cached=told.cached)
+            answers.append((told.at, ROUTER, done))
+        self.preemptions += told.preemptions
+        if worker.state == "draining" and not worker.running:
+            answers.append((now, ROUTER, self.left(worker, now, "it was drained")))
+        return answers
+
+    def _rejected(self, now: Nanos, sender: str, told: engine.Rejected) -> Iterable[Answer]:
+        id = self._fleet.workers[WorkerId(sender)].running.pop(told.id, None)
+        if id is None:
+            return ()
+        failed = routing.Failed(
+            id=id, attempt=_attempt(told.id), reason=told.why, retryable=False, worker_at_fault=False, status=400
+        )
+        return ((told.at, ROUTER, failed),)
+
+    def _kv_changed(self, now: Nanos, sender: str, told: engine.KvChanged) -> Iterable[Answer]:
+        worker = self._fleet.workers.get(WorkerId(sender))
+        pool = self._router.pools.get(self._plan.model)
+        if worker is None or pool is None or pool.exact is None:
+            return ()  # nobody listens: without a weight on overlap no index is kept
+        batch = routing.KvObserved(
+            worker=worker.id, rank=0, epoch=worker.card.epoch, sequence=worker.sequence, events=told.events
+        )
+        worker.sequence += 1
+        return ((now, ROUTER, batch),)
+
+    def _replay_wanted(self, now: Nanos, sender: str, word: routing.ReplayWanted) -> Iterable[Answer]:
+        raise InvariantError(f"the router misses KV events of {word.worker}, although none can be lost here")
+
+    def _noted(self, now: Nanos, sender: str, word: routing.Noted) -> Iterable[Answer]:
+        self.notes[word.kind] = self.notes.get(word.kind, 0) + 1
+        return ()
+
+    def _ended(self, now: Nanos, sender: str, closed: routing.Closed) -> Iterable[Answer]:
+        opened = self.open.pop(closed.id)
+        self.closed += 1
+        self.end = max(self.end, closed.closed)
+        record = _record(closed, opened)
+        self._had += opened.got
+        window = self.window
+        window.ended[closed.outcome] = window.ended.get(closed.outcome, 0) + 1
+        window.output_tokens += record.osl
+        if record.ttft is not None and closed.outcome == "ok":
+            window.ttft.append(record.ttft)
+            if record.itl is not None:
+                window.itl.append(record.itl.mean)
+        self._record(record)
+        session = opened.asked.session
+        following = None if self._loop is None or session is None else self._loop.next(session, seconds(now))
+        until = self._plan.until
+        if following is None or (until is not None and following.at >= until):
+            return ()
+        return ((nanos(following.at), ROUTER, self.arrived(following)),)
+
+    def check(self) -> None:
+        """Hold the books of a run that is over against each other.
+
+        Raises:
+            InvariantError: requests, tokens or blocks went missing.
+        """
+        if self.open or self.closed != self.submitted:
+            raise InvariantError(
+                f"{self.submitted} requests arrived and {self.closed} ended, {len(self.open)} are open"
+            )
+        if self._had != self._made:
+            raise InvariantError(f"engines made {self._made} tokens, requests had {self._had}")
+        for worker in self._fleet.workers.values():
+            worker.engine.check()
+            if worker.running or worker.engine.running or worker.engine.kv_usage:
+                raise InvariantError(f"worker {worker.id} holds blocks of requests that have ended")
+
+
+def _record(closed: routing.Closed, opened: Open) -> RequestRecord:
+    first, last, tokens = opened.first, opened.last, opened.got
+    gaps = tokens - 1
+    itl = None
+    if first is not None and last is not None and gaps > 0:
+        itl = ItlSummary(gaps=gaps, mean=(last - first) / gaps / SECOND)
+    arrived = closed.arrived
+    return record_of(
+        closed,
+        blocks=opened.blocks,
+        itl=itl,
+        ttft=None if first is None else (first - arrived) / SECOND,
+        e2e=None if last is None else (last - arrived) / SECOND,
+        service_class=opened.asked.kind,
+        osl_wanted=opened.asked.osl,
+        turn=opened.asked.turn if opened.asked.session is not None else None,
+    )
+
+
+def _attempt(key: str) -> int:
+    """Return the attempt of an engine's id of a request."""
+    return int(key.rpartition(".")[2])
+
+
+def _nothing(now: Nanos, sender: str, effect: Effect) -> Iterable[Answer]:
+    return ()

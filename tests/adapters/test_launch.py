@@ -1,0 +1,158 @@
+"""Is an engine started with the flags, environment and card that its pool asks for?"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.adapters.engines.known import known_of
+from penstock.adapters.engines.launch import Launch, launch_of
+from penstock.config.cluster import PoolSettings, VllmSettings
+from penstock.engine.settings import SimSettings
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.steps import STATS_ENV
+
+
+def flag(launch: Launch, name: str) -> str:
+    """The word after a flag, which must stand there once."""
+    assert launch.argv.count(name) == 1, launch.argv
+    return launch.argv[launch.argv.index(name) + 1]
+
+
+def vllm(**settings: object) -> PoolSettings:
+    return PoolSettings(engine="vllm", vllm=VllmSettings(**settings))
+
+
+def test_vllm_is_told_to_announce_its_cache_on_loopback_and_to_say_what_it_reused() -> None:
+    launch = launch_of("main-0", "tiny", vllm(model="/models/tiny", command="/opt/bin/vllm"), port=8123)
+    assert launch.argv[:3] == ("/opt/bin/vllm", "serve", "/models/tiny")
+    assert flag(launch, "--host") == "127.0.0.1"
+    assert flag(launch, "--port") == "8123"
+    assert flag(launch, "--served-model-name") == "tiny"
+    events = json.loads(flag(launch, "--kv-events-config"))
+    assert events["enable_kv_cache_events"] is True
+    assert events["endpoint"] == events["replay_endpoint"] == "tcp://*:0"
+    assert launch.env["VLLM_HOST_IP"] == "127.0.0.1"
+    assert "--enable-prefix-caching" in launch.argv
+    assert "--enable-prompt-tokens-details" in launch.argv
+    assert launch.url == "http://127.0.0.1:8123"
+    assert launch.start_timeout == 600.0
+    assert launch.card["engine"] == "vllm"
+
+
+def test_the_statistics_plug_in_is_switched_on_by_its_environment_and_named_in_the_card() -> None:
+    on = launch_of("main-0", "tiny", vllm(iteration_stats=True), port=8123)
+    assert on.env[STATS_ENV].startswith("tcp://127.0.0.1:")
+    assert on.card["stats"] == on.env[STATS_ENV]
+    assert "--enable-logging-iteration-details" in on.argv
+    off = launch_of("main-0", "tiny", vllm(iteration_stats=False), port=8123)
+    assert STATS_ENV not in off.env
+    assert "stats" not in off.card
+    assert "--enable-logging-iteration-details" not in off.argv
+    elsewhere = launch_of("w", "tiny", vllm(iteration_stats=True, env={STATS_ENV: "tcp://127.0.0.1:5"}), port=8123)
+    assert elsewhere.card["stats"] == "tcp://127.0.0.1:5"
+
+
+def test_details_of_passes_are_asked_for_only_where_the_plug_in_takes_them(tmp_path: Path) -> None:
+    program = tmp_path / "venv" / "bin" / "vllm"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    flag = "--enable-logging-iteration-details"  # without the plug-in, a line in the log for each pass
+    assert flag not in launch_of("w", "m", vllm(command=str(program)), port=1).argv
+    installed = tmp_path / "venv" / "lib" / "python3.11" / "site-packages" / "penstock-0.1.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "entry_points.txt").write_text("[console_scripts]\npenstock = penstock.cli.main:main\n")
+    assert flag not in launch_of("w", "m", vllm(command=str(program)), port=1).argv
+    (installed / "entry_points.txt").write_text("[vllm.stat_logger_plugins]\npenstock = a:b\n")
+    found = launch_of("w", "m", vllm(command=str(program)), port=1)
+    assert flag in found.argv and found.card["stats"] == found.env[STATS_ENV]
+    on_path = vllm(command="vllm", env={"PATH": str(program.parent)})
+    assert flag in launch_of("w", "m", on_path, port=1).argv
+    elsewhere = vllm(command="nowhere", env={"PYTHONPATH": f"{tmp_path}:{installed.parent}"})
+    assert flag in launch_of("w", "m", elsewhere, port=1).argv
+    assert flag not in launch_of("w", "m", vllm(command=str(program), iteration_stats=False), port=1).argv
+
+
+def test_own_flags_and_environment_win() -> None:
+    args = ("--scheduling-policy=fcfs", "--no-enable-prefix-caching", "--kv-events-config.topic", "x", "-tp", "4")
+    launch = launch_of("main-0", "tiny", vllm(args=args, env={"VLLM_HOST_IP": "::1", "A": "b"}), port=1, gpus=(0, 1))
+    assert launch.argv[-len(args) :] == args
+    for ours in ("--scheduling-policy", "--enable-prefix-caching", "--kv-events-config", "--tensor-parallel-size"):
+        assert ours not in launch.argv
+    assert launch.env["VLLM_HOST_IP"] == "::1"
+    assert launch.env["A"] == "b"
+
+
+def test_priorities_are_sent_on_only_where_the_engine_schedules_by_them() -> None:
+    launch = launch_of("main-0", "tiny", vllm(), port=1)
+    assert flag(launch, "--scheduling-policy") == "priority"
+    assert launch.card["labels"] == {"priority": "on"}
+    for pool in (vllm(args=("--scheduling-policy=fcfs",)), PoolSettings(engine="vllm", priority=False)):
+        other = launch_of("main-0", "tiny", pool, port=1)
+        assert "--scheduling-policy" not in other.argv
+        assert "labels" not in other.card
+
+
+def test_a_simulated_engine_takes_priorities_where_it_schedules_by_them() -> None:
+    assert "labels" not in launch_of("w", "sim", PoolSettings(), port=0).card
+    sim = PoolSettings(sim=SimSettings(scheduling="priority"))
+    assert launch_of("w", "sim", sim, port=0).card["labels"] == {"priority": "on"}
+
+
+def test_what_an_operator_says_of_servers_goes_to_the_one_that_is_meant() -> None:
+    one, two = "http://gpu1:8000", "http://gpu2:8000"
+    pool = PoolSettings(
+        engine="vllm",
+        urls=(one, two),
+        events=(f"{one}/=tcp://gpu1:1", f"{one}=tcp://gpu1:2", f"{two}=@tcp://gpu0:3"),
+        replay=(f"{one}=tcp://gpu1:4", f"{one}=tcp://gpu1:5"),
+        stats=(f"{two}=tcp://gpu2:6",),
+        topic="kv",
+        block_size=32,
+    )
+    first, second = known_of(pool, one), known_of(pool, two)
+    assert first["events"] == ("tcp://gpu1:1", "tcp://gpu1:2") and first["ranks"] == 2
+    assert first["replay"] == ("tcp://gpu1:4", "tcp://gpu1:5") and "stats" not in first
+    assert second["events"] == ("@tcp://gpu0:3",) and second["stats"] == "tcp://gpu2:6" and "replay" not in second
+    assert first["engine"] == "vllm" and first["topic"] == "kv" and first["block_size"] == 32
+    assert "labels" not in first  # nobody said that it schedules by priority
+    single = PoolSettings(urls=(one,), events=("tcp://gpu1:1",), priority=True)
+    assert known_of(single, one)["events"] == ("tcp://gpu1:1",)
+    assert known_of(single, one)["labels"] == {"priority": "on"}
+    assert "engine" not in known_of(single, one)  # the default is no statement
+
+
+def test_sizes_of_the_pool_become_flags_and_card() -> None:
+    pool = PoolSettings(engine="vllm", block_size=32, kv_blocks=100, max_len=2048, max_batched_tokens=4096)
+    launch = launch_of("main-0", "org/model", pool, port=8123)
+    assert launch.argv[2] == "org/model"
+    assert flag(launch, "--block-size") == "32"
+    assert flag(launch, "--num-gpu-blocks-override") == "100"
+    assert flag(launch, "--max-model-len") == "2048"
+    assert flag(launch, "--max-num-batched-tokens") == "4096"
+    assert launch.card["block_size"] == 32
+    assert launch.card["kv_blocks"] == 100
+
+
+def test_gpus_are_made_visible_and_shared_by_one_engine() -> None:
+    assert launch_of("w", "m", vllm(), port=1, gpus=(3,)).env["CUDA_VISIBLE_DEVICES"] == "3"
+    assert "--tensor-parallel-size" not in launch_of("w", "m", vllm(), port=1, gpus=(3,)).argv
+    two = launch_of("w", "m", vllm(), port=1, gpus=(0, 2))
+    assert two.env["CUDA_VISIBLE_DEVICES"] == "0,2"
+    assert flag(two, "--tensor-parallel-size") == "2"
+    assert "CUDA_VISIBLE_DEVICES" not in launch_of("w", "m", vllm(), port=1).env
+
+
+def test_a_simulated_engine_says_itself_where_it_listens() -> None:
+    launch = launch_of("main-0", "sim", PoolSettings(sim=SimSettings(kv_blocks=77)), port=0)
+    assert launch.url is None
+    assert launch.argv[1:3] == ("-m", "penstock.adapters.engines.sim.process")
+    assert json.loads(flag(launch, "--settings"))["kv_blocks"] == 77
+    assert launch.card["max_seqs"] == SimSettings().max_seqs
+
+
+def test_what_can_not_be_started_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match="sglang are not started here"):
+        launch_of("w", "m", PoolSettings(engine="sglang"), port=1)
+    with pytest.raises(ConfigError, match="does not say which port"):
+        launch_of("w", "m", vllm(), port=0)

@@ -1,0 +1,203 @@
+"""What does a person get of ``penstock simulate``: a table, a run folder like a live one, and errors with a name?"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from penstock.cli.simulate import command
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.records import decode_records
+
+SHORT = ["--workload", "chat", "--rate", "6", "--duration", "15", "--no-html"]
+
+
+def simulate(tmp_path: Path, *arguments: str) -> Any:
+    return CliRunner().invoke(command, [*arguments, "--out", str(tmp_path)], standalone_mode=False)
+
+
+def variants(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
+    done = simulate(tmp_path, *arguments, "--json")
+    assert done.exception is None, done.exception
+    found: list[dict[str, Any]] = json.loads(done.stdout)["variants"]
+    return found
+
+
+def test_a_table_has_a_column_for_each_combination(tmp_path: Path) -> None:
+    done = simulate(
+        tmp_path, *SHORT, "--compare", "router.mode=kv,round_robin", "--compare", "router.queue.policy=fcfs,lcfs"
+    )
+    assert done.exception is None, done.exception
+    for word in ("TTFT p95", "ITL p99", "end to end mean", "in SLO, of all submitted", "GPU-hours", "preemptions"):
+        assert word in done.stdout
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_json_has_every_figure_and_only_the_clock_differs_from_run_to_run(tmp_path: Path) -> None:
+    one, other = variants(tmp_path, *SHORT)[0], variants(tmp_path, *SHORT)[0]
+    assert {k: v for k, v in one.items() if not k.startswith("wall")} == {
+        k: v for k, v in other.items() if not k.startswith("wall")
+    }
+    assert one["requests"]["ok"] == one["requests"]["submitted"] > 0
+    assert 0 < one["ttft_p50_s"] <= one["ttft_p95_s"] <= one["ttft_p99_s"] <= one["e2e_max_s"]
+    assert one["slo_attainment"] == 1.0 and one["gpu_hours"] == pytest.approx(4 * one["simulated_s"] / 3600)
+
+
+def test_the_run_folder_has_the_files_of_a_live_run(tmp_path: Path) -> None:
+    found = variants(tmp_path, *[a for a in SHORT if a != "--no-html"])[0]
+    folder = Path(found["wall_run"])
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {
+        "run.json",
+        "config.yaml",
+        "requests.jsonl",
+        "decisions.jsonl",
+        "itl.csv",
+        "report.html",
+        "metrics.csv",
+    }
+    records = decode_records((folder / "requests.jsonl").read_bytes().splitlines())
+    assert len(records) == found["requests"]["submitted"] and all(record.blocks for record in records)
+    decisions = [json.loads(line) for line in (folder / "decisions.jsonl").read_text().splitlines()]
+    assert len(decisions) == len(records) and all(one["because"] and one["candidates"] for one in decisions)
+    page = (folder / "report.html").read_text()
+    head, *rows = (folder / "metrics.csv").read_text().splitlines()
+    assert head.startswith("seconds,inflight,queued,") and [row.split(",")[0] for row in rows] == ["10", "20"]
+    assert "Time to first token" in page and "SLO 2000 ms" in page and "Goodput 100.0%" in page
+
+
+def test_the_page_shows_load_and_workers_over_time(tmp_path: Path) -> None:
+    longer = ("--workload", "chat", "--rate", "6", "--duration", "60", "--fault", "at=30,kind=drain,worker=main-0")
+    found = variants(tmp_path, *longer)[0]
+    page = (Path(found["wall_run"]) / "report.html").read_text()
+    assert "Requests under way" in page and "<h2>Workers</h2>" in page
+    rows = [line.split(",") for line in (Path(found["wall_run"]) / "metrics.csv").read_text().splitlines()]
+    workers = [int(row[rows[0].index("workers")]) for row in rows[1:]]
+    assert workers[0] == 4 and workers[-1] == 3
+
+
+def test_workers_settings_faults_and_policies_reach_the_run(tmp_path: Path) -> None:
+    found = variants(
+        tmp_path,
+        *SHORT,
+        *("--workers", "2", "--fault", "at=5,kind=fail,worker=main-1,restart=never", "--fault", "at=6,kind=add"),
+    )[0]
+    assert set(found["workers"]) == {"main-0", "main-1", "main-2"}
+    assert found["migrations"] + found["retries"] > 0
+    assert found["gpu_hours"] == pytest.approx((found["simulated_s"] * 2 - 1) / 3600, rel=1e-3)
+    scaled = variants(tmp_path, *SHORT, "--policy", "tests.cli.test_simulate:One", "--policy-interval", "2")[0]
+    assert scaled["gpu_hours"] < found["gpu_hours"]
+
+
+class One:
+    """A policy that wants one worker."""
+
+    def decide(self, seen: object) -> dict[str, int]:
+        return {"main": 1}
+
+
+@pytest.mark.parametrize("knob", ["gpus", "sim.timing.tensor_parallel"])
+def test_a_replica_of_several_gpus_costs_as_many(tmp_path: Path, knob: str) -> None:
+    found = variants(tmp_path, *SHORT, "--set", f"models.sim.pools.main.{knob}=2")[0]
+    assert found["gpu_hours"] == pytest.approx(2 * 4 * found["simulated_s"] / 3600)
+
+
+def test_a_trace_is_cut_and_scaled(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 1000 * n, "input_length": 600, "output_length": 5, "hash_ids": [n % 3, 10 + n % 3]}
+        for n in range(20)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    runs = tmp_path / "runs"
+    cut = ("--trace-start", "5s", "--trace-end", "15s", "--speed-up", "2", "--no-html")
+    found = variants(runs, "--trace", str(trace), *cut)[0]
+    assert found["requests"]["ok"] == 10 and found["hit_rate"] > 0.3
+    assert 4.5 < found["simulated_s"] < 5.5
+
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,374,44
+2023-11-16 18:17:04.0319569,396,109
+2023-11-16 18:17:04.0781490,879,55
+"""
+
+
+def test_other_formats_are_told_by_their_first_lines(tmp_path: Path) -> None:
+    trace = tmp_path / "azure.csv"
+    trace.write_text(AZURE)
+    found = variants(tmp_path / "runs", "--trace", str(trace), "--no-html")[0]
+    assert found["tokens"] == {"prompt": 374 + 396 + 879, "output": 44 + 109 + 55, "cached": 0}
+    again = variants(tmp_path / "again", "--trace", found["wall_run"] + "/requests.jsonl", "--no-html")[0]
+    assert again["tokens"] == found["tokens"] and again["e2e_mean_s"] == pytest.approx(found["e2e_mean_s"])
+
+
+def test_bad_rows_are_named_by_file_and_line_or_counted(tmp_path: Path) -> None:
+    trace = tmp_path / "azure.csv"
+    trace.write_text(AZURE + "2023-11-16 18:17:05.0,many,5\n")
+    done = simulate(tmp_path / "runs", "--trace", str(trace))
+    assert isinstance(done.exception, ConfigError) and f"{trace} line 5" in str(done.exception)
+    found = variants(tmp_path / "runs", "--trace", str(trace), "--skip-bad", "--no-html")[0]
+    assert found["requests"]["ok"] == 3 and "1 bad rows" in found["notes"][0]
+
+
+def test_arrivals_and_lengths_are_those_that_were_asked_for(tmp_path: Path) -> None:
+    asked = ("--workload", "fixed", "--prompt", "100", "--answer", "10", "--rate", "5", "--duration", "40", "--no-html")
+    steady = variants(tmp_path, *asked)[0]
+    assert steady["tokens"]["prompt"] in (steady["requests"]["ok"] * 112, steady["requests"]["ok"] * 100)
+    assert steady["tokens"]["output"] == steady["requests"]["ok"] * 10
+    stepped = variants(tmp_path, *asked, "--arrivals", "step:at=10,to=4")[0]
+    assert stepped["requests"]["ok"] > 2 * steady["requests"]["ok"]
+
+
+def test_a_shape_begins_with_the_run_for_sessions_too(tmp_path: Path) -> None:
+    asked = ("--workload", "agent", "--rate", "5", "--duration", "40", "--no-html", "--arrivals", "step:at=20,to=0")
+    records = (Path(variants(tmp_path, *asked)[0]["wall_run"]) / "requests.jsonl").read_text().splitlines()
+    begun = [record["arrival"] for record in map(json.loads, records) if record["turn"] == 0]
+    assert begun and max(begun) < 20, "no session begins once the rate is 0"
+
+
+def test_a_closed_loop_waits_for_answers(tmp_path: Path) -> None:
+    slow = ("--set", "models.sim.pools.main.sim.timing.kind=constant")
+    asked = ("--workload", "chat", "--rate", "6", "--requests", "60", "--no-html", *slow)
+    slower = (*asked, "--set", "models.sim.pools.main.sim.timing.constant_decode_ms=500")
+    open_loop, closed = variants(tmp_path, *slower)[0], variants(tmp_path, *slower, "--closed-loop")[0]
+    assert closed["requests"]["ok"] == open_loop["requests"]["ok"] == 60
+    assert closed["simulated_s"] > open_loop["simulated_s"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--compare", "router.mode"], "names nothing to compare"),
+        (["--compare", "router.mode=kv,turbo"], "turbo"),
+        (["--model", "nope"], "no model 'nope'"),
+        (["--arrivals", "wavy"], "no kind 'wavy'"),
+        (["--prompt", "100"], "are of the workload fixed"),
+        (["--fault", "at=1,kind=explode,worker=main-0"], "explode"),
+        (["--fault", "at=1,kind=fail"], "worker is missing"),
+        (["--policy", "nothing"], "not MODULE:NAME"),
+        (["--policy", "no_such_module:X"], "can't be imported"),
+        (["--policy", "json:JSONDecoder"], "no method decide"),
+        (["--set", "models.sim.pools.main.role=prefill"], "is prefill"),
+    ],
+)
+def test_what_can_not_be_is_told_by_name(tmp_path: Path, arguments: list[str], told: str) -> None:
+    done = simulate(tmp_path, *SHORT, *arguments)
+    assert isinstance(done.exception, ConfigError), done.exception
+    assert told in str(done.exception)
+    assert not list(tmp_path.iterdir()), "nothing was begun"
+
+
+def test_a_bad_list_of_faults_is_told_by_its_place(tmp_path: Path) -> None:
+    script = tmp_path / "faults.json"
+    script.write_text('[{"at": 1, "kind": "add"}, {"at": 2, "kind": "fail", "who": "main-0"}]')
+    done = simulate(tmp_path / "runs", *SHORT, "--faults", str(script))
+    assert isinstance(done.exception, ConfigError) and f"{script}[1]" in str(done.exception)
+
+
+def test_either_a_trace_or_a_workload_is_needed(tmp_path: Path) -> None:
+    done = simulate(tmp_path)
+    assert done.exception is not None and "either --trace FILE or --workload" in str(done.exception)

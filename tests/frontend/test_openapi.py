@@ -1,0 +1,81 @@
+"""Does the description of our API say what the routes are, and do their answers have the shapes that it names?"""
+
+import re
+from typing import Any
+
+import pytest
+
+from penstock.config.frontend import PROXIED_ROUTES, FrontendSettings, SecuritySettings
+from penstock.frontend.app import admin_app, public_app
+from penstock.frontend.hints import EXTRA_FIELDS
+from penstock.frontend.openapi import PROBLEMS, openapi
+from tests.frontend.stand import stand
+
+CATCH_ALL = "/v1/{rest}"
+ALSO = {("GET", "/v1/models/{model}/ready")}
+"""What one real route serves beside its own path: ids of models may have slashes."""
+
+
+def described(frontend: FrontendSettings) -> set[tuple[str, str]]:
+    return {(method.upper(), path) for path, item in openapi(frontend)["paths"].items() for method in item}
+
+
+def routes(app: Any) -> set[tuple[str, str]]:
+    found = set()
+    for route in app.router.routes():
+        path = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.resource.canonical if route.resource else "")
+        if route.method != "HEAD" and path != CATCH_ALL:
+            found.add((route.method, path))
+    return found
+
+
+@pytest.mark.parametrize("frontend", [FrontendSettings(), FrontendSettings(proxied_routes=("/v1/rerank",))])
+async def test_every_route_is_described_and_every_description_is_a_route(frontend):
+    async with stand(frontend=frontend) as s:
+        everything = public_app(s.service, with_admin=True)
+        assert routes(everything) | ALSO == described(frontend)
+        apart = routes(public_app(s.service, with_admin=False)) | routes(admin_app(s.service))
+        assert apart | ALSO == described(frontend)
+
+
+def test_references_lead_somewhere_and_nothing_is_left_over():
+    found = openapi(FrontendSettings())
+    used = set()
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            if isinstance(value.get("$ref"), str):
+                parts = value["$ref"].removeprefix("#/").split("/")
+                here: Any = found
+                for part in parts:
+                    assert part in here, value["$ref"]
+                    here = here[part]
+                used.add(parts[-1])
+            for inner in value.values():
+                walk(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                walk(inner)
+
+    walk(found)
+    names = {*found["components"]["schemas"], *map(str, PROBLEMS)}
+    assert names - used == set()
+    ids = [operation["operationId"] for item in found["paths"].values() for operation in item.values()]
+    assert len(ids) == len(set(ids)) == len(described(FrontendSettings()))
+    assert {f"/v1/{path.removeprefix('/v1/')}" for path in PROXIED_ROUTES} <= set(found["paths"])
+
+
+async def test_the_description_is_served_without_a_key():
+    frontend = FrontendSettings(security=SecuritySettings(api_keys=("a",), admin_keys=("b",)), admin_port=0)
+    async with stand(frontend=frontend) as s:
+        for url in (s.server.url, s.server.admin_url):
+            answer = await s.http.get(url + "/openapi.json")
+            assert answer.status == 200
+            assert (await answer.json())["paths"] == openapi(frontend)["paths"]
+
+
+def test_limits_stand_there_as_they_are_checked():
+    found = openapi(FrontendSettings())["components"]["schemas"]
+    nvext = found["ChatRequest"]["properties"]["nvext"]["properties"]
+    assert nvext["extra_fields"]["items"]["enum"] == [*EXTRA_FIELDS]
+    assert found["ChatRequest"]["required"] == ["model", "messages"]

@@ -1,0 +1,125 @@
+"""Does what is seen of workers reach the status, the metrics and the router that decides?"""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.adapters.engines.sim.server import start
+from penstock.adapters.telemetry.prometheus import Metrics
+from penstock.config.cluster import CanarySettings, ClusterSettings, EngineStatsSettings
+from penstock.engine.settings import SimSettings
+from penstock.kernel.values import RequestId, WorkerCard, WorkerId
+from penstock.router.events import Arrived, Dispatch, Noted, Publish, ReplayWanted, WorkerJoined
+from penstock.router.router import Router
+from penstock.router.settings import RouterSettings
+from penstock.runtime.live import Live
+from penstock.runtime.observers import Observers
+
+PATIENCE = 30.0
+W = WorkerId("w")
+SETTINGS = ClusterSettings(
+    engine_stats=EngineStatsSettings(interval=0.05), canary=CanarySettings(idle=0.05, timeout=5.0, misses=2)
+)
+
+
+class Stand:
+    """A live router with one worker, and the observers of it."""
+
+    def __init__(self, url: str) -> None:
+        self.router = Router(RouterSettings(), name="me", seed=1)
+        self.live = Live({"router": self.router})
+        self.notes: list[str] = []
+        self.live.on(Noted, lambda now, sender, effect: self.notes.append(effect.kind))
+        for kind in (Publish, ReplayWanted, Dispatch):
+            self.live.on(kind, lambda now, sender, effect: None)  # type: ignore[type-abstract]
+        self.observers = Observers(SETTINGS, self.live, self.router, "me")
+        self.card = WorkerCard(id=W, epoch=1, model="sim", url=url, engine="sim", block_size=16)
+        self.live.post("router", WorkerJoined(card=self.card))
+        self.observers.start(self.card)
+        self.task = asyncio.create_task(self.observers.run())
+
+    def row(self) -> dict[str, Any]:
+        rows = self.router.status(self.live.now())["workers"]
+        self.observers.describe(rows)
+        return dict(rows[0])
+
+    async def until(self, met: Any) -> dict[str, Any]:
+        async with asyncio.timeout(PATIENCE):
+            while not met(self.row()):
+                await asyncio.sleep(0.01)
+        return self.row()
+
+    async def close(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self.observers.close()
+        self.live.close()
+
+
+async def test_an_idle_engine_is_asked_for_tokens_and_what_it_did_is_shown() -> None:
+    server = await start(SimSettings(block_size=16, kv_blocks=64, max_len=512))
+    stand = Stand(server.url)
+    try:
+        row = await stand.until(lambda row: (row["steps"] or {}).get("wall_passes") and row["canary"]["sent"] > 1)
+        assert row["steps"]["source"] == "engine" and row["steps"]["estimated"] == []
+        assert row["canary"]["verdict"] == "alive" and row["canary"]["missed"] == 0
+        assert row["state"] == "ready"
+        metrics = Metrics("r")
+        status = stand.router.status(stand.live.now())
+        stand.observers.describe(status["workers"])
+        metrics.read_status(status, [stand.card], 1.0)
+        text = metrics.render()
+        assert 'penstock_engine_pass_seconds{model="sim",source="engine",worker="w"}' in text
+        assert 'penstock_canaries_total{result="answered",worker="w"}' in text
+    finally:
+        await stand.close()
+        await server.stop()
+
+
+async def test_an_engine_without_tokens_is_cordoned_until_it_makes_one() -> None:
+    server = await start(SimSettings(block_size=16, kv_blocks=64, max_len=512), faults=True)
+    stand = Stand(server.url)
+    try:
+        server.server.faults.error_rate = 1.0  # its health stays good
+        row = await stand.until(lambda row: row["state"] == "cordoned")
+        assert "canaries in a row brought no token" in row["why_not"] and row["canary"]["missed"] >= 2
+        assert "worker_cordoned" in stand.notes
+        server.server.faults.error_rate = 0.0
+        row = await stand.until(lambda row: row["state"] == "ready")
+        assert row["why_not"] is None and row["canary"]["verdict"] == "alive"
+    finally:
+        await stand.close()
+        await server.stop()
+
+
+async def test_a_worker_that_runs_a_request_or_drains_is_not_asked() -> None:
+    server = await start(SimSettings(block_size=16, kv_blocks=64, max_len=512))
+    stand = Stand(server.url)
+    try:
+        assert stand.observers._busy(W) == (0, 0)
+        stand.live.post("router", Arrived(id=RequestId("r"), model="sim", isl=32, blocks=[1, 2]))
+        assert stand.observers._busy(W) == (1, 1)
+        assert len(stand.observers._look(W).silent) == 1
+        assert stand.observers._busy(WorkerId("gone")) is None
+        assert stand.observers._look(WorkerId("gone")).silent == ()
+    finally:
+        await stand.close()
+        await server.stop()
+
+
+async def test_a_watcher_that_ends_is_told_and_does_not_end_the_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = await start(SimSettings(block_size=16, kv_blocks=64, max_len=512))
+    stand = Stand(server.url)
+    try:
+        monkeypatch.setattr(stand.observers.canary, "look", lambda now: 1 / 0)
+        async with asyncio.timeout(PATIENCE):
+            while not stand.observers.faults:
+                await asyncio.sleep(0.01)
+        assert "there are no canaries of workers any more" in caplog.text
+        await stand.until(lambda row: row["steps"] is not None)
+    finally:
+        await stand.close()
+        await server.stop()

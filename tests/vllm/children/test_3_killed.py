@@ -1,0 +1,143 @@
+"""What do clients see when an engine is killed with -9 under load? Nothing: streams go on, new requests are served."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.live.cluster import Served, alive
+from tests.vllm.asking import Answer, ask, asking, chat, completion, events, path_of, take
+from tests.vllm.children.conftest import WORKERS
+from tests.vllm.load import Prompts, drive
+from tests.vllm.server import START_LIMIT
+from tests.vllm.waiting import eventually
+
+LONG = 800
+"""Output tokens of the streams that are cut: some seconds."""
+EARLY = 20
+"""Chunks that each of them has had when its engine is killed."""
+
+STREAMS: dict[str, dict[str, Any]] = {
+    "text": completion("Tell me of the sea", LONG),
+    "chat": chat("Tell me of the land", LONG, ignore_eos=True),
+    "token ids": completion(list(range(400, 480)), LONG),
+    "ids returned": completion("Tell me of the sky", LONG, return_token_ids=True),
+}
+
+
+@dataclass
+class Watched:
+    """A stream that is read while things happen."""
+
+    answer: Answer
+    task: asyncio.Task[None] | None = None
+
+
+async def test_a_killed_engine_costs_nobody_an_answer(cluster: Served) -> None:
+    status = cluster.get("/admin/status")[1]
+    restarts = {worker["id"]: worker["epoch"] for worker in status["workers"]}
+    pids = {worker["id"]: worker["pid"] for worker in status["workers"]}
+    victim, survivor = WORKERS
+    prompts = Prompts(seed=41, families=10)
+    ended = asyncio.Event()
+    async with asking() as http:
+        undisturbed = {name: await ask(http, cluster.url, body, stream=True) for name, body in STREAMS.items()}
+        watched, bystanders = {}, []
+        # All at once: where nothing else keeps the engines busy, the first would be done before the last has begun.
+        begun = await asyncio.gather(*(begin(http, cluster, body, victim) for body in STREAMS.values()))
+        for name, streams in zip(STREAMS, begun, strict=True):
+            *others, watched[name] = streams
+            bystanders += [(name, other) for other in others]
+        load = asyncio.create_task(drive(http, cluster.url, endless(prompts, ended), concurrency=3, pause=0.2))
+        waiting = [asyncio.create_task(ask(http, cluster.url, completion(f"Unary {i}", 150))) for i in range(4)]
+        await eventually(lambda: all(one.answer.chunks >= EARLY for one in watched.values()))
+        family = descendants(pids[victim])
+        os.kill(pids[victim], signal.SIGKILL)
+        at_the_kill = {name: one.answer.text for name, one in watched.items()}
+        assert not any(one.answer.finish_reason for one in watched.values()), "they must have been running"
+
+        for name, one in watched.items():
+            assert one.task is not None
+            await asyncio.wait_for(one.task, 60)
+            check_whole(name, one.answer, undisturbed[name], at_the_kill[name])
+            explained = cluster.get(f"/admin/explain/{one.answer.headers['x-penstock-request-id']}")[1]["request"]
+            assert [leg["target"][0] for leg in explained["legs"]] == [victim, survivor], explained
+            assert explained["outcome"] == "ok" and explained["isl"] == one.answer.prompt_tokens
+            assert explained["osl"] == LONG
+        for name, one in bystanders:
+            assert one.task is not None
+            await asyncio.wait_for(one.task, 60)
+            assert one.answer.text == undisturbed[name].text and one.answer.done, name
+        for answer in await asyncio.gather(*waiting):
+            assert answer.status == 200 and answer.output_tokens == 150, answer.error
+
+        # Nothing of the killed engine stays behind, and it comes back by itself.
+        await eventually(lambda: not any(alive(pid) for pid in family), 30.0, lambda: str(family))
+        await eventually(lambda: worker_of(cluster, victim)["state"] == "ready", START_LIMIT)
+        again = worker_of(cluster, victim)
+        assert again["epoch"] > restarts[victim] and again["pid"] not in family
+        served = await ask(http, cluster.url, completion("Back?", 8), headers={"x-penstock-worker": victim})
+        assert served.status == 200 and served.worker == victim
+        ended.set()
+        answers = await load
+    assert [a for a in answers if a.status != 200 or a.error or a.finish_reason is None] == []
+    assert {a.worker for a in answers} >= {survivor}
+    assert worker_of(cluster, survivor)["epoch"] == restarts[survivor]
+    assert f"engine {victim}: ended with status -9" in cluster.text
+
+
+def check_whole(name: str, answer: Answer, undisturbed: Answer, at_the_kill: str) -> None:
+    """One stream, as if nothing had happened."""
+    assert answer.status == 200 and answer.error is None and answer.done, (name, answer.error)
+    assert answer.finish_reason == "length", name
+    assert answer.usage is not None and answer.output_tokens == LONG, (name, answer.usage)
+    assert answer.prompt_tokens == undisturbed.prompt_tokens, f"{name}: the prompt as the client sent it"
+    assert at_the_kill and undisturbed.text.startswith(at_the_kill), f"{name}: up to the kill"
+    assert answer.text.startswith(at_the_kill) and len(answer.text) > len(at_the_kill), f"{name}: and on from there"
+    assert len(answer.token_ids) == (LONG if name == "ids returned" else 0), name
+
+
+async def begin(http: aiohttp.ClientSession, cluster: Served, body: dict[str, Any], worker: str) -> list[Watched]:
+    """Start streams until one is on a worker; return all, that one last. A pin there would have to be obeyed."""
+    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    begun: list[Watched] = []
+    while len(begun) < 6:
+        response = await http.post(cluster.url + path_of(body), json=body)
+        begun.append(Watched(Answer(response.status, {k.lower(): v for k, v in response.headers.items()})))
+        begun[-1].task = asyncio.create_task(_read(response, begun[-1].answer))
+        if begun[-1].answer.worker == worker:
+            return begun
+    raise AssertionError(f"the router never chose {worker}")
+
+
+async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
+    async with response:
+        async for event in events(response):
+            take(answer, event)
+
+
+def endless(prompts: Prompts, ended: asyncio.Event) -> Iterator[dict[str, Any]]:
+    while not ended.is_set():
+        yield completion(prompts.next(), prompts.output())
+
+
+def worker_of(cluster: Served, worker: str) -> dict[str, Any]:
+    found = cluster.get("/admin/status")[1]["workers"]
+    return next((one for one in found if one["id"] == worker), {"state": "away"})
+
+
+def descendants(pid: int) -> set[int]:
+    """Return a process and all below it."""
+    found, waiting = {pid}, [pid]
+    while waiting:
+        parent = waiting.pop()
+        for task in Path(f"/proc/{parent}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found.add(int(child))
+                waiting.append(int(child))
+    return found
