@@ -54,8 +54,9 @@ def test_answers_conform_to_the_description(tmp_path: Path, http: str) -> None:
         assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
         assert cluster.chat("and afterwards")[0] == 200
         until(lambda: cluster.get("/admin/status")[1]["requests"]["http_inflight"] == 0, 30)
-        requests = cluster.get("/admin/status")[1]["requests"]
-        assert requests["inflight"] == 0 and requests["ok"] > 0 and requests["rejected"] > 0, requests
-        assert cluster.get("/admin/status")[1]["router_faults"] == 0
+        status = cluster.get("/admin/status")[1]
+        assert status["requests"]["inflight"] == 0 and status["router_faults"] == 0, status
+        # The log, as the counts of a frontend end with it: the fuzzer asks for restarts too.
         logs = "".join(path.read_text() for path in (cluster.run / "logs").iterdir())
+        assert logs.count(" outcome=ok ") > 1 and " outcome=rejected " in logs, logs[-4000:]
         assert "bug of ours" not in logs and "Traceback" not in logs
