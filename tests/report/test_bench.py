@@ -142,8 +142,7 @@ async def test_workloads_are_sent(tmp_path: Path, workload: Any, form: Any) -> N
 async def test_a_duration_ends_a_run(tmp_path: Path) -> None:
     async with fake_server() as server:
         outcome = await run(options(server, tmp_path, workload="rag", rate=40.0, duration=0.5))
-    assert 0 < outcome.summary.submitted < 60
-    assert outcome.summary.arrivals_span < 0.6
+    assert 0 < outcome.summary.submitted < 60  # the workload itself has no end
 
 
 async def test_an_interrupt_keeps_what_was_measured(tmp_path: Path, trace: Path) -> None:
