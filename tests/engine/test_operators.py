@@ -1,5 +1,6 @@
 """Does a profile give back what was measured, draw lines in between, and count what lies outside?"""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -9,7 +10,7 @@ from penstock.kernel.errors import ConfigError
 from tests.engine.models import profile, profile_with_experts
 
 LAYERS = 4
-SETTINGS = TimingSettings(kind="operators", model="given", profile="given")
+SETTINGS = TimingSettings(kind="operators", model="given", profile="given", operator_gap_ms=0.0)
 MICROSECOND = 1e3
 
 
@@ -44,6 +45,15 @@ def test_every_measured_point_comes_back_exactly() -> None:
         checked += 1
     assert checked >= 18
     assert timing.extrapolated == 0 and timing.asked >= checked
+
+
+def test_between_two_operators_of_a_pass_lies_a_gap() -> None:
+    spaced = msgspec.structs.replace(SETTINGS, operator_gap_ms=0.004)
+    # Per layer two norms, two projections and attention; once the embedding, the last norm, the head and the sampler.
+    # A layer with experts has their block in place of the second projection.
+    for tables in (profile(), profile_with_experts()):
+        more = model(tables, spaced).decode(400, 4) - model(tables).decode(400, 4)
+        assert more == pytest.approx((LAYERS * 5 + 4) * 4 * MICROSECOND)
 
 
 def test_between_measured_points_lines_are_drawn() -> None:
@@ -134,15 +144,13 @@ def test_fewer_sequences_than_were_measured_lie_between_those_and_none() -> None
 
 def test_the_host_s_part_is_added() -> None:
     calibration = Calibration(pass_overhead_ms=1.0, sequence_overhead_ms=0.5)
-    settings = TimingSettings(kind="operators", model="given", profile="given", calibration=calibration)
+    settings = msgspec.structs.replace(SETTINGS, calibration=calibration)
     assert model(settings=settings).decode(400, 4) == pytest.approx(model().decode(400, 4) + 3e6)
 
 
 def test_collectives_come_from_the_gpu_s_link() -> None:
-    settings = TimingSettings(
-        kind="operators",
-        model="given",
-        profile="given",
+    settings = msgspec.structs.replace(
+        SETTINGS,
         gpu="h100",
         tensor_parallel=2,
         calibration=Calibration(link_latency_ms=0.01, link_efficiency=1.0),

@@ -4,10 +4,12 @@ A profile has, for one GPU's share of one model: ``dense`` operators by the pass
 sequences that get a token, ``attention`` by (prompt tokens, tokens before them, sequences that decode, tokens each of
 those reads), and of models with experts ``moe`` by (tokens, experts that they touch). A pass is their sum, each as
 often as a pass has it. Between measured points lines are drawn; beyond the last two points the line goes on, which is
-counted as extrapolated.
+counted as extrapolated. Between two operators the GPU waits for the next one to start, which none of them
+has in its own time: `TimingSettings.operator_gap_ms`.
 
 Several prompts in one pass count as one that attends to as many pairs; sequences count as equally long.
-Source: layout and composition as in LLMServingSim's profiles.
+Source: layout and composition as in LLMServingSim's profiles; the gap's start value is what aiconfigurator adds to each
+operator (3 us), and what the passes of a real run show (docs/fidelity.md).
 """
 
 from bisect import bisect_right
@@ -58,7 +60,8 @@ class OperatorTiming:
         scale = MICROSECOND / settings.speed_up
         host = settings.calibration.pass_overhead_ms * MILLISECOND / settings.speed_up
         sequence = settings.calibration.sequence_overhead_ms * MILLISECOND / settings.speed_up
-        self._fixed, self._token = host, 0.0
+        gap = settings.operator_gap_ms * MILLISECOND / settings.speed_up
+        self._fixed, self._token = host + gap * _operators(tables, shape), 0.0
         if link is not None:
             self._fixed += link.collectives.fixed * 1000 * MILLISECOND / settings.speed_up
             self._token = link.collectives.token * 1000 * MILLISECOND / settings.speed_up
@@ -235,6 +238,14 @@ def _times(name: str, shape: ModelShape | None) -> int:
     if name in WITHOUT_EXPERTS:
         return shape.layers - shape.moe_layers
     return shape.layers * (2 if name in TWICE_PER_LAYER else 1)
+
+
+def _operators(tables: Mapping[str, Any], shape: ModelShape | None) -> int:
+    """Return how many operators a pass has, one after another; 0 where the tables have whole passes."""
+    if shape is None:
+        return 0
+    named = {str(name) for table in ("dense", "per_sequence") for name in _table(tables, table)["layer"]}
+    return sum(_times(name, shape) for name in named) + shape.layers + shape.moe_layers
 
 
 def _filled(grid: Array, points: Array, axis: int, *, beyond: bool) -> Array:

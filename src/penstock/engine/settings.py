@@ -85,6 +85,15 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
         str | None,
         Knob("Operators kind: folder with dense.csv, per_sequence.csv, attention.csv and, for experts, moe.csv."),
     ] = None
+    operator_gap_ms: Annotated[
+        float,
+        Knob(
+            "Operators kind: what a GPU idles between two operators of a pass, which a profile of each one lacks; "
+            "0 where whole passes were measured.",
+            unit="ms",
+            ge=0,
+        ),
+    ] = 0.003
     aiconfigurator_engine: Annotated[
         Literal["vllm", "sglang", "trtllm"], Knob("Aiconfigurator kind: whose kernels it takes.")
     ] = "vllm"
