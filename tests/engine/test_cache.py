@@ -1,10 +1,15 @@
-"""Does the block cache count as a naive one does? Driven by random requests that take, name and release."""
+"""Do the block caches count as a naive one does? Driven by random requests that take, name and release."""
+
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.engine.cache import BlockCache
+from penstock.engine.run_cache import RunCache
+from penstock.simulate.names import PrefixNames
+from penstock.traffic.request import TrafficRequest
 
 BLOCKS = 24
 
@@ -14,10 +19,19 @@ class CacheTwins(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = BlockCache(BLOCKS)
+        self.cache: Any = self.fresh()
         self.free = BLOCKS
         self.idle: list[int] = []
-        self.requests: list[tuple[list[int], list[int | None]]] = []
+        self.requests: list[tuple[Any, list[int | None]]] = []
+
+    def fresh(self) -> Any:
+        return BlockCache(BLOCKS)
+
+    def chain(self, names: list[int]) -> Any:
+        return names
+
+    def evicted(self, told: Any) -> list[int]:
+        return told  # type: ignore[no-any-return]
 
     def holders(self) -> dict[int, int]:
         counts: dict[int, int] = {}
@@ -29,7 +43,7 @@ class CacheTwins(RuleBasedStateMachine):
 
     @rule(trunk=st.integers(0, 2), fork=st.integers(1, 6), branch=st.integers(0, 3), length=st.integers(1, 9))
     def admit(self, trunk: int, fork: int, branch: int, length: int) -> None:
-        chain = [trunk * 1000 + (i if i < fork else (fork * 10 + branch) * 10 + i) for i in range(length)]
+        chain = self.chain([trunk * 1000 + (i if i < fork else (fork * 10 + branch) * 10 + i) for i in range(length)])
         held = self.holders()
         depth = 0
         while depth < length and (chain[depth] in held or chain[depth] in self.idle):
@@ -58,7 +72,7 @@ class CacheTwins(RuleBasedStateMachine):
                 self.free += 1
             self.free -= 1
             blocks.append(None)
-        assert evicted == want
+        assert self.evicted(evicted) == want
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -96,14 +110,14 @@ class CacheTwins(RuleBasedStateMachine):
 
     @rule()
     def drop_idle(self) -> None:
-        assert self.cache.drop_idle() == self.idle
+        assert self.evicted(self.cache.drop_idle()) == self.idle
         self.free += len(self.idle)
         self.idle = []
 
     @rule()
     def write_down_and_read_again(self) -> None:
         state = self.cache.snapshot()
-        self.cache = BlockCache(BLOCKS)
+        self.cache = self.fresh()
         self.cache.restore(state)
         assert self.cache.snapshot() == state
 
@@ -115,5 +129,27 @@ class CacheTwins(RuleBasedStateMachine):
         assert self.cache.used == BLOCKS - self.free - len(self.idle)
 
 
-CacheTwins.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+class RunTwins(CacheTwins):
+    """The same with prompts as runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = PrefixNames(1)
+
+    def fresh(self) -> Any:
+        return RunCache(BLOCKS)
+
+    def chain(self, names: list[int]) -> Any:
+        return self.names.blocks(TrafficRequest(at=0.0, isl=len(names), osl=1, hash_ids=names, block_size=1))
+
+    def evicted(self, told: Any) -> list[int]:
+        if told is None:
+            return []
+        assert len(told) == len(list(told))
+        return [run << 20 | block for run, start, end in told.parts for block in reversed(range(start, end))]
+
+
+for twins in (CacheTwins, RunTwins):
+    twins.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 test_the_cache_counts_as_a_naive_one = CacheTwins.TestCase
+test_the_cache_of_runs_counts_as_a_naive_one = RunTwins.TestCase

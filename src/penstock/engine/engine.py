@@ -32,6 +32,7 @@ from penstock.engine.timing import Timing, timing_of
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken
+from penstock.kernel.runs import Chain, chain_of
 from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, RequestId, StepStats
 
 VERSION = 1
@@ -47,6 +48,7 @@ class Engine:
         words: token ids of the words that answers are made of.
         end: token id that ends an answer which ends by itself.
         turn: token id after which the model's turn begins; None takes every prompt as a whole one.
+        runs: prompts come as `penstock.kernel.runs.Chain`, not as hashes or tokens.
     Raises:
         ConfigError: the settings contradict each other.
     Cost: per request, not per token: 3 or 4 events and a few microseconds for each 64 blocks of prompt.
@@ -60,13 +62,15 @@ class Engine:
         words: Words = PLAIN,
         end: int | None = None,
         turn: int | None = None,
+        runs: bool = False,
     ) -> None:
         self.settings = checked(settings)
         self.timing: Timing = timing_of(settings.timing, settings.capacity, table)
         self._words = words
         self._end = end
         self._turn = turn
-        self._core = Scheduler(settings, self.timing)
+        self._runs = runs
+        self._core = Scheduler(settings, self.timing, runs)
         self._serial = 0
         self._wake: Nanos | None = None
         self._now: Nanos = 0
@@ -189,6 +193,10 @@ class Engine:
         self._core.window.__init__()  # type: ignore[misc]
         return window
 
+    def hush(self) -> None:
+        """Tell no changes of the cache from now on: nobody listens."""
+        self._core.holdings.tells = False
+
     def count_gaps(self) -> Gaps:
         """Count the waits between tokens from now on, and return what counts them; it is no part of the state."""
         self._core.gaps = Gaps()
@@ -234,15 +242,15 @@ class Engine:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Become the engine that wrote the snapshot; it must have had the same settings."""
-        gaps = self._core.gaps
-        core = self._core = Scheduler(self.settings, self.timing)
-        core.gaps = gaps
+        gaps, tells = self._core.gaps, self._core.holdings.tells
+        core = self._core = Scheduler(self.settings, self.timing, self._runs)
+        core.gaps, core.holdings.tells = gaps, tells
         self._now, self._serial, self._wake = snapshot["now"], snapshot["serial"], snapshot["wake"]
         core.ready, core.admissions = snapshot["ready"], snapshot["admissions"]
         for state in snapshot["requests"]:
             submit = msgspec.convert(state["submit"], Submit)
             answer = Answer(submit, self.settings, self._words, self._end, self._turn)
-            core.requests[submit.id] = Request.load(state, submit, answer)
+            core.requests[submit.id] = Request.load(state, submit, answer, chain_of if self._runs else list)
         core.group.rebuild([core.requests[id] for id in snapshot["members"]], snapshot["step"])
         for id in snapshot["waiting"]:
             core.add_waiting(core.requests[id])
@@ -314,7 +322,9 @@ class Engine:
             if event.blocks is not None:
                 most = prompt // self.settings.block_size
                 chain = event.blocks if len(event.blocks) <= most else event.blocks[:most]
-                if tokens is not None:
+                if self._runs:
+                    chain = chain if isinstance(chain, Chain) else chain_of(chain)
+                elif tokens is not None:
                     chain = list(chain)
             elif tokens is not None:
                 chain = block_hashes(tokens, self.settings.block_size, lora=event.lora, salt=event.salt)
@@ -327,6 +337,8 @@ class Engine:
         core = self._core
         core.settle(now)
         names = core.cache.drop_idle()
+        if not core.holdings.tells:
+            return
         if not core.cache.cached:
             event: KvEvent = KvCleared()
         elif names:

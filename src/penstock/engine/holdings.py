@@ -1,20 +1,56 @@
 """Which blocks do requests take and name, and what is told of it?"""
 
+from collections.abc import Sequence
+from typing import Any, Protocol
+
 from penstock.engine.cache import BlockCache
 from penstock.engine.events import KvChanged
 from penstock.engine.request import Request
+from penstock.engine.run_cache import RunCache
 from penstock.engine.settings import SimSettings
 from penstock.kernel.hashing import chain as chained
 from penstock.kernel.hashing import extra_bytes, local_hashes
 from penstock.kernel.machine import Nanos
+from penstock.kernel.runs import Chain, Stretches
 from penstock.kernel.values import BlockHash, KvEvent, KvRemoved, KvStored
 
 
-class Holdings:
-    """The block cache as the scheduler uses it; what changes is kept until `told`."""
+class Cache(Protocol):
+    """What `BlockCache` and `RunCache` have in common; each takes chains of its own kind."""
 
-    def __init__(self, settings: SimSettings) -> None:
-        self.cache = BlockCache(settings.kv_blocks)
+    blocks: int
+    free: int
+    private: int
+
+    @property
+    def available(self) -> int: ...
+    @property
+    def used(self) -> int: ...
+    @property
+    def cached(self) -> int: ...
+    def depth(self, chain: Any, limit: int) -> int: ...
+    def held_depth(self, chain: Any, limit: int) -> int: ...
+    def hold(self, chain: Any, start: int, end: int) -> None: ...
+    def take(self, count: int) -> Sequence[int] | None: ...
+    def name(self, chain: Any, start: int, end: int) -> int: ...
+    def release(self, chain: Any, named: int, private: int) -> None: ...
+    def drop_idle(self) -> Sequence[int] | None: ...
+    def snapshot(self) -> dict[str, Any]: ...
+    def restore(self, state: dict[str, Any]) -> None: ...
+    def check(self, holders: dict[int, int], private: int) -> None: ...
+
+
+class Holdings:
+    """The block cache as the scheduler uses it; what changes is kept until `told`.
+
+    Args:
+        runs: prompts come as `Chain`s.
+    """
+
+    def __init__(self, settings: SimSettings, runs: bool = False) -> None:
+        self.cache: Cache = RunCache(settings.kv_blocks) if runs else BlockCache(settings.kv_blocks)
+        self.tells = True
+        """Whether anybody listens to what changes."""
         self.changes: list[KvEvent] = []
         self.decoded = settings.emit_decode_blocks and settings.prefix_caching
         """Whether blocks of generated tokens are named."""
@@ -28,7 +64,7 @@ class Holdings:
     def take(self, count: int) -> None:
         """Take private blocks, evicting where none is free; there must be enough."""
         evicted = self.cache.take(count)
-        if evicted:
+        if evicted and self.tells:
             self._removed(evicted)
 
     def name(self, request: Request, blocks: int) -> None:
@@ -40,13 +76,13 @@ class Holdings:
         request.named = end
         request.private -= end - start
         start += known
-        if start == end:
+        if start == end or not self.tells:
             return
-        size, submit = self._settings.block_size, request.submit
+        size, submit, chain = self._settings.block_size, request.submit, request.chain
         self.changes.append(
             KvStored(
-                hashes=list(request.chain[start:end]),
-                parent=request.chain[start - 1] if start else None,
+                hashes=Stretches(chain.cut(start, end)) if isinstance(chain, Chain) else list(chain[start:end]),
+                parent=chain[start - 1] if start else None,
                 tokens=self._tokens(request, start * size, end * size) if submit.tokens is not None else [],
                 block_size=size,
                 extras=_extras(submit.lora, submit.salt, start, end),
@@ -64,9 +100,9 @@ class Holdings:
         local = local_hashes(tokens, size, extras)
         chain.extend(chained(local, BlockHash(chain[-1]) if chain else None))
 
-    def _removed(self, names: list[int]) -> None:
+    def _removed(self, names: Sequence[int]) -> None:
         changes = self.changes
-        if changes and isinstance(changes[-1], KvRemoved):
+        if changes and isinstance(changes[-1], KvRemoved) and isinstance(changes[-1].hashes, list):
             changes[-1].hashes.extend(names)
         else:
             changes.append(KvRemoved(hashes=names))

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -68,10 +68,16 @@ class Request:
         return {**state, "chain": list(self.chain), "submit": msgspec.to_builtins(submit)}
 
     @classmethod
-    def load(cls, state: dict[str, Any], submit: Submit, answer: Answer) -> "Request":
-        """Return the request that `dump` wrote."""
+    def load(
+        cls,
+        state: dict[str, Any],
+        submit: Submit,
+        answer: Answer,
+        chain: Callable[[Sequence[int]], Sequence[int]] = list,
+    ) -> "Request":
+        """Return the request that `dump` wrote; ``chain`` makes a chain of names."""
         numbers = {name: state[name] for name in _DUMPED}
-        return cls(submit=submit, answer=answer, chain=list(state["chain"]), **numbers)
+        return cls(submit=submit, answer=answer, chain=chain(state["chain"]), **numbers)
 
 
 _DUMPED = (

@@ -31,13 +31,13 @@ from penstock.kernel.machine import Effect, Nanos
 class Scheduler:
     """The engine's state and how it moves from pass to pass; effects collect in ``out``."""
 
-    def __init__(self, settings: SimSettings, timing: Timing) -> None:
+    def __init__(self, settings: SimSettings, timing: Timing, runs: bool = False) -> None:
         self.settings = settings
         self.timing = timing
         self.out: list[Effect] = []
         self.requests: dict[str, Request] = {}
         self.waiting: Waiting = ByPriority() if settings.scheduling == "priority" else Fcfs()
-        self.holdings = Holdings(settings)
+        self.holdings = Holdings(settings, runs)
         self.cache = self.holdings.cache
         fills = self._exact = self.holdings.decoded
         self.group = (
@@ -195,7 +195,9 @@ class Scheduler:
             return None
         steps = 1
         if not preempted and self.partial is None:
-            steps = group.horizon(cache.free if self._exact else cache.available)
+            # Who is told what is evicted is told when it is: there a run of steps ends before the first eviction.
+            told = self._exact and self.holdings.tells
+            steps = group.horizon(cache.free if told else cache.available)
         run = group.run(self.timing, steps)
         return Op(at, at + max(1, run.after(steps)), steps, step, seqs, run=run)
 

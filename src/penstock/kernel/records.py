@@ -57,7 +57,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     osl_wanted: int | None = None
     cached: int | None = None
     expected_cached: int | None = None
-    blocks: list[int] | None = None
+    blocks: Sequence[int] | None = None
     legs: list[RequestLeg] = []
     ttft: float | None = None
     e2e: float | None = None

@@ -1,5 +1,6 @@
 """Which values do all rooms share? Ids, cards, statistics, service levels, KV events."""
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, NewType
 
 import msgspec
@@ -132,7 +133,7 @@ class KvStored(msgspec.Struct, frozen=True, kw_only=True, tag="stored", tag_fiel
     (len(hashes) * block_size of them) serve to translate opaque ones and may be empty where none are needed.
     """
 
-    hashes: list[int]
+    hashes: Sequence[int]
     parent: int | None = None
     tokens: list[int] = []
     block_size: int = 0
@@ -143,7 +144,7 @@ class KvStored(msgspec.Struct, frozen=True, kw_only=True, tag="stored", tag_fiel
 class KvRemoved(msgspec.Struct, frozen=True, kw_only=True, tag="removed", tag_field="type"):
     """An engine dropped blocks from one tier."""
 
-    hashes: list[int]
+    hashes: Sequence[int]
     tier: Tier = "device"
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
+from penstock.kernel.runs import plain
 from penstock.kernel.values import RequestId, Target
 from penstock.router.chains import depth_of
 
@@ -34,6 +35,11 @@ class Load:
         """Users beyond the first, of blocks that have several."""
         self.loose = 0
         """Blocks without a hash: partial prompt tails and generated ones."""
+
+    @staticmethod
+    def chain(names: Sequence[int]) -> Sequence[int]:
+        """Return the blocks of a prompt in the form that this takes."""
+        return names
 
     @property
     def blocks(self) -> int:
@@ -73,7 +79,7 @@ class Active(msgspec.Struct):
 
     target: Target
     prefill_tokens: int
-    blocks: list[int]
+    blocks: Sequence[int]
     loose: int
     touched: Nanos
     router: str = ""
@@ -82,9 +88,14 @@ class Active(msgspec.Struct):
 
 
 class ActiveSequences:
-    """The requests in flight of one model and the load that they make."""
+    """The requests in flight of one model and the load that they make.
 
-    def __init__(self) -> None:
+    Args:
+        kind: how a target's blocks in use are counted.
+    """
+
+    def __init__(self, kind: type[Load] = Load) -> None:
+        self._kind = kind
         self.expired = 0
         self.sweeping = False
         """Whether a time is set at which the silent ones of other routers are looked for."""
@@ -116,7 +127,7 @@ class ActiveSequences:
         target: Target,
         *,
         prefill_tokens: int,
-        blocks: list[int],
+        blocks: Sequence[int],
         loose: int,
         now: Nanos,
         router: str = "",
@@ -126,7 +137,7 @@ class ActiveSequences:
         self._requests[router, request] = Active(target, prefill_tokens, blocks, loose, now, router)
         load = self._loads.get(target)
         if load is None:
-            load = self._loads[target] = Load()
+            load = self._loads[target] = self._kind()
         load.prefill_tokens += prefill_tokens
         load.requests += 1
         load.loose += loose
@@ -183,7 +194,8 @@ class ActiveSequences:
             "expired": self.expired,
             "sweeping": self.sweeping,
             "requests": [
-                [router, request, msgspec.to_builtins(active)] for (router, request), active in self._requests.items()
+                [router, request, msgspec.to_builtins(active, enc_hook=plain)]
+                for (router, request), active in self._requests.items()
             ],
         }
 
@@ -196,7 +208,7 @@ class ActiveSequences:
                 request,
                 active.target,
                 prefill_tokens=active.prefill_tokens,
-                blocks=active.blocks,
+                blocks=self._kind.chain(active.blocks),
                 loose=active.loose,
                 now=active.touched,
                 router=router,

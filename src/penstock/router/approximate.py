@@ -20,7 +20,7 @@ from penstock.router.indexer import named
 from penstock.router.slots import Ledger, Slots, bits
 from penstock.router.span_state import from_bytes, mask_bytes
 
-_KEEP = 0.8
+KEEP = 0.8
 """Share of the bound that pruning leaves, so that it is rare."""
 _NEVER = 1 << 63
 _STEP = 512
@@ -156,7 +156,7 @@ class ApproximateIndex:
 
     def _prune(self) -> None:
         """Forget the oldest until the bound is kept with some room."""
-        goal = int(self.blocks_max * _KEEP)
+        goal = int(self.blocks_max * KEEP)
         oldest = [(kept[next(iter(kept))], slot) for slot, kept in self._until.items() if kept]
         heapify(oldest)
         while self._ledger.total > goal:

@@ -24,12 +24,14 @@ Timer = Literal["deadline", "wait", "hedge", "kick", "sweep"]
 class Core:
     """The router's state: roster, one `Pool` per model, open requests, timers."""
 
-    def __init__(self, settings: RouterSettings, *, name: str, seed: int, shared: bool) -> None:
+    def __init__(self, settings: RouterSettings, *, name: str, seed: int, shared: bool, runs: bool = False) -> None:
         self.settings = settings
         self.started = settings
         """As of the start: they decide which index a pool keeps, whatever is changed later."""
         self.name = name
         self.shared = shared
+        self.runs = runs
+        """Prompts come as `penstock.kernel.runs.Chain`, as in a simulation."""
         self.rng = random.Random(seed)
         self.roster = Roster()
         self.pools: dict[str, Pool] = {}
@@ -48,7 +50,7 @@ class Core:
 
     def make_pool(self, model: str) -> Pool:
         """Keep state for a model from now on."""
-        pool = self.pools[model] = Pool(model, self.started, self.rng)
+        pool = self.pools[model] = Pool(model, self.started, self.rng, self.runs)
         if self.settings is not self.started:
             pool.use(self.settings)
         return pool

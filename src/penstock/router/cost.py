@@ -12,7 +12,7 @@
 lower tiers, and what the worker's KV in use adds to its decode steps over the expected output.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -59,7 +59,7 @@ class Demand(msgspec.Struct, frozen=True):
     """
 
     isl: int
-    blocks: list[int]
+    blocks: Sequence[int]
     loose: int
     block_size: int
     osl: float

@@ -4,6 +4,7 @@ Token bytes never pass here: the router hears a request's milestones and the sta
 Times are kernel nanoseconds; token and block counts as in `penstock.kernel.values`.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -49,7 +50,7 @@ class Arrived(Event, frozen=True, kw_only=True):
     id: RequestId
     model: str
     isl: int
-    blocks: list[int]
+    blocks: Sequence[int]
     text: bool = False
     adapter: str | None = None
     deadline: Nanos | None = None
@@ -87,7 +88,7 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     isl: int
-    blocks: list[int]
+    blocks: Sequence[int]
     tokens: int
 
 
@@ -231,7 +232,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     isl: int = 0
     cached: int = 0
     tokens: int = 0
-    blocks: list[int] = []
+    blocks: Sequence[int] = ()
     session: str | None = None
 
 

@@ -1,14 +1,14 @@
 """What does the router keep per model? Its caches' index, load, queue, sessions and running sums."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from penstock.kernel.hashing import BYTES_PER_TOKEN
 from penstock.kernel.machine import Nanos, nanos
 from penstock.kernel.stats import LineFit
 from penstock.kernel.values import Target, WorkerCard
-from penstock.router.active import ActiveSequences
+from penstock.router.active import ActiveSequences, Load
 from penstock.router.affinity import Affinity
 from penstock.router.approximate import ApproximateIndex
 from penstock.router.cost import COSTS, Candidate, Demand, Overlapped, Speed
@@ -18,6 +18,9 @@ from penstock.router.kv_stream import KvStream
 from penstock.router.queue import RequestQueue
 from penstock.router.request import Request
 from penstock.router.roster import Worker
+from penstock.router.run_history import RunHistory
+from penstock.router.run_index import RunIndex
+from penstock.router.run_load import RunLoad
 from penstock.router.settings import RouterSettings
 
 DEFAULT_BLOCK_SIZE = 64
@@ -27,41 +30,46 @@ _NOTHING = Overlapped()
 
 
 class Pool:
-    """One model's routing state; the router machine owns it and is the only one to change it."""
+    """One model's routing state; the router machine owns it and is the only one to change it.
 
-    def __init__(self, model: str, settings: RouterSettings, rng: random.Random) -> None:
+    Args:
+        runs: prompts come as `penstock.kernel.runs.Chain`, as in a simulation.
+    """
+
+    def __init__(self, model: str, settings: RouterSettings, rng: random.Random, runs: bool = False) -> None:
         self.model = model
         self.settings = settings
         self.rng = rng
         self.block_size = DEFAULT_BLOCK_SIZE
         self.block_size_known = False
-        self.active = ActiveSequences()
+        self.active = ActiveSequences(RunLoad if runs else Load)
         self.queue = RequestQueue(settings.queue)
         self.affinity = Affinity(settings.affinity)
         self.turn = 0
         self.streams: dict[Target, KvStream] = {}
         """KV event streams of the targets that announce one; the others are known by routing history alone."""
-        kind = settings.index.kind
-        self.indexed = kind in ("exact", "approximate") or (kind == "auto" and settings.weighs_overlap)
+        index = settings.index
+        self.indexed = settings.indexed
         """Without a weight on overlap no index is kept, and none is paid for."""
-        self.exact: ExactIndex | None = None
-        self.history: ApproximateIndex | None = None
-        self.predicted: ApproximateIndex | None = None
-        if self.indexed and kind != "approximate":
-            self.exact = ExactIndex(
-                self.block_size,
-                blocks_max=settings.index.blocks_max,
-                audit_every=settings.index.audit_every,
-                hits_half_life=nanos(settings.index.hits_half_life),
-            )
-            if settings.index.predicted_ttl > 0:
-                self.predicted = ApproximateIndex(
-                    ttl=nanos(settings.index.predicted_ttl), blocks_max=settings.index.approximate_blocks_max
+        self.exact: ExactIndex | RunIndex | None = None
+        self.history: ApproximateIndex | RunHistory | None = None
+        self.predicted: ApproximateIndex | RunHistory | None = None
+        history = RunHistory if runs else ApproximateIndex
+        if settings.hears_engines:
+            self.exact = (
+                RunIndex(self.block_size)
+                if runs
+                else ExactIndex(
+                    self.block_size,
+                    blocks_max=index.blocks_max,
+                    audit_every=index.audit_every,
+                    hits_half_life=nanos(index.hits_half_life),
                 )
-        if self.indexed and kind != "exact":
-            self.history = ApproximateIndex(
-                ttl=nanos(settings.index.approximate_ttl), blocks_max=settings.index.approximate_blocks_max
             )
+            if index.predicted_ttl > 0:
+                self.predicted = history(ttl=nanos(index.predicted_ttl), blocks_max=index.approximate_blocks_max)
+        if self.indexed and index.kind != "exact":
+            self.history = history(ttl=nanos(index.approximate_ttl), blocks_max=index.approximate_blocks_max)
         self.fit = LineFit()
         self.hedges = 0
         """Requests that were sent to a second worker as well."""
@@ -113,7 +121,7 @@ class Pool:
 
     # --- overlap and cost -------------------------------------------------------------------------------------------
 
-    def overlaps(self, blocks: Sequence[int], text: bool, now: Nanos) -> dict[Target, Overlapped]:
+    def overlaps(self, blocks: Any, text: bool, now: Nanos) -> dict[Target, Overlapped]:
         """Return how many leading blocks each target holds, by the best source that is known for it."""
         if not self.indexed or not blocks:
             return {}
@@ -141,7 +149,7 @@ class Pool:
         stream = self.streams.get(target)
         return "none" if stream is None else stream.state
 
-    def routed(self, target: Target, blocks: list[int], text: bool, now: Nanos) -> None:
+    def routed(self, target: Target, blocks: Any, text: bool, now: Nanos) -> None:
         """Remember that a target is about to hold these blocks."""
         if not blocks:
             return

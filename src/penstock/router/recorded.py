@@ -1,5 +1,7 @@
 """How is a request that is over written down? `Closed`, and what its answer's tokens told, as a `RequestRecord`."""
 
+from collections.abc import Sequence
+
 from penstock.kernel.machine import Nanos, seconds
 from penstock.kernel.records import ItlSummary, RequestLeg, RequestRecord
 from penstock.router.events import Closed
@@ -9,7 +11,7 @@ def record_of(
     closed: Closed,
     *,
     offset: Nanos = 0,
-    blocks: list[int] | None,
+    blocks: Sequence[int] | None,
     itl: ItlSummary | None,
     ttft: float | None,
     e2e: float | None,

@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Woken
+from penstock.kernel.runs import chain_of, plain
 from penstock.kernel.values import RequestId, Target
 from penstock.router import caches, events, lifecycle, members, sync, tuning
 from penstock.router.core import Core
@@ -66,10 +67,19 @@ class Router(Core):
         name: this router's name among its peers.
         seed: of the generator that breaks ties and samples.
         shared: True publishes every placement for other routers.
+        runs: prompts come as `penstock.kernel.runs.Chain`, and KV events name blocks of runs: as in a simulation.
     """
 
-    def __init__(self, settings: RouterSettings, *, name: str = "router", seed: int = 0, shared: bool = False) -> None:
-        super().__init__(settings, name=name, seed=seed, shared=shared)
+    def __init__(
+        self,
+        settings: RouterSettings,
+        *,
+        name: str = "router",
+        seed: int = 0,
+        shared: bool = False,
+        runs: bool = False,
+    ) -> None:
+        super().__init__(settings, name=name, seed=seed, shared=shared, runs=runs)
 
     def handle(self, now: Nanos, event: Event) -> list[Effect]:
         """Take one event; see `penstock.router.events` for both vocabularies."""
@@ -93,7 +103,7 @@ class Router(Core):
             "rng": [state, list(internal), gauss],
             "roster": self.roster.snapshot(),
             "pools": {model: pool.snapshot() for model, pool in self.pools.items()},
-            "requests": [msgspec.to_builtins(request) for request in self.requests.values()],
+            "requests": [msgspec.to_builtins(request, enc_hook=plain) for request in self.requests.values()],
             "stranded": list(self.stranded),
             "timers": [list(timer) for timer in sorted(self.timers)],
             "armed": self.armed,
@@ -114,6 +124,8 @@ class Router(Core):
         for model, saved in snapshot["pools"].items():
             self.make_pool(model).restore(saved)
         requests = [msgspec.convert(raw, Request) for raw in snapshot["requests"]]
+        for request in requests if self.runs else ():
+            request.event = msgspec.structs.replace(request.event, blocks=chain_of(request.event.blocks))
         self.requests = {request.id: request for request in requests}
         self.stranded = {RequestId(id): None for id in snapshot["stranded"]}
         self.timers = [(at, kind, key) for at, kind, key in snapshot["timers"]]

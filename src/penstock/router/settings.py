@@ -313,3 +313,13 @@ class RouterSettings(Settings, frozen=True):
     def weighs_overlap(self) -> bool:
         """Whether a cached block makes a worker cheaper."""
         return self.mode == "kv" and (self.cost.overlap_credit > 0 or self.cost.host_credit > 0)
+
+    @property
+    def indexed(self) -> bool:
+        """Whether an index is kept: without a weight on overlap none is, and none is paid for."""
+        return self.index.kind in ("exact", "approximate") or (self.index.kind == "auto" and self.weighs_overlap)
+
+    @property
+    def hears_engines(self) -> bool:
+        """Whether the index is fed by engines' KV events."""
+        return self.indexed and self.index.kind != "approximate"

@@ -51,7 +51,7 @@ class Cluster:
         observe: Callable[[float, dict[str, Any]], object] | None = None,
     ) -> None:
         self.plan = checked(plan)
-        self.router = Router(plan.router, name=ROUTER, seed=plan.seed)
+        self.router = Router(plan.router, name=ROUTER, seed=plan.seed, runs=not plan.by_block)
         self.fleet = Fleet(plan, random.Random(plan.seed + 1))
         self.world = World(
             plan,

@@ -81,7 +81,10 @@ class Fleet:
         kind = self.plan.pools[pool]
         life = Life(worker, pool, kind.gpus, now)
         self.lives.append(life)
-        made = Worker(_card(self.plan.model, worker, epoch, kind), pool, Engine(kind.sim, table=kind.table), life)
+        engine = Engine(kind.sim, table=kind.table, runs=not self.plan.by_block)
+        if not self.plan.router.hears_engines:
+            engine.hush()
+        made = Worker(_card(self.plan.model, worker, epoch, kind), pool, engine, life)
         if not kind.sim.speculative_tokens:
             self.gaps.append(made.engine.count_gaps())
         self.workers[worker] = made

@@ -58,6 +58,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     policy_interval: float = 30.0
     observe_every: float = 10.0
     """Seconds between two looks at the whole, where somebody wants them."""
+    by_block: bool = False
+    """Let engines and router keep every block by itself, as live ones do: the yardstick for runs of blocks; slow."""
     checked: bool = False
     """Let every machine check its invariants after each event: for tests, it is slow."""
 

@@ -4,7 +4,7 @@ As the live processes would, but with no network and no HTTP: what the router wa
 moment, what an engine tells goes back.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,7 @@ class Open:
     """A request between its arrival and its end."""
 
     asked: TrafficRequest
-    blocks: list[int]
+    blocks: Sequence[int]
     got: int = 0
     """Output tokens of the legs that are over."""
     first: Nanos | None = None
@@ -114,7 +114,9 @@ class World:
         """Open a request."""
         id = RequestId(f"r{self.submitted}")
         self.submitted += 1
-        blocks = self._names.blocks(request)
+        blocks: Sequence[int] = self._names.blocks(request)
+        if self._plan.by_block:
+            blocks = list(blocks)
         self.open[id] = Open(request, blocks)
         self.window.arrived += 1
         self.window.prompt_tokens += request.isl
@@ -280,7 +282,7 @@ def _record(closed: routing.Closed, opened: Open) -> RequestRecord:
     arrived = closed.arrived
     return record_of(
         closed,
-        blocks=opened.blocks,
+        blocks=list(opened.blocks),
         itl=itl,
         ttft=None if first is None else (first - arrived) / SECOND,
         e2e=None if last is None else (last - arrived) / SECOND,

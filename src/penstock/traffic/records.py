@@ -65,7 +65,7 @@ class RecordsTrace(LogRows):
             self.unanswered += 1
             return None
         isl = tokens_of("isl", record.isl)
-        blocks = record.blocks or []
+        blocks = list(record.blocks or ())
         request = TrafficRequest(
             at=record.arrival,
             isl=isl,

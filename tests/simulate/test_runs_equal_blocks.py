@@ -1,0 +1,88 @@
+"""Is a cluster that keeps runs of blocks the same, to the byte, as one that keeps every block by itself?"""
+
+import random
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.engine.settings import SimSettings
+from penstock.router.settings import AffinitySettings, CostSettings, IndexSettings, Mode, RouterSettings
+from penstock.simulate.plan import Fault, Plan, PoolPlan
+from tests.simulate.test_cluster import Run, chat
+
+CASES = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**20),
+        "mode": st.sampled_from(sorted(set(get_args(Mode)) - {"direct"})),
+        "kind": st.sampled_from(["auto", "exact", "approximate", "none"]),
+        "kv_blocks": st.sampled_from([300, 500, 4000]),
+        "decoded": st.booleans(),
+        "affinity": st.sampled_from(["off", "soft", "hard"]),
+        "latency": st.booleans(),
+        "approximate_max": st.sampled_from([200, 1 << 20]),
+        "faults": st.lists(
+            st.builds(
+                Fault,
+                at=st.floats(0, 40),
+                kind=st.sampled_from(["fail", "drain", "add", "cordon"]),
+                worker=st.sampled_from(["main-0", "main-1", "main-2"]),
+            ),
+            max_size=3,
+        ),
+    }
+)
+
+
+def plans(case: dict[str, Any]) -> Plan:
+    sim = SimSettings(
+        block_size=16,
+        kv_blocks=case["kv_blocks"],
+        max_len=case["kv_blocks"] * 15,
+        emit_decode_blocks=case["decoded"],
+        max_seqs=8,
+    )
+    return Plan(
+        model="m",
+        pools={"main": PoolPlan(sim=sim, replicas=3)},
+        router=RouterSettings(
+            mode=case["mode"],
+            index=IndexSettings(
+                kind=case["kind"], approximate_ttl=20.0, approximate_blocks_max=case["approximate_max"]
+            ),
+            cost=CostSettings(kind="latency" if case["latency"] else "blocks"),
+            affinity=AffinitySettings(mode=case["affinity"]),
+        ),
+        seed=case["seed"],
+        faults=case["faults"],
+        drain_timeout=5.0,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(CASES)
+def test_runs_and_blocks_come_to_the_same(case: dict[str, Any]) -> None:
+    plan = plans(case)
+    traffic = chat(40, rate=4.0, seed=case["seed"])
+    runs = Run(plan, traffic)
+    blocks = Run(msgspec.structs.replace(plan, by_block=True), traffic)
+    assert runs.bytes() == blocks.bytes()
+    assert runs.cluster.gaps() == blocks.cluster.gaps()
+
+
+@pytest.mark.parametrize("mode", ["kv", "round_robin"])
+def test_every_machine_checks_after_every_event(mode: str) -> None:
+    case = {
+        "seed": 3,
+        "mode": mode,
+        "kind": "auto",
+        "kv_blocks": 300,
+        "decoded": True,
+        "affinity": "soft",
+        "latency": False,
+        "approximate_max": 1 << 20,
+        "faults": [Fault(at=10.0, kind="fail", worker="main-1"), Fault(at=20.0, kind="drain", worker="main-0")],
+    }
+    Run(msgspec.structs.replace(plans(case), checked=True), chat(30, rate=random.Random(1).uniform(3, 5)))
