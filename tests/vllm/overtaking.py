@@ -30,9 +30,13 @@ async def overtaken(url: str, engine: str, worker: str, late: dict[str, Any], ur
         order.append(name)
 
     async with asking() as http:
-        full = [asyncio.create_task(one("first", {}, 400)) for _ in range(PLACES)]
+        full = [asyncio.create_task(one("first", {}, 1900)) for _ in range(PLACES)]
         await eventually(lambda: counter(engine, "vllm:num_requests_running") == PLACES)
         waiting = [asyncio.create_task(one("late", late, 20)) for _ in range(LATE)]
-        await eventually(lambda: counter(engine, "vllm:num_requests_waiting") >= LATE)
-        await asyncio.gather(*full, *waiting, asyncio.create_task(one("urgent", urgent, 20)))
+        await eventually(lambda: counter(engine, "vllm:num_requests_waiting") == LATE)
+        waiting.append(asyncio.create_task(one("urgent", urgent, 20)))
+        await eventually(lambda: counter(engine, "vllm:num_requests_waiting") == LATE + 1)
+        for task in full:
+            task.cancel()  # their clients hang up: all places are free at once, however quick the engine is
+        await asyncio.gather(*waiting)
     return order[order.index("urgent") :].count("late")
