@@ -38,6 +38,8 @@ class Decoders:
         self._kv = 0
         self._crossing = [0] * block_size  # sequences that need a block at steps of this residue
         self._filling: list[dict[str, Request]] = [{} for _ in range(block_size)] if fill_watched else []
+        self._fillers = 0
+        """Members whose full blocks are to be named."""
         self._ends: list[tuple[int, int, Request]] = []
 
     def __len__(self) -> int:
@@ -115,7 +117,7 @@ class Decoders:
             heapq.heappop(self._ends)
         steps = self._ends[0][0] - self.step
         size = self._block_size
-        if self._watched:
+        if self._fillers:
             fills = self._filling
             ahead = next((i for i in range(1, min(steps, size + 1)) if fills[(self.step + i) % size]), steps)
             steps = min(steps, ahead)
@@ -125,7 +127,7 @@ class Decoders:
 
     def fills(self) -> list[Request]:
         """Return the members with a full block of known tokens that has no name yet, in running order."""
-        return list(self._filling[self.step % self._block_size].values()) if self._watched else []
+        return list(self._filling[self.step % self._block_size].values()) if self._fillers else []
 
     def run(self, timing: Timing, steps: int) -> Run:
         """Return how long the next steps take."""
@@ -166,13 +168,14 @@ class Decoders:
         self._crossing[phase] += 1
         if self._watched and request.submit.tokens is not None:
             self._filling[phase - 1][request.submit.id] = request
+            self._fillers += 1
 
     def _drop(self, request: Request) -> None:
         self._kv -= request.prompt + self.generated(request)
         phase = (request.join + 1 - request.prompt - request.generated) % self._block_size
         self._crossing[phase] -= 1
-        if self._watched:
-            self._filling[phase - 1].pop(request.submit.id, None)
+        if self._fillers and self._filling[phase - 1].pop(request.submit.id, None) is not None:
+            self._fillers -= 1
 
     def _fitting(self, blocks: int) -> int:
         """Return the most steps of which those after the first need at most ``blocks`` blocks."""

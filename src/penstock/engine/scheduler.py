@@ -174,7 +174,7 @@ class Scheduler:
             else:
                 self.holdings.take(need)
                 partial.private += need
-        for request in group.fills() if self._exact and group.members else ():
+        for request in group.fills():
             blocks = (request.prompt + group.generated(request)) // size
             self.holdings.extend_chain(request, blocks)
             self.holdings.name(request, blocks)
@@ -256,8 +256,9 @@ class Scheduler:
         self._commit(op, op.steps)
         self.op = None
         self.ready = op.end
-        for request in self.group.ended():
-            self.end(request, op.end)
+        if op.seqs:
+            for request in self.group.ended():
+                self.end(request, op.end)
         for request, chunk in op.prefills:
             if request.state != "prefilling":
                 continue  # aborted meanwhile
@@ -283,7 +284,7 @@ class Scheduler:
 
     def _commit(self, op: Op, done: int) -> None:
         """Account for an op up to its step ``done``."""
-        taken = min(done + 1, op.steps)
+        taken = done + 1 if done < op.steps else op.steps
         if taken > op.taken:
             need = self.group.takes(op.first + op.taken, op.first + taken)
             if need:
@@ -295,6 +296,7 @@ class Scheduler:
         if not steps:
             return
         window = self.window
+        begin, end = op.after(op.done), op.after(done)
         if op.seqs:
             if op.last is None:
                 kv, squares = self.group.kv_sums(op.first + op.done, op.first + done)
@@ -307,14 +309,17 @@ class Scheduler:
             window.decode_kv += kv
             window.decode_kv_sq += squares
             if self.gaps is not None:
-                self.gaps.add_steps(op.after, op.done, done, seqs)
+                if steps == 1:
+                    self.gaps.add(end - begin, seqs)
+                else:
+                    self.gaps.add_steps(op.after, op.done, done, seqs)
             self.group.advance(steps)
         if op.tokens:
             window.prefill_tokens += op.tokens
             window.prefill_tokens_sq += op.tokens * op.tokens
             window.prefill_requests += op.prefilled
         window.passes += steps
-        window.wall += op.after(done) - op.after(op.done)
+        window.wall += end - begin
         if self.queued:
             window.queued_requests += steps * self.queued
             window.queued_prefill_tokens += steps * self.waiting_prefill

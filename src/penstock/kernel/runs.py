@@ -82,7 +82,14 @@ class Chain(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> list[int]: ...
     def __getitem__(self, index: int | slice) -> int | list[int]:
-        return list(self)[index]
+        if isinstance(index, slice):
+            return list(self)[index]
+        at = index if index >= 0 else index + self._length
+        for run, count in self.parts:
+            if 0 <= at < count:
+                return run << RUN_BITS | at
+            at -= count
+        raise IndexError(f"block {index} of a chain of {self._length}")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)

@@ -1,7 +1,7 @@
 """How do machines run on virtual time? The reference driver: a heap of (time, sequence)."""
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.kernel.machine import Effect, Event, Machine, Nanos, Send, Wake, Woken
 
@@ -10,6 +10,8 @@ Answer = tuple[Nanos, str, Event]
 
 World = Callable[[Nanos, str, Effect], Iterable[Answer]]
 """Carries out the effects that are not the kernel's own: ``(now, sender, effect) -> answers``."""
+
+_WOKEN = Woken()
 
 
 class Simulation:
@@ -25,7 +27,7 @@ class Simulation:
         world: World,
         *,
         checked: bool = False,
-        watch: Callable[[Nanos, str, Event, list[Effect]], None] | None = None,
+        watch: Callable[[Nanos, str, Event, Sequence[Effect]], None] | None = None,
     ) -> None:
         self.machines = dict(machines)
         self.now: Nanos = 0
@@ -45,26 +47,35 @@ class Simulation:
     def run(self, until: Nanos | None = None, limit: int | None = None) -> None:
         """Handle events in order until the heap is empty, ``until`` is passed or ``limit`` events are done."""
         handled = 0
-        while self._heap and (limit is None or handled < limit):
-            at = self._heap[0][0]
+        heap, machines, wakes = self._heap, self.machines, self._wake_serial
+        while heap and handled != limit:
+            at = heap[0][0]
             if until is not None and at > until:
                 break
-            _, _, name, event, serial = heapq.heappop(self._heap)
-            if serial and self._wake_serial.get(name) != serial:
+            _, _, name, event, serial = heapq.heappop(heap)
+            if serial and wakes.get(name) != serial:
                 continue  # a newer Wake replaced this one
-            machine = self.machines.get(name)
+            machine = machines.get(name)
             if machine is None:
                 continue  # the machine was taken out (a killed worker): its mail is lost, as on a network
             self.now = at
-            effects = list(machine.handle(at, event))
+            effects = machine.handle(at, event)
             handled += 1
-            self.events_handled += 1
             if self._checked:
                 machine.check()
             if self._watch is not None:
                 self._watch(at, name, event, effects)
             for effect in effects:
-                self._carry_out(name, effect)
+                kind = type(effect)
+                if kind is Wake:
+                    self._sequence = wakes[name] = sequence = self._sequence + 1
+                    self._push(effect.at, name, _WOKEN, sequence)  # type: ignore[attr-defined]
+                elif kind is Send:
+                    self._push(at, effect.machine, effect.message, 0)  # type: ignore[attr-defined]
+                else:
+                    for when, receiver, answer in self._world(at, name, effect):
+                        self._push(when, receiver, answer, 0)
+        self.events_handled += handled
         if until is not None and (limit is None or handled < limit):
             self.now = max(self.now, until)
 
@@ -72,17 +83,6 @@ class Simulation:
         """Take a machine out, as a crash does: what was on its way to it is dropped."""
         self.machines.pop(name, None)
         self._wake_serial.pop(name, None)
-
-    def _carry_out(self, name: str, effect: Effect) -> None:
-        if isinstance(effect, Wake):
-            self._sequence += 1
-            self._wake_serial[name] = self._sequence
-            self._push(effect.at, name, Woken(), self._sequence)
-        elif isinstance(effect, Send):
-            self._push(self.now, effect.machine, effect.message, 0)
-        else:
-            for at, machine, event in self._world(self.now, name, effect):
-                self._push(at, machine, event, 0)
 
     def _push(self, at: Nanos, machine: str, event: Event, serial: int) -> None:
         if at < self.now:

@@ -9,10 +9,13 @@ from penstock.router.pool import Pool
 from penstock.router.queue import Waiting
 from penstock.router.request import HEDGE, Hedge, Request
 from penstock.router.roster import Worker
-from penstock.router.select import Choice, discounted, pinned, select
+from penstock.router.select import Choice, blind, discounted, pinned, select
 
 Eligible = tuple[list[tuple[Target, Worker]], list[Excluded], bool]
 """Candidates, those excluded with their reasons, and whether the request's own wishes excluded all of them."""
+
+BLIND = ("round_robin", "random")
+"""Modes that ask for no cost."""
 
 NEEDS_PIN = "mode direct needs a pinned worker: send x-penstock-worker or nvext.backend_instance_id"
 
@@ -71,7 +74,9 @@ def eligible(core: Core, request: Request, pool: Pool, now: Nanos) -> Eligible:
         card = worker.card
         if card.model != model:
             continue
-        reason = worker.why_not(now)
+        # All of the fleet passes here with every request: the usual answer takes no call.
+        plain = worker.state == "ready" and not worker.cordons and worker.breaker.until is None
+        reason = None if plain else worker.why_not(now)
         if reason is None and request.tried and (card.id, card.epoch) in request.tried:
             reason = "failed this request before"
         if reason is not None:
@@ -191,8 +196,13 @@ def _place(
 ) -> None:
     """Choose a target, count the load there, and send the request."""
     event = request.event
+    because = None
+    if core.settings.mode in BLIND and not _directed(core, request):
+        # Nobody compares costs: only what is chosen is priced, so that a decision costs the same over any fleet.
+        place, because = blind(core.settings.mode, len(targets), core.rng, pool.turn)
+        targets = targets[place : place + 1]
     costs, loose = pool.costs(request, targets, now)
-    choice = _choose(core, request, pool, costs, now)
+    choice = _choose(core, request, pool, costs, now) if because is None else Choice(costs[0], because)
     if choice is None:
         core.close(now, request, "rejected", "client", 400, NEEDS_PIN)
         return
@@ -212,6 +222,12 @@ def _place(
     request.current = request.attempt
     if core.settings.hedge.after is not None:
         core.timer(now + nanos(core.settings.hedge.after), "hedge", event.id)
+
+
+def _directed(core: Core, request: Request) -> bool:
+    """Whether a pin or a session's home may decide instead of the mode."""
+    wish = request.event.preferences
+    return wish.worker is not None or (wish.session is not None and core.settings.affinity.mode != "off")
 
 
 def hedge(core: Core, now: Nanos, request: Request, pool: Pool) -> None:

@@ -43,16 +43,23 @@ def select(
         raise ValueError("no candidates to choose from")
     if mode == "kv":
         return _cheapest(costs, rng) if temperature <= 0 else _sampled(costs, rng, temperature)
-    if mode == "round_robin":
-        return Choice(costs[turn % len(costs)], f"turn {turn} of round robin over {_workers(costs)}")
-    if mode == "random":
-        return Choice(costs[int(rng.random() * len(costs))], f"drawn at random of {_workers(costs)}")
+    if mode == "round_robin" or mode == "random":
+        place, because = blind(mode, len(costs), rng, turn)
+        return Choice(costs[place], because)
     if mode == "least_loaded":
         return _least_loaded(costs, rng, f"of {_workers(costs)}")
     if mode == "power_of_two":
         pair = list(costs) if len(costs) <= 2 else rng.sample(list(costs), 2)
         return _least_loaded(pair, rng, "of two drawn at random: " + " and ".join(str(c.target) for c in pair))
     raise ValueError(f"mode {mode!r} needs a pinned worker: send x-penstock-worker or nvext.backend_instance_id")
+
+
+def blind(mode: Mode, count: int, rng: random.Random, turn: int) -> tuple[int, str]:
+    """Choose one of ``count`` candidates in a mode that asks for no cost; return its place and the reason."""
+    workers = f"{count} worker{'s' if count > 1 else ''}"
+    if mode == "round_robin":
+        return turn % count, f"turn {turn} of round robin over {workers}"
+    return int(rng.random() * count), f"drawn at random of {workers}"
 
 
 def probabilities(totals: Sequence[float], temperature: float) -> list[float]:
