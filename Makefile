@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 VLLM   := $(abspath $(or $(PENSTOCK_VLLM_VENV),.venv-vllm))
 
-.PHONY: soak up install dev test test-fast test-vllm lint types format bench-gateway bench-index bench-routing bench-timing clean help
+.PHONY: soak up install dev test test-fast test-vllm lint types format bench-gateway bench-index bench-routing bench-timing bench-fidelity clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -61,6 +61,9 @@ bench-gateway: install ## Measure a request's cost beside other gateways; PEERS=
 
 bench-timing: install ## Fit the roofline to measured points and hold it to the others, into docs/ (1 minute)
 	$(BIN)/python bench/roofline/run.py --docs docs/timing.md
+
+bench-fidelity: install ## Hold the simulated engine to a measured GPU run and to a live vLLM, into docs/ (5 minutes; make test-vllm installs vLLM)
+	PENSTOCK_VLLM_VENV=$(VLLM) $(BIN)/python bench/fidelity/run.py --docs docs/fidelity.md
 
 format: dev ## Put the sources in order
 	$(BIN)/ruff format src tests bench

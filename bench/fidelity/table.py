@@ -1,0 +1,168 @@
+"""How do the errors become the page's tables? One per part, each between markers of its own."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from errors import LATENCIES, POINTS, Compared
+from live import Live
+from passes import Recovered, Stretch
+from tail import Steps
+
+from penstock.engine.timing import Timing
+
+TPOT_MEAN, TTFT_MEAN, PERCENTILE = 0.01, 0.04, 0.10
+"""Goals on the measured GPU run, as shares: the best published simulator's means, and every percentile."""
+FLOOR, TIMES = 0.10, 1.5
+"""Goal on the live run: the larger of a share, and of so many times what two real runs differ by."""
+BY_SEQS = (0, 32, 64, 96, 128)
+BY_TOKENS = (0, 512, 1024, 1536, 2048)
+"""Bounds of the groups of passes: sequences that decode, and tokens of a pass with a prompt."""
+HEAD = ["| | mean | p50 | p90 | p99 | each request |", "|---|---:|---:|---:|---:|---:|"]
+
+
+def measured(found: Mapping[str, Sequence[Compared]], day: str) -> str:
+    """Return the part on the measured GPU run; the first timing is the one that the goals are for."""
+    lines = [f"{day}. Errors of mean and percentiles; *each request*: median of the sizes of the requests' own.", ""]
+    lines += HEAD
+    goal = next(iter(found.values()))
+    for name in LATENCIES:
+        lines.append(_real(name, goal))
+        lines += [_errors(timing, name, rows) for timing, rows in found.items()]
+    lines.append(f"| **throughput**, real, tokens/s | {_row(goal, 'throughput')['mean'].real:,.0f} | | | | |")
+    for timing, rows in found.items():
+        lines.append(f"| {timing} | {_signed(_row(rows, 'throughput')['mean'].error)} | | | | |")
+    return "\n".join([*lines, "", *_verdicts(goal)])
+
+
+def recovered(ours: Recovered, theirs: Recovered, tail: Sequence[Steps], timing: Timing) -> str:
+    """Return the part on the measured run's passes.
+
+    Args:
+        ours, theirs: planned when the pass before has ended, and when it starts.
+        tail: the steps at the end of the run.
+        timing: the operators' times alone, with no gap between them.
+    """
+    lines = [
+        "| a pass is planned when the one before it | milestones | contradicted |",
+        "|---|---:|---:|",
+        f"| ends | {ours.milestones} | {ours.contradicted} |",
+        f"| starts | {theirs.milestones} | {theirs.contradicted} |",
+        "",
+        "| passes | stretches | longer than their operators, ms per pass |",
+        "|---|---:|---:|",
+    ]
+    decoding = [one for one in theirs.stretches if not any(each.chunks for each in one.passes)]
+    for low, high in pairwise(BY_SEQS):
+        group = [one for one in decoding if low < one.passes[0].seqs <= high]
+        if group:
+            more = median(_longer(one, timing) / len(one.passes) for one in group)
+            lines.append(f"| decoding alone, {low + 1} to {high} sequences | {len(group)} | {_ms(more)} |")
+    usual = median(_longer(one, timing) / len(one.passes) for one in decoding)
+    mixed = [one for one in theirs.stretches if sum(1 for each in one.passes if each.chunks) == 1]
+    for low, high in pairwise(BY_TOKENS):
+        group = [one for one in mixed if low < _largest(one) <= high]
+        if group:
+            more = median(_longer(one, timing) - usual * (len(one.passes) - 1) for one in group)
+            lines.append(f"| with a prompt, {low + 1} to {high:,} tokens | {len(group)} | {_ms(more)} |")
+    shown = " | ".join(f"{one.seqs:.0f}" for one in tail)
+    lines += ["", f"| sequences at the end of the run, second by second | {shown} |", f"|---|{'---:|' * len(tail)}"]
+    lines.append(f"| step, ms | {' | '.join(f'{one.real * 1e3:.1f}' for one in tail)} |")
+    lines.append(f"| longer than its operators, ms | {' | '.join(_ms(one.real - one.operators) for one in tail)} |")
+    return "\n".join(lines)
+
+
+def live(found: Live, day: str, machine: str) -> str:
+    """Return the part on the live run."""
+    lines = [
+        f"{day}, {machine}. The sweep timed {found.passes} passes in {found.sweep_seconds:.0f} s; the cost fitted to "
+        f"them is {found.missed:.1%} off one of its points in the median.",
+        "",
+        *HEAD,
+    ]
+    met = missed = 0
+    for name in LATENCIES:
+        lines.append(_real(name, found.ours))
+        lines += [_errors("simulated", name, found.ours), _errors("real, second run to first", name, found.again)]
+        ours, again = _row(found.ours, name), _row(found.again, name)
+        within = [abs(ours[point].error) <= most(again[point].error) for point in POINTS]
+        met, missed = met + within.count(True), missed + within.count(False)
+        lines.append("| goal met | " + " | ".join("yes" if each else "no" for each in within) + " | |")
+    ours, again = _row(found.ours, "throughput")["mean"], _row(found.again, "throughput")["mean"]
+    lines += [
+        f"| **throughput**, real, tokens/s | {ours.real:,.0f} | | | | |",
+        f"| simulated | {_signed(ours.error)} | | | | |",
+        f"| real, second run to first | {_signed(again.error)} | | | | |",
+        "",
+        f"Goal: at most 10 %, or 1.5 times what the real runs differ by. Met for {met} of {met + missed} latencies.",
+    ]
+    return "\n".join(lines)
+
+
+def most(difference: float) -> float:
+    """Return the largest error that the goal on the live run allows, as a share."""
+    return max(FLOOR, TIMES * abs(difference))
+
+
+def replaced(page: str, part: str, text: str) -> str:
+    """Return the page with one part's table replaced.
+
+    Raises:
+        ValueError: the page lacks the part's markers.
+    """
+    begin, end = f"<!-- begin {part} -->", f"<!-- end {part} -->"
+    if page.count(begin) != 1 or page.count(end) != 1:
+        raise ValueError(f"the page must have {begin} and {end} once each")
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}"
+
+
+def write(page: Path, part: str, text: str) -> None:
+    page.write_text(replaced(page.read_text(), part, text))
+
+
+def _longer(one: Stretch, timing: Timing) -> float:
+    """Return by how many seconds a stretch is longer than what its passes' operators take."""
+    return one.real - sum(each.profiled(timing) for each in one.passes)
+
+
+def _largest(one: Stretch) -> int:
+    return max(each.prompt_tokens + each.seqs for each in one.passes)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:+.2f}"
+
+
+def _verdicts(rows: Sequence[Compared]) -> list[str]:
+    worst = max((row for row in rows if row.name in LATENCIES and row.point != "mean"), key=lambda row: abs(row.error))
+    named = [
+        ("Mean TPOT", _row(rows, "TPOT")["mean"].error, TPOT_MEAN),
+        ("Mean TTFT", _row(rows, "TTFT")["mean"].error, TTFT_MEAN),
+        (f"Furthest percentile ({worst.name} {worst.point})", worst.error, PERCENTILE),
+    ]
+    return [
+        f"- {what}: {_signed(error)}, goal {goal:.0%}: {'met' if abs(error) <= goal else 'missed'}."
+        for what, error, goal in named
+    ]
+
+
+def _row(rows: Sequence[Compared], name: str) -> dict[str, Compared]:
+    return {row.point: row for row in rows if row.name == name}
+
+
+def _real(name: str, rows: Sequence[Compared]) -> str:
+    cells = " | ".join(f"{_row(rows, name)[point].real * 1e3:,.1f}" for point in POINTS)
+    return f"| **{name}**, real, ms | {cells} | |"
+
+
+def _errors(what: str, name: str, rows: Sequence[Compared]) -> str:
+    found = _row(rows, name)
+    each = found["mean"].requests
+    cells = " | ".join(_signed(found[point].error) for point in POINTS)
+    return f"| {what} | {cells} | {'' if each is None else f'{100 * each:.1f} %'} |"
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f} %"
