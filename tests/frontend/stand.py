@@ -131,6 +131,7 @@ class Stand:
         self.engines = engines
         self.http = aiohttp.ClientSession(base_url=server.url)
         self.records: list[Any] = []
+        self.decisions: list[Any] = []
 
     async def chat(self, text: str = "hello", headers: dict[str, str] | None = None, **more: Any) -> Any:
         body = {"model": "m", "messages": [{"role": "user", "content": text}], **more}
@@ -164,6 +165,7 @@ async def stand(
     settings: ClusterSettings | None = None,
     tokenizer: PromptTokenizer | None = None,
     card: dict[str, Any] | None = None,
+    offset: int = 0,
 ) -> AsyncIterator[Stand]:
     base = settings or ClusterSettings(
         models={"m": ModelSettings(tokenizer=None if tokenizer is None else "given", pools={"main": PoolSettings()})}
@@ -207,11 +209,13 @@ async def stand(
         metrics=Metrics("router", base.frontend.context_types_max),
         records=records,
         decisions=decisions,
+        run_offset=offset,
     )
     server = Server(service)
     await server.start()
     found = Stand(service, server, live, router, engines)
     found.records = records.kept
+    found.decisions = decisions.kept
     for engine in engines:
         found.join(engine, **(card or {}))
     try:

@@ -1,13 +1,16 @@
 """Do the routes for people and machines say what is true?"""
 
 import json
+import re
 
 import msgspec
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from penstock.config.cluster import ClusterSettings, ModelSettings
 from penstock.config.frontend import FrontendSettings
+from penstock.frontend import ui
 from penstock.frontend.history import History
 from penstock.kernel.values import Target
 from penstock.router.events import Closed, Decision
@@ -102,8 +105,20 @@ async def test_page_is_self_contained() -> None:
         answer = await s.http.get("/ui")
         text = await answer.text()
         assert answer.headers["content-type"].startswith("text/html")
-        assert "default-src 'none'" in answer.headers["content-security-policy"]
-        assert "https://" not in text and "http://www.w3.org/2000/svg" in text
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe-inline" not in policy
+        assert not re.search(r"<style|<script>|\sstyle=|\son[a-z]+=", text)
+        named = re.findall(r"(?:src|href)=\"(ui/[^\"]+)", text)
+        assert len(named) == 3
+        for path in named:
+            file = await s.http.get(f"/{path}")
+            kind = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}[path.rpartition(".")[2]]
+            assert file.status == 200 and file.headers["content-type"].startswith(kind)
+        everything = "".join([(await (await s.http.get(f"/ui/{name}")).text()) for name in ui._files()])
+        elsewhere = set(re.findall(r"https?://[^\s\"'`<]+", everything)) - {"http://www.w3.org/2000/svg"}
+        assert not elsewhere and "innerHTML" not in everything
+        for name in ("nothing.js", "..%2fui.py", "index.html%00"):
+            assert (await s.http.get(URL(f"/ui/{name}", encoded=True))).status == 404, name
 
 
 async def test_other_routes_are_proxied_as_they_are() -> None:

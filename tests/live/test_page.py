@@ -1,56 +1,379 @@
-"""The page in a real headless browser: it loads, shows the cluster, and needs nothing from elsewhere."""
+"""The page in a real headless Chromium: over a live cluster, over a simulated run, and when the server goes away."""
 
+import asyncio
+import json
+import math
+import os
 import re
-import shutil
+import signal
 import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.conftest import skip_or_fail
-from tests.live.cluster import served
+from tests.live.browser import Page, browsed, chromium
+from tests.live.cluster import Served, post, served, until
 
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=5000"),
-]
+FAST = ["--frontend.port", "0", "--set", "models.sim.pools.main.sim.timing.speed_up=20"]
+PROMISED = [*FAST, "--set", "slo.ttft=0.5", "--set", "slo.itl=0.03"]
+CHARTS = ("slo", "ttft", "itl", "demand", "tokens", "load", "replicas", "cache")
+DRAWN = "[...document.querySelectorAll('#chart-{} > svg path.line')].some(path => /[MLh]/.test(path.getAttribute('d')))"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def there_is_a_browser() -> None:
+    chromium()
 
 
 @pytest.fixture(scope="module")
-def browser() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        skip_or_fail("chromium", "no Chromium on this machine")
-    assert found is not None
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("cluster"), "up", *PROMISED) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A simulated run of four minutes with a fault."""
+    folder = tmp_path_factory.mktemp("simulated")
+    words = ["simulate", "--workload", "chat", "--rate", "6", "--duration", "240", "--workers", "3", "--json"]
+    words += ["--fault", "at=60,kind=fail,worker=main-1,restart=60", "--slo-ttft", "0.2", "--out", str(folder)]
+    subprocess.run([sys.executable, "-m", "penstock", *words], check=True, capture_output=True, timeout=120)
+    (found,) = folder.iterdir()
     return found
 
 
-def dom(browser: str, folder: Path, url: str, *flags: str) -> str:
-    """Return a page's document after its scripts have run."""
-    done = subprocess.run(
-        [browser, *FLAGS, f"--user-data-dir={folder}", *flags, "--dump-dom", url],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+@asynccontextmanager
+async def recorded(run: Path, folder: Path, *flags: str) -> AsyncIterator[Page]:
+    """Serve a run with ``penstock ui`` and open it."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock", "ui", str(run), "--port", "0", *flags),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
-    return done.stdout
+    try:
+        assert process.stdout is not None
+        line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+        async with browsed(folder, line.split()[0]) as page:
+            yield page
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(process.wait(), 20) in (0, -signal.SIGKILL)
 
 
-def test_the_page_and_the_report_show_what_happened(browser: str, tmp_path: Path) -> None:
-    fast = ["--frontend.port", "0", "--set", "models.sim.pools.main.sim.timing.speed_up=20"]
-    with served(tmp_path, "up", *fast) as cluster:
+async def ask_some(cluster: Served, count: int = 8) -> None:
+    def stream(number: int) -> None:
+        status, _, _ = cluster.chat(f"question {number % 3} " * 60, stream=True)
+        assert status == 200
+
+    for number in range(count):
+        await asyncio.to_thread(stream, number)
+
+
+async def limit_and_grid(page: Page, chart: str) -> tuple[set[float], list[tuple[float, float]]]:
+    """Return where a chart's limit stands, and (value, height) of the lines of its grid, as of one drawing."""
+    d, grid = await page.ask(
+        "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(["
+        f"document.querySelector('#chart-{chart} > svg path.limit').getAttribute('d'),"
+        f"[...document.querySelectorAll('#chart-{chart} .gridline[data-value]')]"
+        ".map(line => [Number(line.dataset.value), Number(line.getAttribute('y1'))])]))))"
+    )
+    return {float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", d)}, grid
+
+
+def height(grid: list[tuple[float, float]], value: float, *, log: bool) -> float:
+    """Return where a value stands, reckoned from the lines of the grid."""
+    (low, bottom), (high, top) = min(grid), max(grid)
+    scaled = math.log if log else float
+    share = (scaled(value) - scaled(low)) / (scaled(high) - scaled(low))
+    return float(bottom + share * (top - bottom))
+
+
+async def centre(page: Page, selector: str) -> tuple[float, float]:
+    x, y = await page.ask(
+        f"(() => {{ const found = document.querySelector({json.dumps(selector)});"
+        " found.scrollIntoView({block: 'center'});"
+        " const box = found.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+    )
+    return float(x), float(y)
+
+
+# --- a live cluster ---------------------------------------------------------------------------------------------------
+
+
+async def test_charts_have_data_after_traffic(cluster: Served, tmp_path: Path) -> None:
+    async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+        await ask_some(cluster)
+        for chart in CHARTS:
+            await page.until(DRAWN.format(chart))
+        await page.until("/[1-9]/.test(document.querySelector('#chart-demand').innerText)")
+        text = await page.text("main")
+        for word in ("in SLO", "TTFT p95", "replicas ready", "hit rate", "main-0", "main-3", "Because"):
+            assert word in text, word
+        assert page.complaints == []
+        assert all(url.startswith((cluster.url, "about:")) for url in page.asked), page.asked
+
+
+async def test_the_line_of_the_slo_is_at_its_height(cluster: Served, tmp_path: Path) -> None:
+    async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+        await ask_some(cluster, 2)
+        await page.until("!!document.querySelector('#chart-itl > svg path.limit')")
+        for chart, promised in (("ttft", 0.5), ("itl", 0.03)):
+            for log in (False, True):
+                if await page.ask("document.querySelector('#log').checked") is not log:
+                    await page.click(*await centre(page, "#log"))
+                (y,), grid = await limit_and_grid(page, chart)
+                assert y == pytest.approx(height(grid, promised, log=log), abs=0.2)
+        assert "SLO 500 ms" in await page.text("#chart-ttft")
+
+
+async def test_a_decision_shows_its_reason_and_every_candidate(cluster: Served, tmp_path: Path) -> None:
+    async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+        await ask_some(cluster, 2)
+        request = await page.until("document.querySelector('#decisions td button')?.innerText")
+        record = cluster.get(f"/admin/explain/{request}")[1]["decisions"][-1]
+        assert record["because"] in await page.text("#decisions")
+        await page.click(*await centre(page, "#decisions td button"))
+        await page.until("document.querySelector('#explain').open")
+        shown = await page.text("#explain")
+        for word in (record["because"], "Prefill", "Decode", "Queue", "Transfer", "(chosen)", request):
+            assert word in shown, word
+        assert await page.ask("document.querySelectorAll('#explain tbody tr').length") == len(record["candidates"]) == 4
+        await page.key("Escape", 27)
+        await page.until("!document.querySelector('#explain').open")
+
+
+async def test_a_worker_opens_with_its_card_load_and_decisions(cluster: Served, tmp_path: Path) -> None:
+    async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+        await ask_some(cluster, 4)
+        busiest = max(cluster.get("/admin/status")[1]["workers"], key=lambda worker: worker["requests"])
+        name = busiest["id"]
+        await page.until(f"!!document.querySelector('.tile[data-id={name}]')")
+        await page.click(*await centre(page, f".tile[data-id={name}]"))
+        await page.until("document.querySelectorAll('#worker .chart > svg path.line').length === 3")
+        await page.until("document.querySelectorAll('#worker-decisions tbody tr').length > 0")
+        shown = await page.text("#worker")
+        for word in (name, busiest["url"], "ready", "kv blocks", "block size", "Requests on it", "KV blocks in use"):
+            assert word in shown, word
+        workers = await page.ask(
+            "[...document.querySelectorAll('#worker-decisions tbody tr td:nth-child(3)')].map(cell => cell.innerText)"
+        )
+        assert set(workers) == {name}
+        await page.click(*await centre(page, "#worker .close"))
+        await page.until("!document.querySelector('#worker').open")
+        assert page.complaints == []
+
+
+async def test_hovering_shows_the_same_moment_in_every_chart(cluster: Served, tmp_path: Path) -> None:
+    async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+        await page.look(1600, 1000, "light")
+        await page.until(DRAWN.format("replicas"))
+        x, y = await centre(page, "#chart-slo > svg")
+        await page.mouse("mouseMoved", x, y)
+        shown = await page.until(
+            "(() => { const lines = [...document.querySelectorAll('#charts .hover:not([hidden])')];"
+            " return lines.length === 8 && lines.map(line => {"
+            " const box = line.ownerSVGElement.getBoundingClientRect();"
+            " return (Number(line.getAttribute('x1')) - 52) / (box.width - 64); }); })()"
+        )
+        assert max(shown) - min(shown) < 0.01 and 0.4 < shown[0] < 0.6
+        await page.click(x, y)
+        await page.until("document.querySelector('#play').innerText === 'Go live'")
+        await page.until("/until/.test(document.querySelector('#decisions-when').innerText)")
+        await page.click(*await centre(page, "#play"))
+        await page.until("document.querySelector('#play').innerText === 'Pause'")
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_it_fits_and_has_contrast(cluster: Served, tmp_path: Path, width: int, scheme: str) -> None:
+    async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+        await ask_some(cluster, 1)
+        await page.look(width, 1000, scheme)
+        await page.until(DRAWN.format("replicas"))
+        assert await page.ask("document.documentElement.scrollWidth <= innerWidth"), "it is wider than the window"
+        assert len(await page.shot()) > 20_000
+        dark = await page.ask("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", dark)[:3])) < 150) is (scheme == "dark")
+        poor = await page.ask(CONTRAST)
+        assert poor == [], "text that is hard to read"
+        unnamed = await page.ask(
+            "[...document.querySelectorAll('button, input, select')]"
+            ".filter(one => !one.textContent && !one.labels?.length && !one.ariaLabel).map(one => one.outerHTML)"
+        )
+        assert unnamed == []
+
+
+CONTRAST = """(() => {
+  const parts = text => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = one => {
+    for (let at = one; at; at = at.parentElement) {
+      const found = parts(getComputedStyle(at).backgroundColor);
+      if ((found[3] ?? 1) > 0.9) return found;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  for (const one of document.querySelectorAll('main *, header *')) {
+    const own = [...one.childNodes].some(node => node.nodeType === 3 && node.data.trim());
+    if (!own || !one.checkVisibility() || one.closest('.hidden')) continue;
+    const style = getComputedStyle(one), ink = one instanceof SVGElement ? style.fill : style.color;
+    if (!/^rgb/.test(ink)) continue;
+    const [a, b] = [light(parts(ink)), light(behind(one))].sort((x, y) => y - x), ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) poor.push(`${one.textContent.slice(0, 30)}: ${ratio.toFixed(2)}`);
+  }
+  return poor;
+})()"""
+
+
+async def test_the_theme_can_be_chosen(cluster: Served, tmp_path: Path) -> None:
+    async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+        await page.look(1000, 800, "dark")
+        dark = await page.ask("getComputedStyle(document.body).backgroundColor")
+        await page.click(*await centre(page, "#theme"))
+        await page.until("document.querySelector('#theme').innerText === 'Theme: light'")
+        assert await page.ask("getComputedStyle(document.body).backgroundColor") != dark
+
+
+# --- what is said when there is nothing to show -----------------------------------------------------------------------
+
+
+async def test_an_empty_cluster_and_no_request_are_said_in_words(tmp_path: Path) -> None:
+    with served(tmp_path, "up", *FAST) as cluster:
+        assert post(f"{cluster.url}/admin/scale", {"pools": {"main": 0}})[0] == 200
+        await asyncio.to_thread(until, lambda: cluster.get("/admin/status")[1]["workers"] == [], 30)
+        async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+            await page.until("/No request has arrived yet/.test(document.body.innerText)")
+            await page.until("/No worker has joined/.test(document.body.innerText)")
+            text = await page.text("main")
+            assert "no worker of sim can take requests" in text and "No request has been routed yet" in text
+            assert "no SLO is set" in text and "no TTFT was seen in this time" in text
+            assert page.complaints == []
+
+
+async def test_a_restarted_frontend_shows_the_loss_and_recovers(tmp_path: Path) -> None:
+    with served(tmp_path, "up", *PROMISED) as cluster:
+        async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+            await ask_some(cluster, 4)
+            await page.until("/[1-9]/.test(document.querySelector('#chart-demand').innerText)")
+            before = await page.ask("document.querySelectorAll('#decisions tbody tr').length")
+            assert before > 0
+            (pid,) = {int(name.rpartition("-")[2]) for name in cluster.get("/admin/timeline")[1]["frontends"]}
+            os.kill(pid, signal.SIGSTOP)  # it neither answers nor closes: the worst way to be gone
+            try:
+                await page.until("!document.querySelector('#away').hidden", 30)
+                said = await page.text("#away")
+                assert "No answer since" in said and "shows what it had" in said
+                assert await page.ask("document.querySelectorAll('#decisions tbody tr').length") == before
+            finally:
+                os.kill(pid, signal.SIGKILL)
+            await page.until("document.querySelector('#away').hidden", 60)
+            await page.until("/began at/.test(document.querySelector('#notes').innerText)")
+            await page.until("document.querySelectorAll('#chart-demand .began').length === 1")
+            await ask_some(cluster, 2)
+            await page.until("document.querySelectorAll('#decisions tbody tr').length >= 2")
+
+
+# --- a run that is over -----------------------------------------------------------------------------------------------
+
+
+async def test_the_slider_plays_a_simulated_run(run: Path, tmp_path: Path) -> None:
+    async with recorded(run, tmp_path) as page:
+        for chart in CHARTS:
+            await page.until(DRAWN.format(chart))
+        assert "SLO 200 ms" in await page.text("#chart-ttft")
+        # Jump: everything follows the moment.
+        await page.ask("document.querySelector('#moment').focus()")
+        await page.key("Home", 36)
+        await page.until("document.querySelector('#moment-text').innerText.startsWith('0:00:00')")
+        await page.until("document.querySelectorAll('#decisions tbody tr').length <= 1")
+        assert await page.ask("Number(document.querySelector('#chart-slo .veil').getAttribute('width'))") > 100
+        # Play, as fast as a person says.
+        await page.ask("document.querySelector('#speed').focus()")
+        await page.key("Home", 36)
+        assert await page.text("#speed-text") == "1x"
+        for _ in range(4):
+            await page.key("ArrowRight", 39)
+        assert await page.text("#speed-text") == "20x"
+        await page.click(*await centre(page, "#play"))
+        moment = "Number(document.querySelector('#moment').value)"
+        first = await page.until(f"{moment} > 2 && {moment}")
+        await page.until(f"{moment} > {first} + 5")
+        await page.until("document.querySelectorAll('#decisions tbody tr').length > 3")
+        await page.until("document.querySelector('#play').innerText === 'Pause'")
+        await page.ask("document.querySelector('#speed').focus()")
+        await page.key("End", 35)
+        assert await page.text("#speed-text") == "1,000x"
+        await page.until("document.querySelector('#play').innerText === 'Play'")  # it came to the end, and stopped
+        assert await page.text("#moment-text") == "0:04:00 of 0:04:00" or "of 0:04:0" in await page.text("#moment-text")
+        assert page.complaints == []
+
+
+async def test_workers_and_reasons_of_a_simulated_run_follow_the_moment(run: Path, tmp_path: Path) -> None:
+    async with recorded(run, tmp_path) as page:
+        await page.until("document.querySelectorAll('.tile').length === 3")
+        await page.ask(
+            "(() => { const moment = document.querySelector('#moment'); moment.value = 90;"
+            " moment.dispatchEvent(new Event('input')); })()"
+        )
+        await page.until(
+            "!/main-1[^]*ready[^]*main-2/.test(document.querySelector('#workers').innerText) || "
+            "/main-1[^]*not ready/.test(document.querySelector('#workers').innerText)"
+        )
+        assert "0:01:30" in await page.text("#workers-when")
+        times = await page.ask(
+            "[...document.querySelectorAll('#decisions tbody tr td:first-child')].map(cell => cell.innerText)"
+        )
+        assert times and all(time <= "0:01:30" for time in times)
+        assert "cost" in await page.text("#decisions")
+        await page.ask("document.querySelector('.tile[data-id=main-0]').click()")
+        await page.until("document.querySelectorAll('#worker-decisions tbody tr').length > 3")
+        assert "decisions for it" in await page.text("#worker")
+
+
+async def test_a_run_without_a_request_says_so(tmp_path: Path) -> None:
+    (tmp_path / "requests.jsonl").write_text("")
+    async with recorded(tmp_path, tmp_path) as page:
+        await page.until("/This run has no request/.test(document.body.innerText)")
+        assert "This run has no decisions.jsonl" in await page.text("main")
+        assert page.complaints == []
+
+
+def test_the_report_of_a_live_run_shows_what_happened(tmp_path: Path) -> None:
+    with served(tmp_path, "up", *FAST) as cluster:
         for number in range(12):
             assert cluster.chat(f"question {number % 3} " * 60)[0] == 200
-        page = dom(browser, tmp_path / "profile", f"{cluster.url}/ui")
-        for word in ("main-0", "main-3", "kv routing", "exact", "blocks cached"):
-            assert word in page, word
-        assert not re.search(r"(src|href)=.https?://(?!127\.0\.0\.1)|@import|url\(http", page)
-        for size in ("--window-size=420,800", "--window-size=1600,1000"):
-            shot = tmp_path / f"{size[-4:]}.png"
-            dom(browser, tmp_path / "profile", f"{cluster.url}/ui", size, f"--screenshot={shot}")
-            assert shot.stat().st_size > 5_000
-        run = cluster.run
-    assert "Report: " in cluster.text
-    report = dom(browser, tmp_path / "profile", (run / "report.html").as_uri())
+        folder = cluster.run
+    until(lambda: "Report: " in cluster.text, 10)
+    report = (folder / "report.html").read_text()
     assert "Time to first token" in report and "12 requests" in report
+
+
+def values(found: dict[str, Any], name: str) -> list[Any]:
+    return [value for value in found["columns"][name] if value is not None]
+
+
+async def test_the_folder_of_a_live_run_opens_as_the_same_page(tmp_path: Path) -> None:
+    with served(tmp_path, "up", *PROMISED) as cluster:
+        await ask_some(cluster, 6)
+        live = cluster.get("/admin/timeline")[1]
+        folder = cluster.run
+        until(lambda: (folder / "metrics.csv").exists(), 20)
+    async with recorded(folder, tmp_path) as page:
+        await page.until(DRAWN.format("ttft"))
+        told = json.loads(await page.ask("fetch('admin/timeline').then(answer => answer.text())"))
+        assert sum(values(told, "arrived")) == sum(values(live, "arrived")) == 6
+        assert abs(told["zero"] - live["zero"]) < 1 and told["columns"]["slo_ttft"][-1] == 0.5
+        decisions = json.loads(await page.ask("fetch('admin/decisions').then(answer => answer.text())"))["decisions"]
+        requests = json.loads(await page.ask("fetch('admin/requests').then(answer => answer.text())"))["requests"]
+        # Decisions and requests are on one axis: each was placed between its arrival and its first token.
+        placed = {one["request"]: one["at"] for one in decisions}
+        assert all(one["arrived"] <= placed[one["id"]] + 1000 <= one["first"] + 2000 for one in requests)

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
+from itertools import chain
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from aiohttp import web
 
@@ -12,6 +13,7 @@ from penstock.adapters.engines.calls import EngineUnreachable
 from penstock.adapters.engines.dialect import Dialect
 from penstock.adapters.engines.dialects import dialect_of
 from penstock.adapters.engines.one_token import step
+from penstock.frontend.asked import Limits, limits_of, of_this_process
 from penstock.frontend.context import read_body, service_of
 from penstock.frontend.errors import quoted, rejected
 from penstock.frontend.models import json_response
@@ -22,14 +24,13 @@ from penstock.kernel.values import WorkerCard
 
 CLEAR_TIMEOUT = 10.0
 """Seconds that an engine has to reset its prefix cache."""
-LIMIT_MAX = 1000
 
 
 async def status(request: web.Request) -> web.Response:
     """GET /admin/status: of several frontend processes the counts of requests are added up."""
     service = service_of(request)
     found = status_of(service)
-    if not _of_this_process(request):
+    if not of_this_process(request):
         for other in await from_peers(service, "/admin/status?scope=process"):
             _add_counts(found, other)
     return json_response(found)
@@ -40,7 +41,7 @@ async def explain(request: web.Request) -> web.Response:
     service = service_of(request)
     wanted = request.match_info["request"]
     found = service.history.explain(wanted)
-    if found is None and not _of_this_process(request):
+    if found is None and not of_this_process(request):
         others = await from_peers(service, f"/admin/explain/{quote(wanted, safe='')}?scope=process")
         found = others[0] if others else None
     if found is None:
@@ -55,17 +56,17 @@ async def explain(request: web.Request) -> web.Response:
 
 
 async def requests(request: web.Request) -> web.Response:
-    """GET /admin/requests?limit=N: the newest ends first."""
-    limit = _limit(request)
-    found = service_of(request).history.last_closed(limit)
-    return json_response(await _newest(request, "requests", "closed", found, limit))
+    """GET /admin/requests?limit=N&before=SECONDS: the newest ends first."""
+    asked = limits_of(request)
+    found = service_of(request).history.last_closed(asked.limit, asked.before)
+    return json_response(await _newest(request, "requests", "closed", found, asked))
 
 
 async def decisions(request: web.Request) -> web.Response:
-    """GET /admin/decisions?limit=N: the newest first."""
-    limit = _limit(request)
-    found = service_of(request).history.last_decisions(limit)
-    return json_response(await _newest(request, "decisions", "at", found, limit))
+    """GET /admin/decisions?limit=N&before=SECONDS&worker=ID: the newest first."""
+    asked = limits_of(request)
+    found = service_of(request).history.last_decisions(asked.limit, asked.before, asked.worker)
+    return json_response(await _newest(request, "decisions", "at", found, asked))
 
 
 async def clear_kv_blocks(request: web.Request) -> web.Response:
@@ -190,24 +191,15 @@ async def _announced(service: Service, card: WorkerCard, dialect: Dialect) -> di
     return {}
 
 
-def _of_this_process(request: web.Request) -> bool:
-    return request.query.get("scope") == "process"
-
-
-async def _newest(request: web.Request, name: str, when: str, mine: list[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """Return the newest records of all frontend processes; each counts time from its own start, hence ``offset``."""
-    service = service_of(request)
-    offset = service.run_offset
-    if _of_this_process(request):
-        return {name: mine, "offset": offset}
-    others = await from_peers(service, f"/admin/{name}?scope=process&limit={limit}")
-    if not others:
+async def _newest(
+    request: web.Request, name: str, when: str, mine: list[dict[str, Any]], asked: Limits
+) -> dict[str, Any]:
+    """Return the newest records of all frontend processes, by the time that stands under ``when``."""
+    if of_this_process(request):
         return {name: mine}
-    dated = [(record[when] + offset, record) for record in mine]
-    for other in others:
-        dated += [(record[when] + other["offset"], record) for record in other[name]]
-    dated.sort(key=lambda pair: pair[0], reverse=True)
-    return {name: [record for _, record in dated[:limit]]}
+    others = await from_peers(service_of(request), f"/admin/{name}?{urlencode({**request.query, 'scope': 'process'})}")
+    found = sorted(chain(mine, *(other[name] for other in others)), key=lambda record: record[when], reverse=True)
+    return {name: found[: asked.limit]}
 
 
 def _add_counts(found: dict[str, Any], other: dict[str, Any]) -> None:
@@ -230,10 +222,3 @@ def _add_counts(found: dict[str, Any], other: dict[str, Any]) -> None:
             worker[name] += same.get(name, 0)
     texts = {finding["text"] for finding in found["findings"]}
     found["findings"] += [finding for finding in other["findings"] if finding["text"] not in texts]
-
-
-def _limit(request: web.Request) -> int:
-    text = request.query.get("limit", "50")
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= LIMIT_MAX or len(text) > 9:
-        raise rejected(f"limit must be a whole number 1..{LIMIT_MAX}", "limit")
-    return int(text)

@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from penstock.frontend import admin, completions, models, openapi, operate, proxy, scrape, tuning, ui
+from penstock.frontend import admin, completions, models, openapi, operate, over_time, proxy, scrape, tuning, ui
 from penstock.frontend.context import SERVICE, expect_continue
 from penstock.frontend.entry import Handler as Routed
 from penstock.frontend.middleware import Handler, for_admins, mark_response, outermost, with_key
@@ -67,10 +67,14 @@ def _add_admin(app: web.Application) -> None:
         app.router.add_get(path, for_admins(handler))
 
     get("/ui", ui.page)
+    get("/ui/{file}", ui.file)
     get("/admin/status", admin.status)
     get("/admin/explain/{request}", admin.explain)
     get("/admin/requests", admin.requests)
     get("/admin/decisions", admin.decisions)
+    get("/admin/timeline", over_time.timeline)
+    get("/admin/timeline/workers", over_time.workers)
+    get("/admin/timeline/workers/{worker}", over_time.worker)
     get("/admin/desired", operate.desired)
     app.router.add_post("/admin/scale", for_admins(operate.scale))
     app.router.add_post("/admin/drain", for_admins(operate.drain))

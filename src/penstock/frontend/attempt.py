@@ -170,6 +170,7 @@ class Attempt:
             out, self._held = self._held + out, b""
             if timing.first is None:
                 timing.first = now
+                exchange.service.seen.first(now - timing.arrived)
             if not exchange.caller.begun:
                 self._open()
         if self.transcript is not None:

@@ -105,17 +105,17 @@ def _over(caller: Caller, service: Service, exchange: Exchange, closed: Closed, 
     if closed.outcome == "ok" and timing.ttft is not None and closed.legs:
         target = closed.legs[-1].target
         service.metrics.timed(model, target.worker, target.rank, timing.ttft, timing.itl)
-    service.records.write(
-        record_of(
-            closed,
-            offset=service.run_offset,
-            blocks=exchange.prompt.blocks,
-            itl=timing.summary(),
-            ttft=timing.ttft,
-            e2e=timing.e2e,
-            service_class=context_type,
-        )
+    record = record_of(
+        closed,
+        offset=service.run_offset,
+        blocks=exchange.prompt.blocks,
+        itl=timing.summary(),
+        ttft=timing.ttft,
+        e2e=timing.e2e,
+        service_class=context_type,
     )
+    service.records.write(record)
+    service.seen.ended(record, service.settings.slo.ttft, service.settings.slo.itl)
     target_name = str(closed.legs[-1].target) if closed.legs else None
     caller.fields.update(
         model=model,

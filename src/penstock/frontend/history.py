@@ -2,16 +2,26 @@
 
 Decisions are kept as JSON text: thousands of them with a candidate per worker would otherwise be a million small
 objects, and each full run of the garbage collector would hold the event loop for as long as it walks them. Ends have
-few parts, so they stay what they are until somebody asks.
+few parts, so they stay what they are until somebody asks. All times that are told count from the start of the run.
 """
 
 from collections import OrderedDict, deque
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.kernel.machine import Nanos
 from penstock.router.events import Closed, Decision
+
+_TIMES = ("arrived", "closed", "first", "dispatched", "last")
+
+
+class _Decided(NamedTuple):
+    at: Nanos
+    request: str
+    worker: str
+    line: bytes
 
 
 class History:
@@ -19,10 +29,12 @@ class History:
 
     Args:
         decisions_max, closed_max: how many of each are kept.
+        offset: nanoseconds from the start of the run to the router's time 0.
     """
 
-    def __init__(self, decisions_max: int, closed_max: int) -> None:
-        self._decisions: deque[tuple[str, bytes]] = deque(maxlen=decisions_max)
+    def __init__(self, decisions_max: int, closed_max: int, offset: Nanos = 0) -> None:
+        self._offset = offset
+        self._decisions: deque[_Decided] = deque(maxlen=decisions_max)
         self._by_request: dict[str, list[bytes]] = {}
         self._closed: OrderedDict[str, Closed] = OrderedDict()
         self._closed_max = closed_max
@@ -30,15 +42,17 @@ class History:
 
     def decided(self, decision: Decision) -> msgspec.Raw:
         """Remember where a request went and why; return the decision as JSON, so that nobody encodes it again."""
+        if self._offset:
+            decision = msgspec.structs.replace(decision, at=decision.at + self._offset)
         line = self._encode(decision)
         if self._decisions.maxlen:
             if len(self._decisions) == self._decisions.maxlen:
-                request, _ = self._decisions[0]
+                request = self._decisions[0].request
                 known = self._by_request[request]
                 del known[0]  # the deque's oldest is the oldest of its request too
                 if not known:
                     del self._by_request[request]
-            self._decisions.append((decision.request, line))
+            self._decisions.append(_Decided(decision.at, decision.request, decision.chosen.worker, line))
             self._by_request.setdefault(decision.request, []).append(line)
         return msgspec.Raw(line)
 
@@ -59,14 +73,28 @@ class History:
             "decisions": [msgspec.json.decode(line) for line in decisions or ()],
         }
 
-    def last_closed(self, limit: int) -> list[dict[str, Any]]:
-        """Return the newest ends first."""
-        return [self._plain(closed) for closed in islice(reversed(self._closed.values()), limit)]
+    def last_closed(self, limit: int, before: Nanos | None = None) -> list[dict[str, Any]]:
+        """Return the newest ends first, of those until ``before``, a time of the run."""
+        found = reversed(self._closed.values())
+        wanted = (closed for closed in found if before is None or closed.closed + self._offset <= before)
+        return [self._plain(closed) for closed in islice(wanted, limit)]
 
-    def last_decisions(self, limit: int) -> list[dict[str, Any]]:
-        """Return the newest decisions first."""
-        return [msgspec.json.decode(line) for _, line in islice(reversed(self._decisions), limit)]
+    def last_decisions(
+        self, limit: int, before: Nanos | None = None, worker: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the newest decisions first, of those until ``before``, a time of the run, and for one worker."""
+        wanted = (
+            decided.line
+            for decided in reversed(self._decisions)
+            if (before is None or decided.at <= before) and (worker is None or decided.worker == worker)
+        )
+        return [msgspec.json.decode(line) for line in islice(wanted, limit)]
 
     def _plain(self, closed: Closed) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.json.decode(self._encode(closed))
+        if self._offset:
+            for part in (found, *found["legs"]):
+                for name in _TIMES:
+                    if part.get(name) is not None:
+                        part[name] += self._offset
         return found

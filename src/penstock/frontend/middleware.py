@@ -24,8 +24,13 @@ log = logging.getLogger("penstock.frontend")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_QUIET = frozenset({"/health", "/live", "/metrics", "/admin/status", "/admin/desired"})
-"""Asked every few seconds by machines: only in the log at level debug."""
+_QUIET = frozenset(
+    {
+        *("/health", "/live", "/metrics", "/admin/status", "/admin/desired"),
+        *("/admin/timeline", "/admin/timeline/workers", "/admin/decisions", "/admin/requests"),
+    }
+)
+"""Asked every few seconds by machines and by the page: only in the log at level debug."""
 
 
 @web.middleware

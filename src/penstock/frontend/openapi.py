@@ -13,6 +13,7 @@ from aiohttp import web
 
 import penstock
 from penstock.config.frontend import FrontendSettings
+from penstock.frontend.asked import SECONDS_MAX
 from penstock.frontend.context import service_of
 from penstock.frontend.openapi_operate import operate_paths
 from penstock.frontend.openapi_schemas import HEADERS, SCHEMAS
@@ -191,6 +192,12 @@ def _admin() -> Json:
     process = _parameter("query", "scope", _TEXT, "process: this process alone.")
     limit = _parameter("query", "limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50})
     request = _parameter("path", "request", {"type": "string", "minLength": 1}, required=True)
+    worker = _parameter("path", "worker", {"type": "string", "minLength": 1}, required=True)
+    of_worker = _parameter("query", "worker", {"type": "string"}, "Only those for this worker.")
+
+    def moment(name: str) -> Json:
+        seconds: Json = {"type": "number", "minimum": 0, "maximum": SECONDS_MAX}
+        return _parameter("query", name, seconds, "Seconds since the start of the run.")
 
     def get(name: str, summary: str, schema: str, parameters: list[Json], more: tuple[int, ...] = ()) -> Json:
         found = _get(name, summary, "admin", schema, (*OF_ADMINS, *more), _for_admins())
@@ -208,12 +215,44 @@ def _admin() -> Json:
                 "responses": {"200": page, **_problems(OF_ADMINS)},
             }
         },
+        "/ui/{file}": {
+            "get": {
+                "operationId": "pageFile",
+                "summary": "A script, the style or the icon of the page.",
+                "tags": ["admin"],
+                "security": _for_admins(),
+                "parameters": [_parameter("path", "file", {"type": "string", "minLength": 1}, required=True)],
+                "responses": {
+                    "200": {
+                        "description": "The file.",
+                        "content": {
+                            kind: {"schema": {"type": "string"}}
+                            for kind in ("text/javascript", "text/css", "text/html", "image/svg+xml")
+                        },
+                    },
+                    **_problems((*OF_ADMINS, 404)),
+                },
+            }
+        },
         "/admin/status": get("status", "Models, workers, queues, counts, findings.", "Status", [process]),
         "/admin/explain/{request}": get(
             "explain", "Where a request went and why.", "Explained", [request, process], (404,)
         ),
-        "/admin/requests": get("requests", "The newest ended requests.", "Requests", [limit, process], (400,)),
-        "/admin/decisions": get("decisions", "The newest decisions.", "Decisions", [limit, process], (400,)),
+        "/admin/requests": get(
+            "requests", "The newest ended requests.", "Requests", [limit, moment("before"), process], (400,)
+        ),
+        "/admin/decisions": get(
+            "decisions", "The newest decisions.", "Decisions", [limit, moment("before"), of_worker, process], (400,)
+        ),
+        "/admin/timeline": get(
+            "timeline", "What happened in each window of the last hour.", "Timeline", [moment("from"), process], (400,)
+        ),
+        "/admin/timeline/workers": get(
+            "loads", "How loaded each worker was.", "Loads", [moment("at"), process], (400,)
+        ),
+        "/admin/timeline/workers/{worker}": get(
+            "load", "One worker's load over time.", "WorkerLoad", [worker, process], (404,)
+        ),
         "/clear_kv_blocks": {
             "post": {
                 "operationId": "clearKvBlocks",

@@ -199,6 +199,23 @@ SCHEMAS: Json = {
     "Explained": _open({"request": _maybe(_RECORD), "decisions": _list({"type": "object"})}, ("request", "decisions")),
     "Requests": _open({"requests": _list(_RECORD)}, ("requests",)),
     "Decisions": _open({"decisions": _list({"type": "object"})}, ("decisions",)),
+    "Timeline": _open(
+        {
+            "kind": {"enum": ["live"]},
+            "run": _TEXT,
+            "now": _NUMBER,
+            "width": _NUMBER,
+            "kept": _COUNT,
+            "first": _COUNT,
+            "columns": {"type": "object", "description": "Name to a number, or null where unknown, per window."},
+            "pools": {"type": "object"},
+            "frontends": {"type": "object", "description": "Frontend to since when it has seen, in seconds."},
+            "windows": {"type": "object", "description": "With scope=process: the windows as they are kept."},
+        },
+        (),
+    ),
+    "Loads": _open({"at": _NUMBER, "workers": {"type": ["object", "null"]}}, ("at", "workers")),
+    "WorkerLoad": _open({"width": _NUMBER, "first": _COUNT, "columns": {"type": "object"}}, ("width", "columns")),
     "Cleared": _open(
         {
             "cleared": _COUNT,

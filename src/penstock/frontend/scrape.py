@@ -57,9 +57,9 @@ def scrape(service: Service) -> str:
 
 
 def csv_row(service: Service) -> dict[str, float | None]:
-    """Return one row of metrics.csv: seconds since the start, loads, counts and rates of this process."""
+    """Return one row of metrics.csv: seconds since the start of the run; loads, counts and rates of this process."""
     return {
-        "seconds": time.monotonic() - service.started,
+        "seconds": service.seen.now,
         **status_row(service.cluster.status()),
         "loop_block_recent": service.cluster.counters().get("loop_recent"),
     }

@@ -55,7 +55,7 @@ class Server:
         self._runners: list[web.AppRunner] = []
         self._sites: list[web.SockSite] = []
         self._fast: Listener | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Listen. The URLs are set when this returns.
@@ -80,7 +80,8 @@ class Server:
             admin = self._given_admin or bound_sockets("127.0.0.1", frontend.admin_port)
             self.admin_url = await self._listen(admin_app(self.service), admin)
         self.service.urls = {"endpoint": self.url, "admin": self.admin_url}
-        self._watch = asyncio.create_task(Watch(self.service.watched).run(), name="watch")
+        self._tasks.append(asyncio.create_task(Watch(self.service.watched).run(), name="watch"))
+        self._tasks.append(asyncio.create_task(self.service.see(), name="seen"))
 
     async def drain(self, timeout: float) -> bool:
         """Take no new requests and let those that run finish; return whether all did within ``timeout`` seconds."""
@@ -154,9 +155,9 @@ class Server:
 
     async def close(self) -> None:
         """Cut off what is left and let go of everything."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._fast is not None:
             await self._fast.close()
         for runner in self._runners:
@@ -199,7 +200,9 @@ class Server:
         return runner
 
 
-def bound_sockets(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
+def bound_sockets(
+    host: str, port: int, *, shared: bool = False, hint: str = "frontend.port=0 takes any free port"
+) -> list[socket.socket]:
     """Bind an address.
 
     Raises:
@@ -210,7 +213,7 @@ def bound_sockets(host: str, port: int, *, shared: bool = False) -> list[socket.
     except OSError as error:
         raise ConfigError(
             f"{host}:{port} can't be listened on: {error.strerror or error}",
-            hint="another server has it; frontend.port=0 takes any free port",
+            hint=f"another server has it; {hint}",
         ) from error
 
 

@@ -21,6 +21,7 @@ from penstock.frontend.history import History
 from penstock.frontend.peering import PeerGuard
 from penstock.frontend.prompts import Hashing, Prompts
 from penstock.frontend.records import Discard, RecordSink
+from penstock.frontend.timeline import Seen
 from penstock.frontend.tokens import PromptTokenizer, load_tokenizer
 from penstock.kernel.machine import Effect, Nanos
 from penstock.kernel.secret import ClusterSecret
@@ -175,7 +176,8 @@ class Service:
         self.peer_guard = PeerGuard(self.secret)
         self.rates = Rates(frontend.limits.rate, frontend.limits.burst)
         self.prompts = Prompts(frontend.tokenize.threads, frontend.tokenize.queue_max, self.metrics.stage)
-        self.history = History(self.settings.router.decisions_kept, frontend.closed_kept)
+        self.history = History(self.settings.router.decisions_kept, frontend.closed_kept, self.run_offset)
+        self.seen = Seen(self.cluster.now, self.cluster.status, self.run_offset)
         self.running: dict[tuple[str, int], Callable[[str], None]] = {}
         """Open attempts by request id and number, and how each is stopped."""
         self._resolved_for: list[WorkerCard] = []
@@ -281,8 +283,10 @@ class Service:
 
     def arrive(self, event: Callable[[RequestId], Arrived], wished: str) -> TicketLike:
         """Hand a request to the router, under a new id where the wished one is in use by an open request."""
+        arrived = event(RequestId(wished))
+        self.seen.arrived(arrived.isl)
         try:
-            return self.tickets.arrive(event(RequestId(wished)))
+            return self.tickets.arrive(arrived)
         except ValueError:
             return self.tickets.arrive(event(RequestId(self.new_id())))
 
@@ -299,6 +303,10 @@ class Service:
             stop = self.running.get((effect.id, effect.attempt))
             if stop is not None:
                 stop(effect.reason)
+
+    async def see(self) -> None:
+        """Keep what the page shows over time, until cancelled."""
+        await self.seen.run(lambda: (self.settings.slo.ttft, self.settings.slo.itl))
 
     async def close(self) -> None:
         """Let go of threads, connections and spans."""

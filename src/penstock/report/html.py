@@ -5,9 +5,7 @@ code. A bench adds bench.json (service level, bound, verdict), a simulation simu
 gap between tokens).
 """
 
-import contextlib
 import html
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.records import RequestRecord, decode_records
 from penstock.report.page import page, table
+from penstock.report.run_files import json_of, number_rows
 from penstock.report.summary import Summary, summarise
 from penstock.report.svg import Axis, Line, Mark, bar_chart, line_chart
 
@@ -50,7 +49,7 @@ def write_report(run: Path | str) -> Path:
 
 def draw(folder: Path, records: Sequence[RequestRecord]) -> str:
     """Return the page, and write the CSV files that it links to."""
-    run, bench = _json(folder / "run.json"), _json(folder / "bench.json") or _json(folder / "simulate.json")
+    run, bench = json_of(folder / "run.json"), json_of(folder / "bench.json") or json_of(folder / "simulate.json")
     slo = bench.get("slo", {})
     gaps = _gaps(folder / "itl.csv")
     summary = summarise(records, slo_ttft=slo.get("ttft_s"), slo_itl=slo.get("itl_mean_s"), gaps=gaps)
@@ -137,7 +136,7 @@ def _hits(folder: Path, records: Sequence[RequestRecord], bound: float | None) -
 
 def _load(folder: Path) -> str:
     """Draw what was under way, and on how many workers, from the rows of metrics.csv."""
-    rows = _rows(folder / "metrics.csv")
+    rows = number_rows(folder / "metrics.csv")
     parts = []
     for title, label, names in (
         ("Requests under way", "requests", ("inflight", "queued")),
@@ -285,31 +284,6 @@ def _gaps(path: Path) -> list[tuple[float, int]]:
     except FileNotFoundError:
         return []
     return [(float(gap), int(count)) for gap, count in (line.split(",") for line in lines)]
-
-
-def _rows(path: Path) -> list[dict[str, float]]:
-    """Read a CSV file of numbers; cells that are empty or cut off are left out."""
-    try:
-        head, *lines = path.read_text().splitlines() or [""]
-    except FileNotFoundError:
-        return []
-    names = head.split(",")
-    found = []
-    for line in lines:
-        row: dict[str, float] = {}
-        for name, cell in zip(names, line.split(",")):
-            with contextlib.suppress(ValueError):
-                row[name] = float(cell)
-        found.append(row)
-    return found
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _percent(share: float | None) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import nanos
 from penstock.kernel.records import RequestRecord
+from penstock.report.run_files import lines
 
 
 def explain(folder: Path, request: str) -> dict[str, Any]:
@@ -18,10 +19,10 @@ def explain(folder: Path, request: str) -> dict[str, Any]:
     Raises:
         ConfigError: the folder is none of a run's, or knows no such request.
     """
-    closed = next((_closed(record) for record in _records(folder) if record.id == request), None)
+    closed = next((closed_of(record) for record in _records(folder) if record.id == request), None)
     # A decision's line begins with its request: the others need not be decoded.
     mark = b'"request":' + msgspec.json.encode(request) + b","
-    decisions = [msgspec.json.decode(line) for line in _lines(folder / "decisions.jsonl", needed=False) if mark in line]
+    decisions = [msgspec.json.decode(line) for line in lines(folder / "decisions.jsonl", needed=False) if mark in line]
     if closed is None and not decisions:
         raise ConfigError(
             f"the run {folder} has no request {request!r}",
@@ -36,34 +37,16 @@ def newest(folder: Path, limit: int) -> list[dict[str, Any]]:
     Raises:
         ConfigError: the folder is none of a run's.
     """
-    return [_closed(record) for record in reversed(deque(_records(folder), maxlen=limit))]
+    return [closed_of(record) for record in reversed(deque(_records(folder), maxlen=limit))]
 
 
 def _records(folder: Path) -> Iterator[RequestRecord]:
     decode = msgspec.json.Decoder(RequestRecord).decode
-    for line in _lines(folder / "requests.jsonl", needed=True):
+    for line in lines(folder / "requests.jsonl", needed=True):
         yield decode(line)
 
 
-def _lines(path: Path, *, needed: bool) -> Iterator[bytes]:
-    """Go through a file's whole lines; one that a crash cut off at the end is left out."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError as error:
-        if not needed:
-            return
-        raise ConfigError(
-            f"{path.parent} is no folder of a run: it has no {path.name}", hint="a run says its folder at its start"
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
-    with file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield line
-
-
-def _closed(record: RequestRecord) -> dict[str, Any]:
+def closed_of(record: RequestRecord) -> dict[str, Any]:
     """Return a record as a running cluster tells an end: times in nanoseconds since the start of the run."""
 
     def after(seconds: float | None) -> int | None:

@@ -1,0 +1,101 @@
+// What stands below the charts? Workers, decisions with their reasons, requests, models; and what opens from them.
+
+import {h, NONE, number, percent, seconds, show, svg, table, target, when} from "./dom.js";
+
+/** Write a worker's state with a sign, so that it does not hang on its colour. */
+const SIGNS = {good: "●", warn: "▲", bad: "✕"};
+const level = worker => !worker.why_not ? "good" : worker.state === "ready" || worker.state === "draining" ? "warn" : "bad";
+
+export function workerState(worker) {
+  const kind = level(worker);
+  return h("span", {class: `state ${kind}`}, `${SIGNS[kind]} ${worker.why_not ?? worker.state}`);
+}
+
+/** Show workers as tiles; a tile opens its worker. Tiles that are there already are kept, and with them the focus. */
+export function workers(element, list, empty, open) {
+  if (!list.length) return show(element, h("p", {class: "empty panel"}, empty));
+  const known = new Map([...element.querySelectorAll(".tile")].map(tile => [tile.dataset.id, tile]));
+  const tiles = list.map(worker => {
+    const tile = known.get(worker.id) ?? h("button", {type: "button", "data-id": worker.id, onclick: () => open(worker.id)});
+    tile.className = `tile ${level(worker)}`;
+    const share = worker.blocks == null || !worker.kv_blocks ? null : Math.min(1, worker.blocks / worker.kv_blocks);
+    show(tile, h("b", {}, worker.id), workerState(worker),
+      h("span", {}, `${number(worker.requests, 0)} requests`),
+      h("span", {class: "soft"}, `KV ${share == null ? `${number(worker.blocks, 0)} blocks` : percent(share)}`),
+      meter(share));
+    return tile;
+  });
+  if (tiles.length !== element.children.length || tiles.some((tile, i) => tile !== element.children[i])) show(element, tiles);
+}
+
+function meter(share) {
+  return svg("svg", {class: "meter", "aria-hidden": "true", viewBox: "0 0 100 6", preserveAspectRatio: "none"},
+    svg("rect", {width: 100, height: 6}), share ? svg("rect", {class: "part", width: Math.max(1, 100 * share), height: 6}) : null);
+}
+
+const cost = decision => decision.candidates?.find(candidate => target(candidate.target) === target(decision.chosen));
+const next = decision => decision.candidates?.filter(candidate => target(candidate.target) !== target(decision.chosen))
+  .reduce((best, candidate) => best == null || candidate.total < best ? candidate.total : best, null);
+
+export function decisions(list, zero, explain, empty) {
+  return table("Last decisions", ["<Time", "<Request", "<Worker", "Cost", "Next best", "Prefill", "Decode", "Queue", "Transfer", "Prompt", "Cached", "<Because"],
+    list.map(decision => {
+      const mine = cost(decision), best = next(decision);
+      return {wrap: 11, cells: [
+        when(decision.at / 1e9, zero), opener(decision.request, explain), h("b", {}, target(decision.chosen)),
+        mine ? `${number(mine.total)} ${mine.unit}` : NONE, number(best), ...["prefill", "decode", "queue", "transfer"].map(name => number(mine?.[name])),
+        `${number(decision.isl)} tokens`, number(decision.expected_cached_tokens),
+        `${decision.mode}: ${decision.because}${decision.attempt > 1 ? ` (attempt ${decision.attempt})` : ""}`]};
+    }), empty);
+}
+
+const opener = (request, explain) => h("button", {type: "button", class: "mono", title: "Show why", onclick: () => explain(request)}, request);
+const nanos = (from, to) => from == null || to == null ? null : (to - from) / 1e9;
+
+export function requests(list, zero, explain) {
+  return table("Last requests", ["<Ended", "<Request", "<Outcome", "<Worker", "Prompt", "Cached", "Output", "First token", "Total", "<Reason"],
+    list.map(closed => ({wrap: 9, cells: [
+      closed.closed == null ? NONE : when(closed.closed / 1e9, zero), opener(closed.id, explain),
+      h("span", {class: closed.outcome === "ok" ? "good" : closed.outcome === "cancelled" ? "warn" : "bad"}, closed.outcome),
+      target(closed.legs?.at(-1)?.target), number(closed.isl), number(closed.cached), number(closed.osl),
+      seconds(nanos(closed.arrived, closed.first)), seconds(nanos(closed.arrived, closed.closed)),
+      closed.outcome === "ok" ? "" : closed.reason]})), "No request has ended by then.");
+}
+
+export function models(status) {
+  return table("Models", ["<Model", "<Ready", "Workers", "<Index", "Block", "<Tokenizer", "In flight", "Waiting", "Hit rate", "Answered"],
+    status.models.map(model => ({cells: [model.name, h("span", {class: model.ready ? "good" : "bad"}, model.ready ? "● yes" : "✕ no"),
+      number(model.workers), model.index, model.block_size == null ? NONE : `${number(model.block_size)} tokens`,
+      model.tokenizer ?? h("span", {class: "warn"}, "text blocks"), number(model.inflight), number(status.queue[model.name]?.length ?? 0),
+      percent(model.hit_rate), number(model.ok)]})), "No model is configured.");
+}
+
+/** Return a decision with all its candidates: the same record that `penstock explain` prints. */
+export function explained(found, zero) {
+  if (!found.decisions.length) return [h("p", {class: "empty"}, found.request ? "It was never placed on a worker." : "It waits for a worker.")];
+  return found.decisions.flatMap(decision => [
+    h("p", {}, `Attempt ${decision.attempt} went to `, h("b", {}, target(decision.chosen)), ` by ${decision.mode} at ${when(decision.at / 1e9, zero)}: ${decision.because}`),
+    h("div", {class: "panel"}, table("Candidates", ["<Candidate", "Cost", "Prefill", "Decode", "Queue", "Transfer", "Discount", "Overlap blocks", "Cached tokens", "Requests", "Prefill tokens", "KV blocks", "<Index"],
+      decision.candidates.slice().sort((a, b) => a.total - b.total).map(one => {
+        const chosen = target(one.target) === target(decision.chosen);
+        return {cls: chosen ? "chosen" : null, cells: [h("b", {}, target(one.target) + (chosen ? " (chosen)" : "")), `${number(one.total, 2)} ${one.unit}`,
+          ...["prefill", "decode", "queue", "transfer", "discount"].map(name => number(one[name], 2)), number(one.overlap_blocks), number(one.overlap_tokens),
+          number(one.active_requests), number(one.active_prefill_tokens), number(one.active_blocks), one.index]};
+      }), "No candidate.")),
+    decision.excluded?.length ? h("p", {class: "soft"}, `Not considered: ${decision.excluded.map(one => `${target(one.target)} ${one.reason}`).join("; ")}`) : null,
+  ]);
+}
+
+const SECONDS = new Set(["since", "last_age"]);
+
+/** Return all that is known of a worker, as names and values; what is nested is written after its name. */
+export function card(worker) {
+  const rows = [];
+  const walk = (value, name) => {
+    if (value !== null && typeof value === "object" && !Array.isArray(value)) {
+      for (const [part, inner] of Object.entries(value)) walk(inner, name ? `${name} ${part}` : part);
+    } else rows.push([name.replaceAll("_", " "), SECONDS.has(name) ? seconds(value) : typeof value === "number" ? number(value, 3) : Array.isArray(value) ? value.join(", ") || NONE : String(value ?? NONE)]);
+  };
+  walk(worker, "");
+  return h("dl", {}, rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+}

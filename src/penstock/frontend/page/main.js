@@ -1,0 +1,264 @@
+// What does the page do? It asks the server, keeps what it was told, and draws the moment that is looked at.
+
+import {Chart} from "./chart.js";
+import {CHARTS, figures} from "./charts.js";
+import {$, get, h, NONE, number, seconds, show, table, when} from "./dom.js";
+import {History} from "./history.js";
+import * as lists from "./lists.js";
+import {Time} from "./time.js";
+
+const PERIOD = 2000, HIDDEN_PERIOD = 10000, LISTED = 12, LISTED_OF_WORKER = 20, ROWS = 30;
+/** Milliseconds between looks at the lists while the moment moves. */
+const LIST_PERIOD = 300;
+
+const history = new History();
+const time = new Time(history, changed);
+const shared = {
+  history,
+  get from() { return time.from; }, get to() { return time.to; }, get log() { return time.log; },
+  get moment() { return time.moment; }, get hoverAt() { return time.hoverAt; }, get fades() { return time.fades; },
+  begins: () => time.begins(), hovered: at => time.hover(at), pinned: at => time.pin(at),
+};
+const charts = Object.entries(CHARTS).map(([id, make]) => {
+  const chart = new Chart(() => make(history), shared);
+  chart.element.id = `chart-${id}`;
+  return chart;
+});
+let status = null, opened = null, workerCharts = [], lostAt = null, failed = false, notes = [];
+
+// --- drawing ---------------------------------------------------------------------------------------------------------
+
+let wanted = null;
+function changed(what) {
+  const rank = {hover: 0, moment: 1, range: 2};
+  if (wanted == null) requestAnimationFrame(() => { const now = wanted; wanted = null; draw(now); });
+  if (wanted == null || rank[what] > rank[wanted]) wanted = what;
+}
+
+function draw(what) {
+  const all = [...charts, ...workerCharts];
+  if (what === "range") for (const chart of all) chart.draw();
+  else for (const chart of all) chart.mark();
+  showFigures();
+  if (what === "hover") return;
+  time.tell();
+  showNumbers();
+  refresh();
+}
+
+function showFigures() {
+  const found = figures(history, history.place(time.hoverAt ?? time.moment));
+  show($("figures"), found.map(([name, value, note]) => h("div", {class: "figure"}, h("b", {}, value), h("small", {}, name), h("small", {}, note))));
+}
+
+function showNumbers() {
+  if (!$("numbers").open) return;
+  const last = history.place(time.moment), first = Math.max(0, last - ROWS + 1), places = [];
+  for (let place = last; place >= first; place--) places.push(place);
+  const names = Object.keys(history.columns);
+  show($("numbers-table"), table(`Windows of ${history.width} s`, ["<Window from", ...names],
+    places.map(place => ({cells: [when((history.first + place) * history.width, history.about.zero), ...names.map(name => number(history.value(name, place), 4))]})), "No window."));
+}
+
+function download() {
+  const names = Object.keys(history.columns), pools = Object.entries(history.pools);
+  const head = ["seconds", ...names, ...pools.flatMap(([pool]) => [`${pool}_there`, `${pool}_ready`])];
+  const rows = Array.from({length: history.count}, (_, place) => [(history.first + place) * history.width,
+    ...names.map(name => history.value(name, place) ?? ""), ...pools.flatMap(([, parts]) => [parts.there[place] ?? "", parts.ready[place] ?? ""])]);
+  const url = URL.createObjectURL(new Blob([[head, ...rows].map(row => row.join(",")).join("\n") + "\n"], {type: "text/csv"}));
+  h("a", {href: url, download: "penstock-windows.csv"}).click();
+  URL.revokeObjectURL(url);
+}
+
+// --- what is under the charts ----------------------------------------------------------------------------------------
+
+let asking = false, askAgain = false, askedAt = 0;
+/** Ask for the lists of the moment: one question at a time, and not too often while the moment moves. */
+async function refresh() {
+  if (asking) { askAgain = true; return; }
+  asking = true;
+  const wait = askedAt + LIST_PERIOD - performance.now();
+  if (wait > 0) await new Promise(done => setTimeout(done, wait));
+  askedAt = performance.now();
+  askAgain = false;
+  try {
+    await showLists();
+    answered();
+  } catch (error) {
+    lost(error);
+  }
+  asking = false;
+  if (askAgain && !failed) refresh();
+}
+
+async function showLists() {
+  const {moment} = time, {zero} = history.about, at = moment == null ? "" : `&before=${moment.toFixed(3)}`;
+  const [decisions, requests, loads] = await Promise.all([
+    get(`admin/decisions?limit=${LISTED}${at}`), get(`admin/requests?limit=${LISTED}${at}`),
+    moment == null ? null : get(`admin/timeline/workers?at=${moment.toFixed(3)}`)]);
+  const then = moment == null ? "" : `until ${when(moment, zero)}`;
+  for (const id of ["decisions-when", "requests-when"]) $(id).textContent = then;
+  show($("decisions"), lists.decisions(decisions.decisions, zero, explain, history.about.decisions === false
+    ? "This run has no decisions.jsonl." : moment == null ? "No request has been routed yet." : "No decision until then is kept."));
+  show($("requests"), lists.requests(requests.requests, zero, explain));
+  showWorkers(moment, loads);
+  if (opened != null) await showWorker();
+}
+
+function showWorkers(moment, loads) {
+  let list, empty = "No worker has joined, so no request can be answered yet.";
+  if (moment == null) {
+    list = (status?.workers ?? []).map(worker => ({...worker, requests: worker.active_requests, blocks: worker.active_blocks}));
+  } else {
+    list = Object.entries(loads.workers ?? {}).map(([id, load]) => ({id, ...load, state: load.ready ? "ready" : "not ready", why_not: load.ready ? null : "not ready"}));
+    empty = loads.workers == null ? "Nobody looked at the workers at this moment." : "There was no worker.";
+  }
+  $("workers-when").textContent = moment == null ? `${list.length}; one click opens a worker` : `at ${when(loads.at, history.about.zero)}`;
+  list.sort((a, b) => a.id.localeCompare(b.id, "en", {numeric: true}));
+  lists.workers($("workers"), list, empty, openWorker);
+}
+
+// --- a worker, a request ----------------------------------------------------------------------------------------------
+
+function openWorker(id) {
+  opened = id;
+  workerCharts = [];
+  $("worker-name").textContent = id;
+  show($("worker-body"), h("p", {class: "empty"}, "asking"));
+  $("worker").showModal();
+  changed("moment");
+}
+
+async function showWorker() {
+  const id = opened, {moment} = time, {zero} = history.about;
+  const before = moment == null ? "" : `&before=${moment.toFixed(3)}`;
+  const [told, found] = await Promise.all([get(`admin/timeline/workers/${encodeURIComponent(id)}`),
+    get(`admin/decisions?limit=${LISTED_OF_WORKER}&worker=${encodeURIComponent(id)}${before}`)]);
+  if (opened !== id) return;
+  const mine = status?.workers.find(worker => worker.id === id) ?? told.card ?? {id};
+  const column = name => Array.from({length: history.count}, (_, place) => told.columns[name][history.first + place - told.first] ?? null);
+  const share = (held, room) => held.map((value, place) => value == null || !room[place] ? null : value / room[place]);
+  const columns = {requests: column("requests"), prefill: column("prefill_tokens"), kv: share(column("blocks"), column("kv_blocks"))};
+  if (!workerCharts.length) {
+    workerCharts = [
+      new Chart(() => ({title: "Requests on it", about: "at one moment of each window", unit: "count", lines: [{name: "requests", values: workerCharts.columns.requests}]}), shared),
+      new Chart(() => ({title: "Prompt tokens to compute", about: "at one moment of each window", unit: "count", lines: [{name: "tokens", values: workerCharts.columns.prefill}]}), shared),
+      new Chart(() => ({title: "KV blocks in use", about: "% of its blocks", unit: "share", lines: [{name: "in use", values: workerCharts.columns.kv}]}), shared),
+    ];
+    show($("worker-body"), h("div", {id: "worker-card"}), h("div", {class: "charts"}, workerCharts.map(chart => chart.element)),
+      h("h3", {}, "Its last decisions"), h("div", {class: "panel", id: "worker-decisions"}));
+  }
+  workerCharts.columns = columns;
+  show($("worker-state"), mine.state ? lists.workerState(mine) : "");
+  show($("worker-card"), lists.card(mine));
+  show($("worker-decisions"), lists.decisions(found.decisions, zero, explain, "No decision for it is kept."));
+  for (const chart of workerCharts) chart.draw();
+}
+
+async function explain(id) {
+  try {
+    const found = await get(`admin/explain/${encodeURIComponent(id)}`), {request} = found;
+    $("explain-name").textContent = `Request ${id}`;
+    $("explain-end").textContent = !request ? "has not ended yet" : `${request.outcome}${request.outcome === "ok" ? "" : `: ${request.reason}`}; ` +
+      `${number(request.isl)} prompt tokens, ${number(request.cached)} cached (${number(request.expected_cached)} expected), ${number(request.osl)} output tokens, ` +
+      `first token after ${request.first == null ? NONE : seconds((request.first - request.arrived) / 1e9)}`;
+    show($("explain-body"), lists.explained(found, history.about.zero));
+  } catch (error) {
+    $("explain-name").textContent = `Request ${id}`;
+    $("explain-end").textContent = "";
+    show($("explain-body"), h("p", {class: "empty"}, error.message));
+  }
+  if (!$("explain").open) $("explain").showModal();
+}
+
+// --- the server -------------------------------------------------------------------------------------------------------
+
+function answered() {
+  failed = false;
+  lostAt = null;
+  $("away").hidden = true;
+}
+
+function lost(error) {
+  failed = true;
+  lostAt ??= new Date();
+  const since = lostAt.toTimeString().slice(0, 8);
+  $("away").hidden = false;
+  $("away").textContent = `No answer since ${since}: ${error.message}. The page shows what it had until then, and asks again every few seconds.`;
+}
+
+function note(level, text, hint) {
+  return h("div", {class: `note ${level}`}, text, hint ? h("small", {}, hint) : null);
+}
+
+function tellNotes() {
+  const {about} = history, found = [...notes];
+  if (about.kind === "live") {
+    found.push(...(status?.findings ?? []));
+    for (const [name, since] of time.begins()) {
+      found.push({level: "info", text: `${name} began at ${when(since, about.zero)}: what a frontend before it had seen is gone`,
+        hint: "This page keeps what it had been told; the run folder has every request: penstock ui RUN_FOLDER"});
+    }
+    if (!history.columns.arrived.some(Boolean)) found.push({level: "info", text: "No request has arrived yet", hint: "penstock chat Hello sends one"});
+  } else {
+    found.push(...about.notes.map(text => ({level: "info", text})));
+    if (!history.columns.arrived.some(Boolean)) found.push({level: "warning", text: "This run has no request", hint: "Its requests.jsonl is empty"});
+  }
+  show($("notes"), found.map(one => note(one.level, one.text, one.hint)));
+}
+
+function tellAbout() {
+  const {about} = history;
+  $("name").textContent = about.name === "penstock" ? "" : about.name;
+  document.title = `${about.name} - Penstock`;
+  if (about.kind !== "live") {
+    $("about").textContent = `recorded run, ${seconds(about.now)} in windows of ${about.width} s · ${about.run}`;
+  } else if (status) {
+    $("about").textContent = `live · ${status.endpoint}/v1 · ${status.mode} routing · up ${seconds(status.uptime)} · version ${status.version}${status.draining ? " · draining" : ""} · ${status.run}`;
+  }
+}
+
+async function turn() {
+  try {
+    const ask = history.about == null ? "" : `?from=${history.open}`;
+    const answer = await get(`admin/timeline${ask}`);
+    const first = history.about == null, fresh = history.take(answer);
+    if (fresh) notes = [{level: "warning", text: "The cluster was started anew, so the charts begin anew"}];
+    if (answer.kind === "live") {
+      status = await get("admin/status");
+      show($("models"), lists.models(status));
+    }
+    $("live-only").hidden = answer.kind !== "live";
+    if (first || fresh) time.open();
+    tellAbout();
+    tellNotes();
+    answered();
+    changed("range");
+  } catch (error) {
+    lost(error);
+  }
+  if (history.about == null || history.about.kind === "live") setTimeout(turn, document.hidden ? HIDDEN_PERIOD : PERIOD);
+}
+
+// --- controls -----------------------------------------------------------------------------------------------------------
+
+const THEMES = ["system", "light", "dark"];
+function setTheme(name) {
+  if (name === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = name;
+  $("theme").textContent = `Theme: ${name}`;
+  localStorage.setItem("theme", name);
+}
+$("theme").addEventListener("click", () => setTheme(THEMES[(THEMES.indexOf(localStorage.getItem("theme")) + 1) % THEMES.length]));
+setTheme(THEMES.includes(localStorage.getItem("theme")) ? localStorage.getItem("theme") : "system");
+
+for (const dialog of document.querySelectorAll("dialog")) {
+  dialog.querySelector(".close").addEventListener("click", () => dialog.close());
+  dialog.addEventListener("click", event => { if (event.target === dialog) dialog.close(); });
+}
+$("worker").addEventListener("close", () => { opened = null; workerCharts = []; });
+$("numbers").addEventListener("toggle", showNumbers);
+$("csv").addEventListener("click", download);
+show($("charts"), charts.map(chart => chart.element));
+new ResizeObserver(() => { if (history.about) changed("range"); }).observe($("charts"));
+turn();
