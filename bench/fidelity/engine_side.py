@@ -4,9 +4,12 @@ usage: VENV/bin/python engine_side.py PLAN.json RESULT.json
 
 The plan has the engine's arguments, the cases of the sweep and the arrivals of the runs; the result has the passes of
 the sweep and, per run, the first and last token of each request. The sweep is done anew before, between and after the
-runs, so that a machine that slows down or speeds up does so in both. Times are seconds at the engine's own boundary: a
-request is handed in when its time has come and no pass is under way, as an engine's core takes its input, and has its
-tokens when the pass ends. No HTTP, no tokenizer: what those cost is not the engine's, and not in the simulated one.
+runs, so that a machine that slows down or speeds up does so in both. It is measured, too, for how much of its passes'
+time the process had no core: on a busy machine that is what the rest is about.
+
+Times are seconds at the engine's own boundary: a request is handed in when its time has come and no pass is under way,
+as an engine's core takes its input, and has its tokens when the pass ends. No HTTP, no tokenizer: what those cost is
+not the engine's, and not in the simulated one.
 """
 
 import json
@@ -30,6 +33,8 @@ class Engine:
     def __init__(self, arguments: dict[str, Any], vocabulary: int) -> None:
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._rng, self._vocabulary, self._number = random.Random(5), vocabulary, 0
+        self.wall = self.cpu = 0.0
+        """Seconds that passes took so far, and that the process had a core in them; it computes in one thread."""
 
     def add(self, isl: int, osl: int) -> str:
         """Hand in a prompt that nobody asked before."""
@@ -42,7 +47,10 @@ class Engine:
 
     def step(self) -> tuple[float, dict[str, int]]:
         """Return when a pass ended, and how many tokens each request of it has by then."""
+        wall, cpu = time.perf_counter(), time.process_time()
         outputs = self._engine.step()
+        self.wall += time.perf_counter() - wall
+        self.cpu += time.process_time() - cpu
         return time.perf_counter(), {found.request_id: len(found.outputs[0].token_ids) for found in outputs}
 
     @property
@@ -106,14 +114,16 @@ def main(plan: Path, result: Path) -> None:
     asked = json.loads(plan.read_text())
     engine = Engine(asked["engine"], asked["vocabulary"])
     run_of(engine, asked["warm_up"])
-    passes, runs, swept = [], [], 0.0
+    passes, runs, waited, swept = [], [], [], 0.0
     for part, rows in enumerate([*asked["runs"], None]):
         began = time.perf_counter()
         passes += [one for case in asked["sweep"][part] for one in passes_of(engine, case)]
         swept += time.perf_counter() - began
         if rows is not None:
+            wall, cpu = engine.wall, engine.cpu
             runs.append(run_of(engine, rows))
-    result.write_text(json.dumps({"passes": passes, "sweep_seconds": swept, "runs": runs}))
+            waited.append(1.0 - (engine.cpu - cpu) / (engine.wall - wall))
+    result.write_text(json.dumps({"passes": passes, "sweep_seconds": swept, "runs": runs, "waited": waited}))
 
 
 if __name__ == "__main__":

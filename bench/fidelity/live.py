@@ -80,14 +80,18 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """``ours`` is beside the mean of the two real runs, ``again`` the second of them beside the first; ``missed`` is by
-    what share the fitted cost is off the sweep's own passes, in the median."""
+    """``ours`` is beside the mean of the two real runs, ``again`` the second of them beside the first.
+
+    Shares: ``missed`` is how far the fitted cost is off the sweep's own passes, in the median; ``waited`` how much of
+    the passes' time vLLM had no core for, in each run.
+    """
 
     ours: list[Compared]
     again: list[Compared]
     passes: int
     sweep_seconds: float
     missed: float
+    waited: list[float]
 
 
 def arrivals(seed: int, count: int) -> list[Arrival]:
@@ -136,6 +140,7 @@ def live(venv: Path, folder: Path, say: Callable[[str], None]) -> Live:
         len(found["passes"]),
         found["sweep_seconds"],
         median(abs(cost.of(one) / one.seconds - 1.0) for one in swept),
+        found["waited"],
     )
 
 

@@ -19,6 +19,9 @@ FLOOR, TIMES = 0.10, 1.5
 BY_SEQS = (0, 32, 64, 96, 128)
 BY_TOKENS = (0, 512, 1024, 1536, 2048)
 """Bounds of the groups of passes: sequences that decode, and tokens of a pass with a prompt."""
+DISTURBED = 0.05
+"""Share of the passes' time without a core from which on the live errors say more about the machine than the engine."""
+NOT_QUIET = "**The machine was busy with other things: these errors don't count.**"
 HEAD = ["| | mean | p50 | p90 | p99 | each request |", "|---|---:|---:|---:|---:|---:|"]
 
 
@@ -96,6 +99,9 @@ def live(found: Live, day: str, machine: str) -> str:
         f"| real, second run to first | {_signed(again.error)} | | | | |",
         "",
         f"Goal: at most 10 %, or 1.5 times what the real runs differ by. Met for {met} of {met + missed} latencies.",
+        "",
+        f"In the two runs vLLM had no core for {' and '.join(f'{share:.0%}' for share in found.waited)} of its passes' "
+        f"time. {'The machine was quiet enough.' if max(found.waited) <= DISTURBED else NOT_QUIET}",
     ]
     return "\n".join(lines)
 

@@ -80,7 +80,13 @@ def errors(timing: TimingSettings) -> tuple[float, float, float]:
 
 def test_a_profile_of_the_gpu_s_operators_gives_the_run_back(model: str) -> None:
     ttft, tpot, whole = errors(TimingSettings(kind="operators", model=model, profile=str(PROFILE)))
-    assert abs(ttft) < 0.15 and abs(tpot) < 0.05 and abs(whole) < 0.05
+    assert abs(ttft) < 0.04 and abs(tpot) < 0.01 and abs(whole) < 0.02
+
+
+def test_the_gap_between_operators_is_part_of_it(model: str) -> None:
+    timing = TimingSettings(kind="operators", model=model, profile=str(PROFILE), operator_gap_ms=0.0)
+    ttft, tpot, whole = errors(timing)
+    assert -0.15 < ttft < -0.04 and -0.05 < tpot < -0.02 and -0.06 < whole < -0.02
 
 
 def test_the_data_sheet_alone_comes_near(model: str) -> None:
