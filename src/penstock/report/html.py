@@ -24,16 +24,19 @@ TIME_BINS = 40
 Pairs = list[tuple[float, float]]
 
 
-def write_report(run: Path | str) -> Path:
+def write_report(run: Path | str, records: Sequence[RequestRecord] | None = None) -> Path:
     """Write report.html and its CSV files into a run folder; return the page's path.
 
+    Args:
+        records: what requests.jsonl holds, where somebody has it at hand; it is read otherwise.
     Raises:
         ConfigError: the folder has no readable requests.jsonl, or can't be written.
     """
     folder = Path(run)
     try:
-        with (folder / "requests.jsonl").open("rb") as lines:
-            records = decode_records(lines)
+        if records is None:
+            with (folder / "requests.jsonl").open("rb") as lines:
+                records = decode_records(lines)
     except OSError as error:
         raise ConfigError(f"{folder} has no readable requests.jsonl: {error.strerror}") from error
     except ValueError as error:

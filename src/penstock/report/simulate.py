@@ -206,7 +206,7 @@ def run(options: SimulateOptions, variant: Variant, traffic: Traffic) -> Outcome
     (folder.path / "simulate.json").write_text(json.dumps(as_dict(outcome), indent=2) + "\n")
     write_gaps(folder.path, gaps)
     if options.html:
-        write_report(folder.path)
+        write_report(folder.path, kept)
     return outcome
 
 

@@ -70,7 +70,7 @@ def eligible(core: Core, request: Request, pool: Pool, now: Nanos) -> Eligible:
     by_wish = True
     event, model = request.event, pool.model
     picky = wish.worker is not None or wish.allowed is not None or event.adapter is not None
-    for worker in core.roster.workers.values():
+    for worker, places in core.roster.places.values():
         card = worker.card
         if card.model != model:
             continue
@@ -84,8 +84,7 @@ def eligible(core: Core, request: Request, pool: Pool, now: Nanos) -> Eligible:
         elif picky or (card.max_len is not None and event.isl >= card.max_len):
             reason = _unwanted(request, worker)
         if reason is None and wish.rank is None:
-            for target in worker.targets:
-                targets.append((target, worker))
+            targets += places
             continue
         for target in worker.targets:
             why = reason

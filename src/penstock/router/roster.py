@@ -60,11 +60,17 @@ def _targets(worker: WorkerId, ranks: int) -> tuple[Target, ...]:
     return tuple(Target(worker, rank) for rank in range(ranks))
 
 
+def _place(worker: Worker) -> tuple[Worker, list[tuple[Target, Worker]]]:
+    return worker, [(target, worker) for target in worker.targets]
+
+
 class Roster:
     """All workers by id. An event about an epoch that is not the present one is ignored and counted."""
 
     def __init__(self) -> None:
         self.workers: dict[WorkerId, Worker] = {}
+        self.places: dict[WorkerId, tuple[Worker, list[tuple[Target, Worker]]]] = {}
+        """The same, each with its targets as candidates: all of the fleet is looked at with every request."""
         self.epochs: dict[WorkerId, int] = {}
         """Last epoch seen of every worker, gone ones included, so that a late word of theirs is known as late."""
         self.stale = 0
@@ -91,6 +97,7 @@ class Roster:
             return None
         worker = Worker(card, "ready" if ready else "joined", now)
         self.workers[card.id] = worker
+        self.places[card.id] = _place(worker)
         self.epochs[card.id] = card.epoch
         return worker
 
@@ -115,7 +122,7 @@ class Roster:
         if found is None or found.card.epoch != epoch:
             self.stale += 1
             return None
-        del self.workers[worker]
+        del self.workers[worker], self.places[worker]
         return found
 
     def snapshot(self) -> dict[str, Any]:
@@ -128,10 +135,13 @@ class Roster:
     def restore(self, state: Mapping[str, Any]) -> None:
         workers = [msgspec.convert(raw, Worker) for raw in state["workers"]]
         self.workers = {worker.card.id: worker for worker in workers}
+        self.places = {worker.card.id: _place(worker) for worker in workers}
         self.epochs = dict(state["epochs"])
         self.stale = state["stale"]
 
     def check(self) -> None:
+        if [worker for worker, _ in self.places.values()] != list(self.workers.values()):
+            raise InvariantError("the candidates are not the workers")
         for worker, entry in self.workers.items():
             if entry.card.id != worker or self.epochs.get(worker) != entry.card.epoch:
                 raise InvariantError(f"worker {worker} stands in the roster with another id or epoch")
