@@ -122,7 +122,7 @@ def main(plan: Path, result: Path) -> None:
         if rows is not None:
             wall, cpu = engine.wall, engine.cpu
             runs.append(run_of(engine, rows))
-            waited.append(1.0 - (engine.cpu - cpu) / (engine.wall - wall))
+            waited.append(max(0.0, 1.0 - (engine.cpu - cpu) / (engine.wall - wall)))
     result.write_text(json.dumps({"passes": passes, "sweep_seconds": swept, "runs": runs, "waited": waited}))
 
 
