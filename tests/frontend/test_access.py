@@ -103,7 +103,7 @@ async def test_admin_key_by_bearer_or_browser() -> None:
 async def test_admin_port_takes_the_routes_off_the_public_one() -> None:
     async with stand(frontend=FrontendSettings(admin_port=0)) as s:
         assert s.server.admin_url != s.server.url and s.server.admin_url.startswith("http://127.0.0.1:")
-        for path in ("/ui", "/admin/status", "/admin/requests"):
+        for path in ("/ui", "/ui/main.js", "/admin/status", "/admin/requests", "/admin/timeline"):
             assert (await s.http.get(path)).status == 404
             async with s.http.get(s.server.admin_url + path) as answer:
                 assert answer.status == 200

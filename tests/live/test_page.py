@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.live.browser import Page, browsed, chromium
-from tests.live.cluster import Served, post, served, until
+from tests.live.cluster import Served, free_port, post, served, until
 
 FAST = ["--frontend.port", "0", "--set", "models.sim.pools.main.sim.timing.speed_up=20"]
 PROMISED = [*FAST, "--set", "slo.ttft=0.5", "--set", "slo.itl=0.03"]
@@ -241,6 +241,25 @@ async def test_the_theme_can_be_chosen(cluster: Served, tmp_path: Path) -> None:
         await page.click(*await centre(page, "#theme"))
         await page.until("document.querySelector('#theme').innerText === 'Theme: light'")
         assert await page.ask("getComputedStyle(document.body).backgroundColor") != dark
+
+
+async def test_several_frontends_are_one_page(tmp_path: Path) -> None:
+    shared = ["--frontend.port", str(free_port()), "--frontend.processes", "2"]
+    with served(tmp_path, "up", *PROMISED, *shared) as cluster:
+        await ask_some(cluster, 12)
+
+        def told() -> dict[str, Any]:
+            found: dict[str, Any] = cluster.get("/admin/timeline")[1]
+            return found
+
+        for _ in range(6):  # whichever of them is asked
+            found = await asyncio.to_thread(told)
+            assert len(found["frontends"]) == 2
+            assert sum(values(found, "arrived")) == sum(values(found, "ok")) == 12
+        async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+            await page.until("/[1-9]/.test(document.querySelector('#chart-demand').innerText)")
+            decisions = await page.until("document.querySelectorAll('#decisions tbody tr').length")
+            assert decisions == 12
 
 
 # --- what is said when there is nothing to show -----------------------------------------------------------------------

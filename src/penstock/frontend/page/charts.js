@@ -26,7 +26,7 @@ export const CHARTS = {
     lines: [{name: promised(history) ? "in SLO" : "answered", values: history.made(inSlo)}],
   }),
   ttft: history => latency(history, "ttft", "Time to first token", "by the time of the token"),
-  itl: history => latency(history, "itl", "Inter-token latency", "mean of each answer, by its end"),
+  itl: history => latency(history, "itl", "Inter-token latency", "each answer's mean, by its end"),
   demand: history => ({
     title: "Demand", about: "requests per second", unit: "rate",
     lines: [

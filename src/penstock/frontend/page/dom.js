@@ -22,6 +22,13 @@ export function show(element, ...children) {
   element.replaceChildren(...children.flat().filter(child => child != null && child !== false));
 }
 
+/** Put a list in the place of an older one; a button of it that had the focus has it again, where it is still there. */
+export function replace(element, list) {
+  const held = element.contains(document.activeElement) ? document.activeElement.textContent : null;
+  show(element, list);
+  if (held != null) [...element.querySelectorAll("button")].find(button => button.textContent === held)?.focus();
+}
+
 export const NONE = "–";
 
 export const number = (value, digits = 1) => value == null ? NONE : Number(value).toLocaleString("en", {maximumFractionDigits: digits});

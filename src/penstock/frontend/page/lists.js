@@ -86,7 +86,18 @@ export function explained(found, zero) {
   ]);
 }
 
-const SECONDS = new Set(["since", "last_age"]);
+const NAMES = new Set(["pid", "epoch"]);
+
+/** Write a value by what its name says of its unit. */
+function valued(name, value) {
+  if (Array.isArray(value)) return value.map(part => String(part)).join(", ") || NONE;
+  if (typeof value !== "number" || NAMES.has(name)) return String(value ?? NONE);
+  if (name.endsWith("_per_s")) return `${number(value, 1)}/s`;
+  if (name.endsWith("_ms")) return `${number(value, 2)} ms`;
+  return name.endsWith("_s") || name === "since" ? seconds(value) : number(value, 3);
+}
+
+const titled = name => name.replaceAll("wall_", "").replace(/_per_s$|_ms$|_s$/, "").replaceAll("_", " ");
 
 /** Return all that is known of a worker, as names and values; what is nested is written after its name. */
 export function card(worker) {
@@ -94,7 +105,7 @@ export function card(worker) {
   const walk = (value, name) => {
     if (value !== null && typeof value === "object" && !Array.isArray(value)) {
       for (const [part, inner] of Object.entries(value)) walk(inner, name ? `${name} ${part}` : part);
-    } else rows.push([name.replaceAll("_", " "), SECONDS.has(name) ? seconds(value) : typeof value === "number" ? number(value, 3) : Array.isArray(value) ? value.join(", ") || NONE : String(value ?? NONE)]);
+    } else rows.push([titled(name), valued(name, value)]);
   };
   walk(worker, "");
   return h("dl", {}, rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));

@@ -2,7 +2,7 @@
 
 import {Chart} from "./chart.js";
 import {CHARTS, figures} from "./charts.js";
-import {$, get, h, NONE, number, seconds, show, table, when} from "./dom.js";
+import {$, get, h, NONE, number, replace, seconds, show, table, when} from "./dom.js";
 import {History} from "./history.js";
 import * as lists from "./lists.js";
 import {Time} from "./time.js";
@@ -24,7 +24,7 @@ const charts = Object.entries(CHARTS).map(([id, make]) => {
   chart.element.id = `chart-${id}`;
   return chart;
 });
-let status = null, opened = null, workerCharts = [], lostAt = null, failed = false, notes = [];
+let status = null, opened = null, workerCharts = [], lostAt = null, failed = false, notes = [], notesSaid = "";
 
 // --- drawing ---------------------------------------------------------------------------------------------------------
 
@@ -40,8 +40,8 @@ function draw(what) {
   if (what === "range") for (const chart of all) chart.draw();
   else for (const chart of all) chart.mark();
   showFigures();
-  if (what === "hover") return;
   time.tell();
+  if (what === "hover") return;
   showNumbers();
   refresh();
 }
@@ -98,9 +98,9 @@ async function showLists() {
     moment == null ? null : get(`admin/timeline/workers?at=${moment.toFixed(3)}`)]);
   const then = moment == null ? "" : `until ${when(moment, zero)}`;
   for (const id of ["decisions-when", "requests-when"]) $(id).textContent = then;
-  show($("decisions"), lists.decisions(decisions.decisions, zero, explain, history.about.decisions === false
+  replace($("decisions"), lists.decisions(decisions.decisions, zero, explain, history.about.decisions === false
     ? "This run has no decisions.jsonl." : moment == null ? "No request has been routed yet." : "No decision until then is kept."));
-  show($("requests"), lists.requests(requests.requests, zero, explain));
+  replace($("requests"), lists.requests(requests.requests, zero, explain));
   showWorkers(moment, loads);
   if (opened != null) await showWorker();
 }
@@ -151,7 +151,7 @@ async function showWorker() {
   workerCharts.columns = columns;
   show($("worker-state"), mine.state ? lists.workerState(mine) : "");
   show($("worker-card"), lists.card(mine));
-  show($("worker-decisions"), lists.decisions(found.decisions, zero, explain, "No decision for it is kept."));
+  replace($("worker-decisions"), lists.decisions(found.decisions, zero, explain, "No decision for it is kept."));
   for (const chart of workerCharts) chart.draw();
 }
 
@@ -183,8 +183,9 @@ function lost(error) {
   failed = true;
   lostAt ??= new Date();
   const since = lostAt.toTimeString().slice(0, 8);
+  const said = `No answer since ${since}: ${error.message}. The page shows what it had until then, and asks again every few seconds.`;
   $("away").hidden = false;
-  $("away").textContent = `No answer since ${since}: ${error.message}. The page shows what it had until then, and asks again every few seconds.`;
+  if ($("away").textContent !== said) $("away").textContent = said;
 }
 
 function note(level, text, hint) {
@@ -196,14 +197,17 @@ function tellNotes() {
   if (about.kind === "live") {
     found.push(...(status?.findings ?? []));
     for (const [name, since] of time.begins()) {
-      found.push({level: "info", text: `${name} began at ${when(since, about.zero)}: what a frontend before it had seen is gone`,
-        hint: "This page keeps what it had been told; the run folder has every request: penstock ui RUN_FOLDER"});
+      found.push({level: "info", text: `${name} began at ${when(since, about.zero)} and has seen nothing before`,
+        hint: "What a frontend that it replaced had seen is shown as far as this page was told; the run folder has every request: penstock ui RUN_FOLDER"});
     }
     if (!history.columns.arrived.some(Boolean)) found.push({level: "info", text: "No request has arrived yet", hint: "penstock chat Hello sends one"});
   } else {
     found.push(...about.notes.map(text => ({level: "info", text})));
     if (!history.columns.arrived.some(Boolean)) found.push({level: "warning", text: "This run has no request", hint: "Its requests.jsonl is empty"});
   }
+  const said = JSON.stringify(found);
+  if (said === notesSaid) return;  // a screen reader would say it all again
+  notesSaid = said;
   show($("notes"), found.map(one => note(one.level, one.text, one.hint)));
 }
 

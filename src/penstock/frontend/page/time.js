@@ -44,7 +44,7 @@ export class Time {
 
   begins() {
     if (!this.live) return [];
-    return Object.entries(this.history.about.frontends).filter(([, since]) => since > this.history.start + this.history.width);
+    return Object.entries(this.history.about.frontends).filter(([, since]) => since > this.history.start + 2 * this.history.width);
   }
 
   /** Set the controls up for the run that was opened. */
@@ -113,9 +113,9 @@ export class Time {
     slider.max = end;
     slider.step = this.history.width / 5;
     slider.value = at;
-    const text = this.moment == null ? `now, ${when(at, zero)}` : this.live ? when(at, zero) : `${clock(at)} of ${clock(end)}`;
-    slider.setAttribute("aria-valuetext", text);
-    $("moment-text").textContent = text;
+    const shown = this.moment == null ? `now, ${when(at, zero)}` : this.live ? when(at, zero) : `${clock(at)} of ${clock(end)}`;
+    slider.setAttribute("aria-valuetext", shown);
+    $("moment-text").textContent = this.hoverAt == null ? shown : `at ${when(this.hoverAt, zero)}`;
     $("play").textContent = this.live ? (this.moment == null ? "Pause" : "Go live") : this.playing ? "Pause" : "Play";
     $("speed-text").textContent = `${number(this.speed, 0)}x`;
     $("speed").setAttribute("aria-valuetext", `${this.speed} times as fast as it was`);
