@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,19 @@ def test_the_run_folder_holds_hashes_and_lengths_never_text(up: Served) -> None:
     for path in up.run.rglob("*"):
         if path.is_file():
             assert b"very secret sentence" not in path.read_bytes(), path
+
+
+def test_its_journal_comes_to_the_same_decisions_again(up: Served) -> None:
+    _, _, headers = up.chat("Write this down, but not in words")
+
+    def replayed(*more: str) -> Any:
+        return json.loads(penstock("replay", str(up.run), "--limit", "1000", "--json", *more))
+
+    until(lambda: replayed()["decisions"] > 0, 15)
+    found = replayed("--set", "router.mode=round_robin")
+    assert found["mismatch"] is None and found["whole"]["decisions"] == found["decisions"]
+    assert any("round robin over 4 workers" in other["because"] for other in found["others"])
+    assert headers["x-penstock-request-id"]
 
 
 def test_join_adds_engines_and_takes_them_out(up: Served, tmp_path: Path) -> None:

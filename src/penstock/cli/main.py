@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("penstock.cli.status", "Show models, workers, queues and findings of a cluster."),
     "top": ("penstock.cli.top", "Watch a cluster live."),
     "explain": ("penstock.cli.explain", "Show why a request went where it went."),
+    "replay": ("penstock.cli.replay", "Feed a run's journal back, also with other settings."),
     "ui": ("penstock.cli.ui", "Look at a run that is over in a browser."),
     "chat": ("penstock.cli.chat", "Talk to a model of the cluster."),
     "bench": ("penstock.cli.bench", "Load a server and measure it."),

@@ -169,6 +169,22 @@ class RunSettings(Settings, frozen=True, kw_only=True):
     """Where a run leaves its traces."""
 
     dir: Annotated[str, Knob("Folder in which every run makes a folder of its own.")] = "runs"
+    journal: Annotated[
+        bool,
+        Knob("Write down what each router hears and decides, hashes and lengths only, so that it can be replayed."),
+    ] = True
+    journal_segment: Annotated[
+        int,
+        Knob(
+            "Size of a journal's segment; each begins with all that the router knows, so that larger ones hold it up "
+            "more rarely.",
+            unit="bytes",
+            ge=1 << 16,
+        ),
+    ] = 32 << 20
+    journal_segments: Annotated[
+        int, Knob("Segments kept of each router's journal; the oldest go.", unit="count", ge=1)
+    ] = 4
 
 
 class SuperviseSettings(Settings, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from penstock.config.cluster import ClusterSettings
 from penstock.config.load import load_resolved
 from penstock.frontend import logs
 from penstock.frontend.cluster import NodeCluster
-from penstock.frontend.records import keep_writing
+from penstock.frontend.records import Writer, keep_writing
 from penstock.frontend.scrape import csv_row
 from penstock.frontend.server import Server
 from penstock.frontend.service import Service, load_tokenizers
@@ -120,7 +120,8 @@ async def _serve(
         return found
 
     server = Server(service, sockets, admin_sockets)
-    writing = asyncio.create_task(keep_writing([requests, decisions, changes, lines], rows, row), name="records")
+    files: list[Writer] = [requests, decisions, changes, *([] if node.journal is None else [node.journal])]
+    writing = asyncio.create_task(keep_writing([*files, lines], rows, row), name="records")
     try:
         # Who is accepted here finds the workers known: the one before may just have handed over.
         await node.settled()
@@ -151,7 +152,7 @@ async def _serve(
         await asyncio.gather(writing, return_exceptions=True)
         await node.close()
         await service.close()
-        for writer in (requests, decisions, changes):
+        for writer in files:
             await asyncio.to_thread(writer.flush)
 
 

@@ -27,7 +27,7 @@ class Simulation:
         world: World,
         *,
         checked: bool = False,
-        watch: Callable[[Nanos, str, Event, Sequence[Effect]], None] | None = None,
+        watch: Callable[[Nanos, str, Event, Sequence[Effect]], object] | None = None,
     ) -> None:
         self.machines = dict(machines)
         self.now: Nanos = 0

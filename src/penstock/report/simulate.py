@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -19,7 +19,7 @@ from penstock.config.load import load, resolved_yaml
 from penstock.config.names import pool_prefix
 from penstock.config.timing_files import load_timing
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.machine import SECOND
+from penstock.kernel.machine import SECOND, Effect, Event, Nanos
 from penstock.kernel.records import RequestRecord
 from penstock.report.html import write_gaps, write_report
 from penstock.report.script import policy_of
@@ -28,6 +28,7 @@ from penstock.report.simulated import Outcome, as_dict, as_json, print_table
 from penstock.report.source import cut, of_trace, of_workload
 from penstock.report.summary import summarise
 from penstock.router.status import status_row
+from penstock.runtime.journal import Journal
 from penstock.runtime.run_folder import CsvRows, LineWriter, RunFolder
 from penstock.simulate.cluster import Cluster
 from penstock.simulate.plan import Plan, PoolPlan, StartUp, checked
@@ -157,6 +158,7 @@ def run(options: SimulateOptions, variant: Variant, traffic: Traffic) -> Outcome
     policy = None if options.policy is None else policy_of(options.policy)
     folder = RunFolder.create(options.out, "simulate", config=resolved_yaml(variant.settings), seed=options.seed)
     requests, decisions = folder.writer("requests.jsonl"), folder.writer("decisions.jsonl")
+    files: list[LineWriter | Journal] = [requests, decisions]
     rows = CsvRows(folder.path / "metrics.csv")
     kept: list[RequestRecord] = []
     retries = 0
@@ -167,24 +169,44 @@ def run(options: SimulateOptions, variant: Variant, traffic: Traffic) -> Outcome
         kept.append(msgspec.structs.replace(record, blocks=None))
         retries += max(0, (record.attempts or 1) - 1)
         if len(kept) % FLUSH_LINES == 0:
-            requests.flush()
-            decisions.flush()
+            flush()
+
+    def flush() -> None:
+        for file in files:
+            file.flush()
 
     source = traffic()
+    journal: Journal | None = None
+
+    def watch(now: Nanos, name: str, event: Event, effects: Sequence[Effect]) -> None:
+        if journal is not None:
+            journal.watch(now, name, event, effects)
+
+    keep = variant.settings.runs
     cluster = Cluster(
         variant.plan,
         Sessions(source) if options.closed_loop else source,
+        watch=watch if keep.journal else None,
         policy=policy,
         record=ended,
         decided=decisions.write if options.decisions else lambda decision: None,
         observe=lambda at, status: rows.append({"seconds": at, **status_row(status)}),
     )
+    if keep.journal:
+        journal = Journal(
+            folder.path / "journal" / cluster.router.name,
+            cluster.router,
+            wall_ns=time.time_ns(),
+            segment_bytes=keep.journal_segment,
+            segments=keep.journal_segments,
+        )
+        journal.begin(0)
+        files.append(journal)
     started = time.perf_counter()
     with _bar(options, variant, cluster) as draw, _few_collections():
         cluster.run(draw)
     wall = time.perf_counter() - started
-    requests.flush()
-    decisions.flush()
+    flush()
     gaps = cluster.gaps()
     summary = summarise(kept, slo_ttft=options.slo_ttft, slo_itl=options.slo_itl, gaps=gaps)
     outcome = Outcome(
@@ -201,7 +223,7 @@ def run(options: SimulateOptions, variant: Variant, traffic: Traffic) -> Outcome
         simulated=cluster.end / SECOND,
         wall=wall,
         run=str(folder.path),
-        notes=[*variant.notes, *cluster.refused, *_lost(requests), *_lost(decisions)],
+        notes=[*variant.notes, *cluster.refused, *_lost(requests), *_lost(decisions), *_ended(journal)],
     )
     (folder.path / "simulate.json").write_text(json.dumps(as_dict(outcome), indent=2) + "\n")
     write_gaps(folder.path, gaps)
@@ -247,6 +269,11 @@ def _bar(options: SimulateOptions, variant: Variant, cluster: Cluster) -> Iterat
             bar.refresh()
 
         yield draw
+
+
+def _ended(journal: Journal | None) -> list[str]:
+    why = None if journal is None else journal.ended or journal.failing
+    return [] if why is None else [f"the journal ends early: {why}"]
 
 
 def _lost(writer: LineWriter) -> list[str]:

@@ -195,13 +195,7 @@ def _place(
 ) -> None:
     """Choose a target, count the load there, and send the request."""
     event = request.event
-    because = None
-    if core.settings.mode in BLIND and not _directed(core, request):
-        # Nobody compares costs: only what is chosen is priced, so that a decision costs the same over any fleet.
-        place, because = blind(core.settings.mode, len(targets), core.rng, pool.turn)
-        targets = targets[place : place + 1]
-    costs, loose = pool.costs(request, targets, now)
-    choice = _choose(core, request, pool, costs, now) if because is None else Choice(costs[0], because)
+    choice, costs, loose = _decide(core, request, pool, targets, now)
     if choice is None:
         core.close(now, request, "rejected", "client", 400, NEEDS_PIN)
         return
@@ -221,6 +215,33 @@ def _place(
     request.current = request.attempt
     if core.settings.hedge.after is not None:
         core.timer(now + nanos(core.settings.hedge.after), "hedge", event.id)
+
+
+def _decide(
+    core: Core, request: Request, pool: Pool, targets: list[tuple[Target, Worker]], now: Nanos
+) -> tuple[Choice | None, list[Cost], int]:
+    """Choose a target; return the choice, what was priced for it, and the request's blocks without a hash."""
+    if core.settings.mode in BLIND and not _directed(core, request):
+        # Nobody compares costs: only what is chosen is priced, so that a decision costs the same over any fleet.
+        place, because = blind(core.settings.mode, len(targets), core.rng, pool.turn)
+        costs, loose = pool.costs(request, targets[place : place + 1], now)
+        return Choice(costs[0], because), costs, loose
+    costs, loose = pool.costs(request, targets, now)
+    return _choose(core, request, pool, costs, now), costs, loose
+
+
+def preview(core: Core, request: Request, was: Target, now: Nanos) -> tuple[Choice, Cost] | None:
+    """Return where a request would go, and what it costs on ``was``, without placing it.
+
+    None where nothing can be compared: nobody could take it, or ``was`` is no candidate here.
+    """
+    pool = core.pools[request.event.model]
+    targets, _, _ = eligible(core, request, pool, now)
+    mine = [pair for pair in targets if pair[0] == was]
+    if not mine:
+        return None
+    choice, _, _ = _decide(core, request, pool, targets, now)
+    return None if choice is None else (choice, pool.costs(request, mine, now)[0][0])
 
 
 def _directed(core: Core, request: Request) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from penstock.kernel.machine import Effect, Event, Machine, Nanos, Send, Wake, Woken
@@ -26,13 +26,20 @@ class Live:
     Args:
         machines: name -> machine.
         clock: nanoseconds, any origin; the run starts at its first reading.
+        watch: told ``(now, machine, event, effects)`` after each event, before its effects are carried out.
     """
 
-    def __init__(self, machines: Mapping[str, Machine], clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        machines: Mapping[str, Machine],
+        clock: Callable[[], int] = time.monotonic_ns,
+        watch: Callable[[Nanos, str, Event, Sequence[Effect]], None] | None = None,
+    ) -> None:
         self.machines = dict(machines)
         self.events_handled = 0
         self.clamped = 0
         self.faults = 0
+        self._watch = watch
         self._clock = clock
         self._start = clock()
         self._last: Nanos = 0
@@ -91,7 +98,10 @@ class Live:
     def _handle(self, name: str, event: Event) -> None:
         now = self.now()
         self.events_handled += 1
-        for effect in self.machines[name].handle(now, event):
+        effects = self.machines[name].handle(now, event)
+        if self._watch is not None:
+            self._watch(now, name, event, effects)
+        for effect in effects:
             carrier = self._carriers.get(type(effect))
             if carrier is not None:
                 carrier(now, name, effect)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from penstock.router.events import Noted, SettingsChanged, WorkerMeasured
 from penstock.router.router import Router
 from penstock.runtime import trust
 from penstock.runtime.feeds import Feeds
+from penstock.runtime.journal import Journal
 from penstock.runtime.leaving import Departures
 from penstock.runtime.live import Live
 from penstock.runtime.loop_monitor import LoopMonitor
@@ -50,7 +52,17 @@ class Node:
         self.run = run
         self.name = f"frontend-{index}-{os.getpid()}"
         self.router = Router(settings.routing, name=self.name, seed=index, shared=settings.frontend.processes > 1)
-        self.live = Live({"router": self.router})
+        self.journal: Journal | None = None
+        if settings.runs.journal:
+            self.journal = Journal(
+                run / "journal" / self.name,
+                self.router,
+                wall_ns=time.time_ns(),
+                segment_bytes=settings.runs.journal_segment,
+                segments=settings.runs.journal_segments,
+            )
+            self.journal.begin(0)
+        self.live = Live({"router": self.router}, watch=None if self.journal is None else self.journal.watch)
         self.tickets = Tickets(self.live)
         self.secret = secret
         self.feeds = Feeds(self.live, secret)

@@ -2,14 +2,14 @@
 
 import heapq
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from penstock.engine.benchmark import perf_metrics
 from penstock.engine.gaps import joined
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Event, Nanos, nanos, seconds
+from penstock.kernel.machine import Effect, Event, Nanos, nanos, seconds
 from penstock.kernel.records import RequestRecord
 from penstock.kernel.simulation import Simulation
 from penstock.kernel.values import WorkerId
@@ -36,6 +36,7 @@ class Cluster:
         record: takes every request that has ended, in that order.
         decided: takes every decision of the router.
         observe: takes the router's status (`penstock.router.status`) and the seconds, every ``plan.observe_every``.
+        watch: takes every event of the router with the time, and its effects.
     Raises:
         ConfigError: the plan contradicts itself.
     """
@@ -49,6 +50,7 @@ class Cluster:
         record: Callable[[RequestRecord], object] = lambda record: None,
         decided: Callable[[routing.Decision], object] = lambda decision: None,
         observe: Callable[[float, dict[str, Any]], object] | None = None,
+        watch: Callable[[Nanos, str, Event, Sequence[Effect]], object] | None = None,
     ) -> None:
         self.plan = checked(plan)
         self.router = Router(plan.router, name=ROUTER, seed=plan.seed, runs=not plan.by_block)
@@ -62,7 +64,14 @@ class Cluster:
             decided=decided,
             loop=traffic if isinstance(traffic, Sessions) else None,
         )
-        self.simulation = Simulation({ROUTER: self.router}, self.world, checked=plan.checked)
+        self.simulation = Simulation(
+            {ROUTER: self.router},
+            self.world,
+            checked=plan.checked,
+            watch=None
+            if watch is None
+            else lambda now, name, event, effects: name == ROUTER and watch(now, name, event, effects),
+        )
         self.refused: list[str] = []
         """What the script or the policy asked for and could not be done, with the reason."""
         self._traffic: Iterator[TrafficRequest] = iter(traffic)

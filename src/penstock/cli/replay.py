@@ -1,0 +1,132 @@
+"""What does ``penstock replay`` show? Whether a journal gives the same decisions, and what others would have been."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from penstock.cli.output import json_option, print_json, table
+
+if TYPE_CHECKING:
+    from penstock.report.replay import Replayed
+
+EPILOG = """\b
+Examples:
+  penstock replay runs/RUN                               the same decisions again, or where they differ
+  penstock replay runs/RUN --set router.mode=round_robin what round robin would have decided instead
+  penstock replay runs/RUN/journal/ROUTER/000003         one segment
+
+A run, live or simulated, leaves its journal under runs/RUN/journal/. It holds hashes and lengths, never text. With
+--set every decision is asked in the state that it was made in, so effects do not add up from one to the next;
+'penstock simulate --trace runs/RUN/requests.jsonl --compare ...' shows what they come to together.
+"""
+
+
+@click.command("replay", epilog=EPILOG, short_help="Feed a run's journal back, also with other settings.")
+@click.argument("journal", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Ask what other settings of the router would have decided; may be repeated.",
+)
+@click.option("--limit", type=click.IntRange(0, 1000), default=10, show_default=True, help="Decisions to list.")
+@json_option
+def command(journal: Path, overrides: tuple[str, ...], limit: int, as_json: bool) -> int:
+    """Feed JOURNAL, a run folder or what lies in its journal/, back through the router.
+
+    Ends with 1 where a decision came out differently.
+    """
+    from penstock.report.replay import replay
+
+    found = replay(journal, list(overrides))
+    if as_json:
+        print_json(as_dict(found, limit))
+    else:
+        click.echo(text_of(found, bool(overrides), limit))
+    return 0 if found.mismatch is None else 1
+
+
+def as_dict(found: "Replayed", limit: int) -> dict[str, Any]:
+    """Return what came of a replay as plain data; times in nanoseconds since the start of the run."""
+    plain: dict[str, Any] = msgspec.to_builtins(found)
+    plain["others"] = plain["others"][:limit]
+    return plain
+
+
+def text_of(found: "Replayed", asked: bool, limit: int) -> str:
+    """Return what came of a replay as text."""
+    from penstock.report.replay import since
+
+    lines = [
+        f"{found.records:,} events in {found.segments} segment{'s' if found.segments != 1 else ''}, "
+        f"{since(found):,.1f} s, {found.decisions:,} decisions"
+    ]
+    lines += [f"not read: {problem}" for problem in found.problems]
+    wrong = found.mismatch
+    if wrong is None:
+        lines.append("every event came to the same effects again")
+    else:
+        lines += [
+            f"record {wrong.sequence} of {wrong.router} ({wrong.segment}), {wrong.at / 1e9:.6f} s after its start:",
+            f"  {wrong.event} {wrong.request or ''} came to other effects: {', '.join(wrong.effects) or 'none'}",
+            f"  it was:  {_placed(wrong.recorded)}",
+            f"  it is:   {_placed(wrong.replayed)}",
+        ]
+    if asked:
+        lines += ["", *_comparison(found, limit)]
+    return "\n".join(lines)
+
+
+def _placed(placed: list[tuple[str, int, str, int]]) -> str:
+    told = [f"{request} to {worker}/{rank} (attempt {attempt})" for request, attempt, worker, rank in placed]
+    return ", ".join(told) or "nothing was placed"
+
+
+def _comparison(found: "Replayed", limit: int) -> list[str]:
+    whole = found.whole
+    if not whole.decisions:
+        return ["no decision could be asked with the other settings"]
+    count = whole.decisions
+    rows = [
+        [
+            "prompt tokens expected in the cache",
+            _share(whole.cached, whole.prompt),
+            _share(whole.other_cached, whole.prompt),
+        ],
+        [
+            "prefill tokens ahead of the first token, mean",
+            f"{whole.ahead / count:,.0f}",
+            f"{whole.other_ahead / count:,.0f}",
+        ],
+        [
+            "share of the busiest worker",
+            _share(max(whole.share.values()), count),
+            _share(max(whole.other_share.values()), count),
+        ],
+    ]
+    if whole.predicted:
+        rows.append(
+            [
+                "TTFT as predicted from that, mean",
+                f"{whole.ttft / whole.predicted * 1e3:,.1f} ms",
+                f"{whole.other_ttft / whole.predicted * 1e3:,.1f} ms",
+            ]
+        )
+    lines = [
+        f"{whole.moved:,} of {count:,} decisions ({whole.moved / count:.1%}) would have been others",
+        table(["", "AS IT WAS", "WITH --set"], rows),
+    ]
+    if found.others and limit:
+        moved = [
+            [f"{other.at / 1e9:.3f}", other.request, str(other.was), str(other.would_be), other.because]
+            for other in found.others[:limit]
+        ]
+        lines += ["", table(["SECONDS", "REQUEST", "WENT TO", "WOULD GO TO", "BECAUSE"], moved)]
+    return lines
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "-"

@@ -1,0 +1,124 @@
+"""How does a router's journal get to disk without holding up the router? Segments, buffered, bounded, dropped when old.
+
+journal/<router>/000000, 000001, ...: a segment that is full is followed by a new one, which begins with a snapshot.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.kernel.journal import frame
+from penstock.kernel.machine import Effect, Event, Nanos
+from penstock.router.journal import header_of, record_of
+from penstock.router.router import Router
+
+log = logging.getLogger("penstock.journal")
+
+SNAPSHOT_MAX = 0.1
+"""Seconds; where writing down the router takes longer, no further segment is begun: routing goes first."""
+RETRY = 60.0
+"""Seconds after a failed write until a new segment is tried."""
+
+
+class Journal:
+    """Write down every event of a router; `watch` only buffers, `flush` does the I/O and never raises.
+
+    A disk that can't be written loses the segment's rest: what follows would not replay. The next flush that succeeds
+    begins a new segment.
+
+    Args:
+        folder: made where absent; segments that are there already are an older process's, and stay.
+        wall_ns: wall clock at time 0 of the run.
+        segment_bytes: size at which a segment is full.
+        segments: how many are kept, the one that is written included.
+    """
+
+    def __init__(self, folder: Path, router: Router, *, wall_ns: int, segment_bytes: int, segments: int) -> None:
+        self.folder = folder
+        self.router = router
+        self.lost = 0
+        """Records that could not be written."""
+        self.failing: str | None = None
+        self.ended: str | None = None
+        """Why it was given up; None while it is written."""
+        self.longest_snapshot = 0.0
+        """Seconds for which writing down the router held it up, at most."""
+        self._wall_ns = wall_ns
+        self._segment_bytes = segment_bytes
+        self._segments = segments
+        self._sequence = 0
+        self._number = -1
+        self._size = 0
+        self._buffer: list[tuple[int, bytes]] = []
+        """(segment, frame)"""
+        self._begun = False
+        self._broken = False
+        self._retry = 0.0
+        self._lock = threading.Lock()
+
+    def watch(self, now: Nanos, name: str, event: Event, effects: Sequence[Effect]) -> None:
+        """Take what the router was told and what came of it; call it after each event, in order."""
+        if not self._begun:
+            return
+        if self._broken:
+            self.lost += 1
+            if time.monotonic() >= self._retry:
+                self.begin(now)  # with this event behind it
+            return
+        data = frame(record_of(self.router, self._sequence, now, event, effects))
+        self._sequence += 1
+        self._size += len(data)
+        with self._lock:
+            self._buffer.append((self._number, data))
+        if self._size >= self._segment_bytes:
+            if self.longest_snapshot > SNAPSHOT_MAX:
+                self._begun = False
+                self.ended = (
+                    f"writing down the router took {self.longest_snapshot:.2g} s and held it up; what came before "
+                    f"record {self._sequence} can be replayed"
+                )
+                log.warning("the journal %s ends: %s", self.folder, self.ended)
+            else:
+                self.begin(now)
+
+    def begin(self, now: Nanos) -> None:
+        """Begin a segment with all that the router is now. Call it once before the first event; later ones follow."""
+        started = time.perf_counter()
+        data = frame(header_of(self.router, sequence=self._sequence, now=now, wall_ns=self._wall_ns))
+        self.longest_snapshot = max(self.longest_snapshot, time.perf_counter() - started)
+        with self._lock:
+            self._number += 1
+            self._size = 0
+            self._broken = False
+            self._begun = True
+            self._buffer.append((self._number, data))
+
+    def flush(self) -> None:
+        """Write what is buffered; may run in a thread of its own."""
+        with self._lock:
+            frames, self._buffer = self._buffer, []
+        if not frames:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for number in sorted({number for number, _ in frames}):
+                mine = b"".join([data for one, data in frames if one == number])
+                with (self.folder / f"{number:06d}").open("ab") as file:
+                    file.write(mine)
+                (self.folder / f"{number - self._segments:06d}").unlink(missing_ok=True)
+        except OSError as error:
+            if self.failing is None:
+                log.warning("the journal %s can't be written: %s", self.folder, error)
+            self.failing = str(error)
+            self.lost += len(frames)
+            with self._lock:
+                self.lost += len(self._buffer)
+                self._buffer = []
+                self._broken = True  # what comes next would not follow what is on disk
+                self._retry = time.monotonic() + RETRY
+            return
+        if self.failing is not None:
+            log.warning("the journal %s can be written again, in a new segment", self.folder)
+            self.failing = None
