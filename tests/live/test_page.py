@@ -111,7 +111,7 @@ async def test_charts_have_data_after_traffic(cluster: Served, tmp_path: Path) -
         await ask_some(cluster)
         for chart in CHARTS:
             await page.until(DRAWN.format(chart))
-        await page.until("/[1-9]/.test(document.querySelector('#chart-demand').innerText)")
+        await page.until(DRAWN.format("ttft"))
         text = await page.text("main")
         for word in ("in SLO", "TTFT p95", "replicas ready", "hit rate", "main-0", "main-3", "Because"):
             assert word in text, word
@@ -257,9 +257,8 @@ async def test_several_frontends_are_one_page(tmp_path: Path) -> None:
             assert len(found["frontends"]) == 2
             assert sum(values(found, "arrived")) == sum(values(found, "ok")) == 12
         async with browsed(tmp_path, f"{cluster.url}/ui") as page:
-            await page.until("/[1-9]/.test(document.querySelector('#chart-demand').innerText)")
-            decisions = await page.until("document.querySelectorAll('#decisions tbody tr').length")
-            assert decisions == 12
+            await page.until(DRAWN.format("ttft"))
+            await page.until("document.querySelectorAll('#decisions tbody tr').length === 12")
 
 
 # --- what is said when there is nothing to show -----------------------------------------------------------------------
@@ -282,9 +281,8 @@ async def test_a_restarted_frontend_shows_the_loss_and_recovers(tmp_path: Path) 
     with served(tmp_path, "up", *PROMISED) as cluster:
         async with browsed(tmp_path, f"{cluster.url}/ui") as page:
             await ask_some(cluster, 4)
-            await page.until("/[1-9]/.test(document.querySelector('#chart-demand').innerText)")
-            before = await page.ask("document.querySelectorAll('#decisions tbody tr').length")
-            assert before > 0
+            await page.until(DRAWN.format("ttft"))
+            before = await page.until("document.querySelectorAll('#decisions tbody tr').length >= 4 && 4")
             (pid,) = {int(name.rpartition("-")[2]) for name in cluster.get("/admin/timeline")[1]["frontends"]}
             os.kill(pid, signal.SIGSTOP)  # it neither answers nor closes: the worst way to be gone
             try:

@@ -20,7 +20,7 @@ export function workers(element, list, empty, open) {
     tile.className = `tile ${level(worker)}`;
     const share = worker.blocks == null || !worker.kv_blocks ? null : Math.min(1, worker.blocks / worker.kv_blocks);
     show(tile, h("b", {}, worker.id), workerState(worker),
-      h("span", {}, `${number(worker.requests, 0)} requests`),
+      h("span", {}, `${number(worker.requests, 0)} ${worker.requests === 1 ? "request" : "requests"}`),
       h("span", {class: "soft"}, `KV ${share == null ? `${number(worker.blocks, 0)} blocks` : percent(share)}`),
       meter(share));
     return tile;
@@ -94,10 +94,11 @@ function valued(name, value) {
   if (typeof value !== "number" || NAMES.has(name)) return String(value ?? NONE);
   if (name.endsWith("_per_s")) return `${number(value, 1)}/s`;
   if (name.endsWith("_ms")) return `${number(value, 2)} ms`;
+  if (name === "block_size") return `${number(value)} tokens`;
   return name.endsWith("_s") || name === "since" ? seconds(value) : number(value, 3);
 }
 
-const titled = name => name.replaceAll("wall_", "").replace(/_per_s$|_ms$|_s$/, "").replaceAll("_", " ");
+const titled = name => name.replaceAll("wall_", "").replace(/_per_s$|_ms$|_s$/, "").replace(/ s$/, " took").replaceAll("_", " ");
 
 /** Return all that is known of a worker, as names and values; what is nested is written after its name. */
 export function card(worker) {
