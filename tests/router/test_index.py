@@ -12,10 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import SECOND
-from penstock.kernel.values import TIERS, KvCleared, KvRemoved, KvStored, Target, Tier, WorkerId
+from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStored, Target, Tier, WorkerId
 from penstock.router import names as names_module
 from penstock.router.index import ExactIndex
 from penstock.router.indexer import Held
+from penstock.router.names import wordless
 from penstock.router.span import KEY, SPAN_MAX
 from tests.router.radix_oracle import Path, RadixOracle
 
@@ -86,16 +87,15 @@ class World:
         known = own or not parent or bool(parent_names)
         parent_name = None if not parent else parent_names[0] if parent_names else dialect.name(parent, 5)
         before = self.index.counters.parents_unknown
-        self.index.apply(
-            on,
-            KvStored(
-                hashes=names,
-                parent=parent_name,
-                tokens=[] if own else tokens(path)[shared * BLOCK :],
-                block_size=BLOCK,
-                tier=tier,
-            ),
+        event = KvStored(
+            hashes=names,
+            parent=parent_name,
+            tokens=[] if own else tokens(path)[shared * BLOCK :],
+            block_size=BLOCK,
+            tier=tier,
         )
+        # Without its words, as a live router hears it, an event says the same.
+        self.index.apply(on, event if len(path) % 2 else wordless(event, native=own, block_size=BLOCK))
         assert self.index.counters.parents_unknown - before == (0 if known else 1)
         if known:
             for i, name in zip(range(shared, len(path)), names, strict=True):
@@ -330,18 +330,24 @@ def test_events_of_another_block_size_are_refused_and_counted() -> None:
         KvStored(hashes=[1], tokens=[1, 2], extras=[b"", b""], block_size=BLOCK),
     ],
 )
-def test_malformed_events_change_nothing(event: KvStored) -> None:
+@pytest.mark.parametrize("spoken", [True, False])
+def test_malformed_events_change_nothing(event: KvStored, spoken: bool) -> None:
     index = ExactIndex(BLOCK)
-    index.apply(A, event)
+    index.apply(A, event if spoken else wordless(event, native=False, block_size=BLOCK))
     index.check()
     assert len(index) == 0 and index.counters.malformed == 1
 
 
-def test_extras_are_part_of_a_block() -> None:
+@pytest.mark.parametrize("spoken", [True, False])
+def test_extras_are_part_of_a_block(spoken: bool) -> None:
     index = ExactIndex(BLOCK)
     salted = block_hashes([1, 2, 3, 4], BLOCK, lora="l", salt="s")
     extras = [b"\x01\x01\0\0\0l\x02\x01\0\0\0s", b"\x01\x01\0\0\0l"]
-    index.apply(A, KvStored(hashes=[7, 8], tokens=[1, 2, 3, 4], extras=extras, block_size=BLOCK))
+    event: KvEvent = KvStored(hashes=[7, 8], tokens=[1, 2, 3, 4], extras=extras, block_size=BLOCK)
+    if not spoken:
+        event = wordless(event, native=False, block_size=BLOCK)
+        assert isinstance(event, KvStored) and not event.tokens and event.extras is None
+    index.apply(A, event)
     assert dict(index.overlap(salted)) == {A: Held(2)}
     assert not index.overlap(block_hashes([1, 2, 3, 4], BLOCK))
 

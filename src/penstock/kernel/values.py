@@ -130,7 +130,8 @@ class KvStored(msgspec.Struct, frozen=True, kw_only=True, tag="stored", tag_fiel
     """An engine holds new blocks, one after the other.
 
     ``hashes`` are the engine's own; they are our `BlockHash` where the card's ``hash_scheme`` is ours. ``tokens``
-    (len(hashes) * block_size of them) serve to translate opaque ones and may be empty where none are needed.
+    (len(hashes) * block_size of them) serve to translate opaque ones and may be empty where none are needed; ``local``
+    (`penstock.kernel.hashing.local_hashes` of tokens and extras, one per block) does the same and says no word.
     """
 
     hashes: Sequence[int]
@@ -139,6 +140,7 @@ class KvStored(msgspec.Struct, frozen=True, kw_only=True, tag="stored", tag_fiel
     block_size: int = 0
     extras: list[bytes] | None = None
     tier: Tier = "device"
+    local: list[int] | None = None
 
 
 class KvRemoved(msgspec.Struct, frozen=True, kw_only=True, tag="removed", tag_field="type"):

@@ -200,7 +200,7 @@ class ExactIndex:
                 spans.alive = self._slots.alive
             if target in self._copying:
                 self._device.copies.bits |= bit
-        native = self._is_native(target, own, bool(event.tokens))
+        native = self._is_native(target, own, bool(event.tokens) or event.local is not None)
         spans = self._tiers[event.tier]
         if event.block_size not in (0, self.block_size):
             self.counters.refused_block_size += 1

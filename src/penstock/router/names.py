@@ -12,11 +12,12 @@ alias.
 from array import array
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import xxhash
 
 from penstock.kernel.hashing import chain, local_hashes
-from penstock.kernel.values import KvStored
+from penstock.kernel.values import KvEvent, KvStored
 from penstock.router.indexer import Counters
 from penstock.router.spans import Spans
 
@@ -35,7 +36,7 @@ class Translation:
     def store(self, bit: int, spans: Spans, event: KvStored, block_size: int, salt: int) -> None:
         """Store the blocks of an event under our hashes; count and leave out what can't be placed."""
         names = salted(event.hashes, salt)
-        if not event.tokens:
+        if not event.tokens and event.local is None:
             self._store_copies(bit, spans, names)
             return
         parent: int | None = None
@@ -46,8 +47,8 @@ class Translation:
                 self.misplace(bit, names)
                 return
             parent = place[0].block_at(place[1])
-        local = _local(event, block_size)
-        if local is None:
+        local = _local(event, block_size) if event.local is None else event.local
+        if local is None or len(local) != len(names):
             self._counters.malformed += 1
             self.misplace(bit, names)
             return
@@ -145,6 +146,22 @@ def salted(names: Sequence[int], salt: int) -> "array[int]":
 def salt_of(text: str) -> int:
     """Return the salt of a worker, or of a group of workers that hash alike."""
     return xxhash.xxh3_64_intdigest(text.encode(), seed=1)
+
+
+def wordless(event: KvEvent, *, native: bool, block_size: int | None) -> KvEvent:
+    """Return an event that tells an index the same, without the prompt's tokens.
+
+    Args:
+        native: its hashes are ours, and need no translation.
+        block_size: tokens per block of the worker; None takes the event's word.
+    """
+    if not isinstance(event, KvStored) or not event.tokens:
+        return event
+    local = None
+    if not native:
+        size = block_size or event.block_size or len(event.tokens) // max(1, len(event.hashes))
+        local = _local(event, size) or []  # what does not fit together is counted by the index
+    return msgspec.structs.replace(event, tokens=[], extras=None, local=local)
 
 
 def _local(event: KvStored, block_size: int) -> list[int] | None:

@@ -8,10 +8,12 @@ from functools import partial
 from penstock.adapters.curve import MECHANISM
 from penstock.adapters.engines.kv_subscriber import KvSubscriber
 from penstock.adapters.seams import KvBatch
+from penstock.kernel.hashing import SCHEME
 from penstock.kernel.machine import Nanos
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import Target, WorkerCard
 from penstock.router.events import KvObserved, KvSourceLost, ReplayEnded, ReplayWanted
+from penstock.router.names import wordless
 from penstock.runtime.live import Live
 
 log = logging.getLogger("penstock.feeds")
@@ -142,4 +144,7 @@ class Feeds:
 
 
 def _observed(card: WorkerCard, batch: KvBatch) -> KvObserved:
-    return KvObserved(worker=card.id, rank=batch.rank, epoch=card.epoch, sequence=batch.sequence, events=batch.events)
+    native = card.hash_scheme == SCHEME
+    # What an engine's blocks say ends here: the router, and all that is written down of it, know hashes.
+    events = [wordless(event, native=native, block_size=card.block_size) for event in batch.events]
+    return KvObserved(worker=card.id, rank=batch.rank, epoch=card.epoch, sequence=batch.sequence, events=events)
