@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 VLLM   := $(abspath $(or $(PENSTOCK_VLLM_VENV),.venv-vllm))
 
-.PHONY: soak up install dev test test-fast test-vllm lint types format bench-gateway bench-index bench-routing bench-timing bench-fidelity clean help
+.PHONY: soak up install dev test test-fast test-vllm lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-fidelity clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,9 @@ soak: dev ## Let a cluster stand a storm of twenty minutes, and write down how i
 
 bench-gateway: install ## Measure a request's cost beside other gateways; PEERS= names a folder with the peers' environments (25 minutes)
 	$(BIN)/python bench/gateway/run.py --docs docs/bench-gateway.md
+
+bench-simulate: install ## Time simulations, beside a peer where PEERS names one, into docs/ (25 minutes)
+	$(BIN)/python bench/simulate/run.py --million --docs docs/bench-simulate.md
 
 bench-timing: install ## Fit the roofline to measured points and hold it to the others, into docs/ (1 minute)
 	$(BIN)/python bench/roofline/run.py --docs docs/timing.md
