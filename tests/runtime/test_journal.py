@@ -80,6 +80,13 @@ def test_only_the_newest_segments_are_kept(tmp_path: Path) -> None:
     assert found.mismatch is None and found.records and not found.problems and journal.lost == 0
 
 
+def test_only_the_newest_routers_of_a_run_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUTERS", 2)
+    for name in ("a", "b", "c"):
+        write(tmp_path / name)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["b", "c"]
+
+
 def test_another_decision_is_pointed_at(tmp_path: Path) -> None:
     write(tmp_path / "j")
     file = tmp_path / "j" / "000000"

@@ -4,6 +4,7 @@ journal/<router>/000000, 000001, ...: a segment that is full is followed by a ne
 """
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ log = logging.getLogger("penstock.journal")
 
 SNAPSHOT_MAX = 0.1
 """Seconds; where writing down the router takes longer, no further segment is begun: routing goes first."""
+ROUTERS = 16
+"""Journals kept of one run: each frontend that was started again has one of its own."""
 RETRY = 60.0
 """Seconds after a failed write until a new segment is tried."""
 
@@ -102,7 +105,9 @@ class Journal:
         if not frames:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            if not self.folder.is_dir():
+                self.folder.mkdir(parents=True)
+                _forget_older(self.folder)
             for number in sorted({number for number, _ in frames}):
                 mine = b"".join([data for one, data in frames if one == number])
                 with (self.folder / f"{number:06d}").open("ab") as file:
@@ -122,3 +127,13 @@ class Journal:
         if self.failing is not None:
             log.warning("the journal %s can be written again, in a new segment", self.folder)
             self.failing = None
+
+
+def _forget_older(folder: Path) -> None:
+    """Remove the journals beside this one that were written to the longest ago, beyond `ROUTERS`."""
+    others = sorted(
+        (other for other in folder.parent.iterdir() if other != folder and other.is_dir()),
+        key=lambda other: max((file.stat().st_mtime_ns for file in other.iterdir()), default=0),
+    )
+    for other in others[: max(0, len(others) + 1 - ROUTERS)]:
+        shutil.rmtree(other)
