@@ -20,6 +20,12 @@ from tests.simulate.test_cluster import chat, plan
 FAULTS = [Fault(at=8.0, kind="fail", worker="main-1"), Fault(at=15.0, kind="drain", worker="main-0")]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy with other things ends no journal."""
+    monkeypatch.setattr(module, "SNAPSHOT_MAX", 60.0)
+
+
 def write(folder: Path, segment: int = 1 << 20, segments: int = 100, flush_every: int = 50, **more: Any) -> Journal:
     """Simulate a cluster with faults, and journal its router."""
     journal: Journal | None = None

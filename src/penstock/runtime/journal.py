@@ -47,7 +47,7 @@ class Journal:
         self.ended: str | None = None
         """Why it was given up; None while it is written."""
         self.longest_snapshot = 0.0
-        """Seconds for which writing down the router held it up, at most."""
+        """Seconds of computing for which writing down the router held it up, at most."""
         self._wall_ns = wall_ns
         self._segment_bytes = segment_bytes
         self._segments = segments
@@ -88,9 +88,9 @@ class Journal:
 
     def begin(self, now: Nanos) -> None:
         """Begin a segment with all that the router is now. Call it once before the first event; later ones follow."""
-        started = time.perf_counter()
+        started = time.thread_time()
         data = frame(header_of(self.router, sequence=self._sequence, now=now, wall_ns=self._wall_ns))
-        self.longest_snapshot = max(self.longest_snapshot, time.perf_counter() - started)
+        self.longest_snapshot = max(self.longest_snapshot, time.thread_time() - started)
         with self._lock:
             self._number += 1
             self._size = 0
