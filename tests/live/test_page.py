@@ -243,6 +243,7 @@ async def test_the_theme_can_be_chosen(cluster: Served, tmp_path: Path) -> None:
         assert await page.ask("getComputedStyle(document.body).backgroundColor") != dark
 
 
+@pytest.mark.slow
 async def test_several_frontends_are_one_page(tmp_path: Path) -> None:
     shared = ["--frontend.port", str(free_port()), "--frontend.processes", "2"]
     with served(tmp_path, "up", *PROMISED, *shared) as cluster:
@@ -277,6 +278,7 @@ async def test_an_empty_cluster_and_no_request_are_said_in_words(tmp_path: Path)
             assert page.complaints == []
 
 
+@pytest.mark.slow
 async def test_a_restarted_frontend_shows_the_loss_and_recovers(tmp_path: Path) -> None:
     with served(tmp_path, "up", *PROMISED) as cluster:
         async with browsed(tmp_path, f"{cluster.url}/ui") as page:
@@ -378,6 +380,7 @@ def values(found: dict[str, Any], name: str) -> list[Any]:
     return [value for value in found["columns"][name] if value is not None]
 
 
+@pytest.mark.slow
 async def test_the_folder_of_a_live_run_opens_as_the_same_page(tmp_path: Path) -> None:
     with served(tmp_path, "up", *PROMISED) as cluster:
         await ask_some(cluster, 6)
