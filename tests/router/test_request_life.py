@@ -297,3 +297,22 @@ class TestBreaker:
 def test_every_phase_but_the_last_can_be_closed() -> None:
     phases = {phase for phase, _ in TRANSITIONS} - {"done"}
     assert {phase for phase, step in TRANSITIONS if step == "close"} == phases
+
+
+@pytest.mark.parametrize("mode", ["round_robin", "random"])
+def test_a_mode_that_compares_nothing_prices_only_what_it_takes(mode: str) -> None:
+    world = World(*(card(name) for name in "abcd"), mode=mode)
+    for n in range(40):
+        world.post(arrived(f"r{n}", prompt(n)))
+    decisions = [world.sent(f"r{n}").decision for n in range(40)]
+    assert all([cost.target for cost in decision.candidates] == [decision.chosen] for decision in decisions)
+    assert all("4 workers" in decision.because for decision in decisions)
+    taken = [decision.chosen.worker for decision in decisions]
+    assert set(taken) == set("abcd") and (mode == "random" or taken == list("abcd") * 10)
+
+
+def test_a_pin_wins_over_a_turn() -> None:
+    world = World(*(card(name) for name in "abcd"), mode="round_robin")
+    for n in range(3):
+        world.post(arrived(f"r{n}", preferences=Preferences(worker=WorkerId("c"))))
+    assert [world.sent(f"r{n}").target.worker for n in range(3)] == ["c"] * 3

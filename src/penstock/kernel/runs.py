@@ -21,14 +21,33 @@ Stretch = tuple[int, int, int]
 """(run, from, to): blocks ``from`` to ``to - 1`` of a run."""
 
 
-class Stretches(Sequence[int]):
+class _Names(Sequence[int]):
+    """What stands for a sequence of names, and is equal to any that has them."""
+
+    __slots__ = ("parts",)
+
+    parts: Sequence[tuple[int, ...]]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.parts)!r})"
+
+
+class Stretches(_Names):
     """Names of blocks, kept as stretches of runs; as a sequence it has every single name.
 
     Args:
         parts: in order; none is empty.
     """
 
-    __slots__ = ("parts",)
+    __slots__ = ()
+
+    parts: Sequence[Stretch]
 
     def __init__(self, parts: Sequence[Stretch]) -> None:
         self.parts = parts
@@ -48,24 +67,17 @@ class Stretches(Sequence[int]):
     def __getitem__(self, index: int | slice) -> int | list[int]:
         return list(self)[index]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
 
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({list(self.parts)!r})"
-
-
-class Chain(Sequence[int]):
+class Chain(_Names):
     """The blocks of a prompt: each part is the beginning of a run.
 
     Args:
         parts: (run, how many of its blocks), none empty.
     """
 
-    __slots__ = ("_length", "parts")
+    __slots__ = ("_length",)
+
+    parts: Sequence[tuple[int, int]]
 
     def __init__(self, parts: Sequence[tuple[int, int]] = ()) -> None:
         self.parts = parts
@@ -90,15 +102,6 @@ class Chain(Sequence[int]):
                 return run << RUN_BITS | at
             at -= count
         raise IndexError(f"block {index} of a chain of {self._length}")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return f"Chain({list(self.parts)!r})"
 
     def cut(self, start: int, end: int) -> list[Stretch]:
         """Return blocks ``start`` to ``end - 1`` of the chain as stretches. Cost: O(parts)."""
@@ -222,10 +225,6 @@ class Holders:
             self.reach[run] = end
             self.total += end - before
         return before
-
-    def depth(self, chain: Chain, limit: int) -> int:
-        """Count the leading blocks of ``chain[:limit]`` that somebody holds. Cost: O(parts)."""
-        return depth_in(self.reach, chain, limit)
 
     def counts(self) -> dict[int, int]:
         """Return how many hold each block, by name. Cost: walks everything."""

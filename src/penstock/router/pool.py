@@ -71,9 +71,9 @@ class Pool:
         if self.indexed and index.kind != "exact":
             self.history = history(ttl=nanos(index.approximate_ttl), blocks_max=index.approximate_blocks_max)
         self.fit = LineFit()
+        """Seconds to the first token over prefill tokens ahead: the speed of workers that do not measure themselves."""
         self.hedges = 0
         """Requests that were sent to a second worker as well."""
-        """Seconds to the first token over prefill tokens ahead: the speed of workers that do not measure themselves."""
         self.output_mean = 128.0
         self.prompt_tokens = 0
         self.cached_tokens = 0
