@@ -21,6 +21,8 @@ SNAPSHOT_MAX = 0.1
 """Seconds; where writing down the router takes longer, no further segment is begun: routing goes first."""
 ROUTERS = 16
 """Journals kept of one run: each frontend that was started again has one of its own."""
+PER_EXACT, PER_GUESSED = 3e-8, 2e-6
+"""Seconds of writing down a block of the exact index, and one of routing history."""
 RETRY = 60.0
 """Seconds after a failed write until a new segment is tried."""
 
@@ -76,11 +78,12 @@ class Journal:
         with self._lock:
             self._buffer.append((self._number, data))
         if self._size >= self._segment_bytes:
-            if self.longest_snapshot > SNAPSHOT_MAX:
+            seconds = max(self.longest_snapshot, snapshot_seconds(self.router))
+            if seconds > SNAPSHOT_MAX:
                 self._begun = False
                 self.ended = (
-                    f"writing down the router took {self.longest_snapshot:.2g} s and held it up; what came before "
-                    f"record {self._sequence} can be replayed"
+                    f"writing down the router would hold it up for {seconds:.2g} s; what came before record "
+                    f"{self._sequence} can be replayed"
                 )
                 log.warning("the journal %s ends: %s", self.folder, self.ended)
             else:
@@ -127,6 +130,15 @@ class Journal:
         if self.failing is not None:
             log.warning("the journal %s can be written again, in a new segment", self.folder)
             self.failing = None
+
+
+def snapshot_seconds(router: Router) -> float:
+    """Return about how long writing down a router takes: what it knows of caches is nearly all of it."""
+    found = 0.0
+    for pool in router.pools.values():
+        for index, seconds in ((pool.exact, PER_EXACT), (pool.history, PER_GUESSED), (pool.predicted, PER_GUESSED)):
+            found += 0.0 if index is None else len(index) * seconds
+    return found
 
 
 def _forget_older(folder: Path) -> None:
