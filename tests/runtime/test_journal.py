@@ -207,6 +207,7 @@ def test_other_settings_decide_otherwise_and_the_effect_is_predicted(tmp_path: P
     assert whole.predicted > 0 and whole.other_ttft > whole.ttft
     assert all(other.moved and "round robin" in other.because for other in found.others)
     greedy = replay(tmp_path / "j", ["router.cost.overlap_credit=50"]).whole
+    assert replay(tmp_path / "j", ["router.cost.overlap-credit=50"]).whole == greedy, "as every command takes a knob"
     assert greedy.moved and greedy.other_cached >= greedy.cached
 
 

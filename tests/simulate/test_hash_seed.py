@@ -1,12 +1,10 @@
 """Equal bytes under any hash seed: nothing in a simulated run may depend on the order of a set."""
 
 import hashlib
-import os
-import subprocess
-import sys
 
 from penstock.kernel.values import WorkerId
 from penstock.simulate.plan import Fault, StartUp
+from tests.hash_seeds import printed_under
 from tests.simulate.test_cluster import Run, chat, plan
 
 
@@ -20,17 +18,7 @@ def digest() -> str:
 
 
 def test_the_hash_seed_of_the_process_changes_nothing() -> None:
-    found = set()
-    for hash_seed in ("1", "4711"):
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.simulate.test_hash_seed"],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found.add(done.stdout.strip())
-    assert found == {digest()}
+    assert printed_under("tests.simulate.test_hash_seed", "1", "4711") == {digest()}
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def with_values(settings: ClusterSettings, values: Mapping[str, Any]) -> Cluster
     for key, value in values.items():
         knob = live_knobs().get(key)
         if knob is not None:
-            settings = _put(settings, knob.path, msgspec.convert(value, knob.type))
+            settings = put_at(settings, knob.path, msgspec.convert(value, knob.type))
     return settings
 
 
@@ -121,9 +121,10 @@ def unheard(new: RouterSettings, started: RouterSettings) -> list[Problem]:
     return []
 
 
-def _put(settings: Any, path: Sequence[str], value: Any) -> Any:
+def put_at(settings: Any, path: Sequence[str], value: Any) -> Any:
+    """Return settings with another value at a path that leads through no mapping."""
     name, *rest = path
-    return msgspec.structs.replace(settings, **{name: _put(getattr(settings, name), rest, value) if rest else value})
+    return msgspec.structs.replace(settings, **{name: put_at(getattr(settings, name), rest, value) if rest else value})
 
 
 def _not_live(name: str) -> Problem | None:

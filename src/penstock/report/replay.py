@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from penstock.config.live import put_at, value_at
 from penstock.config.load import load
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.journal import Frames, Header, Record, digest_of
-from penstock.kernel.machine import Effect, Nanos, seconds
+from penstock.kernel.machine import Effect, Event, Nanos, seconds
 from penstock.router.journal import event_of, placed_by, read_header, read_record, router_of
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
@@ -131,11 +131,11 @@ def _replay_one(segments: list[Path], overrides: list[str], found: Replayed) -> 
             if record.sequence != expected:
                 found.problems.append(f"{segment}: record {expected} is missing, {record.sequence} follows")
                 break
-            effects = _step(router, record, segment, found)
+            event = event_of(record, runs=router.runs)
+            effects = _step(router, record, event, segment, found)
             if effects is None:
                 return
             if what_if is not None:
-                event = event_of(record, runs=router.runs)
                 for other in what_if.follow(record.now, event, effects, router):
                     found.whole.add(other)
                     if other.moved and len(found.others) < KEPT:
@@ -145,9 +145,8 @@ def _replay_one(segments: list[Path], overrides: list[str], found: Replayed) -> 
             found.problems.append(f"{segment}: {frames.problem}")
 
 
-def _step(router: Router, record: Record, segment: Path, found: Replayed) -> list[Effect] | None:
-    """Let the router take one record; None where it came to something else."""
-    event = event_of(record, runs=router.runs)
+def _step(router: Router, record: Record, event: Event, segment: Path, found: Replayed) -> list[Effect] | None:
+    """Let the router take one record's event; None where it came to something else."""
     effects = router.handle(record.now, event)
     found.records += 1
     found.decisions += len(record.placed)
@@ -186,16 +185,9 @@ def _changed(header: Header, overrides: list[str]) -> RouterSettings:
         raise ConfigError(f"--set {wrong[0]!r} is none of the router's settings", hint="such as router.mode=kv")
     changed = load(None, overrides).settings.router
     for text in overrides:
-        base = _put(base, changed, text.partition("=")[0].strip().split(".")[1:])
+        path = text.partition("=")[0].strip().replace("-", "_").split(".")[1:]
+        base = put_at(base, path, value_at(changed, path))
     return base
-
-
-def _put(base: Any, changed: Any, path: list[str]) -> Any:
-    name = path[0]
-    value = getattr(changed, name)
-    if len(path) > 1:
-        value = _put(getattr(base, name), value, path[1:])
-    return msgspec.structs.replace(base, **{name: value})
 
 
 def _journals(path: Path) -> list[list[Path]]:
