@@ -7,7 +7,7 @@ instead of a hundred hashes, and everything that is asked of its blocks is answe
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from typing import Any, overload
 
 from penstock.kernel.errors import InvariantError
@@ -348,9 +348,10 @@ class Aged:
             count += end - start
         return self.pop(count)
 
-    def peek(self) -> list[Stretch]:
-        """Return the oldest stretch, in a list of its own; none where there is none."""
-        return [(run, start, end) for run, start, end, _, _ in islice(self._order.values(), 1)]
+    def pop_oldest(self, most: int) -> list[Stretch]:
+        """Take the oldest stretch out, which there is, or ``most`` blocks from its end."""
+        _, start, end, _, _ = next(iter(self._order.values()))
+        return self.pop(min(end - start, most))
 
     @property
     def oldest(self) -> int | None:

@@ -89,9 +89,8 @@ class RunHistory:
                 for place, (target, aged) in enumerate(self._aged.items())
                 if aged.oldest is not None
             )
-            aged = self._aged[target]
-            oldest = sum(end - start for _, start, end in aged.peek())
-            self.pruned += self._forget(target, aged.pop(min(oldest, self._reach.total - goal)))
+            oldest = self._aged[target].pop_oldest(self._reach.total - goal)
+            self.pruned += self._forget(target, oldest)
 
     def _forget(self, target: Target, stretches: list[Stretch]) -> int:
         before = self._reach.total
