@@ -23,6 +23,10 @@ class Submit(Event, frozen=True, kw_only=True):
     them. ``variant`` tells several answers to one prompt apart. ``max_tokens`` bounds the output; without
     ``ignore_eos`` it may end by itself, not before ``min_tokens``. ``priority``: lower goes first under priority
     scheduling.
+
+    ``hold``: another engine goes on with this request. It ends with its first token, whatever ``max_tokens`` says, and
+    keeps the blocks of its prompt until `Release`. ``remote``: prompt tokens whose KV another engine holds; the driver
+    is asked to bring it by `Pull`.
     """
 
     id: RequestId
@@ -37,12 +41,30 @@ class Submit(Event, frozen=True, kw_only=True):
     lora: str | None = None
     output: Sequence[int] | None = None
     variant: int = 0
+    hold: bool = False
+    remote: int = 0
 
 
 class Abort(Event, frozen=True, kw_only=True):
     """Nobody waits for this request any more; unknown ids are ignored."""
 
     id: RequestId
+
+
+class Release(Event, frozen=True, kw_only=True):
+    """Nobody needs the blocks any more that this request holds for another engine; unknown ids are ignored."""
+
+    id: RequestId
+
+
+class Pulled(Event, frozen=True, kw_only=True):
+    """The KV that `Pull` asked for is here, or, where not ``ok``, will never be: the engine then computes the prompt.
+
+    Unknown ids are ignored.
+    """
+
+    id: RequestId
+    ok: bool = True
 
 
 class ClearCache(Event, frozen=True, kw_only=True):
@@ -67,7 +89,8 @@ class FirstToken(Effect, frozen=True, kw_only=True):
 class Finished(Effect, frozen=True, kw_only=True):
     """A request ended with ``tokens`` of output; ``started`` and ``first`` are None where it did not come so far.
 
-    Tokens: ``prompt`` of which ``cached`` were not computed at its first admission.
+    Tokens: ``prompt`` of which ``cached`` were not computed at its first admission. ``held``: blocks that it keeps for
+    another engine until `Release`.
     """
 
     id: RequestId
@@ -80,6 +103,15 @@ class Finished(Effect, frozen=True, kw_only=True):
     started: Nanos | None
     first: Nanos | None
     preemptions: int = 0
+    held: int = 0
+
+
+class Pull(Effect, frozen=True, kw_only=True):
+    """Blocks are reserved: bring the KV of ``tokens`` tokens of this request's prompt, then answer with `Pulled`."""
+
+    id: RequestId
+    at: Nanos
+    tokens: int
 
 
 class Rejected(Effect, frozen=True, kw_only=True):
@@ -109,6 +141,16 @@ class Counters(msgspec.Struct, kw_only=True):
     passes: int = 0
     requests: int = 0
     rejected: int = 0
+    pulled: int = 0
+    """Prompt tokens that came from other engines."""
+    remote_queries: int = 0
+    """Prompt tokens that other engines were said to hold..."""
+    remote_hits: int = 0
+    """... and those of them that were asked for."""
+    pulls_failed: int = 0
+    """Requests that were computed here because their KV did not come."""
+    hold_expired: int = 0
+    """Held requests whose blocks nobody released in time."""
     ended: dict[str, int] = msgspec.field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
 
 

@@ -9,6 +9,7 @@ from penstock.kernel.settings import Knob, Settings
 TimingKind = Literal["constant", "polynomial", "table", "roofline", "operators", "aiconfigurator"]
 Scheduling = Literal["fcfs", "priority"]
 Preemption = Literal["lifo", "fifo"]
+Pulling = Literal["full_prompt", "missing"]
 
 
 class Calibration(Settings, frozen=True, kw_only=True):
@@ -140,6 +141,41 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
     ] = 5.74
 
 
+class TransferSettings(Settings, frozen=True, kw_only=True):
+    """How KV goes from one engine to another."""
+
+    bandwidth: Annotated[
+        float,
+        Knob(
+            "Rate of an engine's link, each way; hand-offs at one time share it, so more shortens those.",
+            unit="bytes/s",
+            gt=0,
+        ),
+    ] = 64e9
+    latency: Annotated[float, Knob("What a hand-off takes before its first byte.", unit="s", ge=0)] = 0.0
+    kv_bytes_per_token: Annotated[
+        int,
+        Knob(
+            "KV of one token, all layers together; more makes hand-offs longer. The default is Llama-3.1-8B in bf16.",
+            unit="bytes",
+            gt=0,
+        ),
+    ] = 131_072
+    pull: Annotated[
+        Pulling,
+        Knob("What is brought of a prompt: full_prompt all of it; missing only what the own prefix cache lacks."),
+    ] = "full_prompt"
+    hold_timeout: Annotated[
+        float,
+        Knob(
+            "Time after which blocks held for another engine are let go; less frees stranded ones sooner, but makes a "
+            "late engine compute the prompt itself.",
+            unit="s",
+            gt=0,
+        ),
+    ] = 480.0
+
+
 class SimSettings(Settings, frozen=True, kw_only=True):
     """A simulated engine: scheduler, cache and speed."""
 
@@ -201,6 +237,7 @@ class SimSettings(Settings, frozen=True, kw_only=True):
     ] = 0.004
     seed: Annotated[int, Knob("Seed of generated text and of accepted drafts.", ge=0)] = 0
     timing: TimingSettings = TimingSettings()
+    transfer: TransferSettings = TransferSettings()
 
     @property
     def capacity(self) -> int:
