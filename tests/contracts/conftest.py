@@ -5,19 +5,22 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
 from penstock.adapters.planes.inproc import InprocBus, InprocPlane
 from penstock.adapters.planes.zmq import ZmqPlane
 from penstock.adapters.seams import Connector, ConnectorError, EventPlane, PoolScale, Replica, Store
+from penstock.adapters.stores.etcd import EtcdStore
+from penstock.adapters.stores.etcd_client import EtcdClient
 from penstock.adapters.stores.file import FileStore
 from penstock.adapters.stores.memory import MemorySpace, MemoryStore
 from penstock.kernel.secret import ClusterSecret
 from tests.adapters.connectors.holding import Ward
+from tests.servers import Etcd
 
 POLL = 0.02
 
@@ -31,6 +34,22 @@ from penstock.kernel.secret import ClusterSecret
 
 async def main(root, secret, key, value, ttl):
     store = FileStore(Path(root), secret=ClusterSecret(secret) if secret else None)
+    await store.put(key, value.encode(), ttl=float(ttl))
+    print("put", flush=True)
+    await asyncio.sleep(120)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+ETCD_OWNER = """
+import asyncio, sys
+from penstock.adapters.stores.etcd import EtcdStore
+from penstock.adapters.stores.etcd_client import EtcdClient
+from penstock.kernel.secret import ClusterSecret
+
+async def main(url, prefix, secret, key, value, ttl):
+    store = EtcdStore(EtcdClient([url]), prefix=prefix, secret=ClusterSecret(secret) if secret else None)
     await store.put(key, value.encode(), ttl=float(ttl))
     print("put", flush=True)
     await asyncio.sleep(120)
@@ -127,11 +146,79 @@ class MemoryHarness:
             await store.close()
 
 
-@pytest.fixture(params=["file", "signed file", "memory"])
+class EtcdHarness:
+    """A real etcd, which the tests of a session share: each has a prefix of its own."""
+
+    has_processes = True
+
+    def __init__(self, server: Etcd, prefix: str, secret: str = "") -> None:
+        self.server = server
+        self.prefix = prefix
+        self._secret = secret
+        self._stores: list[EtcdStore] = []
+        self._children: list[subprocess.Popen[str]] = []
+
+    def open(self, **more: Any) -> EtcdStore:
+        secret = ClusterSecret(self._secret) if self._secret else None
+        store = EtcdStore(EtcdClient([self.server.url]), prefix=self.prefix, settle=0.3, secret=secret, **more)
+        self._stores.append(store)
+        return store
+
+    def spawn_owner(self, key: str, value: str, ttl: float) -> "subprocess.Popen[str]":
+        child = subprocess.Popen(
+            [sys.executable, "-c", ETCD_OWNER, self.server.url, self.prefix, self._secret, key, value, str(ttl)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._children.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "put\n"
+        return child
+
+    def fail(self) -> None:
+        self.server.kill()
+
+    def mend(self) -> None:
+        self.server.start(wait=False)
+
+    async def close(self) -> None:
+        for child in self._children:
+            child.kill()
+            child.wait()
+            assert child.stdout is not None
+            child.stdout.close()
+        for store in self._stores:
+            await store.close()
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """An etcd that runs."""
+    server = Etcd(tmp_path_factory.mktemp("etcd"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["file", "signed file", "memory", "etcd", "signed etcd"])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StoreHarness]:
-    secret = TEXT if request.param == "signed file" else ""
-    memory = request.param == "memory"
-    harness: StoreHarness = MemoryHarness() if memory else FileHarness(tmp_path / "discovery", secret)
+    kind = request.param
+    secret = TEXT if kind.startswith("signed") else ""
+    harness: StoreHarness
+    if kind == "memory":
+        harness = MemoryHarness()
+    elif kind.endswith("etcd"):
+        harness = EtcdHarness(request.getfixturevalue("etcd"), f"{tmp_path.name}/", secret)
+    else:
+        harness = FileHarness(tmp_path / "discovery", secret)
+    yield harness
+    await harness.close()
+
+
+@pytest.fixture
+async def etcds(etcd: Etcd, tmp_path: Path) -> AsyncIterator[EtcdHarness]:
+    """Handles on an etcd that runs."""
+    harness = EtcdHarness(etcd, f"{tmp_path.name}/")
     yield harness
     await harness.close()
 

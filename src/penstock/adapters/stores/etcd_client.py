@@ -1,0 +1,448 @@
+"""What do we ask of an etcd, and in which words? A thin client over the JSON gateway that each etcd 3.4+ has.
+
+Keys and values are bytes, revisions and leases whole numbers. A call goes to the endpoint that answered last and, where
+that can't be reached, to the others in turn. Leases, transactions and watches are those of etcd, nothing is added.
+"""
+
+import logging
+import ssl
+from base64 import b64decode, b64encode
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+
+from penstock.adapters.seams import StoreUnavailable
+
+log = logging.getLogger("penstock.etcd")
+
+WATCH_LINE_LIMIT = 64 << 20
+"""Bytes of one answer of a watch: a first answer after a long break holds everything that changed."""
+
+_NOT_FOUND, _EXISTS, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 5, 6, 7, 8, 9, 16
+_ELSEWHERE = frozenset({1, 2, 4, 14})
+"""Codes of gRPC after which another endpoint may know better: cancelled, unknown, too late, unavailable."""
+
+
+class LeaseNotFound(StoreUnavailable):
+    """etcd does not know that lease: it ended, was revoked, or etcd lost its data."""
+
+
+class Compacted(StoreUnavailable):
+    """What happened since a revision is known no more; ``revision`` is the oldest that is."""
+
+    def __init__(self, revision: int) -> None:
+        super().__init__(f"etcd has forgotten what happened before revision {revision}")
+        self.revision = revision
+
+
+class KeyValue(NamedTuple):
+    """One key as it stands; ``revision``: of its last change, ``created``: of its first."""
+
+    key: bytes
+    value: bytes
+    revision: int
+    created: int
+    lease: int
+
+
+class Found(NamedTuple):
+    """What stood under a range of keys at one revision of the whole store."""
+
+    revision: int
+    items: tuple[KeyValue, ...]
+
+
+class Event(NamedTuple):
+    """One change of a watch; ``value`` is None where the key went away."""
+
+    key: bytes
+    value: bytes | None
+    revision: int
+    lease: int = 0
+
+
+class Changes(NamedTuple):
+    """Changes of a watch up to a revision of the whole store."""
+
+    revision: int
+    events: tuple[Event, ...]
+
+
+class Compare(NamedTuple):
+    """What must hold for a transaction: the value of a key, or that there is no such key (``value`` None)."""
+
+    key: bytes
+    value: bytes | None
+
+
+class Put(NamedTuple):
+    """A write inside a transaction."""
+
+    key: bytes
+    value: bytes
+    lease: int = 0
+
+
+class Delete(NamedTuple):
+    """A removal inside a transaction."""
+
+    key: bytes
+
+
+class Login(NamedTuple):
+    """A user of etcd and the password."""
+
+    user: str
+    password: str
+
+
+class EtcdClient:
+    """Calls to an etcd, or to the members of one.
+
+    Args:
+        urls: of its client ports, such as ``http://10.0.0.5:2379``.
+        login: None where etcd asks for none.
+        tls: certificates for https; None takes those that the system trusts.
+        timeout: seconds for a call to one endpoint.
+
+    Every call raises `StoreUnavailable`: no endpoint answers, or etcd refuses; the message says what it said.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        login: Login | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout: float = 5.0,
+    ) -> None:
+        if not urls:
+            raise ValueError("an etcd client needs at least one URL")
+        self.urls = tuple(url.rstrip("/") for url in urls)
+        self.timeout = timeout
+        self.revision = 0
+        """The highest revision of the whole store that an answer has told."""
+        self._at = 0
+        self._login = login
+        self._token: str | None = None
+        self._tls = tls
+        self._http: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    # --- keys -------------------------------------------------------------------------------------------------------
+
+    async def get(self, key: bytes) -> KeyValue | None:
+        """Return one key, or None where it is absent."""
+        found = await self._range({"key": _text(key)})
+        return found.items[0] if found.items else None
+
+    async def range(self, prefix: bytes, *, values: bool = True) -> Found:
+        """Return everything whose key begins with ``prefix``; without ``values`` only keys and revisions."""
+        return await self._range({**_under(prefix), "keys_only": not values})
+
+    async def put(self, key: bytes, value: bytes, *, lease: int = 0) -> int:
+        """Write a key and return the revision; with ``lease`` it goes when that ends.
+
+        Raises:
+            LeaseNotFound: there is no such lease; nothing was written.
+        """
+        return _revision(await self._call("kv/put", _put(Put(key, value, lease))))
+
+    async def delete(self, key: bytes) -> bool:
+        """Take a key out; return whether it was there."""
+        return _int(await self._call("kv/deleterange", {"key": _text(key)}), "deleted") > 0
+
+    async def delete_prefix(self, prefix: bytes) -> int:
+        """Take out everything whose key begins with ``prefix``; return how many there were."""
+        return _int(await self._call("kv/deleterange", _under(prefix)), "deleted")
+
+    async def txn(self, compare: Sequence[Compare], success: Sequence[Put | Delete]) -> bool:
+        """Carry out all of ``success``, or nothing unless all of ``compare`` holds; return whether it did.
+
+        It is sent once: a second try could find its own work and take it for somebody else's.
+        """
+        asked = {
+            "compare": [_compare(one) for one in compare],
+            "success": [
+                {"request_put": _put(step)}
+                if isinstance(step, Put)
+                else {"request_delete_range": {"key": _text(step.key)}}
+                for step in success
+            ],
+        }
+        return bool((await self._call("kv/txn", asked, again=False)).get("succeeded", False))
+
+    async def compact(self, revision: int) -> None:
+        """Let etcd forget what happened before a revision."""
+        await self._call("kv/compaction", {"revision": revision})
+
+    async def _range(self, asked: dict[str, Any]) -> Found:
+        answer = await self._call("kv/range", asked)
+        return Found(_revision(answer), tuple(_key_value(item) for item in answer.get("kvs", ())))
+
+    # --- leases -----------------------------------------------------------------------------------------------------
+
+    async def grant(self, ttl: int) -> int:
+        """Take a lease of so many seconds; return its id. etcd makes it longer where it allows none that short."""
+        return _int(await self._call("lease/grant", {"TTL": ttl}), "ID")
+
+    async def keep_alive(self, leases: Sequence[int]) -> dict[int, int | None]:
+        """Renew leases in one call; return the seconds that each then has, None for one that is no more."""
+        if not leases:
+            return {}
+        body = b"\n".join(msgspec.json.encode({"ID": lease}) for lease in leases)
+        raw = await self._exchange("lease/keepalive", body, again=True)
+        found: dict[int, int | None] = {}
+        for line in raw.splitlines():
+            answer = msgspec.json.decode(line).get("result", {})
+            self._heard(answer)
+            if "ID" in answer:
+                found[int(answer["ID"])] = int(answer["TTL"]) if int(answer.get("TTL", 0)) > 0 else None
+        missing = [lease for lease in leases if lease not in found]
+        if missing:
+            raise StoreUnavailable(f"etcd left {len(missing)} of {len(leases)} leases without an answer")
+        return found
+
+    async def revoke(self, lease: int) -> bool:
+        """End a lease and its keys; return whether there was one."""
+        try:
+            await self._call("lease/revoke", {"ID": lease})
+        except LeaseNotFound:
+            return False
+        return True
+
+    # --- watching ---------------------------------------------------------------------------------------------------
+
+    async def watch(self, prefix: bytes, revision: int) -> AsyncGenerator[Changes, None]:
+        """Yield what changes under a prefix from a revision on, until the connection breaks; first an empty batch.
+
+        Raises:
+            Compacted: it asks for changes that etcd has forgotten.
+            StoreUnavailable: the connection broke, also where the server ended it.
+        """
+        asked = {"create_request": {**_under(prefix), "start_revision": revision}}
+        async with aclosing(self._lines("watch", msgspec.json.encode(asked))) as lines:
+            async for line in lines:
+                yield self._changes(msgspec.json.decode(line))
+        raise StoreUnavailable(f"etcd at {self.urls[self._at]} ended a watch")
+
+    def _changes(self, answer: dict[str, Any]) -> Changes:
+        if "error" in answer:
+            raise _refusal(answer["error"], self.urls[self._at])
+        result = answer.get("result", {})
+        self._heard(result)
+        if int(result.get("compact_revision", 0)):
+            raise Compacted(int(result["compact_revision"]))
+        if result.get("canceled"):
+            raise StoreUnavailable(f"etcd ended a watch: {result.get('cancel_reason') or 'it gave no reason'}")
+        return Changes(_revision(result), tuple(_event(item) for item in result.get("events", ())))
+
+    # --- transport --------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Close all connections; twice is no error."""
+        self._closed = True
+        if self._http is not None:
+            await self._http.close()
+
+    async def _call(self, path: str, asked: dict[str, Any], *, again: bool = True) -> dict[str, Any]:
+        raw = await self._exchange(path, msgspec.json.encode(asked), again=again)
+        try:
+            answer = msgspec.json.decode(raw, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise StoreUnavailable(f"{self.urls[self._at]} gives no answer of an etcd: {raw[:100]!r}") from error
+        self._heard(answer)
+        return answer
+
+    async def _exchange(self, path: str, body: bytes, *, again: bool) -> bytes:
+        """Ask every endpoint until one answers; with ``again`` also where the question may have arrived already."""
+        failures: list[str] = []
+        tries = len(self.urls)
+        while len(failures) < tries:
+            url = self.urls[self._at]
+            try:
+                return await self._ask(url, path, body)
+            except StoreUnavailable:
+                raise
+            except _Elsewhere as error:
+                failures.append(f"{url}: {error}")
+                if error.sent and not again:
+                    break
+                if error.stale and tries == len(self.urls):
+                    tries += 1  # a kept connection that the other side had left tells nothing of the endpoint
+                else:
+                    self._at = (self._at + 1) % len(self.urls)
+        raise StoreUnavailable(f"etcd can't be reached: {'; '.join(failures)}", hint="traffic goes on meanwhile")
+
+    async def _ask(self, url: str, path: str, body: bytes) -> bytes:
+        for attempt in ("first", "with a new token"):
+            try:
+                headers = await self._headers(url)
+                async with self._session().post(f"{url}/v3/{path}", data=body, headers=headers) as answer:
+                    raw = await answer.read()
+                    if answer.status == 200:
+                        return raw
+            except aiohttp.ClientConnectorError as error:
+                raise _Elsewhere(str(error), sent=False) from error
+            except (aiohttp.ServerDisconnectedError, ConnectionResetError) as error:
+                raise _Elsewhere(str(error), sent=True, stale=True) from error
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise _Elsewhere(str(error) or type(error).__name__, sent=True) from error
+            if not self._outdated(raw, attempt == "first"):
+                break
+        code, text = _fault(raw)
+        if code in _ELSEWHERE:
+            raise _Elsewhere(text, sent=True)
+        raise _refusal({"grpc_code": code, "message": text}, url)
+
+    async def _lines(self, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of an answer that does not end."""
+        url = self.urls[self._at]
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout)
+        for attempt in ("first", "with a new token"):
+            try:
+                headers = await self._headers(url)
+                request = self._session().post(f"{url}/v3/{path}", data=body, headers=headers, timeout=timeout)
+                async with request as answer:
+                    if answer.status == 200:
+                        rest = b""
+                        async for piece in answer.content.iter_any():
+                            *lines, rest = (rest + piece).split(b"\n")
+                            if len(rest) > WATCH_LINE_LIMIT:
+                                raise StoreUnavailable(f"etcd at {url} sends more than {WATCH_LINE_LIMIT} bytes a line")
+                            for line in lines:
+                                if line.strip():
+                                    yield line
+                        return
+                    raw = await answer.read()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                self._at = (self._at + 1) % len(self.urls)
+                raise StoreUnavailable(f"etcd at {url} can't be followed: {str(error) or type(error).__name__}") from (
+                    error
+                )
+            if not self._outdated(raw, attempt == "first"):
+                break
+        code, text = _fault(raw)
+        raise _refusal({"grpc_code": code, "message": text}, url)
+
+    def _outdated(self, raw: bytes, first: bool) -> bool:
+        """Say whether a refusal is about an old token, and forget that."""
+        if self._login is None or not first or _fault(raw)[0] != _UNAUTHENTICATED:
+            return False
+        self._token = None
+        return True
+
+    async def _headers(self, url: str) -> dict[str, str]:
+        if self._login is None:
+            return {}
+        if self._token is None:
+            asked = {"name": self._login.user, "password": self._login.password}
+            body = msgspec.json.encode(asked)
+            async with self._session().post(f"{url}/v3/auth/authenticate", data=body) as answer:
+                raw = await answer.read()
+                if answer.status != 200:
+                    code, text = _fault(raw)
+                    if code in _ELSEWHERE:
+                        raise _Elsewhere(text, sent=False)
+                    raise StoreUnavailable(
+                        f"etcd at {url} refuses user {self._login.user!r}: {text}",
+                        hint="see discovery.etcd.user and discovery.etcd.password",
+                    )
+                self._token = str(msgspec.json.decode(raw)["token"])
+        return {"authorization": self._token}
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise StoreUnavailable("this connection to etcd was closed by this process")
+        if self._http is None:
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls, limit=64),
+                timeout=aiohttp.ClientTimeout(total=self.timeout),
+            )
+        return self._http
+
+    def _heard(self, answer: dict[str, Any]) -> None:
+        self.revision = max(self.revision, _revision(answer))
+
+
+class _Elsewhere(Exception):
+    """One endpoint did not do it; another may. ``sent``: it may have arrived; ``stale``: by a connection of before."""
+
+    def __init__(self, text: str, *, sent: bool, stale: bool = False) -> None:
+        super().__init__(text)
+        self.sent = sent
+        self.stale = stale
+
+
+def _refusal(error: dict[str, Any], url: str) -> StoreUnavailable:
+    code = int(error.get("grpc_code", error.get("code", 0)))
+    text = str(error.get("message", error))
+    if code == _NOT_FOUND and "lease" in text:
+        return LeaseNotFound(f"etcd at {url}: {text}")
+    hint = {
+        _DENIED: "give discovery.etcd.user the right to read and write under discovery.etcd.prefix",
+        _EXHAUSTED: "etcd is full: compact and defragment it, or raise its quota",
+        _PRECONDITION: "is authentication on in etcd? leave discovery.etcd.user out where it is not",
+        _UNAUTHENTICATED: "see discovery.etcd.user and discovery.etcd.password",
+    }.get(code)
+    if "user name is empty" in text:
+        hint = "etcd asks for a user: see discovery.etcd.user"
+    return StoreUnavailable(f"etcd at {url} refuses: {text}", hint=hint)
+
+
+def _fault(raw: bytes) -> tuple[int, str]:
+    """Return gRPC's code and the text of a refusal; 2 (unknown) where it is no answer of etcd's."""
+    try:
+        found = msgspec.json.decode(raw)
+        return int(found.get("code", 2)), str(found.get("message") or found.get("error"))
+    except (msgspec.DecodeError, AttributeError, ValueError, UnicodeDecodeError):
+        return 2, f"no answer of an etcd: {raw[:100]!r}"
+
+
+def _text(raw: bytes) -> str:
+    return b64encode(raw).decode()
+
+
+def _under(prefix: bytes) -> dict[str, str]:
+    """Return the range of all keys that begin with a prefix; a zero byte stands for every key, and for no end."""
+    end = prefix.rstrip(b"\xff")
+    end = end[:-1] + bytes([end[-1] + 1]) if end else b"\0"
+    return {"key": _text(prefix or b"\0"), "range_end": _text(end)}
+
+
+def _put(put: Put) -> dict[str, Any]:
+    asked: dict[str, Any] = {"key": _text(put.key), "value": _text(put.value)}
+    return {**asked, "lease": put.lease} if put.lease else asked
+
+
+def _compare(compare: Compare) -> dict[str, Any]:
+    if compare.value is None:
+        return {"key": _text(compare.key), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
+    return {"key": _text(compare.key), "target": "VALUE", "result": "EQUAL", "value": _text(compare.value)}
+
+
+def _key_value(item: dict[str, Any]) -> KeyValue:
+    return KeyValue(
+        b64decode(item["key"]),
+        b64decode(item.get("value", "")),
+        _int(item, "mod_revision"),
+        _int(item, "create_revision"),
+        _int(item, "lease"),
+    )
+
+
+def _event(item: dict[str, Any]) -> Event:
+    found = _key_value(item["kv"])
+    gone = item.get("type") == "DELETE"
+    return Event(found.key, None if gone else found.value, found.revision, found.lease)
+
+
+def _int(item: dict[str, Any], name: str) -> int:
+    return int(item.get(name, 0))  # the gateway writes 64-bit numbers as text, and leaves zeros out
+
+
+def _revision(answer: dict[str, Any]) -> int:
+    return _int(answer.get("header", {}), "revision")
