@@ -57,7 +57,8 @@ def values(field: Field) -> st.SearchStrategy[Any]:
     elif plain is str:
         made = NAMES
     elif get_origin(plain) is dict:
-        made = st.dictionaries(NAMES, NAMES, max_size=3)
+        numbers = st.floats(1e-6, 1e15) if get_args(plain)[1] is float else NAMES
+        made = st.dictionaries(NAMES, numbers, max_size=3)
     else:
         assert get_origin(plain) is tuple
         item = st.integers(0, 9) if get_args(plain)[0] is int else NAMES

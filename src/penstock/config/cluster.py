@@ -7,7 +7,7 @@ import msgspec
 from penstock.config.frontend import FrontendSettings
 from penstock.engine.settings import SimSettings
 from penstock.kernel.settings import Knob, Settings
-from penstock.kernel.values import Role
+from penstock.kernel.values import HandoffProtocol, Role
 from penstock.router.settings import RouterSettings
 
 EngineKind = Literal["sim", "vllm", "sglang", "trtllm", "llamacpp", "openai"]
@@ -67,8 +67,30 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = "sim"
     role: Annotated[
-        Role, Knob("What the engines do for a request; at present only aggregated, prefill and decode.")
+        Role,
+        Knob(
+            "What the engines do for a request: aggregated all of it; prefill hands its KV over to a pool of decode; "
+            "encode makes a prompt's images known to those before it is prefilled."
+        ),
     ] = "aggregated"
+    handoff: Annotated[
+        HandoffProtocol | None,
+        Knob(
+            "How KV goes from prefill to decode: completed waits for the prefill (vLLM, TensorRT-LLM), push and "
+            "bootstrap ask both at once (vLLM's push connector, SGLang); unset is the engine's own way."
+        ),
+    ] = None
+    layout: Annotated[
+        str | None,
+        Knob(
+            "Name of how the KV of these engines is laid out, where they do not tell; prefill and decode of a model "
+            "must have the same."
+        ),
+    ] = None
+    labels: Annotated[
+        dict[str, str],
+        Knob("Labels of the engines, such as rack or zone; router.handoff.distance weighs them."),
+    ] = {}
     replicas: Annotated[
         int, Knob("Engine processes to start; more serve more and need CPU.", unit="count", ge=1, le=1024)
     ] = 4
@@ -330,8 +352,12 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
     @property
     def routing(self) -> RouterSettings:
         """The router's settings, with what the service level says where they leave it open."""
-        overload = self.router.overload
-        if overload.ttft is not None or self.slo.ttft is None:
-            return self.router
-        overload = msgspec.structs.replace(overload, ttft=self.slo.ttft)
-        return msgspec.structs.replace(self.router, overload=overload)
+        overload, handoff, slo = self.router.overload, self.router.handoff, self.slo
+        if overload.ttft is None and slo.ttft is not None:
+            overload = msgspec.structs.replace(overload, ttft=slo.ttft)
+        handoff = msgspec.structs.replace(
+            handoff,
+            ttft=slo.ttft if handoff.ttft is None else handoff.ttft,
+            itl=slo.itl if handoff.itl is None else handoff.itl,
+        )
+        return msgspec.structs.replace(self.router, overload=overload, handoff=handoff)

@@ -13,6 +13,8 @@ EngineHash = NewType("EngineHash", int)
 """Opaque unsigned 64-bit hash as an engine announces it."""
 
 Role = Literal["aggregated", "prefill", "decode", "encode"]
+HandoffProtocol = Literal["completed", "push", "bootstrap"]
+"""How KV goes from a prefill worker to a decode worker: see `penstock.router.flow`."""
 Tier = Literal["device", "host", "disk"]
 TIERS: tuple[Tier, ...] = ("device", "host", "disk")
 
@@ -69,8 +71,12 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     topic: str = ""
     stats: str | None = None
     """Endpoint (ZMQ) at which the engine tells every forward pass; None where it tells none."""
-    handoff: str | None = None
+    handoff: HandoffProtocol | None = None
+    """How its KV can go to, or come from, another worker; None where it can't."""
     layout: str | None = None
+    """Digest of all that must be alike for that, as far as it is known."""
+    bootstrap: str | None = None
+    """``host:port`` at which a prefill worker of protocol bootstrap, or push, meets the decode worker."""
     labels: dict[str, str] = {}
     pid: int | None = None
 

@@ -105,9 +105,9 @@ class ActiveSequences:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def own(self) -> set[RequestId]:
-        """Return the requests that this router placed."""
-        return {request for router, request in self._requests if not router}
+    def own(self, owner: str = "") -> set[RequestId]:
+        """Return the requests that this router placed, or what stands under another name of its own."""
+        return {request for router, request in self._requests if router == owner}
 
     def load(self, target: Target) -> Load:
         """Return a target's load; one that nobody uses has an empty one."""
@@ -174,7 +174,7 @@ class ActiveSequences:
 
     def expire(self, before: Nanos) -> int:
         """Drop the requests of other routers that have been silent since ``before``; return how many."""
-        stale = [key for key, active in self._requests.items() if key[0] and active.touched < before]
+        stale = [key for key, active in self._requests.items() if _foreign(key[0]) and active.touched < before]
         for router, request in stale:
             self.end(request, router)
         self.expired += len(stale)
@@ -182,7 +182,7 @@ class ActiveSequences:
 
     def longest_silent(self) -> Nanos | None:
         """Return when the other routers' most silent request was last heard of. Cost: O(all in flight)."""
-        return min((active.touched for key, active in self._requests.items() if key[0]), default=None)
+        return min((active.touched for key, active in self._requests.items() if _foreign(key[0])), default=None)
 
     def drop_router(self, router: str) -> None:
         """Another router is gone, and with it what it had placed."""
@@ -230,6 +230,11 @@ class ActiveSequences:
             kept = (load.prefill_tokens, load.requests, load.loose, Counter(load.users()))
             if wanted != kept:
                 raise InvariantError(f"load of {target} is off: {wanted[:3]} by requests, kept {kept[:3]}")
+
+
+def _foreign(owner: str) -> bool:
+    """Tell whether another router placed it: names that begin with ~ are of this one's own."""
+    return bool(owner) and not owner.startswith("~")
 
 
 _IDLE = Load()

@@ -13,8 +13,9 @@ import msgspec
 from penstock.kernel.machine import Effect, Nanos, Wake, seconds
 from penstock.kernel.values import RequestId, Target
 from penstock.router.events import Abort, Closed, Fault, Noted, Outcome, Placement, Publish
+from penstock.router.holding import abandon
 from penstock.router.pool import Pool
-from penstock.router.request import HEDGE, Request
+from penstock.router.request import HEDGE, STAGE, Request
 from penstock.router.roster import Roster
 from penstock.router.settings import RouterSettings
 
@@ -74,8 +75,12 @@ class Core:
         """Write something down about its present leg."""
         request.legs[-1] = msgspec.structs.replace(request.legs[-1], **changes)
 
+    def mark_leg(self, request: Request, leg: int, **changes: Any) -> None:
+        """Write something down about one of its legs."""
+        request.legs[leg] = msgspec.structs.replace(request.legs[leg], **changes)
+
     def abort(self, request: Request, reason: str) -> None:
-        """Stop what runs for it on a worker; that says nothing about the worker."""
+        """Stop what runs for its answer on a worker; that says nothing about the worker."""
         if request.on_worker and request.target is not None:
             running = [(request.current, request.target)]
             if request.hedge is not None:
@@ -93,11 +98,23 @@ class Core:
         event = request.event
         new = event.isl - cached
         pool.active.place(event.id, target, prefill_tokens=new, blocks=event.blocks, loose=loose, now=now, router=owner)
-        if not owner:
-            session = event.preferences.session
-            self.tell(
-                pool, event.id, "placed", target, isl=event.isl, cached=cached, blocks=event.blocks, session=session
-            )
+        if owner != HEDGE:
+            session = None if owner else event.preferences.session
+            name = self.leg_id(event.id) if owner else event.id
+            self.tell(pool, name, "placed", target, isl=event.isl, cached=cached, blocks=event.blocks, session=session)
+
+    def leg_id(self, request: RequestId) -> RequestId:
+        """Return the name under which other routers hear of a stage before a request's last one."""
+        return RequestId(request + STAGE)
+
+    def unstage(self, request: Request, pool: Pool) -> None:
+        """A stage before the last is over in every way: its load goes."""
+        remote = request.remote
+        if remote is not None:
+            request.remote = None
+            pool.active.end(request.id, STAGE)
+            self.tell(pool, self.leg_id(request.id), "ended", remote.target)
+            self.freed[pool.model] = None
 
     def release(self, request: Request, pool: Pool) -> None:
         """Take its load off its target."""
@@ -125,6 +142,7 @@ class Core:
         event = request.event
         pool = self.pools.get(event.model)
         if pool is not None and request.counted:
+            abandon(self, request, pool)
             self.release(request, pool)
             pool.queue.remove(event.id)
             pool.inflight -= 1

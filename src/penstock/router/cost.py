@@ -6,7 +6,10 @@
     credit  = c * device + host_credit * host + disk_credit * disk        (overlap in blocks)
     c       = overlap_credit / (1 + credit_decay * excess)
     excess  = max(queued prefill tokens - the least over all candidates, 0) / block_size / request blocks
-    total   = prefill + blocks in use after adding + request_weight * requests
+    total   = prefill + decode_scale * (blocks in use after adding + request_weight * requests) + transfer
+
+``transfer`` is there where another worker holds the prompt's KV, and none of it is computed here: transfer_scale *
+distance for each of its blocks that this worker does not hold.
 
 ``latency`` predicts milliseconds: this request's own prefill, the prefill queued before it, bringing blocks from
 lower tiers, and what the worker's KV in use adds to its decode steps over the expected output.
@@ -49,13 +52,16 @@ class Candidate(msgspec.Struct, frozen=True):
     overlap: Overlapped
     load: Load
     speed: Speed
+    distance: float = 1.0
+    """How many times as much a transfer to it costs as one to the nearest."""
 
 
 class Demand(msgspec.Struct, frozen=True):
     """What a cost function may know of the request.
 
     ``blocks``: chained hashes; ``loose``: blocks without one (a partial tail); ``osl``: expected output tokens;
-    ``least_prefill``: fewest queued prefill tokens over all candidates.
+    ``least_prefill``: fewest queued prefill tokens over all candidates; ``handed``: another worker holds the prompt's
+    KV; ``ms_per_block``: what bringing a block of it takes.
     """
 
     isl: int
@@ -65,6 +71,8 @@ class Demand(msgspec.Struct, frozen=True):
     osl: float
     least_prefill: int
     overlap_credit: float
+    handed: bool = False
+    ms_per_block: float = 0.0
 
 
 CostFunction = Callable[[Demand, Candidate, CostSettings], Cost]
@@ -73,6 +81,10 @@ CostFunction = Callable[[Demand, Candidate, CostSettings], Cost]
 def block_cost(demand: Demand, candidate: Candidate, settings: CostSettings) -> Cost:
     """The field's formula, in blocks. Cost: some 3 us; it is worked out for every candidate of every request."""
     load, overlap, size, isl = candidate.load, candidate.overlap, demand.block_size, demand.isl
+    transfer = 0.0
+    if demand.handed:
+        transfer = settings.transfer_scale * candidate.distance * _missing(demand, overlap)
+        isl, overlap = 0, _HELD
     queued, device = load.prefill_tokens, overlap.device
     excess = (queued - demand.least_prefill) / size / (len(demand.blocks) + demand.loose or 1)
     credit = demand.overlap_credit / (1.0 + settings.credit_decay * (excess if excess > 0.0 else 0.0)) * device
@@ -85,18 +97,20 @@ def block_cost(demand: Demand, candidate: Candidate, settings: CostSettings) -> 
     own = work - queue
     if own < 0.0:
         own = 0.0
-    decode = load.blocks_with(demand.blocks, demand.loose) + settings.request_weight * load.requests
+    decode = settings.decode_scale * (
+        load.blocks_with(demand.blocks, demand.loose) + settings.request_weight * load.requests
+    )
     scale = settings.prefill_scale
     return Cost(
         target=candidate.target,
         unit="blocks",
-        total=scale * work + decode,
+        total=scale * work + decode + transfer,
         prefill=scale * own,
-        decode=float(decode),
+        decode=decode,
         queue=scale * (work - own),
-        transfer=0.0,
-        overlap_blocks=device,
-        overlap_tokens=_cached_tokens(demand, overlap),
+        transfer=transfer,
+        overlap_blocks=candidate.overlap.device,
+        overlap_tokens=_cached_tokens(demand, candidate.overlap),
         active_requests=load.requests,
         active_prefill_tokens=queued,
         active_blocks=load.blocks,
@@ -108,9 +122,12 @@ def latency_cost(demand: Demand, candidate: Candidate, settings: CostSettings) -
     """Predicted milliseconds until the first token, and slow-down of the tokens after it."""
     load, overlap, speed = candidate.load, candidate.overlap, candidate.speed
     cached = _cached_tokens(demand, overlap)
-    prefill = 1e3 * (speed.prefill_intercept + speed.prefill_slope * (demand.isl - cached))
+    new = 0 if demand.handed else demand.isl - cached
+    prefill = 1e3 * (speed.prefill_intercept + speed.prefill_slope * new)
     queue = 1e3 * speed.prefill_slope * load.prefill_tokens
     transfer = settings.transfer_ms_per_block * (overlap.host + overlap.disk)
+    if demand.handed:
+        transfer = demand.ms_per_block * candidate.distance * _missing(demand, overlap)
     used = load.blocks_with(demand.blocks, demand.loose)
     decode = 1e3 * speed.decode_slope * used * demand.osl
     return Cost(
@@ -131,6 +148,15 @@ def latency_cost(demand: Demand, candidate: Candidate, settings: CostSettings) -
 
 
 COSTS: dict[str, CostFunction] = {"blocks": block_cost, "latency": latency_cost}
+
+
+_HELD = Overlapped()
+"""Of a prompt whose KV comes from elsewhere: no cached block saves any prefill here."""
+
+
+def _missing(demand: Demand, overlap: Overlapped) -> int:
+    """Return how many of a prompt's blocks a worker does not hold on its device."""
+    return max(0, len(demand.blocks) + demand.loose - overlap.device)
 
 
 def _cached_tokens(demand: Demand, overlap: Overlapped) -> int:

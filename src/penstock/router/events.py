@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.kernel.machine import Effect, Event, Nanos
-from penstock.kernel.values import KvEvent, RequestId, Target, WorkerCard, WorkerId
+from penstock.kernel.values import HandoffProtocol, KvEvent, RequestId, Role, Target, WorkerCard, WorkerId
 from penstock.router.settings import RouterSettings
 
 Outcome = Literal["ok", "rejected", "failed", "cancelled", "expired"]
@@ -22,10 +22,12 @@ class Preferences(msgspec.Struct, frozen=True, kw_only=True):
 
     ``worker`` and ``rank`` pin the request; ``allowed`` limits the candidates; ``priority`` moves it forward in the
     queue by so many seconds; ``strict`` is a class that goes before every lower one; ``osl`` is the expected output
-    length in tokens; ``overlap_credit`` and ``temperature`` override the cost for this request.
+    length in tokens; ``overlap_credit`` and ``temperature`` override the cost for this request. ``prefill`` pins the
+    remote prefill, while ``worker`` pins who answers.
     """
 
     worker: WorkerId | None = None
+    prefill: WorkerId | None = None
     rank: int | None = None
     allowed: tuple[WorkerId, ...] | None = None
     priority: int = 0
@@ -44,7 +46,8 @@ class Arrived(Event, frozen=True, kw_only=True):
     """A request is here. ``blocks``: chained hashes of its full prompt blocks; ``isl``: prompt tokens.
 
     ``text``: the model has no tokenizer here, so the blocks are hashes of text (they name no KV, so only routing
-    history is asked) and ``isl`` is an estimate.
+    history is asked) and ``isl`` is an estimate. ``media``: images and the like in the prompt, for which an encode
+    worker may be asked first. ``whole``: it can't be split into stages, so one worker does all of it.
     """
 
     id: RequestId
@@ -52,6 +55,8 @@ class Arrived(Event, frozen=True, kw_only=True):
     isl: int
     blocks: Sequence[int]
     text: bool = False
+    media: int = 0
+    whole: bool = False
     adapter: str | None = None
     deadline: Nanos | None = None
     preferences: Preferences = Preferences()
@@ -62,6 +67,19 @@ class FirstToken(Event, frozen=True, kw_only=True):
 
     id: RequestId
     attempt: int
+
+
+class Staged(Event, frozen=True, kw_only=True):
+    """The engine of this attempt has done its stage, which is not the last one.
+
+    ``held``: it holds what the next stage needs until that has fetched it; False where it holds nothing, so that the
+    next one has to do that work itself. ``cached``: prompt tokens that it took from its cache, if it says.
+    """
+
+    id: RequestId
+    attempt: int
+    held: bool = True
+    cached: int | None = None
 
 
 class Grown(Event, frozen=True, kw_only=True):
@@ -287,16 +305,52 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     resumed: int = 0
     """Output tokens that another worker had made before, which ``isl`` counts as well."""
     temperature: float = 0.0
+    stage: Role = "aggregated"
+    """What the worker does: ``aggregated`` is all that is left to do."""
+    flow: str = ""
+    """Why this stage comes now: why the prefill is remote, or is not; empty where the model has no such pools."""
+
+
+class Handoff(msgspec.Struct, frozen=True, kw_only=True):
+    """Which two attempts belong together, and how KV goes from one to the other.
+
+    ``key``: below 2^63 and unlike all others' of this router; ``source``, ``source_attempt``: the worker whose KV a
+    ``decode`` leg takes and its attempt; None on the leg that makes it.
+    """
+
+    protocol: HandoffProtocol
+    key: int
+    source: WorkerCard | None = None
+    source_attempt: int = 0
 
 
 class Dispatch(Effect, frozen=True, kw_only=True):
-    """Send the request to this worker; the answer comes back under (``id``, ``attempt``)."""
+    """Send the request to this worker; the answer comes back under (``id``, ``attempt``).
+
+    ``stage``: what the worker is to do. ``encode`` and ``prefill`` are answered by `Staged` and say nothing to the
+    client; ``aggregated`` and ``decode`` answer it.
+    """
 
     id: RequestId
     attempt: int
     target: Target
     card: WorkerCard
     decision: Decision
+    stage: Role = "aggregated"
+    handoff: Handoff | None = None
+
+
+class Release(Effect, frozen=True, kw_only=True):
+    """What an attempt holds, or will hold once it is done, is wanted by nobody any more.
+
+    ``target`` takes it over and drops it, which is the one way that engines know to let go; None where there is no
+    such worker, and then the engine's own time-out has to do it.
+    """
+
+    id: RequestId
+    attempt: int
+    source: WorkerCard
+    target: WorkerCard | None
 
 
 class Abort(Effect, frozen=True, kw_only=True):
@@ -341,6 +395,7 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt of a request on one worker."""
 
     role: str
+    """The stage that it did."""
     target: Target
     dispatched: Nanos
     first: Nanos | None = None

@@ -21,9 +21,10 @@ def wanted(core: Core, request: Request, pool: Pool, now: Nanos) -> bool:
         settings.after is not None
         and request.phase == "prefill"
         and request.hedge is None
+        and not request.handed  # what a worker holds for it can be fetched only once
         and now >= request.placed + nanos(settings.after)
         and request.event.preferences.worker is None
-        and pool.hedges + 1 <= settings.share * pool.turn
+        and pool.hedges + 1 <= settings.share * pool.turns["aggregated"]
     )
 
 

@@ -2,10 +2,11 @@
 
 from penstock.kernel.machine import Nanos, nanos, seconds
 from penstock.kernel.values import RequestId
-from penstock.router import hedging
+from penstock.router import handoff, hedging
 from penstock.router.core import Core
-from penstock.router.events import Arrived, Cancelled, Failed, Finished, FirstToken, Grown, WorkerDraining
-from penstock.router.members import draining, failure_of
+from penstock.router.events import Arrived, Cancelled, Failed, Finished, FirstToken, Grown, Staged, WorkerDraining
+from penstock.router.holding import let_go
+from penstock.router.members import draining, failure_of, works
 from penstock.router.placing import admit, hedge
 from penstock.router.request import Request
 
@@ -38,8 +39,22 @@ def first_token(core: Core, now: Nanos, event: FirstToken) -> None:
     if request is not None:
         pool = core.pools[request.event.model]
         hedging.settle(core, request, pool, event.attempt, now)
-        pool.fit.add(float(request.prefill_ahead), seconds(now - request.placed))
+        took = seconds(now - request.placed)
+        if request.brings is None:
+            pool.fit.add(float(request.prefill_ahead), took)
+        else:
+            pool.bring.add(float(request.brings), took)
         _started(core, now, request)
+
+
+def staged(core: Core, now: Nanos, event: Staged) -> None:
+    request = core.requests.get(event.id)
+    if request is None or not request.staging(event.attempt):
+        core.dropped += 1
+        return
+    pool = core.pools[request.event.model]
+    if handoff.done(core, now, request, pool, held=event.held, cached=event.cached):
+        admit(core, now, request, pool)
 
 
 def grown(core: Core, now: Nanos, event: Grown) -> None:
@@ -61,12 +76,17 @@ def finished(core: Core, now: Nanos, event: Finished) -> None:
         _started(core, now, request)
     request.tokens = event.tokens
     # What a later leg took from a cache is partly output of the legs before: it says nothing about the prompt.
-    cached = None if request.migrations else event.cached
+    cached = event.cached if request.remote_cached is None else request.remote_cached
+    if request.migrations:
+        cached = None
     core.pools[request.event.model].answered(request.isl, event.tokens, cached)
     core.close(now, request, "ok", "none", 200, "answered in full", cached=cached)
 
 
 def failed(core: Core, now: Nanos, event: Failed) -> None:
+    early = core.requests.get(event.id)
+    if early is not None and early.staging(event.attempt):
+        return _stage_failed(core, now, early, event)
     request = _running(core, event.id, event.attempt, "prefill", "streaming")
     if request is None or request.target is None:
         return
@@ -88,6 +108,7 @@ def failed(core: Core, now: Nanos, event: Failed) -> None:
         if worker is not None:
             request.tried.append((worker.card.id, worker.card.epoch))
         if request.phase == "prefill":
+            handoff.fetch_failed(core, request, pool, event.reason)
             request.step("retry")
         else:
             assert event.resume is not None
@@ -102,7 +123,27 @@ def failed(core: Core, now: Nanos, event: Failed) -> None:
             request.resume(event.resume)
         request.target = None
         admit(core, now, request, pool)
-    elif event.worker_at_fault:
+    else:
+        if request.handed:
+            let_go(core, request, pool)
+            core.unstage(request, pool)
+        _ends(core, now, request, event)
+
+
+def _stage_failed(core: Core, now: Nanos, request: Request, event: Failed) -> None:
+    """A stage before the last has failed: without it, on another worker, or not at all."""
+    if event.leaving:
+        _leaves(core, now, request, event)
+    pool = core.pools[request.event.model]
+    if handoff.failed(core, now, request, pool, event):
+        admit(core, now, request, pool)
+    else:
+        _ends(core, now, request, event)
+
+
+def _ends(core: Core, now: Nanos, request: Request, event: Failed) -> None:
+    """End a request that broke, by whose fault that is."""
+    if event.worker_at_fault:
         core.close(now, request, "failed", "engine", event.status or 502, event.reason)
     elif event.status is not None and 400 <= event.status < 500 and event.status != 429:
         core.close(now, request, "failed", "client", event.status, event.reason)
@@ -151,8 +192,12 @@ def overdue(core: Core, now: Nanos, kind: str, key: RequestId) -> None:
 
 def _leaves(core: Core, now: Nanos, request: Request, event: Failed) -> None:
     """A worker refuses work because it is ending: nobody else is sent there, though its health is good."""
-    hedge = request.hedge
-    target = hedge.target if hedge is not None and hedge.attempt == event.attempt else request.target
+    hedge, remote = request.hedge, request.remote
+    target = request.target
+    if hedge is not None and hedge.attempt == event.attempt:
+        target = hedge.target
+    elif remote is not None and remote.attempt == event.attempt:
+        target = remote.target
     worker = None if target is None else core.roster.get(target.worker)
     if worker is not None and worker.state == "ready":
         draining(core, now, WorkerDraining(worker=worker.card.id, epoch=worker.card.epoch))
@@ -176,11 +221,9 @@ def _started(core: Core, now: Nanos, request: Request) -> None:
     pool.active.first_token(request.id, now)
     core.tell(pool, request.id, "first", request.target)
     core.freed[pool.model] = None
-    worker = core.roster.get(request.target.worker)
-    if worker is not None:
-        if worker.breaker.opened:
-            core.note("breaker_closed", f"worker {worker.card.id} answers again", worker=worker.card.id)
-        worker.breaker.succeeded()
+    works(core, request.target.worker)
+    if request.remote is not None and request.remote.done:
+        handoff.arrived(core, request, pool)
 
 
 def _running(core: Core, request: RequestId, attempt: int, *phases: str) -> Request | None:

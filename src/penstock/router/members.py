@@ -32,6 +32,7 @@ def joined(core: Core, now: Nanos, event: WorkerJoined) -> None:
     worker = core.roster.join(card, event.ready, now)
     if worker is None:
         return
+    pool.count(card.role, 1)
     if pool.exact is not None:
         native = card.hash_scheme == SCHEME
         for target in worker.targets[: len(card.events)]:
@@ -48,6 +49,7 @@ def joined(core: Core, now: Nanos, event: WorkerJoined) -> None:
     core.note(
         "worker_joined",
         f"worker {card.id} serves {card.model} at {card.url}"
+        + ("" if card.role == "aggregated" else f" as {card.role}")
         + ("; it announces no KV events, so its cache is guessed" if guessed else ""),
         worker=card.id,
     )
@@ -113,10 +115,21 @@ def failure_of(core: Core, now: Nanos, name: WorkerId, reason: str, *, at_fault:
         core.timer(worker.breaker.until, "kick", worker.card.model)
 
 
+def works(core: Core, name: WorkerId) -> None:
+    """A worker has answered: its breaker closes."""
+    worker = core.roster.get(name)
+    if worker is None:
+        return
+    if worker.breaker.opened:
+        core.note("breaker_closed", f"worker {worker.card.id} answers again", worker=worker.card.id)
+    worker.breaker.succeeded()
+
+
 def _gone(core: Core, worker: Worker, reason: str) -> None:
     card = worker.card
     core.roster.leave(card.id, card.epoch)
     core.pools[card.model].drop(worker)
+    core.pools[card.model].count(card.role, -1)
     core.replays = {number: target for number, target in core.replays.items() if target.worker != card.id}
     core.note("worker_left", f"worker {card.id} is gone: {reason}", worker=card.id)
     core.freed[card.model] = None

@@ -1,18 +1,21 @@
 """How does a request find its worker? Candidates and those excluded, waiting, choosing, sending."""
 
+import msgspec
+
 from penstock.kernel.machine import Nanos, nanos, seconds
-from penstock.kernel.values import Target
+from penstock.kernel.values import Role, Target
+from penstock.router.candidates import Eligible, eligible, pin_of
 from penstock.router.core import Core
-from penstock.router.events import Cost, Decision, Dispatch, Excluded, Leg
+from penstock.router.events import Cost, Decision, Dispatch, Excluded, Handoff, Leg
+from penstock.router.flow import AT_ONCE, FINAL
+from penstock.router.handoff import Next, next_stage
 from penstock.router.overload import Refusal, refusal
 from penstock.router.pool import Pool
 from penstock.router.queue import Waiting
-from penstock.router.request import HEDGE, Hedge, Request
+from penstock.router.request import HEDGE, STAGE, Hedge, Remote, Request
 from penstock.router.roster import Worker
 from penstock.router.select import Choice, blind, discounted, pinned, select
-
-Eligible = tuple[list[tuple[Target, Worker]], list[Excluded], bool]
-"""Candidates, those excluded with their reasons, and whether the request's own wishes excluded all of them."""
+from penstock.router.settings import Mode
 
 BLIND = ("round_robin", "random")
 """Modes that ask for no cost."""
@@ -22,16 +25,19 @@ NEEDS_PIN = "mode direct needs a pinned worker: send x-penstock-worker or nvext.
 
 def admit(core: Core, now: Nanos, request: Request, pool: Pool) -> None:
     """Place a request at once, let it wait, or say why neither can be."""
-    targets, excluded, by_wish = eligible(core, request, pool, now)
+    step = next_stage(core, now, request, pool)
+    targets = step.who.targets
     if not targets:
-        _nowhere(core, now, request, pool, excluded, by_wish)
+        _nowhere(core, now, request, pool, step)
+    elif step.source is not None:
+        _place(core, now, request, pool, step)  # another worker holds its KV: waiting here would block that one
     elif (full := _refusal(core, now, request, pool, targets)) is not None:
         core.close(now, request, "rejected", "overloaded", 503, full.reason, retry_after=full.retry_after)
     elif len(pool.queue) or _all_busy(core, pool, targets):
         _enqueue(core, now, request, pool)
         core.freed[pool.model] = None
     else:
-        _place(core, now, request, pool, targets, excluded)
+        _place(core, now, request, pool, step)
 
 
 def _refusal(
@@ -46,77 +52,29 @@ def pump(core: Core, now: Nanos, pool: Pool) -> None:
     for id in list(core.stranded):
         stranded = core.requests[id]
         if stranded.event.model == pool.model:
-            targets, excluded, _ = eligible(core, stranded, pool, now)
-            if targets:
+            step = next_stage(core, now, stranded, pool)
+            if step.who.targets:
                 del core.stranded[id]
-                _place(core, now, stranded, pool, targets, excluded)
+                _place(core, now, stranded, pool, step)
     while (waiting := pool.queue.peek(now)) is not None:
         request = core.requests[waiting.id]
-        targets, excluded, by_wish = eligible(core, request, pool, now)
+        step = next_stage(core, now, request, pool)
+        targets = step.who.targets
         if targets and _all_busy(core, pool, targets):
             return
         pool.queue.remove(waiting.id)
         if targets:
-            _place(core, now, request, pool, targets, excluded)
+            _place(core, now, request, pool, step)
         else:
-            _nowhere(core, now, request, pool, excluded, by_wish)
+            _nowhere(core, now, request, pool, step)
 
 
-def eligible(core: Core, request: Request, pool: Pool, now: Nanos) -> Eligible:
-    """Split the pool's targets into candidates and those excluded, each with its reason."""
-    wish = request.event.preferences
-    targets: list[tuple[Target, Worker]] = []
-    excluded: list[Excluded] = []
-    by_wish = True
-    event, model = request.event, pool.model
-    picky = wish.worker is not None or wish.allowed is not None or event.adapter is not None
-    for worker, places in core.roster.places.values():
-        card = worker.card
-        if card.model != model:
-            continue
-        # All of the fleet passes here with every request: the usual answer takes no call.
-        plain = worker.state == "ready" and not worker.cordons and worker.breaker.until is None
-        reason = None if plain else worker.why_not(now)
-        if reason is None and request.tried and (card.id, card.epoch) in request.tried:
-            reason = "failed this request before"
-        if reason is not None:
-            by_wish = False
-        elif picky or (card.max_len is not None and event.isl >= card.max_len):
-            reason = _unwanted(request, worker)
-        if reason is None and wish.rank is None:
-            targets += places
-            continue
-        for target in worker.targets:
-            why = reason
-            if why is None and wish.rank is not None and target.rank != wish.rank:
-                why = f"the request is pinned to rank {wish.rank}"
-            if why is None:
-                targets.append((target, worker))
-            else:
-                excluded.append(Excluded(target=target, reason=why))
-    return targets, excluded, by_wish and bool(excluded)
-
-
-def _unwanted(request: Request, worker: Worker) -> str | None:
-    """Say what in the request itself excludes a worker."""
-    event, card = request.event, worker.card
-    wish = event.preferences
-    if wish.worker is not None and card.id != wish.worker:
-        return f"the request is pinned to {wish.worker}"
-    if wish.allowed is not None and card.id not in wish.allowed:
-        return "is not among the request's allowed workers"
-    if event.adapter is not None and event.adapter not in card.adapters:
-        return f"has no adapter {event.adapter}"
-    if card.max_len is not None and event.isl >= card.max_len and not event.text:
-        return f"takes at most {card.max_len} tokens, the prompt has {event.isl}"
-    return None
-
-
-def _nowhere(core: Core, now: Nanos, request: Request, pool: Pool, excluded: list[Excluded], by_wish: bool) -> None:
+def _nowhere(core: Core, now: Nanos, request: Request, pool: Pool, step: Next) -> None:
     """End a request that no worker can take, by whose fault that is."""
     wish = request.event.preferences
-    if request.resumed:
-        # Its client has part of an answer: a worker that comes back soon is better than an end in the middle.
+    excluded, by_wish = step.who.excluded, step.who.by_wish
+    if request.resumed or step.source is not None:
+        # Its client has part of an answer, or its prefill is done: a worker that comes back soon is better than an end.
         request.step("strand")
         request.leave_queue(now)
         request.queued_since = now
@@ -185,81 +143,140 @@ def _enqueue(core: Core, now: Nanos, request: Request, pool: Pool) -> None:
     core.timer(now + nanos(core.settings.queue.wait_max), "wait", event.id)
 
 
-def _place(
-    core: Core,
-    now: Nanos,
-    request: Request,
-    pool: Pool,
-    targets: list[tuple[Target, Worker]],
-    excluded: list[Excluded],
-) -> None:
+def _place(core: Core, now: Nanos, request: Request, pool: Pool, step: Next) -> None:
     """Choose a target, count the load there, and send the request."""
-    event = request.event
-    choice, costs, loose = _decide(core, request, pool, targets, now)
+    event, stage = request.event, step.stage
+    choice, costs, loose = _decide(core, request, pool, step, now)
     if choice is None:
         core.close(now, request, "rejected", "client", 400, NEEDS_PIN)
         return
     cost = choice.cost
     request.leave_queue(now)
+    session = event.preferences.session
+    if session is not None and core.settings.affinity.mode != "off":
+        pool.affinity.bind(_home(session, stage), cost.target, now)
+    if stage not in FINAL:
+        return _begin_stage(core, now, request, pool, step, choice, costs, loose)
     request.step("dispatch")
     request.tries += 1
     request.target, request.placed = cost.target, now
-    request.expected_cached = cost.overlap_tokens
-    request.prefill_ahead = cost.active_prefill_tokens + event.isl - cost.overlap_tokens
-    pool.turn += 1
-    session = event.preferences.session
-    if session is not None and core.settings.affinity.mode != "off":
-        pool.affinity.bind(session, cost.target, now)
-    core.load(request, pool, cost.target, cached=cost.overlap_tokens, loose=loose, now=now)
-    _send(core, now, request, pool, choice, costs, excluded)
+    remote, handoff = request.remote, None
+    if step.source is not None and remote is not None:
+        remote.fetches += 1
+        handoff = msgspec.structs.replace(remote.handoff, source=step.source, source_attempt=remote.attempt)
+        request.brings = max(0, len(event.blocks) + loose - cost.overlap_blocks)
+    else:
+        request.brings = None
+        request.expected_cached = cost.overlap_tokens
+        request.prefill_ahead = cost.active_prefill_tokens + event.isl - cost.overlap_tokens
+    pool.turns[stage] += 1
+    cached = cost.overlap_tokens if handoff is None else event.isl
+    core.load(request, pool, cost.target, cached=cached, loose=loose, now=now)
+    _send(core, now, request, pool, choice, costs, step, handoff)
     request.current = request.attempt
     if core.settings.hedge.after is not None:
         core.timer(now + nanos(core.settings.hedge.after), "hedge", event.id)
 
 
-def _decide(
-    core: Core, request: Request, pool: Pool, targets: list[tuple[Target, Worker]], now: Nanos
-) -> tuple[Choice | None, list[Cost], int]:
+def _begin_stage(
+    core: Core,
+    now: Nanos,
+    request: Request,
+    pool: Pool,
+    step: Next,
+    choice: Choice,
+    costs: list[Cost],
+    loose: int,
+) -> None:
+    """Send a request to a stage before its last, and where the protocol asks both at once to the last one as well."""
+    event, cost = request.event, choice.cost
+    worker = core.roster.workers[cost.target.worker]
+    protocol = worker.card.handoff or "completed"
+    remote = request.remote = Remote(
+        attempt=request.attempt + 1,
+        stage=step.stage,
+        target=cost.target,
+        epoch=worker.card.epoch,
+        protocol=protocol,
+        key=core.rng.getrandbits(63),
+        placed=now,
+        prefill_ahead=cost.active_prefill_tokens + event.isl - cost.overlap_tokens,
+        leg=len(request.legs),
+    )
+    pool.turns[step.stage] += 1
+    core.load(request, pool, cost.target, cached=cost.overlap_tokens, loose=loose, now=now, owner=STAGE)
+    _send(core, now, request, pool, choice, costs, step, remote.handoff)
+    if step.stage == "prefill":
+        request.expected_cached = cost.overlap_tokens
+        pool.handoffs["remote"] += 1
+        settings = core.settings.handoff
+        pool.fallback_tokens = min(settings.fallback_burst, pool.fallback_tokens + settings.fallback_share)
+    if step.stage != "prefill" or protocol not in AT_ONCE:
+        request.step("stage")
+        return
+    following = next_stage(core, now, request, pool)
+    if following.who.targets:
+        _place(core, now, request, pool, following)
+    else:
+        _nowhere(core, now, request, pool, following)
+
+
+def _home(session: str, stage: Role) -> str:
+    """Return the name under which a session's worker for a stage is remembered: it has one for each."""
+    return session if stage in FINAL else f"{session}~{stage}"
+
+
+def _mode(core: Core, stage: Role) -> Mode:
+    """Return how a worker is chosen for a stage."""
+    handoff = core.settings.handoff
+    own = handoff.decode.mode if stage == "decode" else None if stage in FINAL else handoff.prefill.mode
+    return core.settings.mode if own is None else own
+
+
+def _decide(core: Core, request: Request, pool: Pool, step: Next, now: Nanos) -> tuple[Choice | None, list[Cost], int]:
     """Choose a target; return the choice, what was priced for it, and the request's blocks without a hash."""
-    if core.settings.mode in BLIND and not _directed(core, request):
+    mode, targets = _mode(core, step.stage), step.who.targets
+    if mode in BLIND and not _directed(core, request):
         # Nobody compares costs: only what is chosen is priced, so that a decision costs the same over any fleet.
-        place, because = blind(core.settings.mode, len(targets), core.rng, pool.turn)
-        costs, loose = pool.costs(request, targets[place : place + 1], now)
+        place, because = blind(mode, len(targets), core.rng, pool.turns[step.stage])
+        costs, loose = pool.costs(request, targets[place : place + 1], now, step.stage, step.source)
         return Choice(costs[0], because), costs, loose
-    costs, loose = pool.costs(request, targets, now)
-    return _choose(core, request, pool, costs, now), costs, loose
+    costs, loose = pool.costs(request, targets, now, step.stage, step.source)
+    return _choose(core, request, pool, costs, now, step.stage), costs, loose
 
 
-def preview(core: Core, request: Request, was: Target, now: Nanos) -> tuple[Choice, Cost] | None:
-    """Return where a request would go, and what it costs on ``was``, without placing it.
+def preview(core: Core, request: Request, was: Dispatch, now: Nanos) -> tuple[Choice, Cost] | None:
+    """Return where a request would go for the stage of ``was``, and what it costs where that went, without placing it.
 
-    None where nothing can be compared: nobody could take it, or ``was`` is no candidate here.
+    None where nothing can be compared: nobody could take it, or that worker is no candidate here.
     """
     pool = core.pools[request.event.model]
-    targets, _, _ = eligible(core, request, pool, now)
-    mine = [pair for pair in targets if pair[0] == was]
+    source = None if was.handoff is None else was.handoff.source
+    step = Next(was.stage, eligible(core, request, pool, now, was.stage), source)
+    mine = [pair for pair in step.who.targets if pair[0] == was.target]
     if not mine:
         return None
-    choice, _, _ = _decide(core, request, pool, targets, now)
-    return None if choice is None else (choice, pool.costs(request, mine, now)[0][0])
+    choice, _, _ = _decide(core, request, pool, step, now)
+    return None if choice is None else (choice, pool.costs(request, mine, now, step.stage, source)[0][0])
 
 
 def _directed(core: Core, request: Request) -> bool:
     """Whether a pin or a session's home may decide instead of the mode."""
     wish = request.event.preferences
-    return wish.worker is not None or (wish.session is not None and core.settings.affinity.mode != "off")
+    pins = wish.worker is not None or wish.prefill is not None
+    return pins or (wish.session is not None and core.settings.affinity.mode != "off")
 
 
 def hedge(core: Core, now: Nanos, request: Request, pool: Pool) -> None:
     """Send a request to a second worker as well, where one can take it at once."""
     assert request.target is not None
     first = request.target
-    candidates, excluded, _ = eligible(core, request, pool, now)
+    candidates, excluded, by_wish = eligible(core, request, pool, now)
     targets = [pair for pair in candidates if pair[0].worker != first.worker]
     if not targets or _all_busy(core, pool, targets):
         return
     costs, loose = pool.costs(request, targets, now)
-    choice = _choose(core, request, pool, costs, now)
+    choice = _choose(core, request, pool, costs, now, "aggregated")
     if choice is None:
         return
     cost = choice.cost
@@ -267,9 +284,8 @@ def hedge(core: Core, now: Nanos, request: Request, pool: Pool) -> None:
     core.load(request, pool, cost.target, cached=cost.overlap_tokens, loose=loose, now=now, owner=HEDGE)
     because = f"no first token from {first} after {seconds(now - request.placed):.3g} s: {choice.because}"
     choice = Choice(cost, because)
-    _send(
-        core, now, request, pool, choice, costs, [*excluded, Excluded(target=first, reason="has the request already")]
-    )
+    excluded = [*excluded, Excluded(target=first, reason="has the request already")]
+    _send(core, now, request, pool, choice, costs, Next("aggregated", Eligible(targets, excluded, by_wish)), None)
     request.hedge = Hedge(
         attempt=request.attempt,
         target=cost.target,
@@ -287,13 +303,14 @@ def _send(
     pool: Pool,
     choice: Choice,
     costs: list[Cost],
-    excluded: list[Excluded],
+    step: Next,
+    handoff: Handoff | None,
 ) -> None:
     """Begin an attempt on the chosen target, and say why it is this one."""
     event, target = request.event, choice.cost.target
     worker = core.roster.workers[target.worker]
     request.attempt += 1
-    request.legs.append(Leg(role=worker.card.role, target=target, dispatched=now))
+    request.legs.append(Leg(role=step.stage, target=target, dispatched=now))
     worker.requests += 1
     worker.breaker.dispatched(now)
     pool.routed(target, event.blocks, event.text, now)
@@ -302,39 +319,51 @@ def _send(
         attempt=request.attempt,
         at=now,
         model=event.model,
-        mode=core.settings.mode,
+        mode=_mode(core, step.stage),
         chosen=target,
         because=choice.because,
         isl=event.isl,
         blocks=len(event.blocks),
         queued=seconds(request.queued),
         candidates=costs,
-        excluded=excluded,
+        excluded=step.who.excluded,
         expected_cached_tokens=choice.cost.overlap_tokens,
         resumed=request.resumed,
         temperature=_temperature(core, request),
+        stage=step.stage,
+        flow=request.flow,
     )
-    core.out.append(Dispatch(id=event.id, attempt=request.attempt, target=target, card=worker.card, decision=decision))
+    core.out.append(
+        Dispatch(
+            id=event.id,
+            attempt=request.attempt,
+            target=target,
+            card=worker.card,
+            decision=decision,
+            stage=step.stage,
+            handoff=handoff,
+        )
+    )
 
 
-def _choose(core: Core, request: Request, pool: Pool, costs: list[Cost], now: Nanos) -> Choice | None:
+def _choose(core: Core, request: Request, pool: Pool, costs: list[Cost], now: Nanos, stage: Role) -> Choice | None:
     """Take the pin, the session's home or the mode's choice; None where mode direct has no pin."""
-    wish, mode = request.event.preferences, core.settings.mode
-    if wish.worker is not None:
+    wish, mode = request.event.preferences, _mode(core, stage)
+    if pin_of(core, request, stage) is not None:
         best = min(costs, key=lambda cost: cost.total)
         return pinned(best, f"pinned to {best.target} by the request")
     if mode == "direct":
         return None
     affinity = core.settings.affinity
     if wish.session is not None and affinity.mode != "off":
-        home = pool.affinity.target(wish.session, now)
+        home = pool.affinity.target(_home(wish.session, stage), now)
         if affinity.mode == "hard":
             for cost in costs:
                 if cost.target == home:
                     return pinned(cost, f"session {wish.session} is at home on {home}")
         else:
             costs[:] = [discounted(cost, home, affinity.discount) for cost in costs]
-    return select(mode, costs, core.rng, temperature=_temperature(core, request), turn=pool.turn)
+    return select(mode, costs, core.rng, temperature=_temperature(core, request), turn=pool.turns[stage])
 
 
 def _temperature(core: Core, request: Request) -> float:

@@ -1,18 +1,22 @@
 """What does the router keep per model? Its caches' index, load, queue, sessions and running sums."""
 
 import random
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import msgspec
 
 from penstock.kernel.hashing import BYTES_PER_TOKEN
 from penstock.kernel.machine import Nanos, nanos
 from penstock.kernel.stats import LineFit
-from penstock.kernel.values import Target, WorkerCard
+from penstock.kernel.values import Role, Target, WorkerCard
 from penstock.router.active import ActiveSequences, Load
 from penstock.router.affinity import Affinity
 from penstock.router.approximate import ApproximateIndex
 from penstock.router.cost import COSTS, Candidate, Demand, Overlapped, Speed
 from penstock.router.events import Cost
+from penstock.router.flow import splits
 from penstock.router.index import ExactIndex
 from penstock.router.kv_stream import KvStream
 from penstock.router.queue import RequestQueue
@@ -21,12 +25,17 @@ from penstock.router.roster import Worker
 from penstock.router.run_history import RunHistory
 from penstock.router.run_index import RunIndex
 from penstock.router.run_load import RunLoad
-from penstock.router.settings import RouterSettings
+from penstock.router.settings import CostSettings, RouterSettings
 
 DEFAULT_BLOCK_SIZE = 64
 """Tokens per block where no worker of the model says its own: only routing history is kept by it."""
 
 _NOTHING = Overlapped()
+
+HANDOFF_COUNTS = ("remote", "done", "empty", "failed", "fallback", "lost", "released", "local")
+"""What is counted of hand-offs: prefills that were sent to a worker of their own, that were handed over, that held
+nothing, that failed, that the answering worker then did itself, whose KV could not be fetched, that nobody wanted any
+more; and prefills that were not worth one."""
 
 
 class Pool:
@@ -45,7 +54,8 @@ class Pool:
         self.active = ActiveSequences(RunLoad if runs else Load)
         self.queue = RequestQueue(settings.queue)
         self.affinity = Affinity(settings.affinity)
-        self.turn = 0
+        self.turns: Counter[Role] = Counter()
+        """Requests placed so far, by what they were placed for."""
         self.streams: dict[Target, KvStream] = {}
         """KV event streams of the targets that announce one; the others are known by routing history alone."""
         index = settings.index
@@ -70,6 +80,18 @@ class Pool:
                 self.predicted = history(ttl=nanos(index.predicted_ttl), blocks_max=index.approximate_blocks_max)
         if self.indexed and index.kind != "exact":
             self.history = history(ttl=nanos(index.approximate_ttl), blocks_max=index.approximate_blocks_max)
+        self.roles: Counter[Role] = Counter()
+        """Workers that are there, by role, whatever state they are in."""
+        self.splits = False
+        """Whether its workers' roles make stages of requests."""
+        self.wire: tuple[str, str | None] | None = None
+        """(hand-off protocol, layout) of the workers between which KV goes; None while there are none."""
+        self.handoffs = dict.fromkeys(HANDOFF_COUNTS, 0)
+        self.fallback_tokens = float(settings.handoff.fallback_burst)
+        """Fallbacks that are allowed at present."""
+        self.bring = LineFit()
+        """Seconds from a hand-off to the first token, over blocks brought."""
+        self._stage_cost = _stage_costs(settings)
         self.fit = LineFit()
         """Seconds to the first token over prefill tokens ahead: the speed of workers that do not measure themselves."""
         self.hedges = 0
@@ -84,6 +106,7 @@ class Pool:
     def use(self, settings: RouterSettings) -> None:
         """Go on with other settings. Which index is kept was decided when the pool was made."""
         self.settings = settings
+        self._stage_cost = _stage_costs(settings)
         waiting = list(self.queue)
         self.queue = RequestQueue(settings.queue)
         for one in waiting:
@@ -95,20 +118,47 @@ class Pool:
     # --- membership -------------------------------------------------------------------------------------------------
 
     def adopt(self, card: WorkerCard) -> str | None:
-        """Take a worker's block size as the pool's; return why the worker is refused, or None."""
-        if card.block_size is None:
-            return None
-        if self.block_size_known and card.block_size != self.block_size:
+        """Take a worker's block size and hand-off as the pool's; return why the worker is refused, or None.
+
+        What can't be handed over is found here, once, and not request by request.
+        """
+        if card.block_size is not None and self.block_size_known and card.block_size != self.block_size:
             return (
                 f"block_size {card.block_size} differs from the {self.block_size} tokens of the other workers of "
                 f"{self.model}: prefixes could not be compared"
             )
-        if not self.block_size_known:
+        staged = card.role in ("prefill", "decode")
+        if staged and card.handoff is None:
+            return f"its role is {card.role}, but it says no way in which KV could be handed over (handoff)"
+        wire = None if card.handoff is None else (card.handoff, card.layout)
+        if wire is not None and staged and self.wire is not None and not _alike(wire, self.wire):
+            return (
+                f"it hands KV over as {_told(wire)}, the other workers of {self.model} as {_told(self.wire)}: "
+                "what one writes the other could not read"
+            )
+        if wire is not None and staged and (self.wire is None or self.wire[1] is None):
+            self.wire = wire
+        if card.block_size is not None and not self.block_size_known:
             self.block_size = card.block_size
             self.block_size_known = True
             if self.exact is not None:
                 self.exact.block_size = card.block_size
         return None
+
+    def count(self, role: Role, change: int) -> None:
+        """A worker of this role came (1) or went (-1)."""
+        self.roles[role] += change
+        if not self.roles[role]:
+            del self.roles[role]
+        self.splits = splits(self.roles)
+        if not self.roles["prefill"] and not self.roles["decode"]:
+            self.wire = None  # whoever comes next may do it otherwise
+
+    def speaks(self, card: WorkerCard) -> bool:
+        """Tell whether a worker can go on with what the pool's prefill workers made."""
+        if card.role == "aggregated":
+            return card.handoff is not None and self.wire is not None and _alike((card.handoff, card.layout), self.wire)
+        return card.role == "decode"  # it was let in only because it can
 
     def drop(self, worker: Worker) -> None:
         """A worker is gone: nothing of its cache counts any more."""
@@ -158,10 +208,22 @@ class Pool:
         elif self.predicted is not None and not text:
             self.predicted.routed(target, blocks, now)
 
-    def costs(self, request: Request, targets: Iterable[tuple[Target, Worker]], now: Nanos) -> tuple[list[Cost], int]:
-        """Price every candidate; return the costs and the request's blocks without a hash."""
+    def costs(
+        self,
+        request: Request,
+        targets: Iterable[tuple[Target, Worker]],
+        now: Nanos,
+        stage: Role = "aggregated",
+        source: WorkerCard | None = None,
+    ) -> tuple[list[Cost], int]:
+        """Price every candidate; return the costs and the request's blocks without a hash.
+
+        Args:
+            stage: what they would do.
+            source: the worker that holds the prompt's KV, for stage ``decode``.
+        """
         event, preferences = request.event, request.event.preferences
-        settings = self.settings.cost
+        settings = self._stage_cost[stage]
         overlaps = self.overlaps(event.blocks, event.text, now)
         size = self.settings.index.text_block_bytes // BYTES_PER_TOKEN if event.text else self.block_size
         loose = max(0, -(-event.isl // size) - len(event.blocks))
@@ -177,6 +239,8 @@ class Pool:
             overlap_credit=(
                 settings.overlap_credit if preferences.overlap_credit is None else preferences.overlap_credit
             ),
+            handed=source is not None,
+            ms_per_block=self.ms_per_block if source is not None else 0.0,
         )
         price = COSTS[settings.kind]
         usual = self._usual_speed()
@@ -188,11 +252,27 @@ class Pool:
                     overlaps.get(target, _NOTHING),
                     used,
                     usual if worker.speed is None else self._speed(worker.speed),
+                    1.0 if source is None else distance(self.settings.handoff.distance, source, worker.card),
                 ),
                 settings,
             )
             for target, worker, used in priced
         ], loose
+
+    @property
+    def ms_per_block(self) -> float:
+        """Milliseconds that a block of a hand-off takes, as measured or as the settings say."""
+        line = self.bring.line()
+        return self.settings.cost.transfer_ms_per_block if line is None else max(0.0, 1e3 * line[1])
+
+    def speed_of(self, worker: Worker) -> Speed:
+        """Return how fast a worker is, by itself, by what was measured of its kind, or by the settings."""
+        if worker.speed is not None:
+            return self._speed(worker.speed)
+        line = self.fit.line()
+        if line is None:
+            return self._usual_speed()
+        return Speed(max(0.0, line[0]), max(0.0, line[1]), self.settings.cost.decode_ms_per_block / 1e3)
 
     def _speed(self, measured: tuple[float, float, float, float]) -> Speed:
         """Return the speed of a worker that measured itself."""
@@ -231,12 +311,17 @@ class Pool:
             "active": self.active.snapshot(),
             "queue": self.queue.snapshot(),
             "affinity": self.affinity.snapshot(),
-            "turn": self.turn,
+            "turns": dict(self.turns),
             "streams": [[list(target), stream.snapshot()] for target, stream in self.streams.items()],
             "exact": None if self.exact is None else self.exact.snapshot(),
             "history": None if self.history is None else self.history.snapshot(),
             "predicted": None if self.predicted is None else self.predicted.snapshot(),
             "fit": self.fit.dump(),
+            "bring": self.bring.dump(),
+            "roles": dict(self.roles),
+            "wire": None if self.wire is None else list(self.wire),
+            "handoffs": dict(self.handoffs),
+            "fallback_tokens": self.fallback_tokens,
             "hedges": self.hedges,
             "sums": [self.output_mean, self.prompt_tokens, self.cached_tokens, self.inflight],
             "counts": dict(self.counts),
@@ -250,7 +335,7 @@ class Pool:
         self.active.restore(state["active"])
         self.queue.restore(state["queue"])
         self.affinity.restore(state["affinity"])
-        self.turn = state["turn"]
+        self.turns = Counter(state["turns"])
         for index, saved in (
             (self.exact, state["exact"]),
             (self.history, state["history"]),
@@ -263,6 +348,12 @@ class Pool:
             stream = self.streams[Target(*target)] = KvStream()
             stream.restore(saved)
         self.fit = LineFit.load(state["fit"])
+        self.bring = LineFit.load(state["bring"])
+        self.roles = Counter(state["roles"])
+        self.splits = splits(self.roles)
+        self.wire = None if state["wire"] is None else (state["wire"][0], state["wire"][1])
+        self.handoffs = dict(state["handoffs"])
+        self.fallback_tokens = state["fallback_tokens"]
         self.hedges = state["hedges"]
         self.output_mean, self.prompt_tokens, self.cached_tokens, self.inflight = state["sums"]
         self.counts = dict(state["counts"])
@@ -274,3 +365,40 @@ class Pool:
         for index in (self.exact, self.history, self.predicted):
             if index is not None:
                 index.check()
+
+
+def distance(weights: Mapping[str, float], one: WorkerCard, other: WorkerCard) -> float:
+    """Return how many times as much a transfer between two workers costs, by the labels in which they differ."""
+    found = 1.0
+    for label, weight in weights.items():
+        here, there = one.labels.get(label), other.labels.get(label)
+        if here is not None and there is not None and here != there:
+            found *= weight
+    return found
+
+
+def _stage_costs(settings: RouterSettings) -> dict[Role, CostSettings]:
+    """Return what a placement costs, by what is to be done there."""
+    cost, prefill, decode = settings.cost, settings.handoff.prefill, settings.handoff.decode
+    replace = msgspec.structs.replace
+    before = replace(
+        cost,
+        overlap_credit=cost.overlap_credit if prefill.overlap_credit is None else prefill.overlap_credit,
+        prefill_scale=cost.prefill_scale if prefill.prefill_scale is None else prefill.prefill_scale,
+        decode_scale=prefill.decode_scale,
+    )
+    after = replace(
+        cost,
+        prefill_scale=decode.prefill_scale,
+        decode_scale=cost.decode_scale if decode.decode_scale is None else decode.decode_scale,
+    )
+    return {"aggregated": cost, "encode": before, "prefill": before, "decode": after}
+
+
+def _alike(one: tuple[str, str | None], other: tuple[str, str | None]) -> bool:
+    """Tell whether KV can go between workers; a layout that nobody told is taken for the other's."""
+    return one[0] == other[0] and (one[1] == other[1] or one[1] is None or other[1] is None)
+
+
+def _told(wire: tuple[str, str | None]) -> str:
+    return wire[0] if wire[1] is None else f"{wire[0]} with layout {wire[1]}"

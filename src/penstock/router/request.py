@@ -1,11 +1,12 @@
 """Where is a request in its life? The phases, the table of transitions and the record of one request.
 
-    queued ──► prefill ──► streaming ──► done
-       │          │  ▲          │          ▲
-       │          └──┘ retry    │          │
-       │             ▲          │ migrate  │
-       │  stranded ──┴──────────┤          │   (no other worker is there at present)
-       └──────────┴─────────────┴──────────┘   rejected, failed, cancelled, expired
+    queued ──► remote ──► prefill ──► streaming ──► done
+       │     │    │  ▲       │  ▲          │          ▲
+       │     └────┼──┼───────┘  │ retry    │          │
+       │          └──┴──────────┘          │          │   (remote: a stage before the last, on a worker of its own)
+       │             ▲                     │ migrate  │
+       │  stranded ──┴─────────────────────┤          │   (no worker for what comes next is there at present)
+       └──────────┴─────────────┴──────────┴──────────┘   rejected, failed, cancelled, expired
 
 Whatever happens, a request that arrived has exactly one terminal effect (`Closed`).
 """
@@ -17,11 +18,11 @@ import msgspec
 
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
-from penstock.kernel.values import RequestId, Target, WorkerId
-from penstock.router.events import Arrived, Leg, Resume
+from penstock.kernel.values import HandoffProtocol, RequestId, Role, Target, WorkerId
+from penstock.router.events import Arrived, Handoff, Leg, Resume
 
-Phase = Literal["arrived", "queued", "stranded", "prefill", "streaming", "done"]
-Step = Literal["queue", "strand", "dispatch", "first", "retry", "migrate", "close"]
+Phase = Literal["arrived", "queued", "stranded", "remote", "prefill", "streaming", "done"]
+Step = Literal["queue", "strand", "stage", "staged", "dispatch", "first", "retry", "migrate", "close"]
 
 TRANSITIONS: Mapping[tuple[Phase, Step], Phase] = {
     ("arrived", "queue"): "queued",
@@ -33,6 +34,12 @@ TRANSITIONS: Mapping[tuple[Phase, Step], Phase] = {
     ("queued", "close"): "done",
     ("stranded", "dispatch"): "prefill",
     ("stranded", "close"): "done",
+    ("arrived", "stage"): "remote",
+    ("queued", "stage"): "remote",
+    ("stranded", "stage"): "remote",
+    ("remote", "staged"): "arrived",
+    ("remote", "retry"): "arrived",
+    ("remote", "close"): "done",
     ("prefill", "first"): "streaming",
     ("prefill", "retry"): "arrived",
     ("prefill", "close"): "done",
@@ -43,6 +50,8 @@ TRANSITIONS: Mapping[tuple[Phase, Step], Phase] = {
 
 HEDGE = "~hedge"
 """Owner of a second attempt's load among the active sequences."""
+STAGE = "~stage"
+"""Owner of the load of a stage before the last."""
 
 
 class Hedge(msgspec.Struct):
@@ -54,6 +63,28 @@ class Hedge(msgspec.Struct):
     prefill_ahead: int
     cached: int
     loose: int
+
+
+class Remote(msgspec.Struct):
+    """A stage before the last, on a worker of its own, until what it made has been fetched."""
+
+    attempt: int
+    stage: Role
+    target: Target
+    epoch: int
+    protocol: HandoffProtocol
+    key: int
+    placed: Nanos
+    prefill_ahead: int
+    leg: int
+    """Its place among the request's legs."""
+    done: bool = False
+    fetches: int = 0
+    """Workers that were sent to fetch what it made."""
+
+    @property
+    def handoff(self) -> Handoff:
+        return Handoff(protocol=self.protocol, key=self.key)
 
 
 class Request(msgspec.Struct):
@@ -68,6 +99,15 @@ class Request(msgspec.Struct):
     current: int = 0
     """The number of the attempt on ``target``; the newest, but for a hedge."""
     hedge: Hedge | None = None
+    remote: Remote | None = None
+    encoded: bool = False
+    """Its images have been encoded."""
+    local: str = ""
+    """Why its prefill is no longer done remotely; empty while it may be."""
+    flow: str = ""
+    """Why its present stage is the one that it is."""
+    remote_cached: int | None = None
+    """Prompt tokens that the remote prefill took from a cache."""
     target: Target | None = None
     tries: int = 0
     """Attempts since it last had output."""
@@ -82,6 +122,8 @@ class Request(msgspec.Struct):
     expected_cached: int = 0
     prefill_ahead: int = 0
     """Prefill tokens on its worker when it was placed, its own included: what its TTFT is explained by."""
+    brings: int | None = None
+    """Blocks that its worker was to fetch from another one; None where it does the prefill."""
     first: Nanos | None = None
     isl: int = -1
     """Prompt tokens as it arrived; ``event`` also has the output that a later leg goes on from."""
@@ -104,11 +146,23 @@ class Request(msgspec.Struct):
 
     @property
     def on_worker(self) -> bool:
+        """Whether a worker that answers the client has it."""
         return self.phase in ("prefill", "streaming")
 
+    @property
+    def handed(self) -> bool:
+        """Whether a worker holds, or is making, what the one that answers is to fetch."""
+        return self.remote is not None and self.remote.stage == "prefill"
+
     def runs(self, attempt: int) -> bool:
-        """Whether this is an attempt that runs."""
-        return attempt == self.current or (self.hedge is not None and attempt == self.hedge.attempt)
+        """Whether this is an attempt that runs and answers the client."""
+        return self.on_worker and (
+            attempt == self.current or (self.hedge is not None and attempt == self.hedge.attempt)
+        )
+
+    def staging(self, attempt: int) -> bool:
+        """Whether this is an attempt that runs and does a stage before the last."""
+        return self.remote is not None and not self.remote.done and attempt == self.remote.attempt
 
     def resume(self, point: Resume) -> None:
         """Let the next leg go on from the output so far."""
@@ -116,6 +170,7 @@ class Request(msgspec.Struct):
         self.tokens = self.resumed = point.tokens
         self.migrations += 1
         self.tries = 0
+        self.local = ""
 
     def leave_queue(self, now: Nanos) -> None:
         """Stop the clock of its waiting, if it runs."""

@@ -16,11 +16,11 @@ from penstock.kernel.values import RequestId, Target
 from penstock.router import caches, events, lifecycle, members, sync, tuning
 from penstock.router.core import Core
 from penstock.router.placing import pump
-from penstock.router.request import Request
+from penstock.router.request import STAGE, Request
 from penstock.router.settings import RouterSettings
 from penstock.router.status import router_status
 
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION = 3
 
 
 def woken(core: Core, now: Nanos, event: Woken) -> None:
@@ -39,6 +39,7 @@ def woken(core: Core, now: Nanos, event: Woken) -> None:
 HANDLERS: Mapping[type[Event], Callable[[Core, Nanos, Any], None]] = {
     events.Arrived: lifecycle.arrived,
     events.FirstToken: lifecycle.first_token,
+    events.Staged: lifecycle.staged,
     events.Grown: lifecycle.grown,
     events.Finished: lifecycle.finished,
     events.Failed: lifecycle.failed,
@@ -143,11 +144,17 @@ class Router(Core):
                 raise InvariantError(f"{model}: {len(mine)} open requests, {pool.inflight} counted")
             if {request.id for request in mine if request.on_worker} != pool.active.own():
                 raise InvariantError(f"{model}: requests on workers and active sequences differ")
+            if {request.id for request in mine if request.remote is not None} != pool.active.own(STAGE):
+                raise InvariantError(f"{model}: stages on workers and active sequences differ")
             for request in mine:
                 if (request.phase == "queued") != (request.id in pool.queue):
                     raise InvariantError(f"request {request.id} is {request.phase}, the queue says otherwise")
         for request in self.requests.values():
             if (request.phase == "stranded") != (request.id in self.stranded):
                 raise InvariantError(f"request {request.id} is {request.phase}, the stranded ones say otherwise")
+            remote = request.remote
+            alone = remote is not None and not request.on_worker and not remote.done
+            if (request.phase == "remote") != alone and request.id not in self.stranded:
+                raise InvariantError(f"request {request.id} is {request.phase}, its stage says otherwise")
             if request.phase in ("arrived", "done"):
                 raise InvariantError(f"request {request.id} was left in phase {request.phase}")

@@ -9,6 +9,7 @@ CostName = Literal["blocks", "latency"]
 QueuePolicy = Literal["fcfs", "lcfs", "wspt", "edf"]
 AffinityMode = Literal["off", "soft", "hard"]
 IndexKind = Literal["auto", "exact", "approximate", "none"]
+Conditional = Literal["auto", "thresholds", "off"]
 
 
 class CostSettings(Settings, frozen=True):
@@ -43,6 +44,19 @@ class CostSettings(Settings, frozen=True):
         float,
         Knob("Weight of prefill against decode blocks; higher favours cache hits and TTFT over ITL.", ge=0, live=True),
     ] = 1.0
+    decode_scale: Annotated[
+        float,
+        Knob("Weight of the KV blocks in use; higher evens the load of decoding out, 0 ignores it.", ge=0, live=True),
+    ] = 1.0
+    transfer_scale: Annotated[
+        float,
+        Knob(
+            "Blocks of load that a block counts which has to be brought from a prefill worker; higher keeps hand-offs "
+            "near and where part of the prompt is cached.",
+            ge=0,
+            live=True,
+        ),
+    ] = 0.1
     request_weight: Annotated[
         float,
         Knob(
@@ -54,7 +68,12 @@ class CostSettings(Settings, frozen=True):
     ] = 0.0
     transfer_ms_per_block: Annotated[
         float,
-        Knob("Milliseconds that bringing one block from host or disk costs in the latency cost.", ge=0, live=True),
+        Knob(
+            "Milliseconds that bringing one block from host, disk or a prefill worker costs in the latency cost, until "
+            "hand-offs have been measured.",
+            ge=0,
+            live=True,
+        ),
     ] = 0.05
     prefill_tokens_per_second: Annotated[
         float,
@@ -260,6 +279,92 @@ class AffinitySettings(Settings, frozen=True):
     ] = 0.3
 
 
+class PrefillSettings(Settings, frozen=True):
+    """How the worker of a remote prefill is chosen, where that differs from ``router.mode`` and ``router.cost``."""
+
+    mode: Annotated[Mode | None, Knob("As router.mode, for prefill workers; unset takes that one.", live=True)] = None
+    overlap_credit: Annotated[
+        float | None, Knob("As router.cost.overlap_credit; unset takes that one.", ge=0, live=True)
+    ] = None
+    prefill_scale: Annotated[
+        float | None, Knob("As router.cost.prefill_scale; unset takes that one.", ge=0, live=True)
+    ] = None
+    decode_scale: Annotated[
+        float, Knob("As router.cost.decode_scale: blocks of a prefill worker that wait to be fetched.", ge=0, live=True)
+    ] = 0.0
+
+
+class DecodeSettings(Settings, frozen=True):
+    """How the worker that goes on after a remote prefill is chosen, where that differs."""
+
+    mode: Annotated[Mode | None, Knob("As router.mode, for decode workers; unset takes that one.", live=True)] = None
+    prefill_scale: Annotated[
+        float, Knob("Weight of the prefill that a decode worker does itself, which slows it.", ge=0, live=True)
+    ] = 1.0
+    decode_scale: Annotated[
+        float | None, Knob("As router.cost.decode_scale; unset takes that one.", ge=0, live=True)
+    ] = None
+
+
+class HandoffSettings(Settings, frozen=True):
+    """Prefill on one worker, decode on another, where a model has pools of both."""
+
+    conditional: Annotated[
+        Conditional,
+        Knob(
+            "When a request goes straight to a decode worker although a prefill worker is there: auto where little of "
+            "it is new, or prefill workers are busier than the decode worker would be slowed; thresholds only the "
+            "former; off never.",
+            live=True,
+        ),
+    ] = "auto"
+    new_tokens_max: Annotated[
+        int,
+        Knob(
+            "A prompt with fewer tokens than this that are not cached on the decode worker is not handed off, if "
+            "new_share_max holds as well.",
+            unit="tokens",
+            ge=0,
+            live=True,
+        ),
+    ] = 2048
+    new_share_max: Annotated[float, Knob("The same as a share of the prompt.", unit="ratio", ge=0, le=1, live=True)] = (
+        0.7
+    )
+    fallback_share: Annotated[
+        float,
+        Knob(
+            "Share of hand-offs whose remote prefill may fail and be done by the decode worker instead; beyond it "
+            "another prefill worker is tried.",
+            ge=0,
+            le=1,
+            live=True,
+        ),
+    ] = 0.1
+    fallback_burst: Annotated[
+        int, Knob("Most such fallbacks at once, before the share counts.", unit="requests", ge=0, live=True)
+    ] = 10
+    distance: Annotated[
+        dict[str, float],
+        Knob(
+            "Worker labels and how many times as much a transfer costs where prefill and decode worker differ in them, "
+            "such as rack: 2, zone: 8; a label that one of them does not have says nothing.",
+            gt=0,
+            live=True,
+        ),
+    ] = {}
+    prefill: PrefillSettings = PrefillSettings()
+    decode: DecodeSettings = DecodeSettings()
+    ttft: Annotated[
+        float | None,
+        Knob("Time to first token that is weighed; unset takes slo.ttft where that is set.", unit="s", gt=0, live=True),
+    ] = None
+    itl: Annotated[
+        float | None,
+        Knob("Gap between tokens that is weighed; unset takes slo.itl where that is set.", unit="s", gt=0, live=True),
+    ] = None
+
+
 class RouterSettings(Settings, frozen=True):
     """Which worker gets a request."""
 
@@ -274,6 +379,7 @@ class RouterSettings(Settings, frozen=True):
     affinity: AffinitySettings = AffinitySettings()
     migration: MigrationSettings = MigrationSettings()
     hedge: HedgeSettings = HedgeSettings()
+    handoff: HandoffSettings = HandoffSettings()
     track_output: Annotated[
         bool, Knob("Count generated blocks as load while a request decodes; costs one event per block.", live=True)
     ] = False

@@ -22,6 +22,7 @@ from penstock.router.events import (
     FirstToken,
     Grown,
     SettingsChanged,
+    Staged,
 )
 from penstock.router.journal import router_of
 from penstock.router.placing import preview
@@ -97,6 +98,8 @@ class WhatIf:
             recorded: the router that is replayed, after the event.
         """
         router, first = self._router, self._first
+        if isinstance(event, Staged):
+            event = FirstToken(id=event.id, attempt=event.attempt)
         if isinstance(event, (FirstToken, Finished, Grown, Failed)):
             before = first.get(event.id)
             if before is not None and event.attempt == before + 1:
@@ -121,9 +124,10 @@ class WhatIf:
     def _ask(self, now: Nanos, placed: Dispatch, request: Request) -> Other | None:
         router, target, event = self._router, placed.target, request.event
         self._end(now, placed.id)
-        asked = preview(router, request, target, now)
+        asked = preview(router, request, placed, now)
         wish = msgspec.structs.replace(event.preferences, worker=target.worker, rank=target.rank, allowed=None)
-        router.handle(now, msgspec.structs.replace(event, preferences=wish, deadline=None))
+        # Each stage stands there by itself, for as long as it lasts: where it went is not to be decided again.
+        router.handle(now, msgspec.structs.replace(event, preferences=wish, deadline=None, whole=True))
         if placed.id in router.requests:
             self._first[placed.id] = placed.attempt - 1
         if asked is None:

@@ -1,0 +1,106 @@
+"""Who could take a request? Candidates for one stage of it, and those excluded, each with its reason."""
+
+from typing import NamedTuple
+
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import Role, Target, WorkerId
+from penstock.router.core import Core
+from penstock.router.events import Excluded
+from penstock.router.flow import FINAL
+from penstock.router.pool import Pool
+from penstock.router.request import Request
+from penstock.router.roster import Worker
+
+
+class Eligible(NamedTuple):
+    """Candidates, those excluded with their reasons, and whether the request's own wishes excluded all of them."""
+
+    targets: list[tuple[Target, Worker]]
+    excluded: list[Excluded]
+    by_wish: bool
+
+
+def eligible(core: Core, request: Request, pool: Pool, now: Nanos, stage: Role = "aggregated") -> Eligible:
+    """Split the pool's targets that do a stage into candidates and those excluded.
+
+    Stage ``aggregated`` is done by whoever answers the client, ``decode`` by those of them that can take KV over.
+    """
+    wish = request.event.preferences
+    targets: list[tuple[Target, Worker]] = []
+    excluded: list[Excluded] = []
+    by_wish = True
+    event, model = request.event, pool.model
+    pin = pin_of(core, request, stage)
+    picky = pin is not None or wish.allowed is not None or event.adapter is not None
+    staged = pool.splits or len(pool.roles) > 1
+    for worker, places in core.roster.places.values():
+        card = worker.card
+        if card.model != model:
+            continue
+        if staged and not _does(pool, worker, stage) and not (event.whole and pin == card.id):
+            continue
+        # All of the fleet passes here with every request: the usual answer takes no call.
+        plain = worker.state == "ready" and not worker.cordons and worker.breaker.until is None
+        reason = None if plain else worker.why_not(now)
+        if reason is None and request.tried and (card.id, card.epoch) in request.tried:
+            reason = "failed this request before"
+        if reason is not None:
+            by_wish = False
+        elif picky or (card.max_len is not None and event.isl >= card.max_len):
+            reason = _unwanted(request, worker, pin)
+        if reason is None and wish.rank is None:
+            targets += places
+            continue
+        for target in worker.targets:
+            why = reason
+            if why is None and wish.rank is not None and target.rank != wish.rank and stage in FINAL:
+                why = f"the request is pinned to rank {wish.rank}"
+            if why is None:
+                targets.append((target, worker))
+            else:
+                excluded.append(Excluded(target=target, reason=why))
+    return Eligible(targets, excluded, by_wish and bool(excluded))
+
+
+def _does(pool: Pool, worker: Worker, stage: Role) -> bool:
+    """Whether a worker's role is the one for a stage."""
+    role = worker.card.role
+    if stage == "aggregated":
+        return role in FINAL
+    return pool.speaks(worker.card) if stage == "decode" else role == stage
+
+
+def pin_of(core: Core, request: Request, stage: Role) -> WorkerId | None:
+    """Return the worker to which a request is pinned for a stage.
+
+    Who pins to a prefill worker, with a word that is meant for those who answer, means the prefill.
+    """
+    wish = request.event.preferences
+    if wish.worker is None and wish.prefill is None:
+        return None
+    named = None if wish.worker is None else core.roster.get(wish.worker)
+    early = named is not None and named.card.role not in FINAL and not request.event.whole
+    if stage in FINAL:
+        return None if early else wish.worker
+    return (
+        wish.prefill
+        if wish.prefill is not None
+        else wish.worker
+        if early and named and named.card.role == stage
+        else None
+    )
+
+
+def _unwanted(request: Request, worker: Worker, pin: WorkerId | None) -> str | None:
+    """Say what in the request itself excludes a worker."""
+    event, card = request.event, worker.card
+    wish = event.preferences
+    if pin is not None and card.id != pin:
+        return f"the request is pinned to {pin}"
+    if wish.allowed is not None and card.id not in wish.allowed:
+        return "is not among the request's allowed workers"
+    if event.adapter is not None and event.adapter not in card.adapters:
+        return f"has no adapter {event.adapter}"
+    if card.max_len is not None and event.isl >= card.max_len and not event.text:
+        return f"takes at most {card.max_len} tokens, the prompt has {event.isl}"
+    return None

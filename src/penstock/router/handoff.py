@@ -1,0 +1,213 @@
+"""How does a request pass its stages? Which comes next, and what comes of one."""
+
+import msgspec
+
+from penstock.kernel.machine import Nanos, seconds
+from penstock.kernel.values import Role, WorkerCard
+from penstock.router import flow
+from penstock.router.candidates import Eligible, eligible
+from penstock.router.core import Core
+from penstock.router.events import Cost, Failed
+from penstock.router.flow import AT_ONCE, Way
+from penstock.router.holding import abort, abort_remote, let_go, source_of
+from penstock.router.members import failure_of, works
+from penstock.router.pool import Pool
+from penstock.router.request import STAGE, Remote, Request
+from penstock.router.roster import Worker
+
+FETCHES_MAX = 2
+"""Workers that are sent for one held prefill: what two could not fetch is computed again."""
+
+
+class Next(msgspec.Struct, frozen=True):
+    """The stage that comes next, and who could do it."""
+
+    stage: Role
+    who: Eligible
+    source: WorkerCard | None = None
+    """The worker that holds the prompt's KV, for stage ``decode``."""
+
+
+def next_stage(core: Core, now: Nanos, request: Request, pool: Pool) -> Next:
+    """Say what a request needs next; ``request.flow`` says why."""
+    event = request.event
+    if not pool.splits or event.whole:
+        return Next("aggregated", eligible(core, request, pool, now))
+    if request.handed:
+        source = source_of(core, request)
+        if source is not None:
+            return Next("decode", eligible(core, request, pool, now, "decode"), source)
+        assert request.remote is not None
+        lose(core, request, pool, f"worker {request.remote.target.worker}, which held its KV, is gone", released=True)
+    if event.media and not request.encoded and pool.roles["encode"]:
+        who = eligible(core, request, pool, now, "encode")
+        if who.targets:
+            request.flow = f"{event.media} images or the like are to be encoded first"
+            return Next("encode", who)
+    final = eligible(core, request, pool, now)
+    remote, request.flow = _remote(core, now, request, pool, final)
+    return Next("aggregated", final) if remote is None else Next("prefill", remote)
+
+
+def _remote(core: Core, now: Nanos, request: Request, pool: Pool, final: Eligible) -> tuple[Eligible | None, str]:
+    """Return the candidates for a remote prefill, or None where there is to be none; and why."""
+    if request.local:
+        return None, request.local
+    if not pool.roles["prefill"] or not final.targets:
+        return None, "no remote prefill: there is no prefill worker" if final.targets else ""
+    if not any(pool.speaks(worker.card) for _, worker in final.targets):
+        return None, f"no remote prefill: {final.targets[0][0]} can take no KV over"
+    remote = eligible(core, request, pool, now, "prefill")
+    if not remote.targets:
+        why = "; ".join(f"{one.target} {one.reason}" for one in remote.excluded[:4])
+        return None, f"no remote prefill: no prefill worker is available: {why}"
+    settings = core.settings.handoff
+    if settings.conditional == "off":
+        return remote, "remote prefill: router.handoff.conditional is off"
+    here, here_cost = _cheapest(request, pool, final, now, "aggregated")
+    there, there_cost = _cheapest(request, pool, remote, now, "prefill")
+    blocks = len(request.event.blocks) - here_cost.overlap_blocks
+    far = _way(request, pool, there, there_cost, transfer_ms=pool.ms_per_block * max(0, blocks))
+    near = _way(request, pool, here, here_cost, transfer_ms=0.0)
+    worth, why = flow.remote_prefill(settings, request.event.isl, far, near)
+    if not worth:
+        pool.handoffs["local"] += 1
+    return (remote if worth else None), why
+
+
+def _cheapest(request: Request, pool: Pool, who: Eligible, now: Nanos, stage: Role) -> tuple[Worker, Cost]:
+    costs, _ = pool.costs(request, who.targets, now, stage)
+    cost = min(costs, key=lambda one: one.total)
+    return next(worker for target, worker in who.targets if target == cost.target), cost
+
+
+def _way(request: Request, pool: Pool, worker: Worker, cost: Cost, *, transfer_ms: float) -> Way:
+    speed = pool.speed_of(worker)
+    new = request.event.isl - cost.overlap_tokens
+    stall = 1e3 * speed.prefill_slope * new
+    step = 1e3 * ((worker.speed[2] if worker.speed else 0.0) + speed.decode_slope * cost.active_blocks)
+    return Way(
+        worker=str(cost.target),
+        new=new,
+        queued=cost.active_prefill_tokens,
+        running=cost.active_requests,
+        ttft_ms=1e3 * (speed.prefill_intercept + speed.prefill_slope * cost.active_prefill_tokens)
+        + stall
+        + transfer_ms,
+        stall_ms=stall,
+        itl_ms=step + stall / max(1.0, pool.output_mean),
+    )
+
+
+# --- what comes of a stage ------------------------------------------------------------------------------------------
+
+
+def done(core: Core, now: Nanos, request: Request, pool: Pool, *, held: bool, cached: int | None) -> bool:
+    """A stage before the last is done; tell whether the next one is to be chosen now."""
+    remote = request.remote
+    assert remote is not None
+    remote.done = True
+    core.mark_leg(request, remote.leg, last=now)
+    pool.active.first_token(request.id, now, STAGE)
+    core.tell(pool, core.leg_id(request.id), "first", remote.target)
+    core.freed[pool.model] = None
+    works(core, remote.target.worker)
+    if remote.stage == "encode":
+        request.encoded = True
+        core.unstage(request, pool)
+    else:
+        pool.fit.add(float(remote.prefill_ahead), seconds(now - remote.placed))
+        request.remote_cached = cached
+        if remote.protocol in AT_ONCE:
+            if request.phase == "streaming":
+                arrived(core, request, pool)
+            return False  # the worker that goes on has had the request all the time
+        if not held:
+            pool.handoffs["empty"] += 1
+            request.local = f"no hand-off: {remote.target} holds nothing of it"
+            core.unstage(request, pool)
+    request.step("staged")
+    request.tries, request.tried = 0, []
+    return True
+
+
+def arrived(core: Core, request: Request, pool: Pool) -> None:
+    """The worker that answers has what another one made."""
+    pool.handoffs["done"] += 1
+    core.unstage(request, pool)
+
+
+def failed(core: Core, now: Nanos, request: Request, pool: Pool, event: Failed) -> bool:
+    """A stage before the last has failed; tell whether the request goes on, from where it was before it."""
+    remote = request.remote
+    assert remote is not None
+    failure_of(core, now, remote.target.worker, event.reason, at_fault=event.worker_at_fault)
+    core.mark_leg(request, remote.leg, last=now, failure=event.reason)
+    request.last_failure, request.last_status = event.reason, event.status
+    goes_on = now < request.deadline and event.retryable
+    if goes_on:
+        goes_on = _other_way(core, now, request, pool, remote, event.reason)
+    if request.on_worker:
+        abort_final(core, request, "the prefill that it waited for has failed")
+        if goes_on:
+            core.release(request, pool)
+            request.step("retry")
+            request.target = None
+    elif goes_on:
+        request.step("retry")
+    core.unstage(request, pool)
+    return goes_on
+
+
+def _other_way(core: Core, now: Nanos, request: Request, pool: Pool, remote: Remote, reason: str) -> bool:
+    """Choose what becomes of a request whose stage failed: without it, or on another worker."""
+    if remote.stage == "encode":
+        request.encoded = True
+        return True
+    pool.handoffs["failed"] += 1
+    if pool.fallback_tokens >= 1.0:
+        pool.fallback_tokens -= 1.0
+        pool.handoffs["fallback"] += 1
+        request.local = f"no remote prefill: it failed on {remote.target}"
+        core.note(
+            "prefill_fallback",
+            f"request {request.id} is prefilled where it is decoded, since its prefill failed: {reason}",
+            request=request.id,
+            worker=remote.target.worker,
+        )
+        return True
+    request.tried.append((remote.target.worker, remote.epoch))
+    request.tries += 1
+    return request.tries < core.settings.attempts_max
+
+
+def fetch_failed(core: Core, request: Request, pool: Pool, reason: str) -> None:
+    """The worker that was to go on has failed before its first token: see what another one can start from."""
+    remote = request.remote
+    if remote is None:
+        return
+    if remote.protocol in AT_ONCE:
+        abort_remote(core, request, "the worker that was to go on has failed")
+        core.unstage(request, pool)
+    elif remote.fetches >= FETCHES_MAX:
+        lose(core, request, pool, reason, released=False)
+
+
+def lose(core: Core, request: Request, pool: Pool, reason: str, *, released: bool) -> None:
+    """Give up what is held for a request; it is computed again.
+
+    Args:
+        released: it is gone by itself, with its worker.
+    """
+    pool.handoffs["lost"] += 1
+    request.local = f"no remote prefill: its KV was lost ({reason})"
+    if not released:
+        let_go(core, request, pool)
+    core.unstage(request, pool)
+
+
+def abort_final(core: Core, request: Request, reason: str) -> None:
+    """Stop the worker that was to answer."""
+    if request.target is not None:
+        core.mark(request, failure=reason)
+        abort(core, request, request.current, request.target, reason)
