@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.engine.engine import Engine
-from penstock.engine.events import Finished, FirstToken, KvChanged, Rejected, Started
+from penstock.engine.events import Finished, FirstToken, KvChanged, Pull, Pulled, Rejected, Started
 from penstock.engine.settings import SimSettings
 from penstock.kernel.machine import Effect, Event
 from penstock.kernel.simulation import Simulation
@@ -12,7 +12,11 @@ from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, KvStored
 
 
 class Driven:
-    """An engine run to its end over timed events."""
+    """An engine run to its end over timed events.
+
+    Args:
+        pulls: per request, how many nanoseconds its KV is on its way, and whether it comes; else it never does.
+    """
 
     def __init__(
         self,
@@ -21,8 +25,11 @@ class Driven:
         *,
         checked: bool = True,
         table: Mapping[str, Any] | None = None,
+        pulls: Mapping[str, tuple[int, bool]] | None = None,
+        runs: bool = False,
     ) -> None:
-        self.engine = Engine(settings, table=table)
+        self.engine = Engine(settings, table=table, runs=runs)
+        self._pulls = pulls or {}
         self.told: list[tuple] = []
         self.kv: list[tuple] = []
         self.kv_times: list[int] = []
@@ -36,6 +43,10 @@ class Driven:
         return self
 
     def _world(self, now: int, name: str, effect: Effect) -> tuple:
+        if isinstance(effect, Pull) and effect.id in self._pulls:
+            self.told.append(as_line(effect))
+            wait, ok = self._pulls[effect.id]
+            return ((effect.at + wait, "engine", Pulled(id=effect.id, ok=ok)),)
         line = as_line(effect)
         if line is not None:
             assert line[2] <= now
@@ -55,7 +66,9 @@ def as_line(effect: Effect) -> tuple | None:
     if isinstance(effect, FirstToken):
         return ("first", effect.id, effect.at, None)
     if isinstance(effect, Finished):
-        return (effect.reason, effect.id, effect.at, effect.tokens)
+        return (effect.reason, effect.id, effect.at, (effect.tokens, effect.held))
+    if isinstance(effect, Pull):
+        return ("pull", effect.id, effect.at, effect.tokens)
     if isinstance(effect, Rejected):
         return ("rejected", effect.id, effect.at, None)
     return None

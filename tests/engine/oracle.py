@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from penstock.engine.events import Abort, ClearCache, Submit
+from penstock.engine.events import Abort, ClearCache, Pulled, Release, Submit
 from penstock.engine.output import Answer, accepted
 from penstock.engine.settings import SimSettings
 from penstock.engine.timing import timing_of
@@ -32,6 +32,9 @@ class Seq:
         self.started = False
         self.first = False
         self.preempted = 0
+        self.remote = min(submit.remote, self.prompt)
+        self.brought = 0
+        self.hit = 0
         self.key = (submit.priority, number)
 
     @property
@@ -39,9 +42,24 @@ class Seq:
         return self.prompt + self.out
 
 
+Pulls = Mapping[str, tuple[int, bool]]
+"""How long the KV of a request is on its way, and whether it comes; what is not here never comes."""
+
+
 class Oracle:
-    def __init__(self, settings: SimSettings, table: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, settings: SimSettings, table: Mapping[str, Any] | None = None, pulls: Pulls | None = None
+    ) -> None:
         self.s = settings
+        self.pulls = pulls or {}
+        self.events: list[tuple[int, Event]] = []
+        self.heard: list[tuple[int, Event]] = []
+        self.pulling: list[Seq] = []
+        self.landed: list[Seq] = []
+        self.held: list[tuple[int, Seq]] = []  # (until, request that has ended)
+        self.expired = 0
+        self.failed = 0
+        self.pulled = 0
         self.timing = timing_of(settings.timing, settings.capacity, table)
         self.waiting: list[Seq] = []
         self.running: list[Seq] = []
@@ -63,27 +81,26 @@ class Oracle:
     # --- the clock --------------------------------------------------------------------------------------------------
 
     def run(self, events: list[tuple[int, Event]]) -> None:
-        events = sorted(events, key=lambda pair: pair[0])
-        now, tries = 0, 0
+        self.events = events = sorted(events, key=lambda pair: pair[0])
+        now = 0
         while True:
-            while events and events[0][0] <= now:
-                self.event(*events.pop(0))
-            if not self.waiting and not self.running:
-                if not events:
-                    return
-                now = events[0][0]
-                continue
-            work = self.schedule(now)
+            self.happen(now + 1)
+            work, preempted = [], False
+            if self.waiting or self.landed or self.running:
+                work, preempted = self.schedule(now)
             if not work:
-                tries += 1
-                assert tries < 1000, "no progress"
+                if preempted:
+                    continue
+                ahead = [at for at, _ in events[:1]] + [until for until, _ in self.held[:1]]
+                if not ahead:
+                    assert not self.waiting and not self.landed and not self.running, "no progress"
+                    return
+                now = min(ahead)
                 continue
-            tries = 0
             end = now + max(1, round(self.duration(work)))
             reads = [seq.known for seq, n, decode in work if decode]
             new = [n for seq, n, decode in work if not decode]
-            while events and events[0][0] < end:
-                self.event(*events.pop(0))
+            self.happen(end)
             self.passes += 1
             self.queued += len(self.waiting)
             self.prefill_tokens += sum(new)
@@ -93,13 +110,25 @@ class Oracle:
             self.finish_pass(work, end)
             now = end
 
+    def happen(self, before: int) -> None:
+        while True:
+            if self.held and self.held[0][0] < before and (not self.events or self.held[0][0] <= self.events[0][0]):
+                self.expired += 1
+                self.drop(self.held.pop(0)[1])
+            elif self.events and self.events[0][0] < before:
+                self.event(*self.events.pop(0))
+            else:
+                return
+
     def event(self, now: int, event: Event) -> None:
+        self.heard.append((now, event))
         if isinstance(event, Submit):
             seq = Seq(event, self.number, self.s)
-            total = seq.prompt + event.max_tokens
+            total = seq.prompt + (min(1, event.max_tokens) if event.hold else event.max_tokens)
             need = ceil((total - 1 + self.s.speculative_tokens) / self.s.block_size)
             usable = self.s.kv_blocks - int(self.s.kv_blocks * self.s.watermark)
-            taken = any(event.id == other.submit.id for other in self.running + self.waiting)
+            there = self.running + self.waiting + self.pulling + self.landed + [seq for _, seq in self.held]
+            taken = any(event.id == other.submit.id for other in there)
             if seq.prompt < 1 or event.max_tokens < 1 or total > self.s.max_len or need > usable or taken:
                 self.told.append(("rejected", event.id, now, None))
                 return
@@ -109,13 +138,25 @@ class Oracle:
             if self.s.scheduling == "priority":
                 self.waiting.sort(key=lambda seq: seq.key)
         elif isinstance(event, Abort):
-            for line in (self.waiting, self.running):
+            for line in (self.waiting, self.running, self.pulling, self.landed):
                 for seq in line:
                     if seq.submit.id == event.id:
                         line.remove(seq)
                         self.drop(seq)
-                        self.told.append(("abort", event.id, now, seq.out))
+                        self.told.append(("abort", event.id, now, (seq.out, 0)))
                         return
+        elif isinstance(event, Release):
+            for entry in self.held:
+                if entry[1].submit.id == event.id:
+                    self.held.remove(entry)
+                    self.drop(entry[1])
+                    return
+        elif isinstance(event, Pulled):
+            for seq in self.pulling:
+                if seq.submit.id == event.id:
+                    self.pulling.remove(seq)
+                    self.arrive(seq, now, event.ok)
+                    return
         elif isinstance(event, ClearCache):
             if not self.refs:
                 self.note(now, ("cleared",))
@@ -124,6 +165,22 @@ class Oracle:
                     self.note(now, ("removed", name))
             self.free += len(self.idle)
             self.idle = []
+
+    def arrive(self, seq: Seq, now: int, ok: bool) -> None:
+        if ok:
+            reach = max(seq.computed, seq.remote)
+            seq.computed = min(seq.prompt - 1, reach)
+            self.name(seq, reach, now)
+            self.landed.append(seq)
+            self.landed.sort(key=lambda seq: seq.key if self.s.scheduling == "priority" else (0, 0))
+        else:
+            self.failed += 1
+            self.drop(seq)
+            seq.brought = 0
+            self.waiting.insert(0, seq)
+            if self.s.scheduling == "priority":
+                self.waiting.sort(key=lambda seq: seq.key)
+        seq.remote = 0
 
     # --- blocks -----------------------------------------------------------------------------------------------------
 
@@ -188,7 +245,7 @@ class Oracle:
 
     # --- a pass -----------------------------------------------------------------------------------------------------
 
-    def schedule(self, now: int) -> list[tuple[Seq, int, bool]]:
+    def schedule(self, now: int) -> tuple[list[tuple[Seq, int, bool]], bool]:
         s = self.s
         work: list[tuple[Seq, int, bool]] = []
         budget = s.max_batched_tokens
@@ -218,6 +275,7 @@ class Oracle:
                 self.running.remove(victim)
                 self.drop(victim)
                 victim.preempted += 1
+                victim.brought = 0
                 self.waiting.insert(0, victim)
                 if s.scheduling == "priority":
                     self.waiting.sort(key=lambda other: other.key)
@@ -232,6 +290,22 @@ class Oracle:
         for seq, n, _ in work:
             # The blocks that are full of known tokens; drafts are not known.
             self.name(seq, seq.computed + n, now)
+        while self.landed and not preempted and len(self.running) < s.max_seqs and budget > 0:
+            seq = self.landed[0]
+            n = seq.known - seq.computed
+            if n > budget:
+                if s.chunked_prefill:
+                    n = budget
+                elif n <= s.max_batched_tokens or any(not decode for _, _, decode in work):
+                    break
+            self.running.append(self.landed.pop(0))
+            self.name(seq, seq.computed + n, now)
+            seq.started = True
+            self.pulled += seq.brought
+            cached = seq.hit * s.block_size if s.transfer.pull == "missing" else 0
+            self.told.append(("started", seq.submit.id, now, cached))
+            work.append((seq, n, False))
+            budget -= n
         while self.waiting and not preempted and len(self.running) < s.max_seqs and budget > 0:
             seq = self.waiting[0]
             hit = 0
@@ -241,22 +315,38 @@ class Oracle:
                 hit += 1
             names = self.hashes(seq, seq.known - 1)[:hit]
             n = seq.known - hit * s.block_size
-            if n > budget:
+            if n > budget and not seq.remote:
                 if s.chunked_prefill:
                     n = budget
                 elif seq.known <= s.max_batched_tokens or any(not decode for _, _, decode in work):
                     break
             whole = ceil(seq.known / s.block_size) - sum(name in self.refs for name in names)
+            if seq.remote:
+                for other in self.running:
+                    if not other.decodes:
+                        whole += max(0, ceil(other.known / s.block_size) - len(other.blocks))
             if whole > self.available() - int(s.kv_blocks * s.watermark):
                 break
             self.waiting.pop(0)
-            self.running.append(seq)
             for name in names:
                 if name in self.idle:
                     self.idle.remove(name)
                 self.refs[name] = self.refs.get(name, 0) + 1
                 seq.blocks.append(name)
             seq.computed = hit * s.block_size
+            if seq.remote:
+                self.take(seq, ceil(seq.prompt / s.block_size) - hit, now)
+                seq.hit = hit
+                cached = seq.computed if s.transfer.pull == "missing" else 0
+                seq.brought = max(0, seq.remote - cached)
+                self.pulling.append(seq)
+                self.told.append(("pull", seq.submit.id, now, seq.brought))
+                if seq.submit.id in self.pulls:
+                    wait, ok = self.pulls[seq.submit.id]
+                    self.events.append((now + wait, Pulled(id=seq.submit.id, ok=ok)))
+                    self.events.sort(key=lambda pair: pair[0])
+                continue
+            self.running.append(seq)
             self.take(seq, ceil((seq.computed + n) / s.block_size) - hit, now)
             self.name(seq, seq.computed + n, now)
             if not seq.started:
@@ -264,15 +354,21 @@ class Oracle:
                 self.told.append(("started", seq.submit.id, now, hit * s.block_size))
             work.append((seq, n, False))
             budget -= n
-        return work
+        return work, preempted
 
     def duration(self, work: list[tuple[Seq, int, bool]]) -> float:
         t = self.s.timing
-        new = sum(n for _, n, decode in work if not decode)
-        reads = [seq.known for seq, _, decode in work if decode]
+        # The last token of a prompt that was brought reads what a decoding one would.
+        rows = [decode or (n == 1 and seq.brought > 0) for seq, n, decode in work]
+        new = sum(n for (_, n, _), row in zip(work, rows, strict=True) if not row)
+        reads = [seq.known for (seq, _, _), row in zip(work, rows, strict=True) if row]
         if t.kind in ("roofline", "operators"):
-            chunks = [(seq.computed, n) for seq, n, decode in work if not decode]
-            return self.timing.mixed(new, chunks, sum(reads), len(reads))
+            chunks = [(seq.computed, n) for (seq, n, _), row in zip(work, rows, strict=True) if not row]
+            return (
+                self.timing.decode(sum(reads), len(reads))
+                if not chunks
+                else self.timing.mixed(new, chunks, sum(reads), len(reads))
+            )
         ms = 0.0
         if t.kind == "constant":
             if new:
@@ -307,7 +403,12 @@ class Oracle:
             if not seq.first:
                 seq.first = True
                 self.told.append(("first", seq.submit.id, end, None))
-            if seq.out >= seq.answer.length:
+            if seq.out >= (1 if seq.submit.hold else seq.answer.length):
                 self.running.remove(seq)
+                reason = seq.answer.reason if seq.out >= seq.answer.length else "length"
+                if seq.submit.hold and reason == "length":
+                    self.held.append((end + round(self.s.transfer.hold_timeout * 1e9), seq))
+                    self.told.append((reason, seq.submit.id, end, (seq.out, len(seq.blocks))))
+                    continue
                 self.drop(seq)
-                self.told.append((seq.answer.reason, seq.submit.id, end, seq.out))
+                self.told.append((reason, seq.submit.id, end, (seq.out, 0)))

@@ -29,7 +29,7 @@ def test_a_request_is_three_looks_at_the_engine_however_long_its_answer() -> Non
     assert driven.told == [
         ("started", "a", 0, 0),
         ("first", "a", 10 * MILLISECOND, None),
-        ("length", "a", (10 + 9_999 * 5) * MILLISECOND, 10_000),
+        ("length", "a", (10 + 9_999 * 5) * MILLISECOND, (10_000, 0)),
     ]
 
 
@@ -171,9 +171,9 @@ def test_a_late_driver_gets_the_exact_times_all_the_same() -> None:
 
 def test_forced_answers_end_with_their_last_token() -> None:
     driven = Driven(SMALL, [(0, Submit(id="a", isl=3, max_tokens=50, output=[7, 8, 9]))]).run()
-    assert driven.told[-1][0] == "stop" and driven.told[-1][3] == 3
+    assert driven.told[-1][0] == "stop" and driven.told[-1][3] == (3, 0)
     driven = Driven(SMALL, [(0, Submit(id="a", isl=3, max_tokens=2, output=[7, 8, 9]))]).run()
-    assert driven.told[-1][0] == "length" and driven.told[-1][3] == 2
+    assert driven.told[-1][0] == "length" and driven.told[-1][3] == (2, 0)
 
 
 def test_speculation_shortens_answers_by_its_accept_rate() -> None:

@@ -1,14 +1,16 @@
 """Does the lazy engine do what the naive one does? Same milestones, times and KV events, over random workloads."""
 
 from bisect import bisect_right
+from typing import NamedTuple
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.events import Abort, ClearCache, Submit
-from penstock.engine.settings import SimSettings, TimingSettings
+from penstock.engine.events import Abort, ClearCache, Release, Submit
+from penstock.engine.settings import SimSettings, TimingSettings, TransferSettings
+from penstock.kernel.machine import Event
 from tests.engine.driving import Driven
 from tests.engine.models import SLOW, profile_with_experts
 from tests.engine.oracle import Oracle
@@ -22,6 +24,13 @@ TIMINGS = [
 ]
 TABLE = {**profile_with_experts(), "gpu": SLOW}
 """What the kinds of timing read from files; each takes its own."""
+
+
+class Work(NamedTuple):
+    """What happens to an engine: events, and how long which request's KV is on its way and whether it comes."""
+
+    events: list[tuple[int, Event]]
+    pulls: dict[str, tuple[int, bool]]
 
 
 @st.composite
@@ -46,14 +55,20 @@ def small_engines(draw: st.DrawFn) -> SimSettings:
         accept_rate=draw(st.sampled_from([0.0, 0.5, 1.0])),
         reply_tokens=draw(st.sampled_from([0, 6])),
         timing=draw(st.sampled_from(TIMINGS)),
+        transfer=TransferSettings(
+            pull=draw(st.sampled_from(["full_prompt", "missing"])),
+            hold_timeout=draw(st.sampled_from([0.040000031, 0.5000000371, 480.0])),
+        ),
     )
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> list[tuple[int, object]]:
-    """Requests with shared prefixes, some of them aborted, and now and then a cleared cache."""
+def workloads(draw: st.DrawFn) -> Work:
+    """Requests with shared prefixes, some handed off, some of them aborted, and now and then a cleared cache."""
+    handed = draw(st.booleans())
+    pulls: dict[str, tuple[int, bool]] = {}
     prefixes = [[100 + p] * draw(st.integers(1, 24)) for p in range(3)]
-    events: list[tuple[int, object]] = []
+    events: list[tuple[int, Event]] = []
     at = 0
     for number in range(draw(st.integers(1, 14))):
         # Odd nanoseconds, so that nothing falls on the end of a pass by a rounding.
@@ -65,6 +80,16 @@ def workloads(draw: st.DrawFn) -> list[tuple[int, object]]:
             fields = {"isl": len(prompt), "blocks": [prompt[0] * 1000 + i for i in range(len(prompt))]}
         elif kind == "nothing":
             fields = {"isl": len(prompt)}
+        role = draw(st.sampled_from(["whole", "hold", "remote"])) if handed else "whole"
+        if role == "hold":
+            fields["hold"] = True
+            if draw(st.booleans()):
+                after = draw(st.sampled_from([11_000_003, 73_000_043, 420_000_047]))
+                events.append((at + after, Release(id=f"r{number}")))
+        elif role == "remote":
+            fields["remote"] = draw(st.sampled_from([len(prompt), len(prompt), len(prompt) - 1, 99, 5]))
+            wait = draw(st.sampled_from([0, 1_000_051, 9_000_053, 300_000_057]))
+            pulls[f"r{number}"] = (wait, draw(st.sampled_from([True, True, False])))
         events.append(
             (
                 at,
@@ -84,13 +109,22 @@ def workloads(draw: st.DrawFn) -> list[tuple[int, object]]:
             events.append((at + wait, Abort(id=f"r{number}")))
         if draw(st.integers(0, 9)) == 0:
             events.append((at + draw(st.sampled_from([1, 60_000_029])), ClearCache()))
-    return events
+    return Work(events, pulls)
 
 
-def assert_equal(config: SimSettings, events: list) -> Driven:
-    oracle = Oracle(config, TABLE)
-    oracle.run(list(events))
-    driven = Driven(config, events, table=TABLE).run()
+def drive(config: SimSettings, work: Work) -> Driven:
+    return Driven(config, work.events, table=TABLE, pulls=work.pulls)
+
+
+def naive(config: SimSettings, work: Work) -> Oracle:
+    oracle = Oracle(config, TABLE, work.pulls)
+    oracle.run(list(work.events))
+    return oracle
+
+
+def assert_equal(config: SimSettings, work: Work) -> Driven:
+    oracle = naive(config, work)
+    driven = drive(config, work).run()
     assert [line[:2] + line[3:] for line in driven.told] == [line[:2] + line[3:] for line in oracle.told]
     for mine, theirs in zip(driven.told, oracle.told, strict=True):
         assert abs(mine[2] - theirs[2]) <= MICROSECOND, (mine, theirs)
@@ -102,22 +136,25 @@ def assert_equal(config: SimSettings, events: list) -> Driven:
     assert (stats.passes, stats.queued_requests) == (oracle.passes, oracle.queued)
     assert (stats.prefill_tokens, stats.decode_seqs) == (oracle.prefill_tokens, oracle.decode_seqs)
     assert (stats.decode_kv, stats.decode_kv_sq) == (oracle.decode_kv, oracle.decode_kv_sq)
-    assert driven.engine.kv_usage == 0.0
+    counters = driven.engine.counters(driven.simulation.now)
+    assert (counters.hold_expired, counters.pulls_failed) == (oracle.expired, oracle.failed)
+    assert counters.pulled == oracle.pulled
+    assert driven.engine.kv_usage == 0.0 and driven.engine.held == 0
     return driven
 
 
 @given(small_engines(), workloads())
 @settings(max_examples=250, deadline=None)
-def test_the_lazy_engine_equals_the_naive_one(config: SimSettings, events: list) -> None:
-    assert_equal(config, events)
+def test_the_lazy_engine_equals_the_naive_one(config: SimSettings, work: Work) -> None:
+    assert_equal(config, work)
 
 
 @given(small_engines(), workloads(), st.lists(st.integers(0, 3_000_000_000), max_size=6))
 @settings(max_examples=100, deadline=None)
-def test_tokens_are_out_when_the_naive_engine_says(config: SimSettings, events: list, looks: list[int]) -> None:
-    oracle = Oracle(config, TABLE)
-    oracle.run(list(events))
-    driven = Driven(config, events, table=TABLE)
+def test_tokens_are_out_when_the_naive_engine_says(config: SimSettings, work: Work, looks: list[int]) -> None:
+    oracle = naive(config, work)
+    driven = drive(config, work)
+    last = max(at for at, _ in oracle.heard)
     for look in sorted(look * 2 + 1 for look in looks):
         driven.run(until=look)
         engine = driven.engine
@@ -126,15 +163,15 @@ def test_tokens_are_out_when_the_naive_engine_says(config: SimSettings, events: 
             out = engine.tokens_at(id, look)
             assert out == bisect_right(times, look)
             planned = engine.token_time(id, out + 1)
-            if planned is not None and not any(at > look for at, _ in events):
+            if planned is not None and last <= look:
                 assert look < planned and abs(planned - times[out]) <= MICROSECOND
 
 
 @given(small_engines(), workloads(), st.integers(0, 3_000_000_000))
 @settings(max_examples=100, deadline=None)
-def test_a_snapshot_taken_at_any_time_changes_nothing(config: SimSettings, events: list, at: int) -> None:
-    straight = Driven(config, events, table=TABLE).run()
-    broken = Driven(config, events, table=TABLE).run(until=at)
+def test_a_snapshot_taken_at_any_time_changes_nothing(config: SimSettings, work: Work, at: int) -> None:
+    straight = drive(config, work).run()
+    broken = drive(config, work).run(until=at)
     # Plain data: it goes through the journal's encoding.
     state = msgspec.msgpack.decode(msgspec.msgpack.encode(broken.engine.snapshot()))
     broken.engine.restore(state)
@@ -146,9 +183,9 @@ def test_a_snapshot_taken_at_any_time_changes_nothing(config: SimSettings, event
 
 @given(small_engines(), workloads(), st.lists(st.integers(0, 3_000_000_000), max_size=8))
 @settings(max_examples=100, deadline=None)
-def test_looking_at_statistics_changes_nothing(config: SimSettings, events: list, looks: list[int]) -> None:
-    straight = Driven(config, events, table=TABLE).run()
-    watched = Driven(config, events, table=TABLE)
+def test_looking_at_statistics_changes_nothing(config: SimSettings, work: Work, looks: list[int]) -> None:
+    straight = drive(config, work).run()
+    watched = drive(config, work)
     total = watched.engine.take_stats(0)
     for look in sorted(looks):
         watched.run(until=look)

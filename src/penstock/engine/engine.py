@@ -17,7 +17,10 @@ from penstock.engine.events import (
     Finished,
     FirstToken,
     KvChanged,
+    Pull,
+    Pulled,
     Rejected,
+    Release,
     Started,
     Submit,
 )
@@ -35,8 +38,8 @@ from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken
 from penstock.kernel.runs import Chain, chain_of
 from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, RequestId, StepStats
 
-VERSION = 1
-_Told = Started | FirstToken | Finished | Rejected | KvChanged
+VERSION = 2
+_Told = Started | FirstToken | Finished | Pull | Rejected | KvChanged
 
 
 class Engine:
@@ -76,7 +79,7 @@ class Engine:
         self._now: Nanos = 0
 
     def handle(self, now: Nanos, event: Event) -> Sequence[Effect]:
-        """Take one event: `Submit`, `Abort`, `ClearCache` or `Woken`; others are ignored."""
+        """Take one event: `Submit`, `Abort`, `Release`, `Pulled`, `ClearCache` or `Woken`; others are ignored."""
         core = self._core
         now = self._now = max(now, self._now)
         if isinstance(event, Submit):
@@ -90,13 +93,26 @@ class Engine:
             request = core.requests.get(event.id)
             if request is not None:
                 core.abort(request, now)
+        elif isinstance(event, Pulled):
+            core.advance(now, False)
+            core.land(event.id, now, event.ok)
+        elif isinstance(event, Release):
+            core.advance(now, False)
+            core.release(event.id, now)
         elif isinstance(event, ClearCache):
             core.advance(now, False)
             self._clear(now)
         out = core.out
         core.out = []
-        wake = core.op.end if core.op is not None else max(now, core.ready) if core.requests else None
-        if wake is not None and wake != self._wake:
+        wake = core.op.end if core.op is not None else None if core.blocked else max(now, core.ready)
+        due = core.handoffs.due
+        if due is not None and (wake is None or due < wake):
+            wake = due
+        if wake is None:
+            if self._wake is None:
+                return out
+            wake = now  # what it was to be woken for is over: that must not keep a simulation going
+        if wake != self._wake:
             self._wake = wake
             out.append(Wake(at=wake))
         return out
@@ -154,17 +170,27 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Requests that hold blocks."""
-        return len(self._core.requests) - self._core.queued
+        """Requests that passes compute."""
+        return len(self._core.requests) - self.waiting - self.pulling
 
     @property
     def waiting(self) -> int:
-        """Requests in line."""
-        return self._core.queued
+        """Requests in line, those included whose KV has come from another engine."""
+        return self._core.queued + len(self._core.handoffs.landed)
+
+    @property
+    def pulling(self) -> int:
+        """Requests whose KV is on its way here."""
+        return len(self._core.handoffs.pulling)
+
+    @property
+    def held(self) -> int:
+        """Blocks held for other engines; one that is held of two requests counts twice."""
+        return self._core.handoffs.blocks
 
     @property
     def kv_usage(self) -> float:
-        """Share of the blocks that requests hold, as of the last event."""
+        """Share of the blocks that requests hold, also those held for others or reserved, as of the last event."""
         return self._core.cache.used / self._core.cache.blocks
 
     @property
@@ -214,12 +240,14 @@ class Engine:
             "serial": self._serial,
             "wake": self._wake,
             "ready": core.ready,
+            "stuck": core.stuck,
             "step": core.group.step,
             "admissions": core.admissions,
             "requests": [request.dump() for request in core.requests.values()],
             "members": list(core.group.members),
             "waiting": [request.id for request in core.waiting],
             "partial": core.partial.id if core.partial is not None else None,
+            "handoffs": core.handoffs.snapshot(),
             "cache": core.cache.snapshot(),
             "counters": msgspec.to_builtins(core.counters),
             "window": core.window.dump(),
@@ -246,15 +274,17 @@ class Engine:
         core = self._core = Scheduler(self.settings, self.timing, self._runs)
         core.gaps, core.holdings.tells = gaps, tells
         self._now, self._serial, self._wake = snapshot["now"], snapshot["serial"], snapshot["wake"]
-        core.ready, core.admissions = snapshot["ready"], snapshot["admissions"]
+        core.ready, core.stuck, core.admissions = snapshot["ready"], snapshot["stuck"], snapshot["admissions"]
+        chain = chain_of if self._runs else list
         for state in snapshot["requests"]:
             submit = msgspec.convert(state["submit"], Submit)
             answer = Answer(submit, self.settings, self._words, self._end, self._turn)
-            core.requests[submit.id] = Request.load(state, submit, answer, chain_of if self._runs else list)
+            core.requests[submit.id] = Request.load(state, submit, answer, chain)
         core.group.rebuild([core.requests[id] for id in snapshot["members"]], snapshot["step"])
         for id in snapshot["waiting"]:
             core.add_waiting(core.requests[id])
         core.partial = core.requests[snapshot["partial"]] if snapshot["partial"] is not None else None
+        core.handoffs.restore(snapshot["handoffs"], core.requests, chain)
         core.cache.restore(snapshot["cache"])
         core.counters = msgspec.convert(snapshot["counters"], Counters)
         core.window.load(snapshot["window"])
@@ -285,12 +315,18 @@ class Engine:
         private = 0
         group = core.group
         stepping = core.op is not None
-        for request in running(core):
-            for name in request.chain[: request.named]:
+        holding = running(core)
+        chains = [request.chain[: request.named] for request in holding]
+        chains += [hold.chain[: hold.named] for hold in core.handoffs.held.values()]
+        for names in chains:
+            for name in names:
                 holders[name] = holders.get(name, 0) + 1
+        for request in holding:
             decodes = request.state == "decoding"
             private += group.private(request, stepping) if decodes else request.private
+        private += sum(hold.private for hold in core.handoffs.held.values())
         core.cache.check(holders, private)
+        core.handoffs.check()
         if len(group) + sum(r.state == "prefilling" for r in core.requests.values()) != self.running:
             raise InvariantError(f"{self.running} requests run, but not all of them decode or prefill")
         if len(group) > self.settings.max_seqs:
@@ -300,7 +336,7 @@ class Engine:
         kv = sum(request.prompt + group.generated(request) for request in group.members.values())
         if kv != group.kv:
             raise InvariantError(f"sequences read {kv} tokens, but {group.kv} were counted")
-        if core.requests and not stepping and self._wake is None:
+        if (not core.blocked or core.handoffs.held) and not stepping and self._wake is None:
             raise InvariantError("there is work, but no wake was asked for")
 
     # --- events -----------------------------------------------------------------------------------------------------
@@ -310,14 +346,14 @@ class Engine:
         tokens = event.tokens
         prompt = event.isl if tokens is None else len(tokens)
         core.counters.requests += 1
-        why = fits(self.settings, prompt, event.max_tokens)
-        if why is None and event.id in core.requests:
+        why = fits(self.settings, prompt, min(1, event.max_tokens) if event.hold else event.max_tokens)
+        if why is None and (event.id in core.requests or event.id in core.handoffs.held):
             why = f"a request {event.id} runs already"
         if why is not None:
             core.counters.rejected += 1
             core.out.append(Rejected(id=event.id, at=now, why=why))
             return
-        chain: Sequence[int] = ()
+        chain: Sequence[int] = Chain() if self._runs else ()
         if self.settings.prefix_caching:
             if event.blocks is not None:
                 most = prompt // self.settings.block_size
@@ -329,7 +365,9 @@ class Engine:
             elif tokens is not None:
                 chain = block_hashes(tokens, self.settings.block_size, lora=event.lora, salt=event.salt)
         answer = Answer(event, self.settings, self._words, self._end, self._turn)
-        request = Request(event, self._serial, now, prompt, chain, answer, answer.length, event.priority)
+        target = 1 if event.hold else answer.length
+        request = Request(event, self._serial, now, prompt, chain, answer, target, event.priority)
+        request.remote = min(event.remote, prompt)
         self._serial += 1
         core.enqueue(request, now)
 

@@ -14,7 +14,7 @@ from penstock.engine.events import Submit
 from penstock.engine.output import Answer
 from penstock.kernel.machine import Nanos
 
-State = Literal["waiting", "prefilling", "decoding", "gone"]
+State = Literal["waiting", "pulling", "landed", "prefilling", "decoding", "gone"]
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +39,10 @@ class Request:
     named: int = 0
     private: int = 0
     cached: int = 0
+    remote: int = 0
+    """Prompt tokens to be brought from another engine; 0 once that was tried."""
+    brought: int = 0
+    """Prompt tokens that were."""
     started: Nanos | None = None
     first: Nanos | None = None
     preemptions: int = 0
@@ -92,6 +96,8 @@ _DUMPED = (
     "named",
     "private",
     "cached",
+    "remote",
+    "brought",
     "started",
     "first",
     "preemptions",

@@ -6,8 +6,9 @@ A pass, in this order (as the field's engines do it):
    prompt that is part done takes what budget is left. Where blocks run short, a running request is preempted: it
    loses its blocks and goes to the front of the line, to be computed again.
 2. Blocks that this pass fills get their names, so that requests admitted now can share them.
-3. Unless someone was preempted, requests are admitted while budget, ``max_seqs`` and blocks allow: the whole sequence
-   as it is known must fit, cached blocks that others hold counted as there.
+3. Unless someone was preempted, requests are admitted while budget, ``max_seqs`` and blocks allow: first those whose KV
+   has come from another engine, then the line. The whole sequence as it is known must fit, cached blocks that others
+   hold counted as there. Of one whose KV another engine holds the blocks are reserved; it is no part of the pass.
 4. The pass takes what the timing model says of its prompts and of the KV that it reads. At its end every sequence
    that decodes has its next token, and so has every prompt that is done.
 
@@ -18,14 +19,15 @@ needed that is not there, or someone arrives: those are one `Op` of many steps.
 from collections.abc import Sequence
 
 from penstock.engine.decoding import Decoders, DraftingDecoders
-from penstock.engine.events import Counters, Finished, FirstToken, Started, Window
+from penstock.engine.events import Counters, EndReason, Finished, FirstToken, Pull, Started, Window
 from penstock.engine.gaps import Gaps
+from penstock.engine.handoff import Handoffs, Hold
 from penstock.engine.holdings import Holdings
 from penstock.engine.op import Op
 from penstock.engine.request import ByPriority, Fcfs, Request, Waiting, rank
 from penstock.engine.settings import SimSettings
 from penstock.engine.timing import Timing
-from penstock.kernel.machine import Effect, Nanos
+from penstock.kernel.machine import Effect, Nanos, nanos
 
 
 class Scheduler:
@@ -36,7 +38,9 @@ class Scheduler:
         self.timing = timing
         self.out: list[Effect] = []
         self.requests: dict[str, Request] = {}
-        self.waiting: Waiting = ByPriority() if settings.scheduling == "priority" else Fcfs()
+        line = ByPriority if settings.scheduling == "priority" else Fcfs
+        self.waiting: Waiting = line()
+        self.handoffs = Handoffs(line())
         self.holdings = Holdings(settings, runs)
         self.cache = self.holdings.cache
         fills = self._exact = self.holdings.decoded
@@ -49,6 +53,8 @@ class Scheduler:
         self.op: Op | None = None
         self.ready: Nanos = 0
         """When the next pass may begin, while there is no ``op``."""
+        self.stuck = False
+        """Whether the line waits for blocks that no running request has: those held for others, or reserved."""
         self.counters = Counters()
         self.window = Window()
         self.gaps: Gaps | None = None
@@ -58,6 +64,12 @@ class Scheduler:
         self.waiting_decode = 0
         self.admissions = 0
         self._width = 1 + settings.speculative_tokens
+        self._hold_timeout = nanos(settings.transfer.hold_timeout)
+
+    @property
+    def blocked(self) -> bool:
+        """Whether no pass can begin before something happens."""
+        return self.stuck or len(self.requests) == len(self.handoffs.pulling)
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -65,14 +77,23 @@ class Scheduler:
         """Run what lies before ``now``: passes that end by then, and passes that begin before (or at) it."""
         while True:
             op = self.op
+            due = self.handoffs.due
+            if due is not None and due <= now and self._comes_next(due):
+                self.counters.hold_expired += 1
+                self.release(next(iter(self.handoffs.held)), due)
+                continue
             if op is not None:
                 if op.end > now:
                     return
                 self._complete(op)
-            if self.ready > now or (self.ready == now and not inclusive):
+                continue
+            if self.blocked or self.ready > now or (self.ready == now and not inclusive):
                 return
-            if not self._start(self.ready):
-                return
+            self._start(self.ready)
+
+    def _comes_next(self, at: Nanos) -> bool:
+        """Tell whether ``at`` comes before what the passes do next; of one moment, the end of a pass is before it."""
+        return at < self.op.end if self.op is not None else self.blocked or at <= self.ready
 
     def settle(self, now: Nanos) -> None:
         """Account for the steps of a long op that are over, and for the blocks of the one in progress."""
@@ -91,7 +112,6 @@ class Scheduler:
 
     def enqueue(self, request: Request, now: Nanos) -> None:
         """Let a new request wait."""
-        idle = self.op is None and not self.requests
         self.requests[request.submit.id] = request
         self.settle(now)  # the steps so far had a shorter line
         blocked = self.queued > 0 and self.settings.scheduling == "fcfs"
@@ -99,8 +119,7 @@ class Scheduler:
             self.cut()
         self.waiting.add(request)
         self._count_waiting(request, 1)
-        if idle:
-            self.ready = now
+        self._stir(now)
 
     def add_waiting(self, request: Request) -> None:
         """Put a request at the end of the line, as a snapshot has it there."""
@@ -115,6 +134,13 @@ class Scheduler:
                 self.cut()
             self.waiting.remove(request)
             self._count_waiting(request, -1)
+        elif request.state in ("pulling", "landed"):
+            self.cut()
+            if request.state == "landed":
+                self.handoffs.landed.remove(request)
+            else:
+                del self.handoffs.pulling[request.submit.id]
+            self.cache.release(request.chain, request.named, request.private)
         else:
             self.cut()
             if request.state == "decoding":
@@ -126,27 +152,79 @@ class Scheduler:
                 self.partial = None
             self.cache.release(request.chain, request.named, request.private)
         self._finish(request, now, "abort")
+        self._stir(now)
 
     def end(self, request: Request, at: Nanos) -> None:
-        """Let a request that has all its tokens go."""
+        """Let a request that has all its tokens go; one that another engine goes on with leaves its blocks behind."""
         if request.state == "decoding":
             self._leave(request, False)
-        self.cache.release(request.chain, request.named, request.private)
-        self._finish(request, at, request.answer.reason)
+        answer, held = request.answer, 0
+        reason: EndReason = answer.reason if request.generated >= answer.length else "length"
+        if request.submit.hold and reason == "length":
+            held = self.handoffs.hold(request, at + self._hold_timeout)
+        else:
+            self.cache.release(request.chain, request.named, request.private)
+        self._finish(request, at, reason, held)
+
+    # --- hand-off ---------------------------------------------------------------------------------------------------
+
+    def release(self, id: str, now: Nanos) -> None:
+        """Let go of the blocks that are held of a request, if any are."""
+        hold: Hold | None = self.handoffs.let_go(id)
+        if hold is None:
+            return
+        self.settle(now)
+        self.cache.release(hold.chain, hold.named, hold.private)
+        if self.queued:
+            self.cut()
+        self._stir(now)
+
+    def land(self, id: str, now: Nanos, ok: bool) -> None:
+        """Go on with a request whose KV is here; where not ``ok``, it is computed as if it had never been elsewhere."""
+        request = self.handoffs.pulling.pop(id, None)
+        if request is None:
+            return
+        self.settle(now)
+        if ok:
+            request.state = "landed"
+            # At least the last token is computed: its logits are the answer's beginning.
+            reach = max(request.computed, request.remote)
+            request.computed = min(request.prompt - 1, reach)
+            self.holdings.name(request, reach // self.settings.block_size)
+            self.handoffs.landed.add(request)
+            if self.holdings.changes:
+                self.out.append(self.holdings.told(now))
+        else:
+            self.counters.pulls_failed += 1
+            self.cache.release(request.chain, request.named, request.private)
+            request.state = "waiting"
+            request.named = request.private = request.computed = request.brought = 0
+            self.waiting.put_back(request)
+            self._count_waiting(request, 1)
+        request.remote = 0
+        self.cut()
+        self._stir(now)
+
+    def _stir(self, now: Nanos) -> None:
+        """Try again what could not begin before."""
+        if self.op is None:
+            self.ready = now
+            self.stuck = False
 
     # --- one pass ---------------------------------------------------------------------------------------------------
 
-    def _start(self, at: Nanos) -> bool:
-        """Begin the next pass; returns whether there is any."""
-        while self.requests:
+    def _start(self, at: Nanos) -> None:
+        """Begin the next pass, if there is any."""
+        while not self.blocked:
+            before = self.counters.preemptions
             op = self._schedule(at)
             if self.holdings.changes:
                 self.out.append(self.holdings.told(at))
             if op is not None:
                 self.op = op
-                return True
-            # Nothing is left of the pass: those that would have run were preempted. The next try admits.
-        return False
+                return
+            # Nothing is left of the pass. Where those that would have run were preempted, the next try admits.
+            self.stuck = self.counters.preemptions == before
 
     def _schedule(self, at: Nanos) -> Op | None:
         settings, group, cache = self.settings, self.group, self.cache
@@ -165,7 +243,8 @@ class Scheduler:
         chunk = 0
         if partial is not None:
             chunk = min(partial.known - partial.computed, budget)
-            need = -(-(partial.computed + chunk) // size) - partial.named - partial.private
+            # One whose KV was brought has blocks for its whole prompt.
+            need = max(0, -(-(partial.computed + chunk) // size) - partial.named - partial.private)
             while need > cache.available and partial.state != "waiting":
                 preempted = True
                 self._preempt(self._victim(), True)
@@ -182,14 +261,16 @@ class Scheduler:
             self.holdings.name(partial, (partial.computed + chunk) // size)
             prefills.append((partial, chunk))
             budget -= chunk
-        if self.queued and not preempted:
-            self._admit(at, budget, prefills)
+        if not preempted:
+            if self.handoffs.landed:
+                budget = self._resume(at, budget, prefills)
+            if self.queued:
+                self._admit(at, budget, prefills)
         seqs = len(group.members)
         if prefills:
             tokens = sum(n for _, n in prefills)
             kv = group.kv if seqs else 0
-            length = self.timing.mixed(tokens, ((r.computed, n) for r, n in prefills), kv, seqs)
-            end = at + max(1, round(length))
+            end = at + max(1, round(self._length(prefills, kv, seqs)))
             return Op(at, end, 1, step, seqs, prefills, len(prefills), tokens, last=(seqs, kv))
         if not seqs:
             return None
@@ -201,11 +282,82 @@ class Scheduler:
         run = group.run(self.timing, steps)
         return Op(at, at + max(1, run.after(steps)), steps, step, seqs, run=run)
 
+    def _length(self, prefills: list[tuple[Request, int]], kv: int, seqs: int) -> float:
+        """Return the nanoseconds of a pass; the last token of a prompt that was brought is a step of decoding."""
+        chunks: list[tuple[int, int]] = []
+        for request, chunk in prefills:
+            if request.brought and chunk == 1:
+                kv += request.known
+                seqs += 1
+            else:
+                chunks.append((request.computed, chunk))
+        if not chunks:
+            return self.timing.decode(kv, seqs)
+        return self.timing.mixed(sum(n for _, n in chunks), chunks, kv, seqs)
+
+    def _resume(self, at: Nanos, budget: int, prefills: list[tuple[Request, int]]) -> int:
+        """Let those run whose KV has come, as far as they may; returns what is left of the budget."""
+        settings, landed = self.settings, self.handoffs.landed
+        running = len(self.group.members) + (self.partial is not None)
+        while landed and running < settings.max_seqs and budget > 0:
+            request = landed.head()
+            chunk = request.known - request.computed
+            if chunk > budget:
+                if settings.chunked_prefill:
+                    chunk = budget
+                elif chunk <= settings.max_batched_tokens or prefills:
+                    break
+            landed.remove(request)
+            self._begin(request, at, request.cached)
+            self.counters.pulled += request.brought
+            self.holdings.name(request, (request.computed + chunk) // settings.block_size)
+            prefills.append((request, chunk))
+            budget -= chunk
+            running += 1
+        return budget
+
+    def _begin(self, request: Request, at: Nanos, cached: int) -> None:
+        """Let a request run; ``cached``: tokens that the cache had, which count where it has never run before."""
+        request.state = "prefilling"
+        request.order = self.admissions
+        self.admissions += 1
+        if request.started is None:
+            request.started = at
+            request.cached = cached
+            counters = self.counters
+            counters.prefix_queries += request.prompt
+            counters.prefix_hits += cached
+            counters.prompt += request.prompt
+            counters.prompt_cached += cached
+            self.out.append(Started(id=request.submit.id, at=at, cached=cached))
+
+    def _pull(self, request: Request, at: Nanos, hit: int) -> None:
+        """Reserve the blocks of a prompt that another engine computed, of which ``hit`` are here, and ask for it."""
+        size = self.settings.block_size
+        need = -(-request.prompt // size) - hit
+        self.holdings.take(need)
+        request.state = "pulling"
+        request.named, request.private, request.computed = hit, need, hit * size
+        missing = self.settings.transfer.pull == "missing"
+        request.cached = request.computed if missing else 0
+        request.brought = max(0, request.remote - request.cached)
+        self.counters.remote_queries += request.prompt - request.cached
+        self.counters.remote_hits += request.brought
+        self.handoffs.pulling[request.submit.id] = request
+        self.out.append(Pull(id=request.submit.id, at=at, tokens=request.brought))
+
+    def _unfinished(self) -> int:
+        """Return the blocks that a prompt which is part done does not have yet."""
+        partial = self.partial
+        if partial is None:
+            return 0
+        return max(0, -(-partial.known // self.settings.block_size) - partial.named - partial.private)
+
     def _admit(self, at: Nanos, budget: int, prefills: list[tuple[Request, int]]) -> None:
         settings, cache = self.settings, self.cache
         size = settings.block_size
         spare = settings.watermark_blocks
-        running = len(self.group.members) + (self.partial is not None)
+        running = len(self.group.members) + len(prefills) + (self.partial is not None and not prefills)
         while self.queued and running < settings.max_seqs and budget > 0:
             request = self.waiting.head()
             known = request.known
@@ -217,37 +369,31 @@ class Scheduler:
                 hit = cache.depth(request.chain, min(len(request.chain), (known - 1) // size))
                 held = cache.held_depth(request.chain, hit)
             chunk = known - hit * size
-            if chunk > budget:
+            if chunk > budget and not request.remote:
                 if settings.chunked_prefill:
                     chunk = budget
                 elif known <= settings.max_batched_tokens or prefills:
                     return
                 # Without chunks, a prompt above the budget of any pass gets one of its own. Its cached blocks do not
                 # count here, so that losing some never admits it: runs of steps rely on that.
-            if -(-known // size) - held > cache.available - spare:
+            # Nothing preempts one whose KV is on its way: it may not have what a prompt that is part done still needs.
+            kept = self._unfinished() if request.remote else 0
+            if -(-known // size) - held > cache.available - spare - kept:
                 return
             self.waiting.remove(request)
             self._count_waiting(request, -1)
             if hit:
                 cache.hold(request.chain, 0, hit)
-            request.state = "prefilling"
-            request.order = self.admissions
-            self.admissions += 1
+            if request.remote:
+                self._pull(request, at, hit)
+                continue
+            self._begin(request, at, hit * size)
             request.named = hit
             request.computed = hit * size
             need = -(-(request.computed + chunk) // size) - hit
             self.holdings.take(need)
             request.private = need
             self.holdings.name(request, (request.computed + chunk) // size)
-            if request.started is None:
-                request.started = at
-                request.cached = hit * size
-                counters = self.counters
-                counters.prefix_queries += request.prompt
-                counters.prefix_hits += request.cached
-                counters.prompt += request.prompt
-                counters.prompt_cached += request.cached
-                self.out.append(Started(id=request.submit.id, at=at, cached=request.cached))
             prefills.append((request, chunk))
             budget -= chunk
             running += 1
@@ -367,7 +513,7 @@ class Scheduler:
             self._leave(request, stepping)
         self.cache.release(request.chain, request.named, request.private)
         request.state = "waiting"
-        request.named = request.private = request.computed = 0
+        request.named = request.private = request.computed = request.brought = 0
         request.preemptions += 1
         if request.paused is None and request.generated:
             request.paused = self.ready
@@ -381,7 +527,7 @@ class Scheduler:
         self.group.leave(request, self.group.private(request, stepping))
         self.counters.generated += request.generated - before
 
-    def _finish(self, request: Request, at: Nanos, reason: str) -> None:
+    def _finish(self, request: Request, at: Nanos, reason: EndReason, held: int = 0) -> None:
         request.state = "gone"
         del self.requests[request.submit.id]
         self.counters.ended[reason] += 1
@@ -389,7 +535,7 @@ class Scheduler:
             Finished(
                 id=request.submit.id,
                 at=at,
-                reason=reason,  # type: ignore[arg-type]
+                reason=reason,
                 tokens=request.generated,
                 prompt=request.prompt,
                 cached=request.cached,
@@ -397,6 +543,7 @@ class Scheduler:
                 started=request.started,
                 first=request.first,
                 preemptions=request.preemptions,
+                held=held,
             )
         )
 
