@@ -56,6 +56,10 @@ def file_problems(settings: ClusterSettings) -> list[Problem]:
         (("frontend", "security", "tls_key"), settings.frontend.security.tls_key),
         (("cluster_secret_file",), settings.cluster_secret_file),
     ]
+    for service in ("etcd", "nats"):
+        found = getattr(settings.discovery, service)
+        for knob in ("ca", "cert", "key", "nkey", "creds"):
+            named.append((("discovery", service, knob), getattr(found, knob, None)))
     for model, entry in settings.models.items():
         if entry.tokenizer != BUILTIN_TOKENIZER:
             named.append((("models", model, "tokenizer"), entry.tokenizer))
@@ -132,14 +136,22 @@ def _block_sizes(settings: ClusterSettings) -> Iterator[Complaint]:
                 break
 
 
+def _roles(path: tuple[str, ...], pool: PoolSettings, roles: set[str]) -> Iterator[Complaint]:
+    """Look at what a pool does in the flow of stages; ``roles``: of all pools of its model."""
+    if pool.role in ("prefill", "encode") and not roles & {"decode", "aggregated"}:
+        yield (*path, "role"), f"is {pool.role}, but no pool of its model answers clients", "add one of role decode"
+    if pool.role in ("prefill", "decode") and pool.engine == "llamacpp":
+        yield (*path, "role"), f"is {pool.role}, but no hand-off of KV is known of llama.cpp", "leave role out"
+    if pool.engine == "vllm" and not pool.urls and pool.handoff == "bootstrap":
+        yield (*path, "handoff"), "is bootstrap, which is SGLang's way; vLLM has completed and push", None
+
+
 def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
     seen: dict[str, str] = {}
     for model, entry in settings.models.items():
         for name, pool in entry.pools.items():
             path = ("models", model, "pools", name)
-            if pool.role != "aggregated":
-                hint = "leave role out; the engines then do prefill and decode"
-                yield (*path, "role"), f"is {pool.role}, but requests are not yet handed from prefill to decode", hint
+            yield from _roles(path, pool, {other.role for other in entry.pools.values()})
             if pool.engine not in ("sim", "vllm") and not pool.urls:
                 hint = "start the servers yourself and list their URLs; only sim and vllm engines are started here"
                 yield (*path, "urls"), f"engine {pool.engine} needs urls", hint
@@ -238,6 +250,32 @@ def _frontend(settings: ClusterSettings) -> Iterator[Complaint]:
         yield ("frontend", "proxied_routes"), f"{listed(wrong)} is no route under /v1", hint
 
 
+def _discovery(settings: ClusterSettings) -> Iterator[Complaint]:
+    found = settings.discovery
+    if found.host in ("", "0.0.0.0", "::", "*"):
+        yield ("discovery", "host"), f"is {found.host!r}, which no other machine can connect to", "name one address"
+    for service, schemes in (("etcd", ("http", "https")), ("nats", ("nats", "tls"))):
+        group = getattr(found, service)
+        path = ("discovery", service)
+        if not group.urls:
+            yield (*path, "urls"), "is empty", f"write it as {schemes[0]}://HOST:PORT"
+        for url in group.urls:
+            parts = urlsplit(url)
+            if parts.scheme not in schemes or not parts.hostname:
+                hint = f"write it as {schemes[0]}://HOST:PORT"
+                yield (*path, "urls"), f"{_without_password(url)!r} is no URL of {service}", hint
+            if parts.username is not None or parts.password is not None:
+                yield (*path, "urls"), f"{_without_password(url)!r} {_PASSWORD}", "give user and password by themselves"
+        if (group.user is None) != (group.password is None):
+            yield (*path, "user"), "and password come together", None
+        if (group.cert is None) != (group.key is None):
+            yield (*path, "cert"), "and key come together", None
+    for side in ("publish", "subscribe"):
+        endpoint = getattr(found.forwarder, side)
+        if not re.match(r"(tcp|ipc)://.", endpoint):
+            yield ("discovery", "forwarder", side), f"{endpoint!r} is no ZMQ endpoint", "write it as tcp://HOST:PORT"
+
+
 def _secret(settings: ClusterSettings) -> Iterator[Complaint]:
     given = settings.cluster_secret
     if given is None:
@@ -280,6 +318,7 @@ _RULES: tuple[Callable[[ClusterSettings], Iterator[Complaint]], ...] = (
     _pools,
     _block_sizes,
     _frontend,
+    _discovery,
     _secret,
     _ordered,
 )

@@ -1,12 +1,14 @@
 """How does one worker answer a request? Send it, hold back what comes before the first token, pass the rest on."""
 
+import asyncio
 import time
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from penstock.adapters.engines.calls import CallStopped, EngineBroken, EngineCall, EngineUnreachable
 from penstock.adapters.engines.dialects import dialect_of
 from penstock.frontend.extras import before_end, marks, with_nvext
-from penstock.frontend.job import engine_body, engine_headers
+from penstock.frontend.job import engine_body, engine_headers, said
 from penstock.frontend.usage import gave_up, usage_of
 from penstock.router.events import Dispatch
 
@@ -23,8 +25,11 @@ class Attempt:
     """One request at one worker; ``run`` once."""
 
     __slots__ = (
+        "_answering",
+        "_begun",
         "_call",
         "_exchange",
+        "_fetches",
         "_gone_since",
         "_grown",
         "_held",
@@ -54,23 +59,57 @@ class Attempt:
         job, self.transcript = exchange.baton.start(self.dialect)
         ids = self.transcript is not None and self.transcript.mode == "ids"
         headers = engine_headers(job, word, exchange.ticket.id, exchange.caller.headers, exchange.span)
-        body = engine_body(job, word, exchange.resolved.adapter, token_ids=ids)
+        handoff = word.handoff
+        handed = None if handoff is None else exchange.service.handoffs.fields_for(word, exchange.ticket.id)
+        body = engine_body(job, word, exchange.resolved.adapter, token_ids=ids, handed=handed)
+        self._fetches = handoff is not None and handoff.protocol == "completed"
+        """Whether it fetches what an engine holds for it: then it is not cut before its first token."""
+        self._begun: asyncio.Task[None] | None = None
+        self._answering: asyncio.Task[bool] | None = None
         self._call: EngineCall = exchange.service.engines.call(word.card.url, job.path, body, headers)
 
     def stop(self, reason: str) -> None:
         """Give up: the router said so."""
         self.gave_up = True
-        self._call.stop(reason)
+        if self._answering is not None and not self.tap.started:
+            self._answering.cancel()
+        else:
+            self._call.stop(reason)
 
     async def run(self) -> bool:
         """Answer the client; False where the router's next word decides."""
-        exchange, call = self._exchange, self._call
-        service = exchange.service
-        key = (exchange.ticket.id, self.word.attempt)
+        service = self._exchange.service
+        key = (self._exchange.ticket.id, self.word.attempt)
         service.running[key] = self.stop
         service.watched.add(self)
+        over = False
         try:
-            await call.begin()
+            if not self._fetches:
+                return await self._answer(self._call.begin())
+            self._begun = asyncio.create_task(self._call.begin())
+            self._answering = asyncio.create_task(self._answer(asyncio.shield(self._begun)))
+            try:
+                found = await self._answering
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self.gave_up and task is not None and not task.cancelling():
+                    return False
+                raise
+            over = True
+            return found
+        finally:
+            service.running.pop(key, None)
+            service.watched.discard(self)
+            if self._begun is not None and not over and not self.tap.started:
+                service.handoffs.see_off(self._call, self._begun)
+            else:
+                self._call.close()
+
+    async def _answer(self, begun: Awaitable[None]) -> bool:
+        exchange, call = self._exchange, self._call
+        service = exchange.service
+        try:
+            await begun
             service.metrics.stage("dispatch", time.monotonic() - self._last_byte)
             if call.status >= 400:
                 return await self._refused()
@@ -81,10 +120,6 @@ class Attempt:
             return await self._unary()
         except (EngineUnreachable, EngineBroken, CallStopped) as error:
             return await exchange.lost(self, error.message)
-        finally:
-            service.running.pop(key, None)
-            service.watched.discard(self)
-            call.close()
 
     async def look(self, now: float) -> None:
         """Stop an engine that is silent for too long, and keep a quiet stream alive for the proxies before us."""
@@ -208,15 +243,15 @@ class Attempt:
         exchange, call = self._exchange, self._call
         body = await call.read()
         status = call.status
-        said = _said(body)
-        kind = self.dialect.refusal(status, said)
+        text = said(body)
+        kind = self.dialect.refusal(status, text)
         if kind != "client":
-            text = f"the engine answered {status}: {said}"
+            text = f"the engine answered {status}: {text}"
             at_fault, leaving = kind == "fault", kind == "leaving"
             return await exchange.lost(self, text, status=status, at_fault=at_fault, leaving=leaving)
         if not exchange.speak(self, quietly=True):
             return False
-        exchange.refused(self, f"the engine refused: {said}", status)
+        exchange.refused(self, f"the engine refused: {text}", status)
         if exchange.caller.begun:
             return False
         await exchange.caller.send(status, body, {"content-type": call.content_type, **marks(self.word)})
@@ -226,13 +261,13 @@ class Attempt:
         """The engine ended its stream with an error."""
         exchange, tap = self._exchange, self.tap
         assert tap.error is not None
-        said = f"the engine said: {str(tap.error.get('message', 'no message'))[:500]}"
+        text = f"the engine said: {str(tap.error.get('message', 'no message'))[:500]}"
         code = tap.error.get("code")
         status = code if isinstance(code, int) else None
-        kind = self.dialect.refusal(status or 500, said)
+        kind = self.dialect.refusal(status or 500, text)
         if kind != "client":
-            return await exchange.lost(self, said, status=status, leaving=kind == "leaving")
-        exchange.refused(self, said, status or 400)
+            return await exchange.lost(self, text, status=status, leaving=kind == "leaving")
+        exchange.refused(self, text, status or 400)
         if exchange.caller.begun and exchange.baton.leg is None:  # the request's own fault, in the engine's own words
             exchange.caller.write(tap.unsaid)
             await exchange.caller.end()
@@ -249,8 +284,3 @@ class Attempt:
                 **marks(self.word),
             },
         )
-
-
-def _said(body: bytes) -> str:
-    """Return the start of an engine's error text, for the log and the reason."""
-    return " ".join(body[:300].decode("utf-8", "replace").split()) or "nothing"

@@ -34,6 +34,11 @@ class Baton:
         self._prompt = prompt
         self._lost_at: float | None = None
 
+    @property
+    def job(self) -> Job:
+        """What is asked at present: what the client asked, or the rest of it."""
+        return self._job if self.leg is None else self.leg.job
+
     def start(self, dialect: Dialect) -> tuple[Job, Transcript | None]:
         """Return what an engine is asked, and what is to follow its answer from the beginning."""
         if self.leg is not None:

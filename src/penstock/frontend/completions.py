@@ -10,6 +10,7 @@ from penstock.frontend.hints import Hints, read_hints
 from penstock.frontend.job import Job
 from penstock.frontend.prompts import Prompt
 from penstock.frontend.service import Resolved, Service, check_prompt
+from penstock.frontend.splitting import digest_of, is_whole, media_of
 from penstock.frontend.timing import Timing
 from penstock.kernel.errors import ClientError, OverloadedError, PenstockError
 from penstock.kernel.machine import nanos
@@ -72,6 +73,8 @@ async def carry(caller: Caller, service: Service, resolved: Resolved, job: Job, 
             isl=prompt.isl,
             blocks=prompt.blocks,
             text=prompt.estimated,
+            media=0 if job.parsed is None else len(media_of(job.parsed)),
+            whole=job.parsed is None or is_whole(job.parsed),
             adapter=resolved.adapter,
             deadline=None if limit is None else service.cluster.now() + nanos(limit),
             preferences=hints.preferences,
@@ -89,7 +92,8 @@ async def carry(caller: Caller, service: Service, resolved: Resolved, job: Job, 
 
 
 async def _prepare(service: Service, parsed: Parsed, resolved: Resolved, hints: Hints) -> Prompt:
-    hashing = service.hashing(resolved, hints.salt)
+    media = tuple(digest_of(part) for part in media_of(parsed))
+    hashing = service.hashing(resolved, hints.salt, media)
     prompt = await service.prompts.prepare(parsed, resolved.tokenizer, hashing, hints.token_data)
     if not prompt.estimated:
         param = "messages" if parsed.endpoint == "chat_completions" else "prompt"

@@ -23,6 +23,7 @@ from penstock.frontend.service import Resolved, Service, TicketLike
 from penstock.frontend.sse import cached_tokens, output_tokens
 from penstock.frontend.timing import Timing
 from penstock.router.events import Closed, Dispatch, Resume
+from penstock.router.flow import FINAL
 
 log = logging.getLogger("penstock.frontend")
 
@@ -64,7 +65,9 @@ class Exchange:
                 word = await self.ticket.next()
                 if isinstance(word, Closed):
                     return await self._ended(word)
-                if not self.ticket.aborted and await self._attempt(word).run():
+                if word.stage not in FINAL:
+                    self._stage(word)  # it is told to the router when it is done, and the client hears nothing of it
+                elif not self.ticket.aborted and await self._attempt(word).run():
                     return
         except ConnectionResetError:
             # Writing found out before the server did: the same as being cancelled.
@@ -161,6 +164,11 @@ class Exchange:
 
     # --- several attempts -------------------------------------------------------------------------------------------
 
+    def _stage(self, word: Dispatch) -> None:
+        if self.ticket.closed is None:  # else nobody would let go of what it makes
+            self.service.handoffs.start(self, word)
+            self.span.event(word.stage)
+
     def _attempt(self, word: Dispatch) -> Attempt:
         self._last = Attempt(self, word)
         return self._last
@@ -187,6 +195,9 @@ class Exchange:
                         ended = (
                             word  # attempts that were stopped for it end by themselves; a whole answer is written out
                         )
+                    elif word.stage not in FINAL:
+                        self._stage(word)
+                        hearing = asyncio.ensure_future(self.ticket.next())
                     else:
                         attempts.add(asyncio.create_task(self._attempt(word).run()))
                         hearing = asyncio.ensure_future(self.ticket.next())

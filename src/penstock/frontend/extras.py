@@ -16,9 +16,16 @@ def marks(dispatch: Dispatch) -> dict[str, str]:
     decision = dispatch.decision
     return {
         "x-penstock-worker": str(decision.chosen),
+        **({} if prefill_of(dispatch) is None else {"x-penstock-prefill-worker": str(prefill_of(dispatch))}),
         "x-penstock-expected-cached-tokens": str(decision.expected_cached_tokens),
         "x-penstock-queue-ms": f"{decision.queued * 1e3:.1f}",
     }
+
+
+def prefill_of(dispatch: Dispatch) -> str | None:
+    """Return the worker that did the prefill, where it was another one."""
+    handoff = dispatch.handoff
+    return None if handoff is None or handoff.source is None else handoff.source.id
 
 
 def extra_fields(job: Job, dispatch: Dispatch, timing: Timing) -> dict[str, Any]:
@@ -31,7 +38,7 @@ def extra_fields(job: Job, dispatch: Dispatch, timing: Timing) -> dict[str, Any]
         out["worker_id"] = {
             "worker_id": worker,
             "dp_rank": rank,
-            "prefill_worker_id": worker,
+            "prefill_worker_id": prefill_of(dispatch) or worker,
             "decode_worker_id": worker,
         }
     if "timing" in asked:

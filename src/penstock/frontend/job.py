@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.adapters.engines.dialects import dialect_of
 from penstock.adapters.telemetry.otel import Span
@@ -33,17 +34,47 @@ class Job:
         return self.parsed is not None and self.hints is not None and bool(self.hints.extra)
 
 
-def engine_body(job: Job, word: Dispatch, adapter: str | None, *, token_ids: bool = False) -> bytes:
+def engine_body(
+    job: Job,
+    word: Dispatch,
+    adapter: str | None,
+    *,
+    token_ids: bool = False,
+    handed: Mapping[str, Any] | None = None,
+) -> bytes:
     """Return the body for an engine, in its dialect.
 
     Args:
         adapter: the LoRA adapter of its model that is meant.
         token_ids: ask it for those of a stream's output.
+        handed: what makes it take over the KV that another engine made.
     """
-    parsed, card = job.parsed, word.card
-    if parsed is None:
-        return job.body
-    added: dict[str, object] = {}
+    parsed = job.parsed
+    return job.body if parsed is None else with_fields(parsed, _added(job, parsed, word, adapter, token_ids, handed))
+
+
+def engine_fields(job: Job, word: Dispatch, adapter: str | None) -> dict[str, Any]:
+    """Return the same as fields, for a leg that is asked otherwise than the client asked."""
+    assert job.parsed is not None  # routes whose dialect we do not know are never split
+    return {**job.parsed.fields, **_added(job, job.parsed, word, adapter, False, None)}
+
+
+def said(body: bytes) -> str:
+    """Return the start of an engine's error text, for the log and the reason."""
+    return " ".join(body[:300].decode("utf-8", "replace").split()) or "nothing"
+
+
+def _added(
+    job: Job,
+    parsed: Parsed,
+    word: Dispatch,
+    adapter: str | None,
+    token_ids: bool,
+    handed: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return what an engine is told beside, or instead of, the client's own fields."""
+    card = word.card
+    added: dict[str, Any] = {**(handed or {})}
     if job.strip_usage:
         # The true output and cached tokens stand nowhere else.
         options = dict(parsed.fields.get("stream_options") or {})
@@ -66,7 +97,7 @@ def engine_body(job: Job, word: Dispatch, adapter: str | None, *, token_ids: boo
     for name, value in told.items():
         if parsed.fields.get(name) != value:
             added[name] = value
-    return with_fields(parsed, added)
+    return added
 
 
 def engine_headers(job: Job, word: Dispatch, request: str, client: Mapping[str, str], span: Span) -> dict[str, str]:

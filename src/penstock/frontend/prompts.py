@@ -47,6 +47,7 @@ class Hashing:
     text_block_bytes: int
     adapter: str | None = None
     salt: str | None = None
+    media: tuple[bytes, ...] = ()
 
 
 class Prompts:
@@ -183,12 +184,14 @@ def _of_tokens(prompts: Sequence[Sequence[int]], hashing: Hashing, param: str) -
         words = first if isinstance(first, array) else array("I", first)
     except (OverflowError, TypeError):
         raise rejected("a token id must be a whole number 0..4294967295", param) from None
-    blocks = block_hashes(words, hashing.block_size, lora=hashing.adapter, salt=hashing.salt)
+    blocks = block_hashes(words, hashing.block_size, lora=hashing.adapter, salt=hashing.salt, multimodal=hashing.media)
     return Prompt(sum(len(tokens) for tokens in prompts), list(blocks))
 
 
 def _of_text(text: str, hashing: Hashing) -> Prompt:
-    blocks = text_hashes(text, hashing.text_block_bytes, lora=hashing.adapter, salt=hashing.salt)
+    blocks = text_hashes(
+        text, hashing.text_block_bytes, lora=hashing.adapter, salt=hashing.salt, multimodal=hashing.media
+    )
     return Prompt(_estimate(text), list(blocks), estimated=True)
 
 

@@ -17,6 +17,7 @@ from penstock.config.cluster import ClusterSettings
 from penstock.frontend.access import Keys, Rates
 from penstock.frontend.body import PATHS
 from penstock.frontend.errors import quoted, rejected
+from penstock.frontend.handoffs import Handoffs
 from penstock.frontend.history import History
 from penstock.frontend.peering import PeerGuard
 from penstock.frontend.prompts import Hashing, Prompts
@@ -26,7 +27,7 @@ from penstock.frontend.tokens import PromptTokenizer, load_tokenizer
 from penstock.kernel.machine import Effect, Nanos
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import RequestId, WorkerCard
-from penstock.router.events import Abort, Arrived, Closed, Dispatch, Resume
+from penstock.router.events import Abort, Arrived, Closed, Dispatch, Release, Resume
 
 RESOLVED_MAX = 1024
 """Most names of models, adapters among them, whose meaning is remembered."""
@@ -56,6 +57,7 @@ class TicketLike(Protocol):
         leaving: bool = False,
         attempt: int | None = None,
     ) -> None: ...
+    def staged(self, attempt: int, *, held: bool, cached: int | None) -> None: ...
     def cancelled(self) -> None: ...
 
 
@@ -176,6 +178,7 @@ class Service:
         self.peer_guard = PeerGuard(self.secret)
         self.rates = Rates(frontend.limits.rate, frontend.limits.burst)
         self.prompts = Prompts(frontend.tokenize.threads, frontend.tokenize.queue_max, self.metrics.stage)
+        self.handoffs = Handoffs(self)
         self.history = History(self.settings.router.decisions_kept, frontend.closed_kept, self.run_offset)
         self.seen = Seen(self.cluster.now, self.cluster.status, self.run_offset)
         self.running: dict[tuple[str, int], Callable[[str], None]] = {}
@@ -247,13 +250,14 @@ class Service:
         most = max(lengths) if lengths and len(lengths) == len(cards) else None
         return Resolved(model, adapter, self.tokenizers.get(model), self.cluster.block_size(model), most)
 
-    def hashing(self, resolved: Resolved, salt: str | None) -> Hashing:
+    def hashing(self, resolved: Resolved, salt: str | None, media: tuple[bytes, ...] = ()) -> Hashing:
         """Return what besides its tokens decides a prompt's blocks."""
         return Hashing(
             block_size=resolved.block_size,
             text_block_bytes=self.settings.router.index.text_block_bytes,
             adapter=resolved.adapter,
             salt=salt,
+            media=media,
         )
 
     def notes(self) -> list[str]:
@@ -299,6 +303,9 @@ class Service:
         elif isinstance(effect, Closed):
             self.metrics.closed(effect)
             self.history.closed(effect)
+            self.handoffs.closed(effect)
+        elif isinstance(effect, Release):
+            self.handoffs.release(effect)
         elif isinstance(effect, Abort):
             stop = self.running.get((effect.id, effect.attempt))
             if stop is not None:
@@ -311,6 +318,7 @@ class Service:
     async def close(self) -> None:
         """Let go of threads, connections and spans."""
         self.prompts.close()
+        await self.handoffs.close()
         await self.engines.close()
         await asyncio.to_thread(self.tracer.close)
 

@@ -96,27 +96,43 @@ def chain(local: Sequence[int], parent: int | None = None) -> list[BlockHash]:
 
 
 def block_hashes(
-    tokens: Sequence[int], block_size: int, *, lora: str | None = None, salt: str | None = None
+    tokens: Sequence[int],
+    block_size: int,
+    *,
+    lora: str | None = None,
+    salt: str | None = None,
+    multimodal: Sequence[bytes] = (),
 ) -> list[BlockHash]:
-    """Return the chained hash of every full block of a prompt, shape (n // block_size,)."""
-    if not lora and not salt:
+    """Return the chained hash of every full block of a prompt, shape (n // block_size,).
+
+    ``multimodal``: digests of what its placeholders stand for. Where they stand is the engine's to know, so they tell
+    the whole prompt apart, from its first block on.
+    """
+    if not lora and not salt and not multimodal:
         return chain(local_hashes(tokens, block_size))
     count = len(tokens) // block_size
     every = extra_bytes(lora=lora)
-    extras = [extra_bytes(lora=lora, salt=salt), *[every] * (count - 1)] if count else []
+    extras = [extra_bytes(lora=lora, salt=salt, multimodal=multimodal), *[every] * (count - 1)] if count else []
     return chain(local_hashes(tokens, block_size, extras))
 
 
-def text_hashes(text: str, block_bytes: int, *, lora: str | None = None, salt: str | None = None) -> list[BlockHash]:
+def text_hashes(
+    text: str,
+    block_bytes: int,
+    *,
+    lora: str | None = None,
+    salt: str | None = None,
+    multimodal: Sequence[bytes] = (),
+) -> list[BlockHash]:
     """Return chained hashes over blocks of UTF-8 bytes, for a model whose tokenizer is not at hand.
 
     They name text, not KV, so they only ever meet hashes made the same way (the approximate index).
     """
     raw = text.encode("utf-8", "surrogatepass")
-    if not lora and not salt:
+    if not lora and not salt and not multimodal:
         whole = len(raw) - len(raw) % block_bytes
         return chain([_xxh3(raw[i : i + block_bytes], SEED) for i in range(0, whole, block_bytes)])
-    first = extra_bytes(lora=lora, salt=salt)
+    first = extra_bytes(lora=lora, salt=salt, multimodal=multimodal)
     every = extra_bytes(lora=lora)
     local = [
         _xxh3(raw[i : i + block_bytes] + (first if i == 0 else every), SEED)

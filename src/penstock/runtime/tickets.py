@@ -20,12 +20,14 @@ from penstock.router.events import (
     Finished,
     FirstToken,
     Grown,
+    Release,
     Resume,
+    Staged,
 )
 from penstock.runtime.live import Live
 
 Listener = Callable[[Nanos, Effect], None]
-"""Hears `Dispatch`, `Abort` and `Closed` effects: ``(now, effect)``."""
+"""Hears `Dispatch`, `Abort`, `Release` and `Closed` effects: ``(now, effect)``."""
 
 
 class Ticket:
@@ -99,6 +101,10 @@ class Ticket:
             ),
         )
 
+    def staged(self, attempt: int, *, held: bool, cached: int | None) -> None:
+        """Say that a stage before the last is done; `next` then tells where the request goes on."""
+        self._tickets.live.post("router", Staged(id=self.id, attempt=attempt, held=held, cached=cached))
+
     def cancelled(self) -> None:
         """Say that the client went away; harmless once the request has ended."""
         if self.closed is None:
@@ -116,6 +122,7 @@ class Tickets:
         live.on(Dispatch, self._dispatch)
         live.on(Abort, self._abort)
         live.on(Closed, self._closed)
+        live.on(Release, self._release)
         self._listeners: list[Listener] = []
 
     def __len__(self) -> int:
@@ -135,7 +142,7 @@ class Tickets:
         return ticket
 
     def listen(self, listener: Listener) -> None:
-        """Call ``listener(now, effect)`` for every Dispatch, Abort and Closed, after the ticket has been served."""
+        """Call ``listener(now, effect)`` for each of those effects, after the ticket has been served."""
         self._listeners.append(listener)
 
     def _dispatch(self, now: Nanos, _: str, effect: Dispatch) -> None:
@@ -160,6 +167,9 @@ class Tickets:
         else:
             ticket.closed = effect
             ticket._tell(effect)
+        self._tell(now, effect)
+
+    def _release(self, now: Nanos, _: str, effect: Release) -> None:
         self._tell(now, effect)
 
     def _tell(self, now: Nanos, effect: Effect) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.adapters.engines.asking import Server
 from penstock.adapters.engines.dialects import DIALECTS, recognise
+from penstock.adapters.engines.handover import USUAL
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
 
@@ -54,6 +55,8 @@ async def describe(
         told = await kind.card(server, mine) or {}
     known = {"max_len": mine.get("max_model_len"), **{name: v for name, v in told.items() if v is not None}, **given}
     card = {name: value for name, value in known.items() if value is not None}
+    if card.get("role", "aggregated") in ("prefill", "decode") and "handoff" not in card:
+        card["handoff"] = USUAL.get(card.get("engine", ""))
     if "labels" in card:
         card["labels"] = {**(told.get("labels") or {}), **card["labels"]}
     try:

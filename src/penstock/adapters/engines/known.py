@@ -13,13 +13,16 @@ def known_of(pool: PoolSettings, url: str | None = None) -> dict[str, Any]:
     """Return what the settings say of each engine of a pool, or of the one that runs at ``url``; the rest is absent."""
     said: dict[str, Any] = {
         "role": pool.role,
+        "handoff": pool.handoff,
+        "layout": pool.layout,
         "block_size": pool.block_size,
         "kv_blocks": pool.kv_blocks,
         "max_len": pool.max_len,
         "max_batched_tokens": pool.max_batched_tokens,
     }
-    if takes_priority(pool):
-        said["labels"] = {"priority": "on"}
+    labels = {**pool.labels, **({"priority": "on"} if takes_priority(pool) else {})}
+    if labels:
+        said["labels"] = labels
     if url is not None:
         said["engine"] = None if pool.engine in GUESSED else pool.engine
         said["topic"] = pool.topic

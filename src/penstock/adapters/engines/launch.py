@@ -19,6 +19,12 @@ from penstock.kernel.steps import STATS_ENV
 ENTRY_POINTS = "vllm.stat_logger_plugins"
 
 
+KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+"""Role of a pool -> what vLLM calls it."""
+KV_CONNECTORS = {"completed": "NixlConnector", "push": "NixlPushConnector"}
+"""Hand-off protocol -> vLLM's connector for it."""
+
+
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """How to start one engine process.
 
@@ -36,31 +42,44 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of the `WorkerCard` that whoever started it knows better than the server."""
 
 
-def launch_of(worker: str, model: str, pool: PoolSettings, *, port: int, gpus: Sequence[int] = ()) -> Launch:
+def launch_of(
+    worker: str,
+    model: str,
+    pool: PoolSettings,
+    *,
+    port: int,
+    gpus: Sequence[int] = (),
+    host: str = "127.0.0.1",
+) -> Launch:
     """Return how to start one engine of a pool.
 
     Args:
         worker: its id; it appears in the topic of its events.
         model: the name under which it serves.
-        port: where it listens, on loopback; a simulated engine also takes 0, any free one.
+        port: where it listens; a simulated engine also takes 0, any free one.
         gpus: indices of the GPUs that it may use; empty leaves that to the environment.
+        host: address of this machine on which it listens, with its events and statistics.
     Raises:
         ConfigError: engines of this kind are not started here.
     """
     if pool.engine == "sim":
-        return _sim(model, pool, port)
+        return _sim(model, pool, port, host)
     if pool.engine == "vllm":
-        return _vllm(worker, model, pool, port, gpus)
+        return _vllm(worker, model, pool, port, gpus, host)
     raise ConfigError(
         f"engines of kind {pool.engine} are not started here", hint="start the server yourself and give its URL"
     )
 
 
-def _sim(model: str, pool: PoolSettings, port: int) -> Launch:
+def _sim(model: str, pool: PoolSettings, port: int, host: str) -> Launch:
     settings = json.dumps(msgspec.to_builtins(pool.sim))
     module = "penstock.adapters.engines.sim.process"
     return Launch(
-        argv=(sys.executable, "-m", module, "--model", model, "--port", str(port), "--settings", settings),
+        argv=(
+            *(sys.executable, "-m", module, "--model", model, "--host", host, "--port", str(port)),
+            *("--settings", settings),
+            *(() if pool.role in ("aggregated", "encode") else ("--role", pool.role)),
+        ),
         card={
             **known_of(pool),
             "engine": "sim",
@@ -70,12 +89,12 @@ def _sim(model: str, pool: PoolSettings, port: int) -> Launch:
     )
 
 
-def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence[int]) -> Launch:
+def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence[int], host: str) -> Launch:
     own = pool.vllm
     if port == 0:
         raise ConfigError("vLLM does not say which port it took", hint="give it a free port")
     flags: dict[str, str | None] = {
-        "--host": "127.0.0.1",
+        "--host": host,
         "--port": str(port),
         "--served-model-name": model,
         "--enable-prefix-caching": None,
@@ -84,7 +103,7 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
         "--enable-server-load-tracking": None,
         "--shutdown-timeout": str(round(own.shutdown_timeout)),
     }
-    env = {"VLLM_HOST_IP": "127.0.0.1"}  # its event sockets then bind to loopback only
+    env = {"VLLM_HOST_IP": host}  # its event sockets then bind to that address only
     card: dict[str, Any] = {**known_of(pool), "engine": "vllm"}
     if takes_priority(pool):
         flags["--scheduling-policy"] = "priority"  # as first come, first served where no request has one
@@ -108,12 +127,19 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
                 "topic": f"kv@{worker}",
             }
         )
+    if pool.role in KV_ROLES or pool.handoff is not None:
+        flags["--kv-transfer-config"] = json.dumps(
+            {"kv_connector": KV_CONNECTORS[pool.handoff or "completed"], "kv_role": KV_ROLES.get(pool.role, "kv_both")}
+        )
+        # Where the others fetch from; it also takes the ports behind it, one for each further rank.
+        env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
+        card["bootstrap"] = f"{host}:{env['VLLM_NIXL_SIDE_CHANNEL_PORT']}"
     told = own.iteration_stats
     if told is None:
         told = plugin_installed(own.command, {**os.environ, **own.env})
     if told:
         flags["--enable-logging-iteration-details"] = None
-        env[STATS_ENV] = f"tcp://127.0.0.1:{free_port()}"
+        env[STATS_ENV] = f"tcp://{host}:{free_port()}"
     if gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in gpus)
         if len(gpus) > 1:
@@ -131,7 +157,7 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
     return Launch(
         argv=(own.command, "serve", own.model or model, *words, *own.args),
         env=env,
-        url=f"http://127.0.0.1:{port}",
+        url=f"http://{host}:{port}",
         start_timeout=own.start_timeout,
         card=card,
     )
@@ -164,7 +190,7 @@ def _plain(flag: str) -> str:
 
 
 def free_port() -> int:
-    """Return a loopback port that is free at this moment."""
+    """Return a port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -117,6 +117,8 @@ class Connection(asyncio.Protocol):
     def wait(self, wanted: Wanted) -> asyncio.Future[bool]:
         """Return what is done when the head, a piece, the whole body or the end is here, or the answer broke."""
         self._wanted = wanted
+        if wanted != "end":
+            self._feed = None  # whoever relayed was cancelled, and another goes on
         self._waiter = waiter = self._loop.create_future()
         self.resume()
         return waiter

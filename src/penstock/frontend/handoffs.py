@@ -1,0 +1,283 @@
+"""How are the stages before a request's last one carried out? Legs that say nothing to the client, and what they made.
+
+They run apart from the client's connection: one that hangs up must not leave KV behind that nobody fetches. What an
+engine holds for another is either fetched by the leg that answers, or by one that is sent for nothing else
+(`Release`).
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.adapters.engines.calls import CallStopped, EngineBroken, EngineCall, EngineUnreachable
+from penstock.adapters.engines.dialects import dialect_of
+from penstock.adapters.engines.handover import HANDOVERS, Fields, Handover
+from penstock.frontend.job import engine_fields, engine_headers, said
+from penstock.frontend.sse import cached_tokens
+from penstock.frontend.usage import usage_of
+from penstock.kernel.errors import EngineError, InvariantError
+from penstock.kernel.values import RequestId
+from penstock.router.events import Closed, Dispatch, Handoff, Release
+
+if TYPE_CHECKING:
+    from penstock.frontend.exchange import Exchange
+    from penstock.frontend.service import Service
+
+log = logging.getLogger("penstock.frontend")
+
+GONE_SILENCE = 5.0
+"""Seconds after which a stage of a worker that has left is given up."""
+RELEASE_LIMIT = 60.0
+"""Seconds that fetching for nothing may take."""
+SEEN_OFF_LIMIT = 60.0
+"""Seconds that a leg whose client has gone may take to fetch what is held for it."""
+
+
+@dataclass(slots=True)
+class Made:
+    """What a stage left for the next one, and what that is asked."""
+
+    attempt: int
+    fields: Fields | None
+    asked: dict[str, Any]
+    path: str
+    headers: dict[str, str]
+
+
+class Handoffs:
+    """All stages before the last, of one frontend process."""
+
+    def __init__(self, service: "Service") -> None:
+        self._service = service
+        self._made: dict[RequestId, Made] = {}
+        self._releases: dict[tuple[RequestId, int], Release] = {}
+        """Wanted by nobody before they were done."""
+        self._running: set[tuple[RequestId, int]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.released = 0
+        """Legs that were sent for nothing but to let go."""
+        self.release_failures = 0
+
+    def start(self, exchange: "Exchange", word: Dispatch) -> None:
+        """Carry out one stage; what comes of it is told to the router."""
+        self._running.add((exchange.ticket.id, word.attempt))
+        self._spawn(_Stage(self, self._service, exchange, word).run(), f"stage-{exchange.ticket.id}")
+
+    def fields_for(self, word: Dispatch, request: RequestId) -> Fields:
+        """Return what a leg of stage ``decode`` is to be told."""
+        handoff = word.handoff
+        assert handoff is not None
+        made = self._made.get(request)
+        fields = made.fields if made is not None and made.attempt == handoff.source_attempt else None
+        return handover_of(handoff, word.card.engine).decode(fields, handoff)
+
+    def done(self, request: RequestId, made: Made) -> None:
+        """Keep what a stage made until it has been fetched."""
+        self._running.discard((request, made.attempt))
+        release = self._releases.pop((request, made.attempt), None)
+        if release is None:
+            self._made[request] = made
+        elif made.fields is not None:
+            self._spawn(self._fetch(release, made), f"release-{request}")
+
+    def failed(self, request: RequestId, attempt: int) -> None:
+        """A stage made nothing."""
+        self._running.discard((request, attempt))
+        self._releases.pop((request, attempt), None)
+
+    def release(self, effect: Release) -> None:
+        """Nobody wants what a stage made, or will have made: let it be fetched and dropped."""
+        key = (effect.id, effect.attempt)
+        if key in self._running:
+            self._releases[key] = effect
+            return
+        made = self._made.pop(effect.id, None)
+        if made is not None and made.fields is not None and made.attempt == effect.attempt:
+            self._spawn(self._fetch(effect, made), f"release-{effect.id}")
+
+    def closed(self, effect: Closed) -> None:
+        """A request is over."""
+        self._made.pop(effect.id, None)
+
+    def see_off(self, call: EngineCall, begun: "asyncio.Task[None]") -> None:
+        """Let a leg fetch what is held for it although its client has gone, then end it."""
+        self._spawn(_seen_off(call, begun), "seen-off")
+
+    async def close(self) -> None:
+        """Give all of them up."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _fetch(self, effect: Release, made: Made) -> None:
+        if effect.target is None:
+            self.release_failures += 1
+            return
+        handoff = Handoff(protocol="completed", key=0, source=effect.source, source_attempt=effect.attempt)
+        handover = handover_of(handoff, effect.target.engine)
+        # The request once more, for one token: the engine fetches the KV to make it, and the holder lets go.
+        fields = {**made.asked, **handover.decode(made.fields, handoff)}
+        call = self._service.engines.call(effect.target.url, made.path, msgspec.json.encode(fields), made.headers)
+        try:
+            async with asyncio.timeout(RELEASE_LIMIT):
+                await call.begin()
+                body = await call.read()
+            if call.status >= 400:
+                raise EngineError(f"it answered {call.status}: {said(body)}")
+            self.released += 1
+        except (EngineError, TimeoutError) as error:
+            self.release_failures += 1
+            log.warning("KV of request %s on %s may stay held: %s", effect.id, effect.source.id, error)
+        finally:
+            call.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed by a bug of ours", task.get_name(), exc_info=error)
+
+
+class _Stage:
+    """One leg that says nothing to the client."""
+
+    def __init__(self, handoffs: Handoffs, service: "Service", exchange: "Exchange", word: Dispatch) -> None:
+        self._handoffs = handoffs
+        self._service = service
+        self._ticket = exchange.ticket
+        self._word = word
+        job, adapter = exchange.baton.job, exchange.resolved.adapter
+        asked = engine_fields(job, word, adapter)
+        handoff = word.handoff
+        assert handoff is not None
+        self._handover: Handover | None = None
+        if word.stage == "prefill":
+            self._handover = handover_of(handoff, word.card.engine)
+            asked = self._handover.prefill(asked, handoff, word.card)
+        else:
+            asked = {**asked, "stream": False, "max_tokens": 1}
+        headers = engine_headers(job, word, exchange.ticket.id, exchange.caller.headers, exchange.span)
+        once = {**asked, "stream": False, "max_tokens": 1}
+        self._made = Made(word.attempt, None, once, job.path, headers)
+        self._call = service.engines.call(word.card.url, job.path, msgspec.json.encode(asked), headers)
+        self._began = time.monotonic()
+        self._gone_since: float | None = None
+        self.gave_up = False
+
+    async def run(self) -> None:
+        """Ask the engine and tell the router what came of it."""
+        call, word, ticket, service = self._call, self._word, self._ticket, self._service
+        key = (ticket.id, word.attempt)
+        service.running[key] = self.stop
+        service.watched.add(self)
+        try:
+            await call.begin()
+            body = await call.read()
+            if call.status >= 400:
+                return self._refused(body)
+            if self._handover is not None:
+                self._made.fields = self._handover.made(_object(body))
+            held = self._made.fields is not None
+            self._handoffs.done(ticket.id, self._made)
+            ticket.staged(word.attempt, held=held, cached=cached_tokens(usage_of(body)))
+        except (EngineUnreachable, EngineBroken, CallStopped) as error:
+            self._failed(error.message)
+        finally:
+            service.running.pop(key, None)
+            service.watched.discard(self)
+            self._handoffs.failed(*key)  # nothing, where it is done
+            call.close()
+
+    def stop(self, reason: str) -> None:
+        """Give up: the router said so."""
+        self.gave_up = True
+        self._call.stop(reason)
+
+    async def look(self, now: float) -> None:
+        """Stop a stage that takes too long, or whose worker is gone."""
+        limit = self._service.settings.frontend.upstream.first_byte_timeout
+        if now - self._began > limit:
+            self._call.stop(f"no answer within {limit} s")
+        if self._service.cluster.knows(self._word.card):
+            self._gone_since = None
+        elif self._gone_since is None:
+            self._gone_since = now
+        elif now - self._gone_since > GONE_SILENCE:
+            self._call.stop("its worker is gone")
+
+    def _refused(self, body: bytes) -> None:
+        status, text = self._call.status, said(body)
+        kind = dialect_of(self._word.card.engine).refusal(status, text)
+        self._failed(
+            f"the engine answered {status}: {text}",
+            retryable=kind != "client",
+            at_fault=kind == "fault",
+            status=status,
+            leaving=kind == "leaving",
+        )
+
+    def _failed(
+        self,
+        reason: str,
+        *,
+        retryable: bool = True,
+        at_fault: bool = True,
+        status: int | None = None,
+        leaving: bool = False,
+    ) -> None:
+        if self.gave_up:
+            return
+        self._ticket.failed(
+            f"worker {self._word.target}: {reason}",
+            retryable=retryable,
+            worker_at_fault=at_fault,
+            status=status,
+            leaving=leaving,
+            attempt=self._word.attempt,
+        )
+
+
+def handover_of(handoff: Handoff, engine: str) -> Handover:
+    """Return how a kind of engine takes part; the router lets in only who can.
+
+    Raises:
+        InvariantError: nobody knows how.
+    """
+    found = HANDOVERS.get((handoff.protocol, engine))
+    if found is None:
+        raise InvariantError(f"an engine of kind {engine} takes part in no hand-off of protocol {handoff.protocol}")
+    return found
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise EngineBroken(f"the engine's answer is no JSON: {error}") from error
+    return found if isinstance(found, dict) else {}
+
+
+async def _seen_off(call: EngineCall, begun: "asyncio.Task[None]") -> None:
+    try:
+        async with asyncio.timeout(SEEN_OFF_LIMIT):
+            await begun
+            if call.status < 400:
+                while (piece := await call.next()) and b'"choices":[{' not in piece.replace(b" ", b""):
+                    pass  # nothing with a token yet
+    except (EngineError, TimeoutError) as error:
+        log.info("a leg whose client had gone ended before its first token: %s", error)
+    finally:
+        begun.cancel()
+        with contextlib.suppress(asyncio.CancelledError, EngineError):
+            await begun
+        call.close()
