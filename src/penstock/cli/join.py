@@ -15,9 +15,15 @@ Examples:
   penstock join --run runs/20260101T120000Z-up-1a2b3c --model sim
   penstock join --urls http://127.0.0.1:8001 --engine vllm --model my-model
   penstock join --engine vllm --model my-model --vllm.model ./my-model
+  penstock join --config cluster.yaml --model sim --discovery.host 10.0.0.2
 
-The cluster must run on this machine: it keeps its membership in its run folder. Ctrl-C takes the engines out again.
+A cluster that keeps its membership in its run folder is joined on its own machine. One that keeps it in an etcd is
+joined from any: --config names its config (or --discovery.store etcd and so on say the same), --discovery.host the
+address of this machine, and PENSTOCK_CLUSTER_SECRET its secret. Ctrl-C takes the engines out again.
 """
+
+OF_CLUSTER = ("discovery.", "name=", "cluster_secret_file=", "supervise.", "runs.")
+"""Begins of settings that are the cluster's and not the pool's."""
 
 
 @click.command(
@@ -30,6 +36,7 @@ The cluster must run on this machine: it keeps its membership in its run folder.
 )
 @click.option("--url", envvar="PENSTOCK_URL", help=f"The cluster, by default {DEFAULT_URL} [PENSTOCK_URL].")
 @click.option("--run", "run_folder", help="The cluster's run folder, instead of its URL.")
+@click.option("--config", help="The cluster's config, for where it keeps its membership.")
 @click.option("--model", help="Model that the engines serve; unset where the cluster has only one.")
 @click.option(
     "--engine", type=click.Choice(["sim", "vllm", "openai"]), default="sim", show_default=True, help="Engine."
@@ -40,6 +47,7 @@ The cluster must run on this machine: it keeps its membership in its run folder.
 def command(
     url: str | None,
     run_folder: str | None,
+    config: str | None,
     model: str | None,
     engine: str,
     replicas: int,
@@ -50,18 +58,23 @@ def command(
     if run_folder is not None and url is not None and os.environ.get("PENSTOCK_URL") != url:
         raise click.UsageError("--url and --run name the same thing twice; give one of them")
     from penstock.config.cluster import PoolSettings
-    from penstock.config.load import load_group
+    from penstock.config.load import load, load_group
 
-    pool = load_group(PoolSettings, [f"engine={engine}", f"replicas={replicas}", *overrides])
+    of_cluster = [word for word in overrides if word.startswith(OF_CLUSTER)]
+    of_pool = [word for word in overrides if not word.startswith(OF_CLUSTER)]
+    settings = load(config, of_cluster, os.environ).settings
+    pool = load_group(PoolSettings, [f"engine={engine}", f"replicas={replicas}", *of_pool])
     if pool.engine == "openai" and not pool.urls:
         raise ConfigError("engine openai needs the URLs of its servers", hint="give them with --urls URL,URL")
     cluster = run_folder if run_folder is not None else url or DEFAULT_URL
     if admin_key is not None:
         os.environ["PENSTOCK_ADMIN_KEY"] = admin_key  # the runtime asks the cluster for its run folder with it
+    if model is None and settings.discovery.store != "file":
+        raise click.UsageError("a cluster in an etcd needs --model as well: its store does not tell which one is meant")
     chosen = model if model is not None else _only_model(cluster, admin_key)
     from penstock.runtime.joining import join
 
-    return join(cluster, pool, chosen)
+    return join(cluster, pool, chosen, settings)
 
 
 def _only_model(cluster: str, admin_key: str | None) -> str:

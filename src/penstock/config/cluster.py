@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from penstock.config.discovery import DiscoverySettings
 from penstock.config.frontend import FrontendSettings
 from penstock.engine.settings import SimSettings
 from penstock.kernel.settings import Knob, Settings
@@ -163,19 +164,6 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
     pools: Annotated[
         dict[str, PoolSettings], Knob("Pools by name; all pools of a model have the same block size.")
     ] = {}
-
-
-class DiscoverySettings(Settings, frozen=True, kw_only=True):
-    """How the processes of a cluster find each other."""
-
-    ttl: Annotated[
-        float,
-        Knob(
-            "Seconds after which the entry of a process that died goes away; shorter notices sooner, writes more.",
-            unit="s",
-            ge=1,
-        ),
-    ] = 10.0
 
 
 class LogSettings(Settings, frozen=True, kw_only=True):

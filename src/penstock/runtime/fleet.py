@@ -45,6 +45,7 @@ class Fleet:
         ttl: seconds after which the cards go away when this process dies.
         env: of the engines; this process's own where it is not given. None of our secrets is handed on.
         secret: of the cluster, told to engines of ours, which tell their KV events only to who knows it.
+        host: address of this machine on which engines of ours listen.
         orphan_grace: seconds that engines outlive this process where it is killed.
         end: seconds that they then get to end by themselves.
     """
@@ -59,6 +60,7 @@ class Fleet:
         ttl: float,
         env: Mapping[str, str] | None = None,
         secret: str | None = None,
+        host: str = "127.0.0.1",
         orphan_grace: float = 0.0,
         end: float = 30.0,
     ) -> None:
@@ -70,6 +72,7 @@ class Fleet:
         self._store = store
         self._ttl = ttl
         self._secret = secret
+        self._host = host
         own = os.environ if env is None else env
         self.gpus = Gpus(inventory(settings.gpus, own))
         self.connector = ProcessConnector(
@@ -254,9 +257,9 @@ class Fleet:
     def _launcher(self, model: str, pool: PoolSettings) -> Callable[[str, int, Sequence[int]], Launch]:
         def launch(worker: str, port: int, gpus: Sequence[int]) -> Launch:
             if pool.engine != "sim":
-                return launch_of(worker, model, pool, port=port, gpus=gpus)
+                return launch_of(worker, model, pool, port=port, gpus=gpus, host=self._host)
             # A simulated engine says which port it took, and is trusted with the cluster's secret.
-            made = launch_of(worker, model, pool, port=0, gpus=gpus)
+            made = launch_of(worker, model, pool, port=0, gpus=gpus, host=self._host)
             secret = {} if self._secret is None else {SECRET_ENV: self._secret}
             return msgspec.structs.replace(made, env={**made.env, **secret})
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.cluster import ClusterSettings
-from penstock.config.secret import SECRET_ENV
+from penstock.config.derive import derive
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.runtime.children import Child
 from penstock.runtime.ports import bind
@@ -245,12 +245,12 @@ def _descriptors(sockets: list[socket.socket]) -> str:
 
 def _secrets(settings: ClusterSettings) -> dict[str, str]:
     """Hand secrets to a child by its environment: the run folder's config.yaml has none."""
-    security = settings.frontend.security
     found = {}
-    if security.api_keys:
-        found["PENSTOCK_FRONTEND__SECURITY__API_KEYS"] = json.dumps(list(security.api_keys))
-    if security.admin_keys:
-        found["PENSTOCK_FRONTEND__SECURITY__ADMIN_KEYS"] = json.dumps(list(security.admin_keys))
-    if settings.cluster_secret is not None:
-        found[SECRET_ENV] = settings.cluster_secret
+    for knob in derive(ClusterSettings):
+        if knob.knob.secret and not knob.is_mapping and "*" not in knob.path:
+            value: Any = settings
+            for name in knob.path:
+                value = getattr(value, name)
+            if value:
+                found[knob.env] = value if isinstance(value, str) else json.dumps(list(value))
     return found

@@ -9,43 +9,74 @@ import urllib.request
 from pathlib import Path
 
 from penstock.adapters.connectors.state_file import StateFile, passing_namespace
-from penstock.adapters.stores.file import FileStore
-from penstock.config.cluster import PoolSettings, SuperviseSettings
-from penstock.config.secret import kept_secret
+from penstock.config.cluster import ClusterSettings, PoolSettings
+from penstock.config.load import resolved_yaml
+from penstock.config.secret import kept_secret, secret_text
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.fleet import Fleet
+from penstock.runtime.opening import open_store
 from penstock.runtime.operator import Operator
+from penstock.runtime.revoked import Revoked
+from penstock.runtime.run_folder import RunFolder
 from penstock.runtime.terminal import Say, on_signals
 
 
-def join(cluster: str, pool: PoolSettings, model: str, *, name: str = "joined", say: Say = print) -> int:
+def join(
+    cluster: str, pool: PoolSettings, model: str, settings: ClusterSettings, *, name: str = "joined", say: Say = print
+) -> int:
     """Add engines of this machine to a running cluster until Ctrl-C.
 
     Args:
-        cluster: the frontend's URL, or the cluster's run folder.
+        cluster: the frontend's URL, or the cluster's run folder; of no meaning where the settings name an etcd.
+        settings: where the cluster keeps its membership, and on which address our engines listen.
     Raises:
         ConfigError: no cluster is there, or it keeps its membership where this process can't reach it.
     """
-    return asyncio.run(_join(_run_folder_of(cluster), pool, model, name, say))
+    if settings.discovery.store == "file":
+        folder = _run_folder_of(cluster)
+        secret = kept_secret(folder)
+    else:
+        if settings.cluster_secret is None and settings.cluster_secret_file is None:
+            raise ConfigError(
+                "the cluster's secret is not given, so nothing of ours would be believed",
+                hint="set PENSTOCK_CLUSTER_SECRET, or cluster_secret_file, as on the cluster's own machine",
+            )
+        folder = RunFolder.create(settings.runs.dir, "join", config=resolved_yaml(settings)).path
+        secret = secret_text(settings)
+    return asyncio.run(_join(folder, secret, pool, model, settings, name, say))
 
 
-async def _join(folder: Path, pool: PoolSettings, model: str, name: str, say: Say) -> int:
+async def _join(
+    folder: Path,
+    secret: str | None,
+    pool: PoolSettings,
+    model: str,
+    settings: ClusterSettings,
+    name: str,
+    say: Say,
+) -> int:
     stopping, hurry = asyncio.Event(), asyncio.Event()
     on_signals(stopping, hurry)
-    settings = SuperviseSettings()
-    secret = kept_secret(folder)
-    store = FileStore(folder / "discovery", secret=None if secret is None else ClusterSecret(secret))
+    ttl = settings.discovery.ttl
+    revoked = Revoked()
+    cluster_secret = None if secret is None else ClusterSecret(secret)
+    store = open_store(settings, folder, cluster_secret, revoked=revoked.add)
     token = secrets.token_hex(4)
     state = StateFile.open(folder / "state", passing_namespace(name, token))
     state.own(folder)
-    fleet = Fleet(store, settings, state, logs=folder / "logs", ttl=10.0, secret=secret)
-    operating: asyncio.Task[None] | None = None
+    host = settings.discovery.host
+    logs = folder / "logs"
+    fleet = Fleet(store, settings.supervise, state, logs=logs, ttl=ttl, secret=secret, host=host)
+    operating: list[asyncio.Task[None]] = []
     status = 0
     try:
         ids = fleet.add_pool(model, name, pool, prefix=f"{token}-")
         await fleet.start()
-        operating = asyncio.create_task(Operator(store, fleet, ttl=10.0).run(), name="operator")
+        operating = [
+            asyncio.create_task(Operator(store, fleet, ttl=ttl).run(), name="operator"),
+            asyncio.create_task(revoked.run(store), name="revoked"),
+        ]
         ready = asyncio.create_task(fleet.ready())
         stop = asyncio.create_task(stopping.wait())
         await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -58,9 +89,9 @@ async def _join(folder: Path, pool: PoolSettings, model: str, name: str, say: Sa
         say(f"penstock: {error}")
         status = 1
     finally:
-        if operating is not None:
-            operating.cancel()
-            await asyncio.gather(operating, return_exceptions=True)
+        for task in operating:
+            task.cancel()
+        await asyncio.gather(*operating, return_exceptions=True)
         await fleet.stop(at_once=hurry.is_set())
         state.close()
         await store.close()
@@ -85,6 +116,6 @@ def _run_folder_of(cluster: str) -> Path:
     if not (folder / "discovery").is_dir():
         raise ConfigError(
             f"the cluster at {cluster} keeps its membership in {folder}, which is not on this machine",
-            hint="join works on the cluster's own machine; attach servers of other machines by URL",
+            hint="a cluster of several machines keeps it in an etcd: see discovery.store",
         )
     return folder

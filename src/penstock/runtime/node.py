@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import aiohttp
 from penstock.adapters.engines.describe import measured_speed
 from penstock.adapters.planes.zmq import ZmqPlane
 from penstock.adapters.seams import Store
-from penstock.adapters.stores.file import FileStore
 from penstock.config.cluster import ClusterSettings
 from penstock.config.live import Change
 from penstock.config.secret import secret_of_process
@@ -30,7 +29,9 @@ from penstock.runtime.live import Live
 from penstock.runtime.loop_monitor import LoopMonitor
 from penstock.runtime.membership import Membership
 from penstock.runtime.observers import Observers
+from penstock.runtime.opening import open_store
 from penstock.runtime.peers import FrontendCard, Peers
+from penstock.runtime.revoked import Revoked
 from penstock.runtime.seen import Acquaintance
 from penstock.runtime.tickets import Tickets
 from penstock.runtime.tuning import Tuning
@@ -157,6 +158,10 @@ class Node:
         self._tasks.append(asyncio.create_task(self.tuning.run(), name="tuning"))
         self._tasks.append(asyncio.create_task(self.observers.run(), name="observers"))
 
+    def also(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Let something run for as long as this node does."""
+        self._tasks.append(asyncio.create_task(work, name=name))
+
     def _worker_came(self, card: WorkerCard) -> None:
         if self.router.pools[card.model].exact is not None:
             self.feeds.start(card)
@@ -200,8 +205,11 @@ class Node:
 
 
 async def open_node(settings: ClusterSettings, run: Path, index: int) -> Node:
-    """Open a frontend's node over the run folder's file store; it starts to follow workers at once."""
+    """Open a frontend's node over the cluster's store; it starts to follow workers at once."""
     secret = secret_of_process(settings, run)
-    node = Node(settings, run, index, FileStore(run / "discovery", secret=secret), secret)
+    revoked = Revoked()
+    store = open_store(settings, run, secret, revoked=revoked.add)
+    node = Node(settings, run, index, store, secret)
     node.start()
+    node.also(revoked.run(store), "revoked")
     return node

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import ssl
 import time
 import urllib.request
@@ -12,27 +13,35 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.adapters.stores.file import FileStore
+from penstock.adapters.seams import Store
 from penstock.config.cluster import ClusterSettings
 from penstock.config.live import Change
 from penstock.config.load import Loaded, resolved_yaml
 from penstock.config.names import pool_prefix
 from penstock.config.secret import drop_secret, keep_secret, secret_text
-from penstock.kernel.errors import PenstockError
+from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.fleet import Fleet
 from penstock.runtime.frontends import Frontends
 from penstock.runtime.namespace import Namespace, earlier_secret, take_namespace
+from penstock.runtime.opening import open_store
 from penstock.runtime.operator import Operator
 from penstock.runtime.peers import FRONTENDS, FrontendCard
 from penstock.runtime.rereading import Rereading
 from penstock.runtime.restarting import Restarter
+from penstock.runtime.revoked import Revoked
 from penstock.runtime.run_folder import RunFolder
 from penstock.runtime.terminal import Say, on_signals, this_command, unless_gone
 from penstock.runtime.tuning import Tuning
+from penstock.runtime.wishes import DESIRED, DRAINS, RESTART, SETTINGS
 
 log = logging.getLogger("penstock.supervisor")
 
+SUPERVISOR = "supervisor"
+"""Key of the supervisor that runs the cluster's frontends."""
+WISHES = (DESIRED, DRAINS, SETTINGS, RESTART)
+PATIENCE = 3.0
+"""Seconds beyond the ttl in which a supervisor that was killed has to be gone from the store."""
 STRAGGLERS = 5.0
 """Seconds that the frontend may take to see all workers, once it has one of every model."""
 
@@ -94,7 +103,9 @@ class _Cluster:
         self.stopping = asyncio.Event()
         self.hurry = asyncio.Event()
         secret = settings.cluster_secret
-        self.store = FileStore(folder.path / "discovery", secret=None if secret is None else ClusterSecret(secret))
+        self.revoked = Revoked()
+        cluster_secret = None if secret is None else ClusterSecret(secret)
+        self.store = open_store(settings, folder.path, cluster_secret, revoked=self.revoked.add)
         self.fleet = Fleet(
             self.store,
             settings.supervise,
@@ -102,6 +113,7 @@ class _Cluster:
             logs=folder.path / "logs",
             ttl=settings.discovery.ttl,
             secret=secret,
+            host=settings.discovery.host,
             orphan_grace=namespace.grace,
             # The frontends of a supervisor that was killed let their streams finish for so long.
             end=settings.frontend.drain_timeout + settings.supervise.stop_grace,
@@ -130,6 +142,7 @@ class _Cluster:
         on_signals(self.stopping, self.hurry, self.rereading.ask)
         operating: list[asyncio.Task[None]] = []
         try:
+            await take_over(self.store, self.settings, str(self.folder.path))
             await self.fleet.open()
             for model, entry in self.settings.models.items():
                 prefix = pool_prefix(model, len(self.settings.models))
@@ -145,6 +158,7 @@ class _Cluster:
                 asyncio.create_task(self.restarter.run(), name="restarter"),
                 asyncio.create_task(self.tuning.run(), name="tuning"),
                 asyncio.create_task(self.rereading.run(), name="rereading"),
+                asyncio.create_task(self.revoked.run(self.store), name="revoked"),
             ]
             for task in operating:
                 task.add_done_callback(_told)
@@ -176,9 +190,12 @@ class _Cluster:
         await self.fleet.ready()
         end = time.monotonic() + timeout
         while time.monotonic() < end:
-            cards = await self.store.list(FRONTENDS)
+            found = (await self.store.list(FRONTENDS)).values()
+            # A forerunner that was killed may still stand in a store that it shared with us.
+            ours = [msgspec.json.decode(raw, type=FrontendCard) for raw in found]
+            cards = [card for card in ours if card.run == str(self.folder.path)]
             if len(cards) >= self.settings.frontend.processes:
-                card = msgspec.json.decode(next(iter(cards.values())), type=FrontendCard)
+                card = cards[0]
                 await asyncio.to_thread(_wait_for_workers, card.url, self.wanted, end)
                 return card
             if self.failed is not None:
@@ -218,6 +235,28 @@ Try next, in another terminal:
 
 Ctrl-C drains and stops."""
         )
+
+
+async def take_over(store: Store, settings: ClusterSettings, run: str) -> None:
+    """Become the one supervisor of a cluster in its store; what operators wished of an earlier run is forgotten.
+
+    Raises:
+        ConfigError: another one is there, and stays.
+        StoreUnavailable: the store can't be reached.
+    """
+    ttl = settings.discovery.ttl
+    end = time.monotonic() + ttl + PATIENCE
+    while (there := (await store.list(SUPERVISOR)).get(SUPERVISOR)) is not None:
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"cluster {settings.name!r} has a supervisor already: {there.decode(errors='replace')}",
+                hint="penstock join adds engines to it; another cluster takes another name",
+            )
+        await asyncio.sleep(0.2)  # one that was killed goes when its ttl is over
+    await store.put(SUPERVISOR, f"{socket.gethostname()} {run}".encode(), ttl=ttl)
+    for prefix in WISHES:
+        for key in await store.list(prefix):
+            await store.delete(key)
 
 
 def _wait_for_workers(url: str, wanted: Mapping[str, int], end: float) -> None:

@@ -71,6 +71,7 @@ async def start(
     """Start a simulated engine in this event loop.
 
     Args:
+        host: address on which it listens, with its KV events.
         port: 0 lets the system choose.
         adapters: LoRA names that it serves beside the model.
         topic: of its KV events.
@@ -87,6 +88,7 @@ async def start(
         topic=topic,
         kv_events=kv_events,
         secret=secret,
+        host=host,
     )
     app = server.application(faults)
     # aiohttp sets TCP_NODELAY on every connection; a cancelled handler is how we learn that a client went away.
@@ -114,6 +116,7 @@ class SimServer:
         topic: str,
         kv_events: bool,
         secret: ClusterSecret | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.settings = settings
         self.model = model
@@ -125,6 +128,7 @@ class SimServer:
         self._topic = topic
         self._kv_events = kv_events
         self._secret = secret
+        self._host = host
         self._began = int(time.time())
         self._benchmark: bytes | None = None
         self.publisher: KvPublisher | None = None
@@ -158,7 +162,7 @@ class SimServer:
     async def _life(self, app: web.Application) -> AsyncIterator[None]:
         replay: asyncio.Task[None] | None = None
         if self._kv_events and self.settings.prefix_caching:
-            self.publisher = FaultyPublisher(self.faults, topic=self._topic, secret=self._secret)
+            self.publisher = FaultyPublisher(self.faults, host=self._host, topic=self._topic, secret=self._secret)
             replay = asyncio.create_task(self.publisher.serve_replay())
         self.live = LiveEngine(
             self.settings,
