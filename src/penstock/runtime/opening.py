@@ -1,0 +1,62 @@
+"""Which store and which event plane do the settings ask for? The one place where each is made."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.adapters.seams import Store
+from penstock.adapters.stores.etcd import EtcdStore
+from penstock.adapters.stores.etcd_client import EtcdClient, Login
+from penstock.adapters.stores.file import FileStore
+from penstock.adapters.tls import client_context
+from penstock.config.cluster import ClusterSettings
+from penstock.config.discovery import EtcdSettings
+from penstock.kernel.secret import ClusterSecret
+
+
+def open_store(
+    settings: ClusterSettings,
+    run: Path,
+    secret: ClusterSecret | None,
+    *,
+    revoked: Callable[[str], None] = lambda key: None,
+) -> Store:
+    """Return a handle on the cluster's store; nothing is asked of it yet.
+
+    Args:
+        run: the run folder, in which a file store stands.
+        revoked: told each key of ours that an operator took away by revoking its lease.
+    Raises:
+        ConfigError: a certificate can't be read.
+    """
+    discovery = settings.discovery
+    if discovery.store == "file":
+        return FileStore(run / "discovery", secret=secret)
+    return EtcdStore(
+        open_etcd(discovery.etcd),
+        prefix=etcd_prefix(settings),
+        # Owners renew every third of their ttl, so by then each that lives has put again what was lost.
+        settle=discovery.ttl / 2,
+        probe=discovery.etcd.timeout,
+        secret=secret,
+        revoked=revoked,
+    )
+
+
+def open_etcd(settings: EtcdSettings) -> EtcdClient:
+    """Return a client of the etcd that the settings name.
+
+    Raises:
+        ConfigError: a certificate can't be read.
+    """
+    https = any(url.startswith("https") for url in settings.urls)
+    login = None
+    if settings.user is not None and settings.password is not None:
+        login = Login(settings.user, settings.password)
+    tls = client_context(ca=settings.ca, cert=settings.cert, key=settings.key) if https else None
+    return EtcdClient(settings.urls, login=login, tls=tls, timeout=settings.timeout)
+
+
+def etcd_prefix(settings: ClusterSettings) -> str:
+    """Return what all keys of a cluster begin with, in etcd; it ends in a slash."""
+    prefix = settings.discovery.etcd.prefix
+    return f"/penstock/{settings.name}/" if prefix is None else prefix.rstrip("/") + "/"
