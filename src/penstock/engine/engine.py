@@ -188,6 +188,11 @@ class Engine:
         """Blocks held for other engines; one that is held of two requests counts twice."""
         return self._core.handoffs.blocks
 
+    def holds(self, id: RequestId | str) -> int:
+        """Return how many blocks are held of a request that has ended; 0 where they were released, or never held."""
+        hold = self._core.handoffs.held.get(id)
+        return 0 if hold is None else hold.named + hold.private
+
     @property
     def kv_usage(self) -> float:
         """Share of the blocks that requests hold, also those held for others or reserved, as of the last event."""

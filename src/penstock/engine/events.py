@@ -89,8 +89,8 @@ class FirstToken(Effect, frozen=True, kw_only=True):
 class Finished(Effect, frozen=True, kw_only=True):
     """A request ended with ``tokens`` of output; ``started`` and ``first`` are None where it did not come so far.
 
-    Tokens: ``prompt`` of which ``cached`` were not computed at its first admission. ``held``: blocks that it keeps for
-    another engine until `Release`.
+    Tokens: ``prompt`` of which ``cached`` were not computed at its first admission. ``pulled`` came
+    from another engine. ``held``: blocks that it keeps for another engine until `Release`.
     """
 
     id: RequestId
@@ -103,6 +103,7 @@ class Finished(Effect, frozen=True, kw_only=True):
     started: Nanos | None
     first: Nanos | None
     preemptions: int = 0
+    pulled: int = 0
     held: int = 0
 
 

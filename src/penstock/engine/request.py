@@ -42,7 +42,9 @@ class Request:
     remote: int = 0
     """Prompt tokens to be brought from another engine; 0 once that was tried."""
     brought: int = 0
-    """Prompt tokens that were."""
+    """Prompt tokens that were, or are on their way; 0 after a preemption."""
+    pulled: int = 0
+    """Prompt tokens that its first pass found brought."""
     started: Nanos | None = None
     first: Nanos | None = None
     preemptions: int = 0
@@ -98,6 +100,7 @@ _DUMPED = (
     "cached",
     "remote",
     "brought",
+    "pulled",
     "started",
     "first",
     "preemptions",

@@ -309,6 +309,7 @@ class Scheduler:
                     break
             landed.remove(request)
             self._begin(request, at, request.cached)
+            request.pulled = request.brought
             self.counters.pulled += request.brought
             self.holdings.name(request, (request.computed + chunk) // settings.block_size)
             prefills.append((request, chunk))
@@ -543,6 +544,7 @@ class Scheduler:
                 started=request.started,
                 first=request.first,
                 preemptions=request.preemptions,
+                pulled=request.pulled,
                 held=held,
             )
         )

@@ -42,6 +42,15 @@ def test_it_tells_its_url_serves_and_finishes_what_runs_when_it_is_terminated() 
         assert process.wait(20) == 0
 
 
+def test_its_role_says_which_leg_of_a_bootstrap_it_takes() -> None:
+    with engine("--role", "prefill") as (_, url):
+        fields = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 7}
+        body = json.dumps({"prompt": "x", "max_tokens": 20, "ignore_eos": True, **fields}).encode()
+        sent = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
+        with urllib.request.urlopen(sent, timeout=30) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 1
+
+
 @pytest.mark.parametrize(
     ("settings", "word"),
     [("{", "JSON"), ('{"kv_blocks": "many"}', "kv_blocks"), ('{"max_seqs": 9000}', "max_batched_tokens")],

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from penstock.adapters.engines.sim.answers import Choice, Writer, choices_of
 from penstock.adapters.engines.sim.asks import Ask, Kind, Reader
+from penstock.adapters.engines.sim.handoff import Leg, answer_of, leg_of
 from penstock.kernel.errors import ClientError
 
 if TYPE_CHECKING:
@@ -55,9 +56,13 @@ class Generator:
         given = request.headers.get("x-request-id")
         number = next(self._numbers)
         id = given or f"{number:08x}"
-        ask = self.reader.read(kind, await read_json(request))
+        body = await read_json(request)
+        ask = self.reader.read(kind, body)
+        leg = leg_of(body, server.role, given)
         # The engine's own id also has our number: clients may send one id twice.
         choices = choices_of(ask, f"{id}#{number}", server.settings, server.text)
+        if leg is not None:
+            _join(leg, choices[0])
         writer = Writer(ask, id, server.text)
         news = asyncio.Event()
         interval = server.settings.stream_interval if ask.stream else 0
@@ -65,6 +70,8 @@ class Generator:
         now = server.live.now()
         try:
             for choice in choices:
+                if leg is not None and choice is choices[0]:
+                    server.live.exchange.expect(choice.submit, leg.key, leg.source)
                 choice.stream = server.live.submit(choice.submit, news, interval, now)
                 if choice.stream.rejected is not None:
                     raise ClientError(f"The engine refuses the request: {choice.stream.rejected}.")
@@ -73,12 +80,25 @@ class Generator:
             while not all(choice.stream is not None and choice.stream.over for choice in choices):
                 await news.wait()
                 news.clear()
-            body = _json.encode(writer.whole(choices))
-            return web.Response(body=body, content_type="application/json", headers=headers)
+            answer = writer.whole(choices)
+            held = self._held(request, choices[0]) if body.get("kv_transfer_params") else None
+            if held is not None:
+                answer["kv_transfer_params"] = held
+            return web.Response(body=_json.encode(answer), content_type="application/json", headers=headers)
         finally:
             for choice in choices:
                 if choice.stream is not None:
                     server.live.abort(choice.stream)
+
+    def _held(self, request: web.Request, choice: Choice) -> dict[str, Any] | None:
+        """Return where an answer's KV is held; None where it is not."""
+        done = choice.stream.finished if choice.stream is not None else None
+        if done is None or not done.held:
+            return None
+        exchange = self._server.live.exchange
+        # Bound to every address, it is where this client reached it.
+        host = exchange.host if exchange.host not in ("0.0.0.0", "::") else request.url.host or exchange.host
+        return answer_of(choice.submit.id, done.prompt, done.held, exchange.name, host, exchange.port)
 
     async def _stream(
         self,
@@ -118,6 +138,15 @@ class Generator:
                 return response
         await response.write_eof()
         return response
+
+
+def _join(leg: Leg, choice: Choice) -> None:
+    """Let an answer take its part in a hand-off; further answers to one request run by themselves, as vLLM's do."""
+    if leg.source is None:
+        choice.submit = msgspec.structs.replace(choice.submit, hold=True)
+    else:
+        remote = leg.source.tokens or len(choice.prompt)
+        choice.submit = msgspec.structs.replace(choice.submit, remote=remote)
 
 
 async def read_json(request: web.Request) -> dict[str, Any]:

@@ -9,9 +9,23 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock.adapters.engines.sim.exchange import Exchange
 from penstock.adapters.engines.sim.metrics import Metrics
 from penstock.engine.engine import Engine
-from penstock.engine.events import Abort, ClearCache, Finished, FirstToken, KvChanged, Rejected, Started, Submit, Window
+from penstock.engine.events import (
+    Abort,
+    ClearCache,
+    Finished,
+    FirstToken,
+    KvChanged,
+    Pull,
+    Pulled,
+    Rejected,
+    Release,
+    Started,
+    Submit,
+    Window,
+)
 from penstock.engine.output import Answer, Words
 from penstock.engine.settings import SimSettings
 from penstock.kernel.machine import Event, Nanos, Wake, Woken, nanos
@@ -68,6 +82,7 @@ class LiveEngine:
         self.settings = settings
         self.engine = Engine(settings, table=table, words=words, end=end, turn=turn)
         self.metrics = Metrics(settings.max_len)
+        self.exchange = Exchange(self)
         self._publish = publish
         self._loop = asyncio.get_running_loop()
         self._origin = time.monotonic_ns()
@@ -120,15 +135,19 @@ class LiveEngine:
     def abort(self, stream: Stream) -> None:
         """Stop a request whose client is gone; one that is over stays as it is."""
         if not stream.over:
-            now = self.now()
-            self._handle(now, Abort(id=RequestId(stream.id)))
-            self._arm(now)
+            self._tell(Abort(id=RequestId(stream.id)))
+
+    def pulled(self, id: str, ok: bool) -> None:
+        """Go on with a request whose KV has come, or, where not ``ok``, will not."""
+        self._tell(Pulled(id=RequestId(id), ok=ok))
+
+    def release(self, id: str) -> None:
+        """Let go of what is held of a request for another engine."""
+        self._tell(Release(id=RequestId(id)))
 
     def clear(self) -> None:
         """Forget the cached blocks that nobody uses."""
-        now = self.now()
-        self._handle(now, ClearCache())
-        self._arm(now)
+        self._tell(ClearCache())
 
     def step_stats(self, reader: str) -> StepStats:
         """Return what the engine did since this reader's last call; each reader has its own window."""
@@ -141,11 +160,17 @@ class LiveEngine:
             del self._windows[next(iter(self._windows))]
         return mine
 
-    def close(self) -> None:
-        """Stop the timer; no stream gets anything any more."""
+    async def close(self) -> None:
+        """Stop the timer and what is on its way; no stream gets anything any more."""
+        await self.exchange.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _tell(self, event: Event) -> None:
+        now = self.now()
+        self._handle(now, event)
+        self._arm(now)
 
     def _handle(self, now: Nanos, event: Event) -> None:
         for effect in self.engine.handle(now, event):
@@ -162,8 +187,12 @@ class LiveEngine:
             elif isinstance(effect, Finished):
                 self._end(effect.id).finished = effect
                 self.metrics.finished(effect)
+                self.exchange.ended(effect.id, effect)
+            elif isinstance(effect, Pull):
+                self.exchange.pull(effect)
             elif isinstance(effect, Rejected):
                 self._end(effect.id).rejected = effect.why
+                self.exchange.ended(effect.id, None)
 
     def _end(self, id: str) -> Stream:
         stream = self._streams.pop(id)

@@ -13,6 +13,8 @@ FIRST_TOKEN = (*FIRST, 160.0, 640.0, 2560.0)
 BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 WHOLE = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0)
 REQUEST = (*WHOLE, 1920.0, 7680.0)
+MOVED = tuple(float(2 << power) for power in range(10, 34, 2))
+MOVING = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
 FEW = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
 
@@ -48,7 +50,25 @@ class Metrics:
             "request_generation_tokens": ("Output tokens of a request.", Histogram(tokens)),
             "request_prefill_kv_computed_tokens": ("Prompt tokens that were not cached.", Histogram(tokens)),
             "request_num_preemptions": ("How often a request was preempted.", Histogram(FEW)),
+            "nixl_xfer_time_seconds": ("How long KV was on its way from another engine.", Histogram(MOVING)),
+            "nixl_bytes_transferred": ("Bytes of KV that came in one hand-off.", Histogram(MOVED)),
         }
+        self.transfers_failed = 0
+        self.notifications_failed = 0
+
+    def transferred(self, size: int, duration: float) -> None:
+        """Count KV that came: bytes, and the seconds that they were on their way."""
+        self._observe("nixl_xfer_time_seconds", duration)
+        self._observe("nixl_bytes_transferred", size)
+
+    def transfer_failed(self) -> None:
+        """Count KV that did not come."""
+        self.transfers_failed += 1
+
+    def notification_failed(self) -> None:
+        """Count a holder that could not be told that it may let go; as vLLM's, among the failed transfers, too."""
+        self.notifications_failed += 1
+        self.transfers_failed += 1
 
     def first_token(self, after: Nanos) -> None:
         """Count a first token."""
@@ -61,7 +81,7 @@ class Metrics:
         self._observe("request_num_preemptions", done.preemptions)
         if done.started is not None:
             self._observe("request_queue_time_seconds", (done.started - done.arrived) / SECOND)
-            self._observe("request_prefill_kv_computed_tokens", done.prompt - done.cached)
+            self._observe("request_prefill_kv_computed_tokens", done.prompt - done.cached - done.pulled)
         if done.reason == "abort" or done.first is None or done.started is None:
             return
         self._observe("e2e_request_latency_seconds", (done.at - done.arrived) / SECOND)
@@ -90,20 +110,20 @@ def render(metrics: Metrics, engine: Engine, settings: SimSettings, model: str, 
             lines.append(f"{full}{{{labels}{',' + extra if extra else ''}}} {float(value)}")
 
     running, waiting = engine.running, engine.waiting
-    computed = counters.prompt - counters.prompt_cached
+    computed = counters.prompt - counters.prompt_cached - counters.pulled
     put("num_requests_running", "gauge", "Requests that run.", {"": running})
-    put("num_requests_waiting", "gauge", "Requests in line.", {"": waiting})
+    put("num_requests_waiting", "gauge", "Requests in line.", {"": waiting + engine.pulling})
     put(
         "num_requests_waiting_by_reason",
         "gauge",
-        "Requests in line, by reason.",
-        {'reason="capacity"': waiting, 'reason="deferred"': 0},
+        "Requests in line, by reason; deferred are those whose KV is on its way.",
+        {'reason="capacity"': waiting, 'reason="deferred"': engine.pulling},
     )
     put("kv_cache_usage_perc", "gauge", "Share of KV blocks in use; 1 is all.", {"": engine.kv_usage})
     put("prefix_cache_queries_total", "counter", "Prompt tokens looked up.", {"": counters.prefix_queries})
     put("prefix_cache_hits_total", "counter", "Prompt tokens found cached.", {"": counters.prefix_hits})
-    put("external_prefix_cache_queries_total", "counter", "Tokens looked up elsewhere.", {"": 0})
-    put("external_prefix_cache_hits_total", "counter", "Tokens found elsewhere.", {"": 0})
+    put("external_prefix_cache_queries_total", "counter", "Tokens looked up elsewhere.", {"": counters.remote_queries})
+    put("external_prefix_cache_hits_total", "counter", "Tokens found elsewhere.", {"": counters.remote_hits})
     put("num_preemptions_total", "counter", "Preemptions.", {"": counters.preemptions})
     put("prompt_tokens_total", "counter", "Prompt tokens.", {"": counters.prompt})
     put(
@@ -113,10 +133,16 @@ def render(metrics: Metrics, engine: Engine, settings: SimSettings, model: str, 
         {
             'source="local_compute"': computed,
             'source="local_cache_hit"': counters.prompt_cached,
-            'source="external_kv_transfer"': 0,
+            'source="external_kv_transfer"': counters.pulled,
         },
     )
-    put("prompt_tokens_cached_total", "counter", "Prompt tokens from the cache.", {"": counters.prompt_cached})
+    spared = counters.prompt_cached + counters.pulled
+    put("prompt_tokens_cached_total", "counter", "Prompt tokens not computed here.", {"": spared})
+    failed, expired = metrics.transfers_failed, counters.hold_expired
+    put("nixl_num_failed_transfers_total", "counter", "KV that did not come, or holders not told.", {"": failed})
+    told = metrics.notifications_failed
+    put("nixl_num_failed_notifications_total", "counter", "Holders not told to let go.", {"": told})
+    put("nixl_num_kv_expired_reqs_total", "counter", "Held requests that nobody came for.", {"": expired})
     put("generation_tokens_total", "counter", "Output tokens.", {"": counters.generated})
     put(
         "request_success_total",

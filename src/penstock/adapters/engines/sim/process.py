@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.adapters.engines.sim.handoff import ROLES
 from penstock.adapters.engines.sim.tokenizer import DATA_DIR
 from penstock.config.secret import secret_of_env
 from penstock.engine.settings import SimSettings
@@ -50,6 +51,7 @@ async def _serve(settings: SimSettings, options: argparse.Namespace, secret: Clu
         tokenizer=options.tokenizer,
         topic=options.topic,
         kv_events=not options.no_kv_events,
+        role=options.role,
         faults=options.faults,
         secret=secret,
     )
@@ -69,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokenizer", type=Path, default=DATA_DIR, help="folder with tokenizer.json")
     parser.add_argument("--topic", default="", help="topic of its KV events")
     parser.add_argument("--no-kv-events", action="store_true", help="announce no KV events")
+    parser.add_argument(
+        "--role", choices=ROLES, default="aggregated", help="which leg it takes of requests with bootstrap fields"
+    )
     parser.add_argument("--grace", type=float, default=20.0, help="seconds that running requests get after SIGTERM")
     parser.add_argument(
         "--faults",

@@ -18,6 +18,7 @@ from penstock import __version__
 from penstock.adapters.engines.kv_publisher import KvPublisher
 from penstock.adapters.engines.sim.faults import Faults, FaultyPublisher
 from penstock.adapters.engines.sim.generate import Generator, problem, read_json
+from penstock.adapters.engines.sim.handoff import Role
 from penstock.adapters.engines.sim.live import LiveEngine
 from penstock.adapters.engines.sim.metrics import render
 from penstock.adapters.engines.sim.text import SimText
@@ -65,6 +66,7 @@ async def start(
     tokenizer: Path = DATA_DIR,
     topic: str = "",
     kv_events: bool = True,
+    role: Role = "aggregated",
     faults: bool = False,
     secret: ClusterSecret | None = None,
 ) -> RunningServer:
@@ -75,6 +77,7 @@ async def start(
         port: 0 lets the system choose.
         adapters: LoRA names that it serves beside the model.
         topic: of its KV events.
+        role: which leg a request with bootstrap fields is; requests with ``kv_transfer_params`` say so themselves.
         faults: whether /fault is there.
         secret: of the cluster; its KV events then need it.
     Raises:
@@ -87,6 +90,7 @@ async def start(
         tokenizer=tokenizer,
         topic=topic,
         kv_events=kv_events,
+        role=role,
         secret=secret,
         host=host,
     )
@@ -100,7 +104,9 @@ async def start(
     except BaseException:
         await runner.cleanup()
         raise
-    return RunningServer(f"http://{host}:{runner.addresses[0][1]}", runner, server)
+    exchange = server.live.exchange
+    exchange.host, exchange.port = host, runner.addresses[0][1]
+    return RunningServer(f"http://{exchange.name}", runner, server)
 
 
 class SimServer:
@@ -115,12 +121,14 @@ class SimServer:
         tokenizer: Path,
         topic: str,
         kv_events: bool,
+        role: Role = "aggregated",
         secret: ClusterSecret | None = None,
         host: str = "127.0.0.1",
     ) -> None:
         self.settings = settings
         self.model = model
         self.adapters = adapters
+        self.role = role
         self.faults = Faults(settings.seed)
         self.draining = False
         self.text = SimText(tokenizer)
@@ -155,6 +163,8 @@ class SimServer:
         add.add_post("/reset_prefix_cache", self._reset)
         add.add_get("/get_perf_metrics", self._perf)
         add.add_get("/step_stats", self._steps)
+        add.add_post("/kv_pull", self._kv_pull)
+        add.add_post("/kv_release", self._kv_release)
         if faults:
             add.add_post("/fault", self._fault)
         return app
@@ -174,7 +184,7 @@ class SimServer:
         )
         self.generator = Generator(self)
         yield
-        self.live.close()
+        await self.live.close()
         if replay is not None:
             replay.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -201,6 +211,13 @@ class SimServer:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self.generator.serve(request, "chat")
+
+    async def _kv_pull(self, request: web.Request) -> web.StreamResponse:
+        return await self.live.exchange.serve(request, await read_json(request))
+
+    async def _kv_release(self, request: web.Request) -> web.Response:
+        self.live.exchange.give_up(await read_json(request))
+        return web.Response()
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
