@@ -8,7 +8,7 @@ begins to move or ends, and only for those that share a link with it, directly o
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos, Snapshot, Wake, Woken, nanos
@@ -53,10 +53,10 @@ class _Flow:
     since: Nanos = 0
     rate: float = 0.0
     moves: bool = False
+    links: tuple[Link, Link] = field(init=False)
 
-    @property
-    def links(self) -> tuple[Link, Link]:
-        return ("out", self.source), ("in", self.target)
+    def __post_init__(self) -> None:
+        self.links = ("out", self.source), ("in", self.target)
 
 
 class Links:
@@ -220,30 +220,31 @@ class Links:
 
     def _share(self, changed: Iterable[Link], at: Nanos) -> None:
         """Work out the rates of all that share a link with one that changed, directly or through others."""
-        reached = [link for link in changed if link in self._users]
-        rates: dict[str, float] = {}
-        free: dict[Link, float] = {}
-        waiting: dict[Link, int] = {}
-        for link in reached:  # grows while it is walked
-            if link in free:
-                continue
-            free[link], waiting[link] = self.bandwidth(link[1]), len(self._users[link])
-            reached += [other for flow in self._users[link].values() for other in flow.links if other not in free]
+        users = self._users
+        reached = dict.fromkeys(link for link in changed if link in users)
+        fresh = list(reached)
+        while fresh:
+            fresh = [link for near in fresh for flow in users[near].values() for link in flow.links]
+            fresh = [link for link in dict.fromkeys(fresh) if link not in reached]
+            reached.update(dict.fromkeys(fresh))
+        free = {link: self.bandwidth(link[1]) for link in reached}
+        waiting = {link: len(users[link]) for link in reached}
+        rates: dict[_Flow, float] = {}
         rate = 0.0
         while waiting:
+            share, tightest = min((free[link] / count, link) for link, count in waiting.items())
             # Rates only grow from one full link to the next; without the maximum, rounding might say otherwise.
-            tightest = min(waiting, key=lambda link: (free[link] / waiting[link], link))
-            rate = max(rate, free[tightest] / waiting[tightest])
-            for flow in self._users[tightest].values():
-                if flow.id in rates:
+            rate = max(rate, share)
+            for flow in users[tightest].values():
+                if flow in rates:
                     continue
-                rates[flow.id] = rate
+                rates[flow] = rate
                 for link in flow.links:
                     free[link] -= rate
                     waiting[link] -= 1
-            waiting = {link: count for link, count in waiting.items() if count}
-        for id, rate in rates.items():
-            flow = self._flows[id]
+                    if not waiting[link]:
+                        del waiting[link]
+        for flow, rate in rates.items():
             if rate == flow.rate:
                 continue
             flow.left = max(0.0, flow.left - flow.rate * (at - flow.since) / SECOND)

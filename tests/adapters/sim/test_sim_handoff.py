@@ -263,6 +263,17 @@ async def test_a_client_that_goes_away_during_a_prefill_leaves_nothing_behind() 
         assert two.held() == 0 and two.prefill.live.engine.kv_usage == 0.0
 
 
+async def test_who_dies_while_it_takes_kv_leaves_the_link_free_and_the_blocks_held() -> None:
+    async with pair(prefill=slow_link(SIZE / 60.0)) as two:
+        told = await two.prefilled()
+        taker = asyncio.create_task(post(two.p, "/kv_pull", {"request_id": told["remote_request_id"], "tokens": 200}))
+        links = two.prefill.live.exchange._wire._links
+        await until(lambda: len(links) == 1)
+        taker.cancel()
+        await until(lambda: len(links) == 0)
+        assert two.held() == 13
+
+
 async def test_many_at_once_share_the_link_and_leave_nothing() -> None:
     async with pair(prefill=slow_link(SIZE / 0.02)) as two:
 
