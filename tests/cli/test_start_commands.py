@@ -14,7 +14,7 @@ def started(monkeypatch):
     module = types.ModuleType("penstock.runtime.supervisor")
     module.run = lambda loaded, *, command, finished, reload: calls.append((command, loaded.settings)) or 0  # type: ignore[attr-defined]
     joining = types.ModuleType("penstock.runtime.joining")
-    joining.join = lambda cluster, pool, model: calls.append((cluster, pool, model)) or 0  # type: ignore[attr-defined]
+    joining.join = lambda *given: calls.append(given) or 0  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "penstock.runtime.supervisor", module)
     monkeypatch.setitem(sys.modules, "penstock.runtime.joining", joining)
     return calls
@@ -173,7 +173,8 @@ def test_attach_to_nobody_is_a_sentence(penstock, started):
 
 def test_join_asks_for_the_only_model(penstock, started, cluster):
     assert penstock("join", "--url", cluster.url, "--sim.kv_blocks", "100").exit_code == 0
-    ((url, pool, model),) = started
+    ((url, pool, model, settings),) = started
+    assert settings.discovery.store == "file"
     assert (url, model, pool.replicas, pool.sim.kv_blocks) == (cluster.url, "sim", 1, 100)
     cluster.status["models"].append({"name": "other"})
     result = penstock("join", "--url", cluster.url)
@@ -184,8 +185,21 @@ def test_join_asks_for_the_only_model(penstock, started, cluster):
 def test_join_takes_a_run_folder_and_urls(penstock, started):
     arguments = ["--run", "runs/x", "--model", "m", "--engine", "vllm", "--urls", "http://127.0.0.1:8001"]
     assert penstock("join", *arguments).exit_code == 0
-    ((run, pool, model),) = started
+    ((run, pool, model, _),) = started
     assert (run, model, pool.urls) == ("runs/x", "m", ("http://127.0.0.1:8001",))
+
+
+def test_join_takes_a_cluster_in_an_etcd_by_flags_and_by_its_config(penstock, started, tmp_path):
+    config = tmp_path / "cluster.yaml"
+    config.write_text("name: there\ndiscovery: {store: etcd, ttl: 7}\n")
+    flags = ["--discovery.host", "10.0.0.2", "--sim.kv_blocks", "100"]
+    assert penstock("join", "--config", str(config), "--model", "m", *flags).exit_code == 0
+    ((_, pool, model, settings),) = started
+    assert (model, pool.sim.kv_blocks, settings.name) == ("m", 100, "there")
+    assert (settings.discovery.store, settings.discovery.ttl, settings.discovery.host) == ("etcd", 7, "10.0.0.2")
+    result = penstock("join", "--discovery.store", "etcd")
+    assert result.exit_code == 2
+    assert "needs --model" in result.output
 
 
 def test_help_all_lists_every_setting(penstock):

@@ -5,24 +5,30 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
+from penstock.adapters.planes.forwarder import ForwardedPlane, Forwarder
 from penstock.adapters.planes.inproc import InprocBus, InprocPlane
+from penstock.adapters.planes.nats import NatsPlane
 from penstock.adapters.planes.zmq import ZmqPlane
 from penstock.adapters.seams import Connector, ConnectorError, EventPlane, PoolScale, Replica, Store
 from penstock.adapters.stores.etcd import EtcdStore
 from penstock.adapters.stores.etcd_client import EtcdClient
 from penstock.adapters.stores.file import FileStore
 from penstock.adapters.stores.memory import MemorySpace, MemoryStore
+from penstock.config.discovery import NatsSettings
 from penstock.kernel.secret import ClusterSecret
+from tests import server_fixtures
 from tests.adapters.connectors.holding import Ward
-from tests.servers import Etcd
+from tests.servers import Etcd, Nats
 
 POLL = 0.02
+
+etcd, nats = server_fixtures.etcd, server_fixtures.nats
 
 TEXT = "of the contract suites"
 SECRET = ClusterSecret(TEXT)
@@ -191,15 +197,6 @@ class EtcdHarness:
             await store.close()
 
 
-@pytest.fixture(scope="session")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """An etcd that runs."""
-    server = Etcd(tmp_path_factory.mktemp("etcd"))
-    server.start()
-    yield server
-    server.kill()
-
-
 @pytest.fixture(params=["file", "signed file", "memory", "etcd", "signed etcd"])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StoreHarness]:
     kind = request.param
@@ -240,7 +237,7 @@ class PlaneHarness(Protocol):
 
 class _Planes:
     def __init__(self) -> None:
-        self.planes: list[InprocPlane | ZmqPlane] = []
+        self.planes: list[InprocPlane | NatsPlane | ZmqPlane] = []
 
     async def close(self) -> None:
         for plane in self.planes:
@@ -269,10 +266,55 @@ class ZmqHarness(_Planes):
         return [*made]
 
 
-@pytest.fixture(params=["inproc", "zmq", "zmq with curve"])
-async def planes(request: pytest.FixtureRequest) -> AsyncIterator[PlaneHarness]:
-    secret = SECRET if request.param == "zmq with curve" else None
-    harness: PlaneHarness = InprocHarness() if request.param == "inproc" else ZmqHarness(secret)
+class ForwardedHarness(_Planes):
+    def __init__(self, secret: ClusterSecret | None = None) -> None:
+        super().__init__()
+        self._secret = secret
+        self._forwarder = Forwarder("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", secret=secret).start()
+
+    async def mesh(self, count: int, limit: int = 10_000) -> list[EventPlane]:
+        ends = self._forwarder.publish_endpoint, self._forwarder.subscribe_endpoint
+        made = [ForwardedPlane(f"p{i}", *ends, limit=limit, secret=self._secret) for i in range(count)]
+        self.planes += made
+        return [*made]
+
+    async def close(self) -> None:
+        await super().close()
+        self._forwarder.close()
+
+
+class NatsHarness(_Planes):
+    """A real nats-server, which the tests of a session share: each has a prefix of its own."""
+
+    def __init__(self, server: Nats, prefix: str, secret: ClusterSecret | None = None) -> None:
+        super().__init__()
+        self._settings = NatsSettings(urls=(server.url,))
+        self._prefix = prefix
+        self._secret = secret
+
+    async def mesh(self, count: int, limit: int = 10_000) -> list[EventPlane]:
+        made = [
+            NatsPlane(f"p{i}", self._settings, prefix=self._prefix, limit=limit, secret=self._secret)
+            for i in range(count)
+        ]
+        self.planes += made
+        return [*made]
+
+
+PLANES = ["inproc", "zmq", "zmq with curve", "forwarder", "forwarder with curve", "nats", "signed nats"]
+
+
+@pytest.fixture(params=PLANES)
+async def planes(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[PlaneHarness]:
+    kind = request.param
+    secret = SECRET if kind.endswith("with curve") or kind.startswith("signed") else None
+    harness: PlaneHarness
+    if kind == "inproc":
+        harness = InprocHarness()
+    elif kind.endswith("nats"):
+        harness = NatsHarness(request.getfixturevalue("nats"), tmp_path.name, secret)
+    else:
+        harness = (ForwardedHarness if kind.startswith("forwarder") else ZmqHarness)(secret)
     yield harness
     await harness.close()
 

@@ -68,6 +68,7 @@ def examine(
     if settings is not None:
         findings += check_ports(settings, status is not None)
         findings += check_disk(Path(settings.runs.dir))
+        findings += _check_discovery(settings)
     if status is not None:
         of_cluster += [*check_status(status), *check_caches(client, url, status, probing)]
     return [*findings, *of_cluster]
@@ -220,6 +221,13 @@ def check_caches(client: Client, url: str, status: dict[str, Any], probing: Prob
     keyed = Client(where, probing.api_key, timeout=PROBE_TIMEOUT)
     for said in probe(client, keyed, status, unknown=probing.unknown):
         yield Finding(said.level, "cache", said.text, said.hint)
+
+
+def _check_discovery(settings: ClusterSettings) -> list[Finding]:
+    # Imported late: that module needs this one's findings.
+    from penstock.cli.doctor_discovery import check_discovery
+
+    return check_discovery(settings)
 
 
 def _no_tokenizer(models: list[str]) -> Finding:

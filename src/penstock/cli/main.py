@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("penstock.cli.serve", "Serve one model with engines of this machine."),
     "join": ("penstock.cli.join", "Add engines of this machine to a running cluster."),
     "attach": ("penstock.cli.attach", "Put a frontend before servers that already run."),
+    "forward": ("penstock.cli.forward", "Carry events among the frontends of a cluster."),
     "scale": ("penstock.cli.scale", "Change how many engines pools have."),
     "drain": ("penstock.cli.drain", "Take a worker or a frontend out of service."),
     "restart": ("penstock.cli.restart", "Replace every engine and frontend, without losing a request."),

@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 
 from penstock.adapters.engines.describe import measured_speed
-from penstock.adapters.planes.zmq import ZmqPlane
 from penstock.adapters.seams import Store
 from penstock.config.cluster import ClusterSettings
 from penstock.config.live import Change
@@ -29,7 +28,7 @@ from penstock.runtime.live import Live
 from penstock.runtime.loop_monitor import LoopMonitor
 from penstock.runtime.membership import Membership
 from penstock.runtime.observers import Observers
-from penstock.runtime.opening import open_store
+from penstock.runtime.opening import Plane, open_plane, open_store
 from penstock.runtime.peers import FrontendCard, Peers
 from penstock.runtime.revoked import Revoked
 from penstock.runtime.seen import Acquaintance
@@ -81,7 +80,7 @@ class Node:
         self.observers = Observers(settings, self.live, self.router, self.name)
         self.loop_monitor = LoopMonitor()
         self.peers: Peers | None = None
-        self.plane: ZmqPlane | None = None
+        self.plane: Plane | None = None
         self.tuning = Tuning(store, settings, self._tuned)
         self.on_settings: Callable[[ClusterSettings], None] = lambda settings: None
         """Told the settings whenever an operator changed some."""
@@ -106,14 +105,14 @@ class Node:
         Args:
             page: where a person finds the admin routes; ``admin_url``: where they are this process's alone.
         """
-        self.plane = ZmqPlane(self.name, secret=self.secret)
+        self.plane = open_plane(self.settings, self.name, self.secret)
         card = FrontendCard(
             id=self.name,
             url=url,
             admin_url=admin_url,
             page=page,
             pid=os.getpid(),
-            plane=self.plane.endpoint,
+            plane=getattr(self.plane, "endpoint", ""),
             run=str(self.run),
         )
         self.peers = Peers(self.store, self.live, self.plane, card, self.settings.discovery.ttl)

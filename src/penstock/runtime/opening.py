@@ -1,8 +1,12 @@
-"""Which store and which event plane do the settings ask for? The one place where each is made."""
+"""Which store, event plane and broker do the settings ask for? The one place where each is made."""
 
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.adapters.nats_link import subject_of
+from penstock.adapters.planes.forwarder import ForwardedPlane
+from penstock.adapters.planes.nats import NatsPlane
+from penstock.adapters.planes.zmq import ZmqPlane
 from penstock.adapters.seams import Store
 from penstock.adapters.stores.etcd import EtcdStore
 from penstock.adapters.stores.etcd_client import EtcdClient, Login
@@ -60,3 +64,28 @@ def etcd_prefix(settings: ClusterSettings) -> str:
     """Return what all keys of a cluster begin with, in etcd; it ends in a slash."""
     prefix = settings.discovery.etcd.prefix
     return f"/penstock/{settings.name}/" if prefix is None else prefix.rstrip("/") + "/"
+
+
+Plane = ZmqPlane | NatsPlane
+"""What frontends talk over; a `ZmqPlane` that is not forwarded connects to each of the others."""
+
+
+def open_plane(settings: ClusterSettings, name: str, secret: ClusterSecret | None) -> Plane:
+    """Return the event plane of a frontend; call it with the event loop running.
+
+    Raises:
+        ConfigError: a certificate can't be read, or a package is missing.
+    """
+    discovery = settings.discovery
+    if discovery.plane == "nats":
+        return NatsPlane(name, discovery.nats, prefix=nats_prefix(settings), secret=secret)
+    if discovery.plane == "forwarder":
+        ends = discovery.forwarder
+        return ForwardedPlane(name, ends.publish, ends.subscribe, secret=secret)
+    return ZmqPlane(name, discovery.host, secret=secret)
+
+
+def nats_prefix(settings: ClusterSettings) -> str:
+    """Return what all subjects of a cluster begin with, in NATS."""
+    prefix = settings.discovery.nats.prefix
+    return f"penstock.{subject_of(settings.name)}" if prefix is None else prefix

@@ -13,6 +13,7 @@ from penstock.kernel.wire import NewerVersion, WireDecoder
 from penstock.router.events import PeerGone, PeerUpdate, Placement, Publish
 from penstock.runtime.follow import follow
 from penstock.runtime.live import Live
+from penstock.runtime.opening import Plane
 
 log = logging.getLogger("penstock.peers")
 
@@ -33,6 +34,7 @@ class FrontendCard(msgspec.Struct, frozen=True, kw_only=True):
     admin_url: str
     pid: int
     plane: str
+    """Where its event plane is heard directly (ZMQ); empty where that goes through somebody in the middle."""
     run: str
     page: str = ""
     """Where a person finds its admin routes; ``admin_url`` is for processes, and this one's alone."""
@@ -51,7 +53,7 @@ _cards = WireDecoder(FrontendCard, "a frontend's card in the store")
 class Peers:
     """Publish our placements, hear those of the other frontends, forget a frontend that is gone."""
 
-    def __init__(self, store: Store, live: Live, plane: ZmqPlane, card: FrontendCard, ttl: float) -> None:
+    def __init__(self, store: Store, live: Live, plane: Plane, card: FrontendCard, ttl: float) -> None:
         self.cards: dict[str, FrontendCard] = {}
         self.malformed = 0
         self._store = store
@@ -146,7 +148,8 @@ class Peers:
         if card.id == self._card.id or key in self.cards:
             return
         self.cards[key] = card
-        await self._plane.connect(card.plane)
+        if isinstance(self._plane, ZmqPlane):
+            await self._plane.connect(card.plane)
 
     def _refuse(self, error: NewerVersion) -> None:
         self.newer += 1
@@ -156,5 +159,6 @@ class Peers:
     async def _gone(self, key: str) -> None:
         card = self.cards.pop(key, None)
         if card is not None:
-            await self._plane.disconnect(card.plane)
+            if isinstance(self._plane, ZmqPlane):
+                await self._plane.disconnect(card.plane)
             self._live.post("router", PeerGone(router=card.id))

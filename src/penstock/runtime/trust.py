@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.adapters.planes.nats import NatsPlane
+
 if TYPE_CHECKING:
     from penstock.runtime.node import Node
 
@@ -17,7 +19,10 @@ def refusals(node: "Node") -> dict[str, int]:
         "store_entry_newer": getattr(store, "newer", 0) + node.membership.newer,
         "kv_events_refused": node.feeds.handshakes_failed,
     }
-    if plane is not None:
+    if isinstance(plane, NatsPlane):
+        found["plane_message_foreign"] = plane.foreign
+        found["plane_message_newer"] = plane.newer
+    elif plane is not None:
         found["plane_refused"] = plane.others.failed
         found["plane_stranger"] = plane.strangers.failed
         found["plane_message_newer"] = plane.newer
@@ -39,7 +44,15 @@ def findings(node: "Node") -> list[dict[str, Any]]:
     if foreign:
         where = getattr(node.store, "root", "the store")
         say(f"{foreign} entries in {where} are not signed with this cluster's secret and are left out", SAME_SECRET)
-    if node.plane is not None and node.plane.others.failing:
+    if isinstance(node.plane, NatsPlane):
+        if node.plane.foreign:
+            say(f"{node.plane.foreign} placements in NATS are not signed with this cluster's secret", SAME_SECRET)
+        if node.plane.problem is not None:
+            say(
+                f"NATS can't be reached, so frontends do not hear each other's placements: {node.plane.problem}",
+                "traffic goes on, each router by what it knows itself; see discovery.nats",
+            )
+    elif node.plane is not None and node.plane.others.failing:
         count = len(node.plane.others.failing)
         say(f"{count} other frontend{'s' if count > 1 else ''} of this cluster refuse our secret", SAME_SECRET)
     strangers = counts.get("plane_stranger", 0)

@@ -62,11 +62,8 @@ class ZmqPlane:
         self._pub = self._context.socket(zmq.PUB)
         self._pub.linger = 0
         self._pub.sndhwm = limit
-        bind_side(self._pub, secret)
         self._watched = False
-        self._pub.bind(f"tcp://{host}:0")
-        bound: bytes = self._pub.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
-        self.endpoint = bound.rstrip(b"\0").decode()
+        self.endpoint = self._open(host)
         """Where others connect to."""
 
     async def connect(self, endpoint: str) -> None:
@@ -112,7 +109,7 @@ class ZmqPlane:
         self.others.watch(socket)
         if not self._watched:
             self._watched = True
-            self.strangers.watch(self._pub)
+            self._watch_publishing()
         for endpoint in self._peers:
             socket.connect(endpoint)
         self._subscriptions.add(socket)
@@ -124,6 +121,16 @@ class ZmqPlane:
             self._release(socket)
         self.strangers.close()
         self._pub.close(0)
+
+    def _watch_publishing(self) -> None:
+        self.strangers.watch(self._pub)
+
+    def _open(self, host: str) -> str:
+        """Bind the publishing socket; return where."""
+        bind_side(self._pub, self._secret)
+        self._pub.bind(f"tcp://{host}:0")
+        bound: bytes = self._pub.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
+        return bound.rstrip(b"\0").decode()
 
     async def _messages(self, topic: str, socket: zmq.asyncio.Socket) -> AsyncIterator[Message]:
         wanted = topic.encode()

@@ -1,0 +1,50 @@
+"""What does ``penstock forward`` do? Carries events among frontends that do not reach each other directly."""
+
+import signal
+from collections.abc import Iterable
+
+import click
+
+from penstock.cli.settings import SettingsCommand, load_to_start, settings_options
+
+EPILOG = """\b
+Examples:
+  penstock forward cluster.yaml
+  penstock forward --discovery.forwarder.publish tcp://10.0.0.5:5557 --discovery.forwarder.subscribe tcp://10.0.0.5:5558
+
+The frontends of a cluster with discovery.plane forwarder connect to it. It needs the cluster's secret, by
+PENSTOCK_CLUSTER_SECRET or cluster_secret_file; without one it speaks plain. While it is away each router decides by
+what it knows itself.
+"""
+
+
+@click.command(
+    "forward", cls=SettingsCommand, epilog=EPILOG, short_help="Carry events among the frontends of a cluster."
+)
+@click.argument("config", required=False, metavar="[CONFIG]")
+@settings_options
+def command(config: str | None, overrides: tuple[str, ...]) -> int:
+    """Forward what each frontend publishes to all the others, until Ctrl-C."""
+    from penstock.adapters.planes.forwarder import Forwarder
+    from penstock.config.secret import secret_text
+    from penstock.kernel.secret import ClusterSecret
+
+    settings = load_to_start(config, overrides).settings
+    given = settings.cluster_secret is not None or settings.cluster_secret_file is not None
+    secret = ClusterSecret(secret_text(settings)) if given else None
+    ends = settings.discovery.forwarder
+    forwarder = Forwarder(ends.publish, ends.subscribe, secret=secret).start()
+    spoken = "with the cluster's secret" if given else "plain: anybody who reaches it hears and is heard"
+    click.echo(f"Forwarding {forwarder.publish_endpoint} to {forwarder.subscribe_endpoint}, {spoken}. Ctrl-C stops.")
+    _wait((signal.SIGINT, signal.SIGTERM))
+    forwarder.close()
+    return 0
+
+
+def _wait(signals: Iterable[signal.Signals]) -> None:
+    """Return when one of these comes."""
+    for number in signals:
+        signal.signal(number, lambda *_: None)  # a handler of ours, or the wait below would never see it
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    signal.sigwait(signals)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
