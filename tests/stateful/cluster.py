@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 from penstock.kernel.hashing import SCHEME, block_hashes
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos
 from penstock.kernel.simulation import Answer, Simulation
-from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, KvStored, RequestId, Target, WorkerCard, WorkerId
+from penstock.kernel.values import (
+    KvCleared,
+    KvEvent,
+    KvRemoved,
+    KvStored,
+    RequestId,
+    Role,
+    Target,
+    WorkerCard,
+    WorkerId,
+)
 from penstock.router.events import (
     Abort,
     Arrived,
@@ -24,19 +34,36 @@ from penstock.router.events import (
     FirstToken,
     KvObserved,
     Preferences,
+    Release,
     ReplayEnded,
     ReplayWanted,
     Resume,
+    Staged,
     WorkerCordoned,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
 )
 from penstock.router.router import Router
-from penstock.router.settings import BreakerSettings, HedgeSettings, MigrationSettings, QueueSettings, RouterSettings
+from penstock.router.settings import (
+    BreakerSettings,
+    HandoffSettings,
+    HedgeSettings,
+    MigrationSettings,
+    QueueSettings,
+    RouterSettings,
+)
 
 BLOCK = 16
 MODEL = "m"
+ROLES: tuple[tuple[Role, ...], ...] = (
+    ("aggregated",),
+    ("prefill", "decode", "decode"),
+    ("prefill", "prefill", "decode"),
+    ("prefill", "decode", "aggregated"),
+    ("encode", "prefill", "prefill", "decode", "decode"),
+)
+"""Of the workers, in turn."""
 
 
 @dataclass
@@ -51,6 +78,10 @@ class ModelEngine:
     sequence: int = 0
     buffer: list[KvObserved] = field(default_factory=list)
     running: dict[tuple[RequestId, int], bool] = field(default_factory=dict)
+    stages: set[tuple[RequestId, int]] = field(default_factory=set)
+    """Those of them that are a stage before the last."""
+    held: set[tuple[RequestId, int]] = field(default_factory=set)
+    """KV that waits to be fetched."""
 
 
 class Cluster:
@@ -74,19 +105,33 @@ class Cluster:
             migration=MigrationSettings(limit=rng.choice((0, 1, 3))),
             inflight_max=rng.choice((5, 1000)),
             request_timeout=rng.choice((2.0, 60.0)),
+            handoff=HandoffSettings(
+                conditional=rng.choice(("auto", "thresholds", "off", "off")),
+                new_tokens_max=rng.choice((0, 64)),
+                fallback_share=rng.choice((0.0, 0.5)),
+                fallback_burst=rng.choice((0, 10)),
+            ),
         )
+        self.roles = rng.choice(ROLES)
+        self.protocol = rng.choice(("completed", "completed", "push", "bootstrap"))
+        self.unwanted: set[tuple[RequestId, int]] = set()
+        """Of what is not made yet."""
+        self.stranded = 0
+        self.handoffs = 0
         self.router = Router(self.settings, seed=seed)
         self.engines: dict[WorkerId, ModelEngine] = {}
         self.closed: dict[RequestId, list[Closed]] = {}
         self.arrived: list[RequestId] = []
         self.decisions: list[Decision] = []
+        self.fetches: dict[tuple[RequestId, int], tuple[RequestId, int]] = {}
+        """Attempt that fetches -> the one that makes."""
         self.open_attempts: dict[RequestId, int] = {}
         self.isl: dict[RequestId, int] = {}
         self.resumed: dict[RequestId, int] = {}
         self.migrations = 0
         self.problems: list[str] = []
         self.run = Simulation({"router": self.router}, self.world, checked=True, watch=self.watch)
-        for number in range(workers):
+        for number in range(max(workers, len(self.roles))):
             self.start_engine(WorkerId(f"w{number}"), epoch=1, at=0)
         at = 0
         for number in range(requests):
@@ -113,6 +158,8 @@ class Cluster:
             blocks=list(block_hashes(tokens, BLOCK)),
             preferences=wish,
             deadline=deadline,
+            media=rng.choice((0, 0, 2)),
+            whole=rng.random() < 0.1,
         )
         self.arrived.append(request)
         self.isl[request] = len(tokens)
@@ -132,12 +179,14 @@ class Cluster:
             hash_scheme=SCHEME,
             events=("tcp://x",),
             replay=("tcp://y",),
+            role=self.roles[int(worker[1:]) % len(self.roles)],
+            handoff=self.protocol,
         )
         self.engines[worker] = ModelEngine(card, capacity=40)
         self.run.post(at, "router", WorkerJoined(card=card))
 
     def fault(self, at: Nanos) -> None:
-        worker = WorkerId(f"w{self.rng.randrange(3)}")
+        worker = WorkerId(f"w{self.rng.randrange(len(self.engines))}")
         kind = self.rng.choice(("kill", "kill", "drain", "cordon", "forget", "clear"))
         self.run.post(at, "chaos", Fault(worker=worker, kind=kind))
         self.run.machines.setdefault("chaos", Chaos(self))
@@ -146,20 +195,47 @@ class Cluster:
         if isinstance(effect, Dispatch):
             yield from self.dispatched(now, effect)
         elif isinstance(effect, Abort):
-            self.engines[effect.target.worker].running.pop((effect.id, effect.attempt), None)
+            engine = self.engines[effect.target.worker]
+            engine.running.pop((effect.id, effect.attempt), None)
+            engine.stages.discard((effect.id, effect.attempt))
+            # As a frontend does: what it was to fetch is fetched all the same, and then dropped.
+            self.let_go(self.fetches.pop((effect.id, effect.attempt), None))
+        elif isinstance(effect, Release):
+            if effect.target is None:
+                self.stranded += 1
+            self.let_go((effect.id, effect.attempt))
         elif isinstance(effect, ReplayWanted):
             yield self.replay(now, effect)
+
+    def let_go(self, leg: tuple[RequestId, int] | None) -> None:
+        """Nobody will fetch this any more, or somebody just has."""
+        if leg is None:
+            return
+        for engine in self.engines.values():
+            if leg in engine.stages:
+                self.unwanted.add(leg)
+            engine.held.discard(leg)
 
     def dispatched(self, now: Nanos, effect: Dispatch) -> Iterable[Answer]:
         rng, engine = self.rng, self.engines[effect.target.worker]
         self.decisions.append(effect.decision)
         key = (effect.id, effect.attempt)
+        handoff = effect.handoff
+        if handoff is not None and handoff.source is not None:
+            source = (effect.id, handoff.source_attempt)
+            if self.protocol == "completed" and engine.alive:
+                holder = self.engines[handoff.source.id]
+                if source not in holder.held and holder.alive and holder.card.epoch == handoff.source.epoch:
+                    self.problems.append(f"{effect.id} is to fetch what {handoff.source.id} does not hold")
+                self.fetches[key] = source
         refused = not engine.alive or (self.faults and rng.random() < 0.05)
         if refused or engine.card.epoch != effect.card.epoch:
             wait = round(rng.random() * 0.05 * SECOND)
             yield now + wait, "router", Failed(id=effect.id, attempt=effect.attempt, reason="refused", retryable=True)
             return
         engine.running[key] = False
+        if effect.stage in ("prefill", "encode"):
+            engine.stages.add(key)
         first = now + round(rng.expovariate(4.0) * SECOND)
         last = first + round(rng.expovariate(4.0) * SECOND)
         yield (
@@ -254,12 +330,20 @@ class Cluster:
             ends = self.closed.get(request, [])
             assert len(ends) == 1, f"{request} has {len(ends)} terminal effects: {ends}"
             end = ends[0]
-            legs = self.settings.attempts_max + (self.settings.hedge.after is not None) * self.settings.attempts_max
-            assert end.attempts <= legs * (end.migrations + 1)
+            legs = 2 * self.settings.attempts_max + (self.settings.hedge.after is not None) * self.settings.attempts_max
+            # Beside each try there may be a stage before it, and two of them may fail to fetch what one made.
+            assert end.attempts <= (legs + 3 * (len(self.roles) > 1)) * (end.migrations + 1)
             assert end.migrations <= self.settings.migration.limit
             assert end.isl == self.isl[request], "a migration must not change what the prompt is said to be"
             self.migrations += end.migrations
         assert not self.router.requests
+        self.handoffs = sum(pool.handoffs["done"] for pool in self.router.pools.values())
+        if not self.stranded:
+            for engine in self.engines.values():
+                # One that the router lost sight of lets go by its own time-out.
+                assert not (engine.alive and engine.joined and engine.held), (
+                    f"{engine.card.id} holds {engine.held} for nobody"
+                )
         for pool in self.router.pools.values():
             assert len(pool.active) == 0 and len(pool.queue) == 0 and pool.inflight == 0
 
@@ -313,11 +397,22 @@ class Engines(_Bookless):
         key = (event.id, event.attempt)
         if not engine.alive or engine.card.epoch != event.epoch or key not in engine.running:
             return []
+        if key in engine.stages:
+            if event.last:
+                engine.stages.discard(key)
+                del engine.running[key]
+                held = cluster.rng.random() < 0.95
+                makes = engine.card.role == "prefill" and cluster.protocol == "completed"
+                if held and makes and key not in cluster.unwanted:
+                    engine.held.add(key)
+                cluster.run.post(now, "router", Staged(id=event.id, attempt=event.attempt, held=held, cached=0))
+            return []
         if event.last:
             del engine.running[key]
             cluster.run.post(now, "router", Finished(id=event.id, attempt=event.attempt, tokens=9, cached=0))
         else:
             engine.running[key] = True
+            cluster.let_go(cluster.fetches.pop(key, None))
             request = cluster.router.requests.get(event.id)
             if request is not None:
                 for at, machine, answer in cluster.cache(engine, request.event.blocks):
@@ -350,6 +445,8 @@ class Chaos(_Bookless):
                     ),
                 )
             engine.running.clear()
+            engine.stages.clear()
+            engine.held.clear()
             noticed = now + round(rng.random() * 2.0 * SECOND)
             cluster.run.post(noticed, "router", WorkerLeft(worker=event.worker, epoch=epoch, reason="killed"))
             if rng.random() < 0.7:

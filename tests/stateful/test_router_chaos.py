@@ -15,7 +15,7 @@ CHUNK = 100
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_every_request_ends_once_whatever_dies(first: int) -> None:
-    migrations = 0
+    migrations = handoffs = 0
     for seed in range(first, first + CHUNK):
         cluster = Cluster(seed)
         try:
@@ -23,6 +23,8 @@ def test_every_request_ends_once_whatever_dies(first: int) -> None:
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         migrations += cluster.migrations
+        handoffs += cluster.handoffs
+    assert handoffs, "no prefill was ever handed over: this is not tested then"
     assert migrations, "no answer ever went on elsewhere: this is not tested then"
 
 

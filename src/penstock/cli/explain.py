@@ -130,6 +130,9 @@ def _closed_text(request: str, closed: dict[str, Any]) -> str:
         f"{closed.get('attempts')} attempt" + ("" if closed.get("attempts") == 1 else "s"),
     ]
     lines.append(", ".join(times))
+    legs = closed.get("legs") or []
+    if len({leg.get("role") for leg in legs}) > 1:
+        lines.append("stages: " + ", then ".join(f"{leg['role']} on {target_text(leg.get('target'))}" for leg in legs))
     for leg in closed.get("legs") or []:
         if leg.get("failure"):
             lines.append(f"failed on {target_text(leg.get('target'))}: {leg['failure']}")
@@ -140,9 +143,12 @@ def _decision_text(decision: dict[str, Any]) -> str:
     chosen = target_text(decision.get("chosen"))
     candidates = sorted(decision.get("candidates") or [], key=lambda c: (c["total"], target_text(c["target"])))
     unit = candidates[0]["unit"] if candidates else "blocks"
+    stage = decision.get("stage", "aggregated")
     head = (
-        f"Attempt {decision.get('attempt')} went to {chosen} by {decision.get('mode')}: {decision.get('because')}\n"
-        f"{decision.get('blocks'):,} prompt blocks; cost in {unit}"
+        f"Attempt {decision.get('attempt')}{'' if stage == 'aggregated' else f' ({stage})'} went to {chosen} by "
+        f"{decision.get('mode')}: {decision.get('because')}\n"
+        + (f"{decision['flow']}\n" if decision.get("flow") else "")
+        + f"{decision.get('blocks'):,} prompt blocks; cost in {unit}"
     )
     if decision.get("temperature"):
         head += f"; drawn at temperature {decision['temperature']:g}"

@@ -15,6 +15,7 @@ Examples:
   penstock simulate --workload chat --rate 8 --hours 1
   penstock simulate cluster.yaml --trace conversation_trace.jsonl --compare router.mode=kv,round_robin
   penstock simulate --workload agent --workers 8 --compare router.cost.overlap_credit=0,1,2 --json
+  penstock simulate --workload rag --rate 4 --prefill 2 --decode 2
   penstock simulate --workload rag --hours 1 --fault at=600,kind=fail,worker=main-0 --start-up 90s
   penstock simulate --workload chat --hours 24 --policy my_policies:Reactive --policy-interval 30s
 
@@ -30,6 +31,8 @@ computer's own. Each variant leaves a run folder with the files of a live run an
 @traffic_options
 @click.option("--hours", type=click.FloatRange(0, min_open=True), help="End of arrivals: --duration in hours.")
 @click.option("--workers", type=click.IntRange(1), help="Engines of every pool, instead of the config's.")
+@click.option("--prefill", type=click.IntRange(1), help="Engines that only prefill; needs --decode.")
+@click.option("--decode", type=click.IntRange(1), help="Engines that go on with what those have prefilled.")
 @click.option("--model", help="Model of the config; unset where it has only one.")
 @click.option(
     "--compare",

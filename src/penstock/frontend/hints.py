@@ -12,6 +12,7 @@ from penstock.frontend.errors import rejected
 from penstock.kernel.values import WorkerId
 from penstock.router.events import Preferences
 
+_PREFILL = ("x-penstock-prefill-worker", "x-dynamo-prefill-instance-id")
 _WORKER = ("x-penstock-worker", "x-dynamo-worker-instance-id", "x-worker-instance-id")
 _RANK = ("x-penstock-dp-rank", "x-dynamo-dp-rank", "x-data-parallel-rank")
 _PRIORITY = ("x-penstock-priority", "x-dynamo-request-priority")
@@ -29,7 +30,7 @@ _TEMPERATURE = ("x-penstock-router-temperature",)
 _NAMES = frozenset(
     name
     for names in (
-        *(_WORKER, _RANK, _PRIORITY, _STRICT, _SESSION, _PROGRAM, _CONTEXT),
+        *(_PREFILL, _WORKER, _RANK, _PRIORITY, _STRICT, _SESSION, _PROGRAM, _CONTEXT),
         *(_OSL, _SALT, _ALLOWED, _TIMEOUT, _CREDIT, _TEMPERATURE),
     )
     for name in names
@@ -71,7 +72,10 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
     session = _object(nvext, "session_control")
     worker = _text(headers, _WORKER)
     if worker is None:
-        worker = _worker(nvext)
+        worker = _worker(nvext, "backend_instance_id", "decode_worker_id")
+    prefill = _text(headers, _PREFILL)
+    if prefill is None:
+        prefill = _worker(nvext, "prefill_worker_id")
     allowed = _text(headers, _ALLOWED, limit=8192)
     program = _first(
         _text(headers, _PROGRAM), _word(nvext, "program_id"), _word(hints, "program_id"), _word(context, "program_id")
@@ -83,6 +87,7 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
     return Hints(
         preferences=Preferences(
             worker=None if worker is None else WorkerId(worker),
+            prefill=None if prefill is None else WorkerId(prefill),
             rank=rank,
             allowed=None if allowed is None else tuple(WorkerId(w.strip()) for w in allowed.split(",") if w.strip()),
             priority=priority or 0,
@@ -180,9 +185,9 @@ def _whole(fields: Mapping[str, Any], name: str, low: int, high: int) -> int | N
     return value
 
 
-def _worker(nvext: Mapping[str, Any]) -> str | None:
-    """Return the pinned worker; ids of the field are numbers, ours are words, so both are taken."""
-    for name in ("backend_instance_id", "decode_worker_id"):
+def _worker(nvext: Mapping[str, Any], *names: str) -> str | None:
+    """Return a pinned worker; ids of the field are numbers, ours are words, so both are taken."""
+    for name in names:
         value = nvext.get(name)
         if value is None:
             continue

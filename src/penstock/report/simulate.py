@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -14,7 +14,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from penstock.config.cluster import ClusterSettings
+from penstock.adapters.engines.handover import USUAL
+from penstock.config.cluster import ClusterSettings, PoolSettings
 from penstock.config.load import load, resolved_yaml
 from penstock.config.names import pool_prefix
 from penstock.config.timing_files import load_timing
@@ -106,15 +107,21 @@ def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> 
     prefix = pool_prefix(model, len(settings.models))
     notes: list[str] = []
     pools: dict[str, PoolPlan] = {}
-    for pool_name, pool in settings.models[model].pools.items():
+    for pool_name, pool in _split(options, settings.models[model].pools).items():
         if pool.engine != "sim":
             notes.append(f"pool {pool_name} is {pool.engine}: simulated by its sim settings")
-        replicas = options.workers or (len(pool.urls) if pool.urls else pool.replicas)
+        wished = {"prefill": options.prefill, "decode": options.decode}.get(pool.role)
+        replicas = wished or options.workers or (len(pool.urls) if pool.urls else pool.replicas)
         # A timing model of one GPU and its parts knows how many an engine takes.
         timing = pool.sim.timing
         gpus = max(timing.tensor_parallel, timing.expert_parallel) if pool.gpus is None else pool.gpus
         pools[f"{prefix}{pool_name}"] = PoolPlan(
-            sim=pool.sim, replicas=replicas, gpus=gpus, table=load_timing(pool.sim.timing)
+            sim=pool.sim,
+            replicas=replicas,
+            gpus=gpus,
+            role=pool.role,
+            handoff=pool.handoff or USUAL.get(pool.engine, "completed"),
+            table=load_timing(pool.sim.timing),
         )
     plan = Plan(
         model=model,
@@ -128,6 +135,28 @@ def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> 
         policy_interval=options.policy_interval,
     )
     return Variant(name, settings, checked(plan), notes)
+
+
+def _split(options: SimulateOptions, pools: Mapping[str, PoolSettings]) -> Mapping[str, PoolSettings]:
+    """Return the pools, with one that does everything split in two where that was asked for.
+
+    Raises:
+        ConfigError: only one half was asked for, or which pool is meant can't be told.
+    """
+    if options.prefill is None and options.decode is None:
+        return pools
+    roles = {pool.role for pool in pools.values()}
+    if {"prefill", "decode"} <= roles:
+        return pools
+    if options.prefill is None or options.decode is None:
+        raise ConfigError("--prefill and --decode belong together", hint="give both, such as --prefill 2 --decode 2")
+    if len(pools) != 1 or roles != {"aggregated"}:
+        raise ConfigError(
+            f"which pool is to be split can't be told: there are {', '.join(pools)}",
+            hint="give the config pools of role prefill and decode",
+        )
+    whole = next(iter(pools.values()))
+    return {role: msgspec.structs.replace(whole, role=role) for role in ("prefill", "decode")}
 
 
 Traffic = Callable[[], Iterator[TrafficRequest]]
@@ -219,6 +248,8 @@ def run(options: SimulateOptions, variant: Variant, traffic: Traffic) -> Outcome
         preemptions=cluster.world.preemptions,
         retries=retries,
         migrations=cluster.world.notes.get("migrated", 0),
+        handoffs=cluster.handoffs(),
+        bytes_handed=cluster.world.handoffs.bytes_moved,
         events=cluster.simulation.events_handled,
         simulated=cluster.end / SECOND,
         wall=wall,

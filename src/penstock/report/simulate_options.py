@@ -17,6 +17,7 @@ class SimulateOptions(TrafficOptions):
         overrides: ``name=value`` for every variant.
         compare: ``name=value,value``: a variant for each value, and for each combination of several such.
         workers: engines of every pool, instead of what the config says.
+        prefill, decode: engines that only do that; where the config has no such pools, its one pool is split in two.
         closed_loop: a session's next turn comes a pause after the answer before it, not at its planned time.
         model: which of the config's models; unset where there is only one.
         start_up, start_up_sigma: how long a worker that is added or comes back takes until it serves.
@@ -29,6 +30,8 @@ class SimulateOptions(TrafficOptions):
     compare: Sequence[str] = ()
     closed_loop: bool = False
     workers: int | None = None
+    prefill: int | None = None
+    decode: int | None = None
     model: str | None = None
     faults: Sequence[Fault] = ()
     start_up: float = 0.0

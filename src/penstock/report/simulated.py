@@ -30,6 +30,9 @@ class Outcome:
     preemptions: int
     retries: int
     migrations: int
+    handoffs: Mapping[str, int]
+    """What became of prefills on workers of their own; empty where the model has none such."""
+    bytes_handed: int
     events: int
     simulated: float
     wall: float
@@ -71,6 +74,8 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "preemptions": outcome.preemptions,
         "retries": outcome.retries,
         "migrations": outcome.migrations,
+        "handoffs": dict(outcome.handoffs),
+        "bytes_handed": outcome.bytes_handed,
         "simulated_s": outcome.simulated,
         "events": outcome.events,
         "workers": {
@@ -131,6 +136,17 @@ def _rows(outcomes: Sequence[Outcome]) -> Iterator[list[str]]:
         "tried again, gone on elsewhere": lambda o: f"{o.retries:,}, {o.migrations:,}",
         "preemptions": lambda o: f"{o.preemptions:,}",
     }
+    if any(outcome.handoffs for outcome in outcomes):
+        facts = {
+            **facts,
+            "handed over, prefilled locally": lambda o: "{:,}, {:,}".format(
+                o.handoffs.get("done", 0), o.handoffs.get("local", 0)
+            ),
+            "prefills that failed, fell back": lambda o: "{:,}, {:,}".format(
+                o.handoffs.get("failed", 0), o.handoffs.get("fallback", 0)
+            ),
+            "KV handed over (GB)": lambda o: f"{o.bytes_handed / 1e9:,.1f}",
+        }
     for label, tell in facts.items():
         yield [label, *(tell(outcome) for outcome in outcomes)]
 

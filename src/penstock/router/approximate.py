@@ -157,14 +157,16 @@ class ApproximateIndex:
     def _prune(self) -> None:
         """Forget the oldest until the bound is kept with some room."""
         goal = int(self.blocks_max * KEEP)
-        oldest = [(kept[next(iter(kept))], slot) for slot, kept in self._until.items() if kept]
+        # Of one age, by name: a slot's number depends on who came and went before.
+        names = self._slots.names
+        oldest = [(kept[next(iter(kept))], names[slot], slot) for slot, kept in self._until.items() if kept]
         heapify(oldest)
         while self._ledger.total > goal:
-            slot = oldest[0][1]
+            _, name, slot = oldest[0]
             kept = self._until[slot]
             self._forget_first(slot, kept)
             self.pruned += 1
-            heapreplace(oldest, (kept[next(iter(kept))] if kept else _NEVER, slot))
+            heapreplace(oldest, (kept[next(iter(kept))] if kept else _NEVER, name, slot))
 
     def _expire(self, slot: int, kept: Kept) -> None:
         """Forget what a slot holds and is over; all in one loop, since every block that was placed comes by here."""

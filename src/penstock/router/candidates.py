@@ -32,12 +32,11 @@ def eligible(core: Core, request: Request, pool: Pool, now: Nanos, stage: Role =
     event, model = request.event, pool.model
     pin = pin_of(core, request, stage)
     picky = pin is not None or wish.allowed is not None or event.adapter is not None
-    staged = pool.splits or len(pool.roles) > 1
     for worker, places in core.roster.places.values():
         card = worker.card
         if card.model != model:
             continue
-        if staged and not _does(pool, worker, stage) and not (event.whole and pin == card.id):
+        if not pool.plain and not _does(pool, worker, stage) and not (event.whole and pin == card.id):
             continue
         # All of the fleet passes here with every request: the usual answer takes no call.
         plain = worker.state == "ready" and not worker.cordons and worker.breaker.until is None
@@ -66,7 +65,8 @@ def _does(pool: Pool, worker: Worker, stage: Role) -> bool:
     """Whether a worker's role is the one for a stage."""
     role = worker.card.role
     if stage == "aggregated":
-        return role in FINAL
+        # Where nobody else is there a prefill worker answers by itself: slower than it should be, but it answers.
+        return role in FINAL or (role == "prefill" and not pool.answers)
     return pool.speaks(worker.card) if stage == "decode" else role == stage
 
 

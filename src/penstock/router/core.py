@@ -169,7 +169,7 @@ class Core:
                 expected_cached=request.expected_cached,
                 queued=seconds(request.queued),
                 first=request.first,
-                attempts=request.attempt,
+                attempts=request.attempt - request.staged,
                 migrations=request.migrations,
                 legs=list(request.legs),
                 retry_after=retry_after,

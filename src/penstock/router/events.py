@@ -199,13 +199,17 @@ class SettingsChanged(Event, frozen=True, kw_only=True):
 
 
 class KvObserved(Event, frozen=True, kw_only=True):
-    """KV events of one engine step, numbered by their publisher. ``replayed``: they answer a `ReplayWanted`."""
+    """KV events of one engine step, numbered by their publisher.
+
+    ``whole``: they are everything that the target held after that number, and what came before does not matter.
+    """
 
     worker: WorkerId
     rank: int
     epoch: int
     sequence: int
     events: list[KvEvent]
+    whole: bool = False
 
 
 class ReplayEnded(Event, frozen=True, kw_only=True):
@@ -307,6 +311,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     stage: Role = "aggregated"
     """What the worker does: ``aggregated`` is all that is left to do."""
+    again: bool = False
+    """Another attempt has failed, broken off or been too slow."""
     flow: str = ""
     """Why this stage comes now: why the prefill is remote, or is not; empty where the model has no such pools."""
 
@@ -383,6 +389,7 @@ class Closed(Effect, frozen=True, kw_only=True):
     queued: float = 0.0
     first: Nanos | None = None
     attempts: int = 0
+    """Beside the stages that were done."""
     migrations: int = 0
     """How often another worker went on with what one had begun."""
     legs: list["Leg"] = []

@@ -31,14 +31,20 @@ class Next(msgspec.Struct, frozen=True):
 def next_stage(core: Core, now: Nanos, request: Request, pool: Pool) -> Next:
     """Say what a request needs next; ``request.flow`` says why."""
     event = request.event
-    if not pool.splits or event.whole:
-        return Next("aggregated", eligible(core, request, pool, now))
     if request.handed:
         source = source_of(core, request)
-        if source is not None:
+        if source is not None and pool.answers:
             return Next("decode", eligible(core, request, pool, now, "decode"), source)
         assert request.remote is not None
-        lose(core, request, pool, f"worker {request.remote.target.worker}, which held its KV, is gone", released=True)
+        if source is None:
+            holder = request.remote.target.worker
+            lose(core, request, pool, f"worker {holder}, which held its KV, is gone", released=True)
+        else:
+            lose(core, request, pool, "no worker is there that could take it", released=False)
+    if not pool.splits or event.whole:
+        if not pool.answers:
+            request.flow = "no worker is there whose role is to answer: a prefill worker does all of it"
+        return Next("aggregated", eligible(core, request, pool, now))
     if event.media and not request.encoded and pool.roles["encode"]:
         who = eligible(core, request, pool, now, "encode")
         if who.targets:
@@ -107,6 +113,7 @@ def done(core: Core, now: Nanos, request: Request, pool: Pool, *, held: bool, ca
     remote = request.remote
     assert remote is not None
     remote.done = True
+    request.staged += 1
     core.mark_leg(request, remote.leg, last=now)
     pool.active.first_token(request.id, now, STAGE)
     core.tell(pool, core.leg_id(request.id), "first", remote.target)
@@ -157,6 +164,15 @@ def failed(core: Core, now: Nanos, request: Request, pool: Pool, event: Failed) 
         request.step("retry")
     core.unstage(request, pool)
     return goes_on
+
+
+def failed_aside(core: Core, now: Nanos, request: Request, pool: Pool, event: Failed) -> None:
+    """A stage has failed whose KV was there before, or for which nobody waits yet: the request stays where it is."""
+    remote = request.remote
+    assert remote is not None
+    failure_of(core, now, remote.target.worker, event.reason, at_fault=event.worker_at_fault)
+    core.mark_leg(request, remote.leg, last=now, failure=event.reason)
+    core.unstage(request, pool)
 
 
 def _other_way(core: Core, now: Nanos, request: Request, pool: Pool, remote: Remote, reason: str) -> bool:

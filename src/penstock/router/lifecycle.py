@@ -135,7 +135,9 @@ def _stage_failed(core: Core, now: Nanos, request: Request, event: Failed) -> No
     if event.leaving:
         _leaves(core, now, request, event)
     pool = core.pools[request.event.model]
-    if handoff.failed(core, now, request, pool, event):
+    if request.phase in ("streaming", "stranded"):
+        handoff.failed_aside(core, now, request, pool, event)
+    elif handoff.failed(core, now, request, pool, event):
         admit(core, now, request, pool)
     else:
         _ends(core, now, request, event)

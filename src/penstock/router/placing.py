@@ -331,6 +331,7 @@ def _send(
         resumed=request.resumed,
         temperature=_temperature(core, request),
         stage=step.stage,
+        again=any(leg.failure is not None or leg.role in FINAL for leg in request.legs[:-1]),
         flow=request.flow,
     )
     core.out.append(

@@ -16,7 +16,7 @@ from penstock.router.affinity import Affinity
 from penstock.router.approximate import ApproximateIndex
 from penstock.router.cost import COSTS, Candidate, Demand, Overlapped, Speed
 from penstock.router.events import Cost
-from penstock.router.flow import splits
+from penstock.router.flow import FINAL, splits
 from penstock.router.index import ExactIndex
 from penstock.router.kv_stream import KvStream
 from penstock.router.queue import RequestQueue
@@ -84,6 +84,10 @@ class Pool:
         """Workers that are there, by role, whatever state they are in."""
         self.splits = False
         """Whether its workers' roles make stages of requests."""
+        self.plain = True
+        """Whether every worker does everything."""
+        self.answers = True
+        """Whether a worker is there whose role is to answer clients."""
         self.wire: tuple[str, str | None] | None = None
         """(hand-off protocol, layout) of the workers between which KV goes; None while there are none."""
         self.handoffs = dict.fromkeys(HANDOFF_COUNTS, 0)
@@ -150,9 +154,15 @@ class Pool:
         self.roles[role] += change
         if not self.roles[role]:
             del self.roles[role]
-        self.splits = splits(self.roles)
+        self._weigh_roles()
         if not self.roles["prefill"] and not self.roles["decode"]:
             self.wire = None  # whoever comes next may do it otherwise
+
+    def _weigh_roles(self) -> None:
+        roles = set(self.roles)
+        self.splits = splits(roles)
+        self.plain = roles <= {"aggregated"}
+        self.answers = bool(roles & FINAL)
 
     def speaks(self, card: WorkerCard) -> bool:
         """Tell whether a worker can go on with what the pool's prefill workers made."""
@@ -350,7 +360,7 @@ class Pool:
         self.fit = LineFit.load(state["fit"])
         self.bring = LineFit.load(state["bring"])
         self.roles = Counter(state["roles"])
-        self.splits = splits(self.roles)
+        self._weigh_roles()
         self.wire = None if state["wire"] is None else (state["wire"][0], state["wire"][1])
         self.handoffs = dict(state["handoffs"])
         self.fallback_tokens = state["fallback_tokens"]

@@ -100,6 +100,8 @@ class Request(msgspec.Struct):
     """The number of the attempt on ``target``; the newest, but for a hedge."""
     hedge: Hedge | None = None
     remote: Remote | None = None
+    staged: int = 0
+    """Stages before the last that are done."""
     encoded: bool = False
     """Its images have been encoded."""
     local: str = ""

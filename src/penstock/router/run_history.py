@@ -84,11 +84,7 @@ class RunHistory:
         """Forget the oldest until the bound is kept with some room."""
         goal = int(self.blocks_max * KEEP)
         while self._reach.total > goal:
-            _, _, target = min(
-                (aged.oldest, place, target)
-                for place, (target, aged) in enumerate(self._aged.items())
-                if aged.oldest is not None
-            )
+            _, target = min((aged.oldest, target) for target, aged in self._aged.items() if aged.oldest is not None)
             oldest = self._aged[target].pop_oldest(self._reach.total - goal)
             self.pruned += self._forget(target, oldest)
 

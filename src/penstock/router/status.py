@@ -4,6 +4,7 @@ from typing import Any
 
 from penstock.kernel.machine import Nanos, seconds
 from penstock.router.core import Core
+from penstock.router.flow import FINAL
 from penstock.router.pool import Pool
 from penstock.router.roster import Worker
 
@@ -42,6 +43,7 @@ def findings(router: Core, now: Nanos) -> list[dict[str, str]]:
         workers = [worker for worker in router.roster if worker.card.model == pool.model]
         if not any(worker.why_not(now) is None for worker in workers):
             add("error", f"no worker of {pool.model} can take requests", "penstock status shows each one's state")
+        found += _stage_findings(pool, workers, now)
         if router.settings.mode != "kv" or pool.exact is None:
             continue
         blind = [w.card.id for w in workers if not w.card.events]
@@ -65,6 +67,30 @@ def findings(router: Core, now: Nanos) -> list[dict[str, str]]:
     return found
 
 
+def _stage_findings(pool: Pool, workers: list[Worker], now: Nanos) -> list[dict[str, str]]:
+    """Say where half of a hand-off is missing."""
+    ready = {worker.card.role for worker in workers if worker.why_not(now) is None}
+    roles = set(pool.roles)
+    found = []
+    if "prefill" in roles and ready and not ready & FINAL:
+        found.append(
+            {
+                "level": "warning",
+                "text": f"no worker of {pool.model} whose role is to answer is ready: prefill workers do all of it",
+                "hint": "start decode workers: penstock scale decode=N, or penstock join --role decode",
+            }
+        )
+    elif "decode" in roles and "prefill" not in ready and "decode" in ready:
+        found.append(
+            {
+                "level": "warning",
+                "text": f"no prefill worker of {pool.model} is ready: decode workers prefill by themselves",
+                "hint": "start prefill workers: penstock scale prefill=N, or penstock join --role prefill",
+            }
+        )
+    return found
+
+
 def _model(router: Core, pool: Pool, now: Nanos) -> dict[str, Any]:
     workers = [worker for worker in router.roster if worker.card.model == pool.model]
     states = {pool.kv_state(target) for worker in workers for target in worker.targets}
@@ -85,6 +111,9 @@ def _model(router: Core, pool: Pool, now: Nanos) -> dict[str, Any]:
         "index_pairs": None if pool.exact is None else len(pool.exact),
         "hit_rate": pool.hit_rate,
         "inflight": pool.inflight,
+        "roles": dict(pool.roles),
+        "handoff": None if pool.wire is None else pool.wire[0],
+        "handoffs": dict(pool.handoffs) if pool.splits else None,
         **pool.counts,
     }
 

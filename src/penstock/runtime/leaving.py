@@ -82,5 +82,7 @@ def running_on(router: Core, worker: str) -> int:
         targets = {request.target} if request.on_worker else set()
         if request.hedge is not None:
             targets.add(request.hedge.target)
+        if request.remote is not None:  # it makes, or holds, what another worker has not fetched yet
+            targets.add(request.remote.target)
         count += any(target is not None and target.worker == worker for target in targets)
     return count

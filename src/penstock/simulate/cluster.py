@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.engine.benchmark import perf_metrics
 from penstock.engine.gaps import joined
+from penstock.engine.links import Links
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Effect, Event, Nanos, nanos, seconds
 from penstock.kernel.records import RequestRecord
@@ -16,6 +17,7 @@ from penstock.kernel.values import WorkerId
 from penstock.router import events as routing
 from penstock.router.router import Router
 from penstock.simulate.fleet import Fleet, Worker
+from penstock.simulate.handoffs import LINKS
 from penstock.simulate.plan import Fault, Plan, checked
 from penstock.simulate.scaling import PoolSeen, ScalePolicy, Seen
 from penstock.simulate.world import ROUTER, Window, World
@@ -64,8 +66,10 @@ class Cluster:
             decided=decided,
             loop=traffic if isinstance(traffic, Sessions) else None,
         )
+        transfer = next(iter(plan.pools.values())).sim.transfer
+        self.links = Links(transfer.bandwidth, transfer.latency)
         self.simulation = Simulation(
-            {ROUTER: self.router},
+            {ROUTER: self.router, LINKS: self.links},
             self.world,
             checked=plan.checked,
             watch=None
@@ -129,6 +133,11 @@ class Cluster:
         """Return GPU-hours up to the end, with the workers' starting and draining."""
         return self.fleet.gpu_hours(self.end)
 
+    def handoffs(self) -> dict[str, int]:
+        """Return what became of prefills on workers of their own, as `penstock.router.pool` counts it."""
+        pool = self.router.pools.get(self.plan.model)
+        return {} if pool is None or not pool.splits else dict(pool.handoffs)
+
     def gaps(self) -> list[tuple[float, int]]:
         """Return (seconds, how many of it) of the waits between tokens, of all engines."""
         return joined(self.fleet.gaps)
@@ -168,6 +177,9 @@ class Cluster:
         if at_once:
             ready = now
         self.simulation.machines[made.id] = made.engine
+        bandwidth = self.plan.pools[pool].sim.transfer.bandwidth
+        if bandwidth != self.links.bandwidth(made.id):
+            self.links.set(made.id, bandwidth)
         self._post(routing.WorkerJoined(card=made.card, ready=ready <= now))
         if ready <= now:
             self._ready(made)
@@ -212,7 +224,7 @@ class Cluster:
         """Let a worker finish what it has, then end it."""
         if worker.state == "draining":
             return
-        if worker.state == "starting" or not worker.running:
+        if worker.state == "starting" or worker.idle:
             return self._remove(worker, "it was drained")
         worker.state = "draining"
         self._post(routing.WorkerDraining(worker=worker.id, epoch=worker.card.epoch))
@@ -225,6 +237,8 @@ class Cluster:
             self._remove(worker, "it was drained, with requests that had not ended in time")
 
     def _break(self, worker: Worker, why: str) -> None:
+        for at, machine, told in self.world.cut_off(worker, self.simulation.now):
+            self.simulation.post(at, machine, told)
         for event in self.world.broken(worker, self.simulation.now, why):
             self._post(event)
 

@@ -48,6 +48,15 @@ class Worker:
     """Of its next batch of KV events."""
     running: dict[str, RequestId] = field(default_factory=dict)
     """What it was given and has not ended: the engine's id of it -> the request's."""
+    stages: set[str] = field(default_factory=set)
+    """Those of it that are a stage before a request's last one."""
+    held: set[str] = field(default_factory=set)
+    """What has ended here and waits to be fetched, by the engine's id."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may end without anybody's loss."""
+        return not self.running and not self.held
 
     @property
     def id(self) -> WorkerId:
@@ -131,6 +140,8 @@ def _card(model: str, worker: WorkerId, epoch: int, pool: PoolPlan) -> WorkerCar
         max_seqs=sim.max_seqs,
         max_batched_tokens=sim.max_batched_tokens,
         max_len=sim.max_len,
+        role=pool.role,
+        handoff=None if pool.role == "aggregated" else pool.handoff,
         hash_scheme=SCHEME,
         events=(f"virtual://{worker}/events",),
     )

@@ -7,7 +7,8 @@ import msgspec
 
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.values import WorkerId
+from penstock.kernel.values import HandoffProtocol, Role, WorkerId
+from penstock.router.flow import FINAL
 from penstock.router.settings import RouterSettings
 
 FaultKind = Literal["fail", "drain", "add", "cordon", "uncordon"]
@@ -41,6 +42,8 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
     sim: SimSettings
     replicas: int
     gpus: int = 1
+    role: Role = "aggregated"
+    handoff: HandoffProtocol = "completed"
     table: Mapping[str, Any] | None = None
 
 
@@ -77,6 +80,12 @@ def checked(plan: Plan) -> Plan:
     """
     if not plan.pools:
         raise ConfigError(f"model {plan.model} has no pool to simulate", hint=f"give models.{plan.model}.pools one")
+    roles = {pool.role for pool in plan.pools.values()}
+    if not roles & FINAL:
+        raise ConfigError(
+            f"no pool of {plan.model} answers clients: their roles are {', '.join(sorted(roles))}",
+            hint="add one of role decode or aggregated",
+        )
     sizes = {name: pool.sim.block_size for name, pool in plan.pools.items()}
     if len(set(sizes.values())) > 1:
         told = ", ".join(f"{name} {size}" for name, size in sizes.items())

@@ -9,15 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.engine import events as engine
+from penstock.engine.links import Transferred
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos, nanos, seconds
 from penstock.kernel.records import ItlSummary, RequestRecord
 from penstock.kernel.simulation import Answer
 from penstock.kernel.values import RequestId, WorkerId
 from penstock.router import events as routing
+from penstock.router.flow import FINAL
 from penstock.router.recorded import record_of
 from penstock.router.router import Router
 from penstock.simulate.fleet import Fleet, Worker
+from penstock.simulate.handoffs import Handoffs, leg_of
 from penstock.simulate.names import PrefixNames
 from penstock.simulate.plan import Plan
 from penstock.traffic.request import TrafficRequest
@@ -89,6 +92,7 @@ class World:
         self._record = record
         self._decided = decided
         self._loop = loop
+        self.handoffs = Handoffs(fleet)
         self._names = PrefixNames(plan.block_size)
         self._made = 0
         """Output tokens that engines made and did not take back..."""
@@ -105,6 +109,9 @@ class World:
             engine.Finished: self._finished,
             engine.Rejected: self._rejected,
             engine.KvChanged: self._kv_changed,
+            engine.Pull: self._pull,
+            Transferred: self._transferred,
+            routing.Release: self._released,
         }
 
     def __call__(self, now: Nanos, sender: str, effect: Effect) -> Iterable[Answer]:
@@ -135,6 +142,9 @@ class World:
             opened = self.open.get(id)
             if opened is None:
                 continue
+            if key in worker.stages:
+                told.append(routing.Failed(id=id, attempt=_attempt(key), reason=why, retryable=True))
+                continue
             # Before the first token came, nothing is out, even where it would come at this very moment.
             out = 0 if opened.first is None else worker.engine.tokens_at(key, now)
             opened.got += out
@@ -148,7 +158,18 @@ class World:
                 routing.Failed(id=id, attempt=_attempt(key), reason=why, retryable=not opened.got, resume=resume)
             )
         worker.running.clear()
+        worker.stages.clear()
         return told
+
+    def cut_off(self, worker: Worker, now: Nanos) -> list[Answer]:
+        """A worker is about to be gone: return what others hear that wait for its KV, or hold some for it."""
+        found: list[Answer] = []
+        for key in list(worker.running):
+            found += self.handoffs.given_up(now, key, release=False)
+        for leg in self.handoffs.of(worker):
+            found += self.handoffs.lost(now, leg)
+        worker.held.clear()
+        return found
 
     def left(self, worker: Worker, now: Nanos, why: str) -> Event:
         """A worker has ended: return what the router hears of it."""
@@ -167,23 +188,52 @@ class World:
         opened = self.open[word.id]
         key = f"{word.id}.{word.attempt}"
         worker.running[key] = word.id
+        isl, leg, last = opened.asked.isl + opened.got, leg_of(word), word.stage in FINAL
+        if not last:
+            worker.stages.add(key)
+        if leg is not None and word.stage == "prefill":
+            self.handoffs.makes(leg, worker, key)
+        elif leg is not None and last:
+            self.handoffs.takes(leg, worker, key)
         submit = engine.Submit(
             id=RequestId(key),
-            isl=opened.asked.isl + opened.got,
+            isl=isl,
             blocks=opened.blocks,
-            max_tokens=opened.asked.osl - opened.got,
+            max_tokens=opened.asked.osl - opened.got if last else 1,
+            hold=word.stage == "prefill",
+            remote=isl if leg is not None and last else 0,
         )
         return ((now, worker.id, submit),)
+
+    def _pull(self, now: Nanos, sender: str, told: engine.Pull) -> Iterable[Answer]:
+        return self.handoffs.wanted(now, told)
+
+    def _transferred(self, now: Nanos, sender: str, told: Transferred) -> Iterable[Answer]:
+        return [*self.handoffs.arrived(now, told), *self._drained(now)]
+
+    def _released(self, now: Nanos, sender: str, word: routing.Release) -> Iterable[Answer]:
+        return [*self.handoffs.unwanted(now, (word.id, word.attempt)), *self._drained(now)]
+
+    def _drained(self, now: Nanos) -> list[Answer]:
+        """Let go of the workers that were drained and from which everything has been fetched."""
+        over = [worker for worker in self._fleet.workers.values() if worker.state == "draining" and worker.idle]
+        return [(now, ROUTER, self.left(worker, now, "it was drained")) for worker in over]
 
     def _aborted(self, now: Nanos, sender: str, word: routing.Abort) -> Iterable[Answer]:
         key = f"{word.id}.{word.attempt}"
         worker = self._fleet.workers.get(word.target.worker)
         if worker is None or worker.running.pop(key, None) is None:
             return ()
-        return ((now, worker.id, engine.Abort(id=RequestId(key))),)
+        if key in worker.stages:
+            worker.stages.discard(key)
+            freed = self.handoffs.lost(now, (word.id, word.attempt))
+        else:
+            freed = self.handoffs.given_up(now, key, release=True)
+        return ((now, worker.id, engine.Abort(id=RequestId(key))), *freed)
 
     def _first_token(self, now: Nanos, sender: str, told: engine.FirstToken) -> Iterable[Answer]:
-        id = self._fleet.workers[WorkerId(sender)].running.get(told.id)
+        worker = self._fleet.workers[WorkerId(sender)]
+        id = None if told.id in worker.stages else worker.running.get(told.id)
         opened = None if id is None else self.open.get(id)
         if id is None or opened is None:
             return ()
@@ -195,7 +245,11 @@ class World:
         worker = self._fleet.workers[WorkerId(sender)]
         id = worker.running.pop(told.id, None)
         answers: list[Answer] = []
-        if id is not None and told.reason != "abort":
+        if told.id in worker.stages:
+            worker.stages.discard(told.id)
+            if id is not None and told.reason != "abort":
+                answers += self._staged(id, told)
+        elif id is not None and told.reason != "abort":
             opened = self.open[id]
             opened.got += told.tokens
             opened.last = told.at
@@ -203,9 +257,17 @@ class World:
             done = routing.Finished(id=id, attempt=_attempt(told.id), tokens=opened.got, cached=told.cached)
             answers.append((told.at, ROUTER, done))
         self.preemptions += told.preemptions
-        if worker.state == "draining" and not worker.running:
+        if worker.state == "draining" and worker.idle:
             answers.append((now, ROUTER, self.left(worker, now, "it was drained")))
         return answers
+
+    def _staged(self, id: RequestId, told: engine.Finished) -> list[Answer]:
+        """A stage before a request's last one is done."""
+        attempt = _attempt(told.id)
+        done = routing.Staged(id=id, attempt=attempt, held=told.held > 0, cached=told.cached)
+        freed = self.handoffs.made(told.at, (id, attempt)) if told.held else ()
+        # Nobody waits for it where the request has ended meanwhile: then it is only let go.
+        return [*freed, *([(told.at, ROUTER, done)] if id in self.open else [])]
 
     def _rejected(self, now: Nanos, sender: str, told: engine.Rejected) -> Iterable[Answer]:
         id = self._fleet.workers[WorkerId(sender)].running.pop(told.id, None)
@@ -267,9 +329,11 @@ class World:
             )
         if self._had != self._made:
             raise InvariantError(f"engines made {self._made} tokens, requests had {self._had}")
+        if self.handoffs.open:
+            raise InvariantError(f"{self.handoffs.open} hand-offs are not over, although all requests are")
         for worker in self._fleet.workers.values():
             worker.engine.check()
-            if worker.running or worker.engine.running or worker.engine.kv_usage:
+            if worker.running or worker.held or worker.engine.running or worker.engine.kv_usage:
                 raise InvariantError(f"worker {worker.id} holds blocks of requests that have ended")
 
 

@@ -164,6 +164,9 @@ class Names:
         )
         self.decisions = new.counter(name + "decisions_total", "Placements by mode.", "mode", "model")
         self.retries = new.counter(name + "retries_total", "Attempts after the first.", "model")
+        self.handoffs = new.counter(
+            name + "handoffs_total", "Prefills on workers of their own, by what became of them.", "model", "outcome"
+        )
         self.queue_length = new.gauge(name + "queue_length", "Requests waiting for a worker.", "model")
         self.queue_wait = new.histogram(
             name + "queue_wait_seconds", "Time that a request waited for a worker.", TTFT, "model"

@@ -192,10 +192,12 @@ class Metrics(Names):
         """The router sent a request to a worker."""
         decision = effect.decision
         self.decisions.add(decision.mode, decision.model)
-        if effect.attempt > 1:
+        if decision.again:
             self.retries.add(decision.model)
             self.migrations.add("ongoing_request" if decision.resumed else "new_request", decision.model)
             return
+        if effect.attempt > 1:
+            return  # a later stage of a request that was counted with its first one
         self._of_router.started.value += 1
         self._of(decision.model).router_input.observe(decision.isl)
         if decision.isl:
@@ -252,6 +254,8 @@ class Metrics(Names):
             name = model["name"]
             self.ready.set(name, to=float(bool(model["ready"])))
             self.migration.set(name, to=self.migration_limit)
+            for outcome, count in (model.get("handoffs") or {}).items():
+                self.handoffs.set(name, outcome, to=count)
             length = status["queue"].get(name, {}).get("length", 0)
             self.queue_length.set(name, to=length)
             self.pending.set(name, "default", WORKER_TYPE, to=length)
@@ -327,9 +331,10 @@ class Metrics(Names):
 
     def _read_worker(self, worker: Mapping[str, Any], kv: bool) -> None:
         name, model, me = worker["id"], worker["model"], self.router
-        self.registered.set("0", COMPONENT, NAMESPACE, name, me, WORKER_TYPE, to=1)
-        self.worker_blocks.set("0", name, WORKER_TYPE, to=worker["active_blocks"])
-        self.worker_prefill.set("0", name, WORKER_TYPE, to=worker["active_prefill_tokens"])
+        kind = "prefill" if worker["role"] == "prefill" else WORKER_TYPE
+        self.registered.set("0", COMPONENT, NAMESPACE, name, me, kind, to=1)
+        self.worker_blocks.set("0", name, kind, to=worker["active_blocks"])
+        self.worker_prefill.set("0", name, kind, to=worker["active_prefill_tokens"])
         self.breaker_open.set(model, name, to=float(worker["breaker"] != "closed"))
         self.index_state.set(model, worker["index"], name, to=1)
         self.worker_ready.set(model, name, to=float(worker.get("why_not") is None))

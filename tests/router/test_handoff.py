@@ -1,0 +1,441 @@
+"""Prefill on one worker, decode on another: which way a request goes, and that nothing stays held."""
+
+import pytest
+
+from penstock.kernel.machine import MILLISECOND, SECOND, Wake, Woken
+from penstock.kernel.values import RequestId, WorkerId
+from penstock.router.events import (
+    Abort,
+    Cancelled,
+    Closed,
+    Dispatch,
+    Failed,
+    Finished,
+    FirstToken,
+    Noted,
+    Preferences,
+    Publish,
+    Release,
+    Staged,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerMeasured,
+)
+from penstock.router.flow import FINAL, GRAPH, Way, remote_prefill, splits
+from penstock.router.settings import AffinitySettings, DecodeSettings, HandoffSettings, PrefillSettings
+from tests.router.worlds import BLOCK, World, arrived, card, none, only, prompt
+
+R = RequestId("r")
+ALWAYS = HandoffSettings(conditional="off")
+
+
+def p(name: str, **changes: object):
+    return card(name, role="prefill", **{"handoff": "completed", **changes})
+
+
+def d(name: str, **changes: object):
+    return card(name, role="decode", **{"handoff": "completed", **changes})
+
+
+def split(**changes: object) -> World:
+    return World(p("p0"), d("d0"), **{"handoff": ALWAYS, **changes})
+
+
+def test_the_graph_ends_with_those_who_answer() -> None:
+    assert set(FINAL) == {"decode", "aggregated"}
+    assert all(set(following) <= set(GRAPH) for following in GRAPH.values())
+    assert splits({"prefill", "decode"}) and splits({"encode", "aggregated"})
+    assert not splits({"aggregated"}) and not splits({"prefill"}) and not splits({"decode", "aggregated"})
+
+
+def test_a_request_is_prefilled_handed_over_and_answered() -> None:
+    world = split()
+    first = only(world.post(arrived("r")), Dispatch)
+    assert (first.stage, first.target.worker, first.attempt) == ("prefill", "p0", 1)
+    assert first.handoff is not None and first.handoff.source is None
+    assert "remote prefill" in first.decision.flow
+    second = only(world.post(Staged(id=R, attempt=1, cached=16), after=0.2), Dispatch)
+    assert (second.stage, second.target.worker, second.attempt) == ("decode", "d0", 2)
+    assert second.handoff is not None and second.handoff.source is not None
+    assert (second.handoff.source.id, second.handoff.source_attempt) == ("p0", 1)
+    assert second.handoff.key == first.handoff.key
+    world.post(FirstToken(id=R, attempt=2), after=0.1)
+    closed = only(world.post(Finished(id=R, attempt=2, tokens=5, cached=0), after=0.5), Closed)
+    assert (closed.outcome, closed.cached, closed.osl) == ("ok", 16, 5), "what the prefill had cached is what counts"
+    assert [(leg.role, leg.target.worker) for leg in closed.legs] == [("prefill", "p0"), ("decode", "d0")]
+    assert [leg.last for leg in closed.legs] == [SECOND // 5, SECOND * 8 // 10]
+    assert none(world.effects, Release)
+    assert world.router.pools["m"].handoffs["done"] == 1
+
+
+def test_load_counts_where_the_work_is() -> None:
+    world = split()
+    active = world.router.pools["m"].active
+    first = only(world.post(arrived("r", 64)), Dispatch)
+    assert active.load(first.target).prefill_tokens == 64
+    second = only(world.post(Staged(id=R, attempt=1)), Dispatch)
+    assert active.load(first.target).prefill_tokens == 0
+    assert active.load(first.target).blocks == 4, "it holds the KV until that has been fetched"
+    assert active.load(second.target).prefill_tokens == 0 and active.load(second.target).blocks == 4
+    world.post(FirstToken(id=R, attempt=2))
+    assert active.load(first.target).blocks == 0
+    world.post(Finished(id=R, attempt=2, tokens=1))
+    assert len(active) == 0
+
+
+def test_other_routers_hear_of_both_legs() -> None:
+    world = split()
+    world.router.shared = True
+    world.post(arrived("r"))
+    world.post(Staged(id=R, attempt=1))
+    world.post(FirstToken(id=R, attempt=2))
+    world.post(Finished(id=R, attempt=2, tokens=1))
+    told = [e.placement for e in world.effects if isinstance(e, Publish)]
+    by_worker = {worker: [t.step for t in told if t.target.worker == worker] for worker in ("p0", "d0")}
+    assert by_worker == {"p0": ["placed", "first", "ended"], "d0": ["placed", "first", "ended"]}
+    assert len({t.id for t in told}) == 2
+
+
+def test_a_short_prompt_goes_straight_to_decode() -> None:
+    world = World(p("p0"), d("d0"), handoff=HandoffSettings(conditional="thresholds"))
+    tokens = prompt(1, 4096)
+    long = only(world.post(arrived("long", tokens)), Dispatch)
+    assert long.stage == "prefill" and "4096 of 4096 tokens are new" in long.decision.flow
+    world.post(Staged(id=RequestId("long"), attempt=1))
+    world.post(Finished(id=RequestId("long"), attempt=2, tokens=1))
+    again = only(world.post(arrived("again", [*tokens, *prompt(2, 64)])), Dispatch)
+    assert (again.stage, again.target.worker) == ("aggregated", "d0")
+    assert "64 of 4160 tokens are new on d0, below 2048 and 0.7" in again.decision.flow
+
+
+def test_both_bounds_of_the_length_rule_are_strict() -> None:
+    settings = HandoffSettings(conditional="thresholds", new_tokens_max=100, new_share_max=0.5)
+
+    def way(new: int) -> Way:
+        return Way(worker="w", new=new, queued=0, running=0, ttft_ms=0, stall_ms=0, itl_ms=0)
+
+    assert not remote_prefill(settings, 200, way(200), way(99))[0]
+    assert remote_prefill(settings, 300, way(300), way(100))[0], "100 are not fewer than 100"
+    assert remote_prefill(settings, 198, way(198), way(99))[0], "a half is not less than a half"
+
+
+@pytest.mark.parametrize(
+    ("queued", "running", "remote"), [(0, 5, True), (3000, 5, True), (30_000, 5, False), (3000, 0, False)]
+)
+def test_busy_prefill_workers_lose_to_a_decode_worker_that_would_be_slowed_less(
+    queued: int, running: int, remote: bool
+) -> None:
+    there = Way(worker="p", new=4000, queued=queued, running=0, ttft_ms=0, stall_ms=0, itl_ms=0)
+    here = Way(worker="d", new=4000, queued=0, running=running, ttft_ms=0, stall_ms=0, itl_ms=0)
+    found, why = remote_prefill(HandoffSettings(), 4000, there, here)
+    assert found is remote
+    assert f"{queued + 4000} tokens until it is done on p" in why
+
+
+def test_with_a_service_level_it_is_predicted_milliseconds() -> None:
+    slo = HandoffSettings(ttft=0.5, itl=0.02)
+
+    def way(name: str, ttft: float, running: int = 0, stall: float = 0.0, itl: float = 0.0) -> Way:
+        return Way(worker=name, new=4000, queued=0, running=running, ttft_ms=ttft, stall_ms=stall, itl_ms=itl)
+
+    assert remote_prefill(slo, 4000, way("p", 400), way("d", 300, running=8, stall=200, itl=30))[0]
+    late, why = remote_prefill(slo, 4000, way("p", 900), way("d", 300, running=2, stall=200, itl=15))
+    assert not late and "the latter keeps more of the SLO" in why
+    assert remote_prefill(slo, 4000, way("p", 400), way("d", 300, running=2, stall=200, itl=15))[0], (
+        "400 < 300 + 2 * 200"
+    )
+    assert not remote_prefill(slo, 4000, way("p", 400), way("d", 300))[0], "nobody is held up"
+
+
+def test_measured_speeds_decide_the_prediction() -> None:
+    world = World(p("p0"), d("d0"), handoff=HandoffSettings(ttft=1.0))
+    for worker, slope in (("p0", 1e-3), ("d0", 1e-5)):
+        world.post(
+            WorkerMeasured(
+                worker=WorkerId(worker), prefill_intercept=0.0, prefill_slope=slope, decode_base=0.0, decode_slope=0.0
+            )
+        )
+    dispatch = only(world.post(arrived("r", prompt(1, 4096))), Dispatch)
+    assert dispatch.stage == "aggregated"
+    assert "first token after 4" in dispatch.decision.flow and "41 ms by d0" in dispatch.decision.flow
+
+
+def test_without_a_prefill_worker_the_decode_worker_does_it_all() -> None:
+    world = World(d("d0"), p("p0"), handoff=ALWAYS)
+    world.post(WorkerDraining(worker=WorkerId("p0"), epoch=1))
+    dispatch = only(world.post(arrived("r")), Dispatch)
+    assert (dispatch.stage, dispatch.target.worker) == ("aggregated", "d0")
+    assert "no prefill worker is available: p0 is draining" in dispatch.decision.flow
+
+
+def test_without_a_worker_that_answers_a_prefill_worker_does() -> None:
+    world = World(p("p0"))
+    dispatch = only(world.post(arrived("r")), Dispatch)
+    assert (dispatch.stage, dispatch.target.worker) == ("aggregated", "p0")
+    assert "no worker is there whose role is to answer" in dispatch.decision.flow
+
+
+def test_what_can_not_be_split_is_done_by_one_worker() -> None:
+    dispatch = only(split().post(arrived("r", whole=True)), Dispatch)
+    assert (dispatch.stage, dispatch.target.worker) == ("aggregated", "d0")
+
+
+def test_a_failed_prefill_is_done_where_it_is_decoded_within_a_budget() -> None:
+    world = World(
+        p("p0"), p("p1"), d("d0"), handoff=HandoffSettings(conditional="off", fallback_burst=1, fallback_share=0)
+    )
+    world.post(arrived("r"))
+    again = only(world.post(Failed(id=R, attempt=1, reason="it broke", retryable=True)), Dispatch)
+    assert (again.stage, again.target.worker) == ("aggregated", "d0") and "it failed on p" in again.decision.flow
+    assert world.router.pools["m"].handoffs["fallback"] == 1
+    assert "prefill_fallback" in [e.kind for e in world.effects if isinstance(e, Noted)]
+    world.post(Finished(id=R, attempt=2, tokens=1))
+    other = RequestId("s")
+    first = only(world.post(arrived("s", prompt(3))), Dispatch)
+    second = only(world.post(Failed(id=other, attempt=1, reason="it broke", retryable=True)), Dispatch)
+    assert second.stage == "prefill" and second.target != first.target, "the budget is spent: another prefill worker"
+    third = only(world.post(Failed(id=other, attempt=2, reason="it broke", retryable=True)), Dispatch)
+    assert third.stage == "aggregated", "there is no third prefill worker"
+
+
+def test_a_request_at_fault_is_not_tried_again() -> None:
+    world = split()
+    world.post(arrived("r"))
+    closed = only(
+        world.post(Failed(id=R, attempt=1, reason="no", retryable=False, worker_at_fault=False, status=400)), Closed
+    )
+    assert (closed.outcome, closed.fault, closed.status) == ("failed", "client", 400)
+
+
+def test_a_prefill_that_holds_nothing_is_done_again_where_it_is_decoded() -> None:
+    world = split()
+    world.post(arrived("r"))
+    dispatch = only(world.post(Staged(id=R, attempt=1, held=False)), Dispatch)
+    assert (dispatch.stage, dispatch.handoff) == ("aggregated", None)
+    assert world.router.pools["m"].handoffs["empty"] == 1
+
+
+def test_a_client_that_leaves_during_the_prefill_leaves_nothing_held() -> None:
+    world = split()
+    world.post(arrived("r"))
+    effects = world.post(Cancelled(id=R))
+    release = only(effects, Release)
+    assert (release.attempt, release.source.id) == (1, "p0")
+    assert release.target is not None and release.target.id == "d0"
+    assert none(effects, Abort), "a prefill that is done this very moment would stay held"
+    assert world.post(Staged(id=R, attempt=1)) == []
+
+
+def test_a_client_that_leaves_before_the_first_token_of_decode_stops_only_that_leg() -> None:
+    world = split()
+    world.post(arrived("r"))
+    world.post(Staged(id=R, attempt=1))
+    effects = world.post(Cancelled(id=R))
+    assert only(effects, Abort).attempt == 2 and none(effects, Release)
+
+
+def test_kv_that_nobody_can_fetch_is_told() -> None:
+    world = split()
+    world.post(arrived("r"))
+    world.post(WorkerDraining(worker=WorkerId("d0"), epoch=1))
+    effects = world.post(Cancelled(id=R))
+    assert only(effects, Release).target is None
+    assert only(effects, Noted).kind == "kv_stranded"
+
+
+def test_a_done_prefill_waits_for_a_worker_that_answers() -> None:
+    world = split()
+    world.post(arrived("r"))
+    world.post(WorkerDraining(worker=WorkerId("d0"), epoch=1))
+    assert none(world.post(Staged(id=R, attempt=1)), Dispatch)
+    dispatch = only(world.post(WorkerJoined(card=d("d1")), after=1.0), Dispatch)
+    assert (dispatch.stage, dispatch.target.worker) == ("decode", "d1")
+
+
+def test_a_done_prefill_waits_only_so_long_and_is_let_go() -> None:
+    world = split()
+    world.post(arrived("r"))
+    world.post(WorkerDraining(worker=WorkerId("d0"), epoch=1))
+    world.post(Staged(id=R, attempt=1))
+    wake = [e for e in world.effects if isinstance(e, Wake)][-1]
+    effects = world.post(Woken(), after=wake.at / SECOND + 1)
+    assert only(effects, Closed).outcome == "failed"
+    assert only(effects, Release).source.id == "p0"
+
+
+def test_another_decode_worker_fetches_what_the_first_could_not() -> None:
+    world = World(p("p0"), d("d0"), d("d1"), d("d2"), handoff=ALWAYS)
+    world.post(arrived("r"))
+    first = only(world.post(Staged(id=R, attempt=1)), Dispatch)
+    second = only(world.post(Failed(id=R, attempt=2, reason="it broke", retryable=True)), Dispatch)
+    assert second.stage == "decode" and second.target != first.target
+    third = world.post(Failed(id=R, attempt=3, reason="it broke", retryable=True))
+    assert only(third, Dispatch).stage == "aggregated", "after two it is computed again"
+    assert only(third, Release).source.id == "p0"
+
+
+def test_kv_whose_holder_is_gone_is_computed_again() -> None:
+    world = World(p("p0"), d("d0"), d("d1"), handoff=ALWAYS)
+    world.post(arrived("r"))
+    world.post(Staged(id=R, attempt=1))
+    world.post(WorkerLeft(worker=WorkerId("p0"), epoch=1, reason="killed"))
+    effects = world.post(Failed(id=R, attempt=2, reason="could not fetch", retryable=True))
+    assert only(effects, Dispatch).stage == "aggregated" and none(effects, Release)
+    assert world.router.pools["m"].handoffs["lost"] == 1
+
+
+@pytest.mark.parametrize("protocol", ["push", "bootstrap"])
+def test_both_are_asked_at_once_where_the_protocol_wants_it(protocol: str) -> None:
+    world = World(p("p0", handoff=protocol), d("d0", handoff=protocol), handoff=ALWAYS)
+    sent = [e for e in world.post(arrived("r")) if isinstance(e, Dispatch)]
+    assert [(e.stage, e.attempt) for e in sent] == [("prefill", 1), ("decode", 2)]
+    assert sent[0].handoff is not None and sent[1].handoff is not None
+    assert sent[0].handoff.key == sent[1].handoff.key and 0 <= sent[0].handoff.key < 1 << 63
+    world.post(Staged(id=R, attempt=1))
+    world.post(FirstToken(id=R, attempt=2))
+    assert only(world.post(Finished(id=R, attempt=2, tokens=3)), Closed).outcome == "ok"
+
+
+def test_of_two_asked_at_once_the_failure_of_one_stops_the_other() -> None:
+    world = World(p("p0", handoff="bootstrap"), d("d0", handoff="bootstrap"), handoff=ALWAYS)
+    world.post(arrived("r"))
+    effects = world.post(Failed(id=R, attempt=1, reason="it broke", retryable=True))
+    assert only(effects, Abort).attempt == 2
+    again = only(effects, Dispatch)
+    assert (again.stage, again.attempt) == ("aggregated", 3)
+    world.post(Finished(id=R, attempt=3, tokens=1))
+    other = RequestId("s")
+    world.post(arrived("s", prompt(3)))
+    effects = world.post(Failed(id=other, attempt=2, reason="it broke", retryable=True))
+    assert only(effects, Abort).attempt == 1
+
+
+def test_of_two_asked_at_once_both_are_stopped_with_the_client() -> None:
+    world = World(p("p0", handoff="bootstrap"), d("d0", handoff="bootstrap"), handoff=ALWAYS)
+    world.post(arrived("r"))
+    effects = world.post(Cancelled(id=R))
+    assert sorted(e.attempt for e in effects if isinstance(e, Abort)) == [1, 2]
+
+
+def test_images_are_encoded_first_where_somebody_does_that() -> None:
+    world = World(card("e0", role="encode"), p("p0"), d("d0"), handoff=ALWAYS)
+    first = only(world.post(arrived("r", media=2)), Dispatch)
+    assert (first.stage, first.target.worker) == ("encode", "e0")
+    second = only(world.post(Staged(id=R, attempt=1)), Dispatch)
+    third = only(world.post(Staged(id=R, attempt=2)), Dispatch)
+    assert [second.stage, third.stage] == ["prefill", "decode"]
+    closed = only(world.post(Finished(id=R, attempt=3, tokens=1)), Closed)
+    assert [leg.role for leg in closed.legs] == ["encode", "prefill", "decode"]
+    plain = only(world.post(arrived("t")), Dispatch)
+    assert plain.stage == "prefill"
+
+
+def test_an_encoder_that_fails_is_done_without() -> None:
+    world = World(card("e0", role="encode"), card("a0"))
+    world.post(arrived("r", media=1))
+    dispatch = only(world.post(Failed(id=R, attempt=1, reason="it broke", retryable=True)), Dispatch)
+    assert (dispatch.stage, dispatch.target.worker) == ("aggregated", "a0")
+
+
+def test_each_stage_has_a_mode_of_its_own() -> None:
+    world = World(
+        p("p0"),
+        p("p1"),
+        d("d0"),
+        d("d1"),
+        handoff=HandoffSettings(
+            conditional="off",
+            prefill=PrefillSettings(mode="round_robin"),
+            decode=DecodeSettings(mode="least_loaded"),
+        ),
+    )
+    seen = []
+    for number in range(4):
+        sent = only(world.post(arrived(f"r{number}", prompt(number))), Dispatch)
+        seen.append(sent.target.worker)
+        assert sent.decision.mode == "round_robin"
+        after = only(world.post(Staged(id=RequestId(f"r{number}"), attempt=1)), Dispatch)
+        assert after.decision.mode == "least_loaded"
+    assert seen == ["p0", "p1", "p0", "p1"]
+
+
+def test_a_hand_off_goes_near_and_where_part_of_it_is() -> None:
+    near, far = {"rack": "a"}, {"rack": "b"}
+    world = World(
+        p("p0", labels=near),
+        d("d-far", labels=far),
+        d("d-near", labels=near),
+        handoff=HandoffSettings(conditional="off", distance={"rack": 4.0}),
+    )
+    world.post(arrived("r"))
+    sent = only(world.post(Staged(id=R, attempt=1)), Dispatch)
+    assert sent.target.worker == "d-near"
+    terms = {cost.target.worker: cost.transfer for cost in sent.decision.candidates}
+    assert terms["d-far"] == pytest.approx(4 * terms["d-near"]) and terms["d-near"] > 0
+
+
+def test_a_session_has_a_home_for_each_stage() -> None:
+    world = World(p("p0"), p("p1"), d("d0"), d("d1"), handoff=ALWAYS, affinity=AffinitySettings(mode="hard"))
+    homes = set()
+    for number in range(4):
+        name = f"r{number}"
+        wish = Preferences(session="s")
+        first = only(world.post(arrived(name, prompt(number), preferences=wish)), Dispatch)
+        second = only(world.post(Staged(id=RequestId(name), attempt=1)), Dispatch)
+        homes.add((first.target.worker, second.target.worker))
+    assert len(homes) == 1
+
+
+def test_pins_mean_the_stage_of_their_worker() -> None:
+    world = World(p("p0"), p("p1"), d("d0"), d("d1"), handoff=ALWAYS)
+    wish = Preferences(worker=WorkerId("d1"), prefill=WorkerId("p1"))
+    first = only(world.post(arrived("r", preferences=wish)), Dispatch)
+    second = only(world.post(Staged(id=R, attempt=1)), Dispatch)
+    assert (first.target.worker, second.target.worker) == ("p1", "d1")
+    early = only(world.post(arrived("s", prompt(4), preferences=Preferences(worker=WorkerId("p1")))), Dispatch)
+    assert (early.stage, early.target.worker) == ("prefill", "p1")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"handoff": "bootstrap"}, "hands KV over as bootstrap"),
+        ({"layout": "b"}, "hands KV over as completed with layout b"),
+        ({"handoff": None}, "says no way in which KV could be handed over"),
+        ({"block_size": 2 * BLOCK}, "block_size 32 differs"),
+    ],
+)
+def test_what_could_not_be_handed_over_is_refused_when_it_joins(other: dict[str, object], said: str) -> None:
+    world = World(p("p0", layout="a"))
+    noted = only(world.post(WorkerJoined(card=d("d0", **other))), Noted)
+    assert noted.kind == "worker_refused" and said in noted.text
+    assert world.router.roster.get(WorkerId("d0")) is None
+
+
+def test_when_all_of_one_layout_have_gone_another_may_come() -> None:
+    world = World(p("p0", layout="a"))
+    world.post(WorkerLeft(worker=WorkerId("p0"), epoch=1, reason="replaced"))
+    world.post(WorkerJoined(card=p("p1", layout="b")))
+    assert world.router.roster.get(WorkerId("p1")) is not None
+
+
+def test_a_router_that_is_restored_goes_on_with_its_hand_offs() -> None:
+    world = split()
+    world.post(arrived("r"))
+    world.post(arrived("s", prompt(2)))
+    world.post(Staged(id=R, attempt=1))
+    saved = world.router.snapshot()
+    other = split()
+    other.router.restore(saved)
+    other.router.check()
+    assert other.router.snapshot() == saved
+    events = [
+        FirstToken(id=R, attempt=2),
+        Staged(id=RequestId("s"), attempt=1),
+        Finished(id=R, attempt=2, tokens=2),
+        Cancelled(id=RequestId("s")),
+    ]
+    for event in events:
+        now = world.now + MILLISECOND
+        assert world.router.handle(now, event) == other.router.handle(now, event)
