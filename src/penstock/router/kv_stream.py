@@ -87,8 +87,7 @@ class KvStream:
 
     def observe(self, batch: KvObserved) -> StreamOutcome:
         """Take a batch as it came from the publisher."""
-        number, events = batch.sequence, batch.events
-        if number < 0 or (self.epoch is not None and batch.epoch < self.epoch):
+        if batch.sequence < 0 or (self.epoch is not None and batch.epoch < self.epoch):
             self.duplicates += 1
             return StreamOutcome()
         fresh = self.epoch is not None and batch.epoch > self.epoch
@@ -96,9 +95,9 @@ class KvStream:
         if fresh:
             self.restarts += 1
             self._begin()
-            outcome = self._received(number, events)
+            outcome = self._told(batch)
             return msgspec.structs.replace(outcome, clear=True, note=outcome.note or "it started over")
-        return self._received(number, events)
+        return self._told(batch)
 
     def replayed(self, answer: ReplayEnded) -> StreamOutcome:
         """Take the answer to the question that is open."""
@@ -106,13 +105,18 @@ class KvStream:
             self.answers_unused += 1
             return StreamOutcome()
         self._asked = False
+        ours = [batch for batch in answer.batches or () if batch.epoch == self.epoch]
+        whole = next((batch for batch in reversed(ours) if batch.whole), None)
         if self._stale:
-            self.answers_unused += 1
             self._stale = False
-            return StreamOutcome(replay_from=self._ask() if self._recovering else None)
-        for batch in answer.batches or ():
-            if batch.epoch == self.epoch and batch.sequence >= self.next:
+            if whole is None or self.state == "exact":
+                self.answers_unused += 1
+                return StreamOutcome(replay_from=self._ask() if self._recovering else None)
+        for batch in ours:
+            if batch.sequence >= self.next and not batch.whole:
                 self._waiting.setdefault(batch.sequence, batch.events)
+        if whole is not None:
+            return self._replaced(whole.sequence, whole.events)
         if self._suspect and not answer.batches:
             return self._doubt()
         self._suspect = False
@@ -135,6 +139,27 @@ class KvStream:
         return StreamOutcome(clear=True, note=f"its KV events are lost: {reason}")
 
     # --- the cases --------------------------------------------------------------------------------------------------
+
+    def _told(self, batch: KvObserved) -> StreamOutcome:
+        if not batch.whole:
+            return self._received(batch.sequence, batch.events)
+        if batch.sequence < self.next and self.state == "exact":
+            self.duplicates += 1  # we know as much, or more
+            return StreamOutcome()
+        return self._replaced(batch.sequence, batch.events)
+
+    def _replaced(self, number: int, events: list[KvEvent]) -> StreamOutcome:
+        """Begin anew with everything that the target held after a number."""
+        later = {sequence: waits for sequence, waits in self._waiting.items() if sequence > number}
+        heard = max(number, self._heard)
+        self._begin()
+        self.next, self._heard, self._waiting = number + 1, heard, later
+        self.applied += len(events)
+        self.recovered += 1
+        passed = [*events, *self._drain()]
+        self._recovering = bool(self._waiting)
+        ask = self._ask() if self._recovering else None
+        return StreamOutcome(clear=True, events=passed, replay_from=ask, note="all that it holds was told anew")
 
     def _received(self, number: int, events: list[KvEvent]) -> StreamOutcome:
         if self._held is not None:
