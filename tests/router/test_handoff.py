@@ -439,3 +439,13 @@ def test_a_router_that_is_restored_goes_on_with_its_hand_offs() -> None:
     for event in events:
         now = world.now + MILLISECOND
         assert world.router.handle(now, event) == other.router.handle(now, event)
+
+
+def test_kv_that_nobody_could_fetch_is_fetched_once_somebody_comes() -> None:
+    world = split()
+    world.post(arrived("r"))
+    world.post(WorkerDraining(worker=WorkerId("d0"), epoch=1))
+    assert only(world.post(Cancelled(id=R)), Release).target is None
+    release = only(world.post(WorkerJoined(card=d("d1"))), Release)
+    assert release.target is not None and (release.target.id, release.attempt) == ("d1", 1)
+    assert none(world.post(WorkerJoined(card=d("d2"))), Release)

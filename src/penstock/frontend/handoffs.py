@@ -33,6 +33,8 @@ log = logging.getLogger("penstock.frontend")
 
 GONE_SILENCE = 5.0
 """Seconds after which a stage of a worker that has left is given up."""
+OWED_MAX = 1024
+"""Most held prefills that are remembered until somebody can fetch them."""
 RELEASE_LIMIT = 60.0
 """Seconds that fetching for nothing may take."""
 SEEN_OFF_LIMIT = 60.0
@@ -58,6 +60,8 @@ class Handoffs:
         self._made: dict[RequestId, Made] = {}
         self._releases: dict[tuple[RequestId, int], Release] = {}
         """Wanted by nobody before they were done."""
+        self._owed: dict[tuple[RequestId, int], Made] = {}
+        """Wanted by nobody, with nobody there who could fetch it."""
         self._running: set[tuple[RequestId, int]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.released = 0
@@ -83,6 +87,8 @@ class Handoffs:
         release = self._releases.pop((request, made.attempt), None)
         if release is None:
             self._made[request] = made
+        elif release.target is None:
+            self._owed[request, made.attempt] = made
         elif made.fields is not None:
             self._spawn(self._fetch(release, made), f"release-{request}")
 
@@ -97,8 +103,12 @@ class Handoffs:
         if key in self._running:
             self._releases[key] = effect
             return
-        made = self._made.pop(effect.id, None)
-        if made is not None and made.fields is not None and made.attempt == effect.attempt:
+        made = self._owed.pop(key, None) or self._made.pop(effect.id, None)
+        if made is not None and effect.target is None:
+            self._owed[key] = made  # the router says so again once somebody is there who could fetch it
+            if len(self._owed) > OWED_MAX:
+                del self._owed[next(iter(self._owed))]
+        elif made is not None and made.fields is not None and made.attempt == effect.attempt:
             self._spawn(self._fetch(effect, made), f"release-{effect.id}")
 
     def closed(self, effect: Closed) -> None:
@@ -116,9 +126,7 @@ class Handoffs:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _fetch(self, effect: Release, made: Made) -> None:
-        if effect.target is None:
-            self.release_failures += 1
-            return
+        assert effect.target is not None
         handoff = Handoff(protocol="completed", key=0, source=effect.source, source_attempt=effect.attempt)
         handover = handover_of(handoff, effect.target.engine)
         # The request once more, for one token: the engine fetches the KV to make it, and the holder lets go.

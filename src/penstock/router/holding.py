@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.kernel.values import Target, WorkerCard
+from penstock.kernel.values import Target, WorkerCard, WorkerId
 from penstock.router.events import Abort, Release
 from penstock.router.flow import AT_ONCE
 from penstock.router.pool import Pool
@@ -10,6 +10,9 @@ from penstock.router.request import Request
 
 if TYPE_CHECKING:
     from penstock.router.core import Core
+
+OWED_MAX = 1024
+"""Most held prefills of which is remembered that somebody is to fetch them; the oldest are left to their time-out."""
 
 
 def source_of(core: "Core", request: Request) -> WorkerCard | None:
@@ -20,29 +23,48 @@ def source_of(core: "Core", request: Request) -> WorkerCard | None:
 
 
 def let_go(core: "Core", request: Request, pool: Pool) -> None:
-    """See that a worker does not hold KV that nobody wants: another one fetches it and drops it."""
+    """See that a worker does not hold KV that nobody wants: another one fetches it and drops it.
+
+    Where no such worker is there, it is done once one comes (`settle`); the engine's own time-out may be sooner.
+    """
     remote, source = request.remote, source_of(core, request)
     if remote is None or source is None or remote.stage != "prefill" or remote.protocol in AT_ONCE:
         return
-    takers = [
-        worker
-        for worker in core.roster
-        if worker.card.model == pool.model and worker.state == "ready" and pool.speaks(worker.card)
-    ]
     last = request.target.worker if request.target is not None else None
-    taker = min(takers, key=lambda worker: (worker.card.id == last, worker.card.role != "decode"), default=None)
+    taker = _taker(core, pool, last)
     pool.handoffs["released"] += 1
-    core.out.append(
-        Release(id=request.id, attempt=remote.attempt, source=source, target=None if taker is None else taker.card)
-    )
+    core.out.append(Release(id=request.id, attempt=remote.attempt, source=source, target=taker))
     if taker is None:
+        pool.owed.append((request.id, remote.attempt, source))
+        del pool.owed[:-OWED_MAX]
         core.note(
             "kv_stranded",
-            f"{source.id} holds KV of request {request.id}, which nobody wants, until its own time-out: no worker is "
-            "there that could fetch it",
+            f"{source.id} holds KV of request {request.id}, which nobody wants: no worker is there that could fetch it",
             request=request.id,
             worker=source.id,
         )
+
+
+def settle(core: "Core", pool: Pool) -> None:
+    """A worker has come: let it fetch what is held for nobody."""
+    taker = _taker(core, pool, None) if pool.owed else None
+    if taker is None:
+        return
+    owed, pool.owed = pool.owed, []
+    for id, attempt, source in owed:
+        holder = core.roster.get(source.id)
+        if holder is not None and holder.card.epoch == source.epoch:
+            core.out.append(Release(id=id, attempt=attempt, source=source, target=taker))
+
+
+def _taker(core: "Core", pool: Pool, last: WorkerId | None) -> WorkerCard | None:
+    """Return a worker that can fetch KV, rather not the one that was ``last`` to try."""
+    takers = [
+        worker.card
+        for worker in core.roster
+        if worker.card.model == pool.model and worker.state == "ready" and pool.speaks(worker.card)
+    ]
+    return min(takers, key=lambda card: (card.id == last, card.role != "decode"), default=None)
 
 
 def abandon(core: "Core", request: Request, pool: Pool) -> None:

@@ -12,6 +12,7 @@ from penstock.router.events import (
     WorkerMeasured,
     WorkerReady,
 )
+from penstock.router.holding import settle
 from penstock.router.kv_stream import KvStream
 from penstock.router.roster import Worker
 
@@ -45,6 +46,7 @@ def joined(core: Core, now: Nanos, event: WorkerJoined) -> None:
                 # it does for equal prompts that run at the same time; each of them is stored and removed by itself.
                 copies=card.engine == "vllm",
             )
+    settle(core, pool)
     guessed = pool.indexed and not card.events
     core.note(
         "worker_joined",
@@ -57,7 +59,9 @@ def joined(core: Core, now: Nanos, event: WorkerJoined) -> None:
 
 def ready(core: Core, now: Nanos, event: WorkerReady) -> None:
     if core.roster.move(event.worker, event.epoch, "ready", now):
-        core.freed[core.roster.workers[event.worker].card.model] = None
+        model = core.roster.workers[event.worker].card.model
+        core.freed[model] = None
+        settle(core, core.pools[model])
 
 
 def draining(core: Core, now: Nanos, event: WorkerDraining) -> None:

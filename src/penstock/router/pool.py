@@ -10,7 +10,7 @@ import msgspec
 from penstock.kernel.hashing import BYTES_PER_TOKEN
 from penstock.kernel.machine import Nanos, nanos
 from penstock.kernel.stats import LineFit
-from penstock.kernel.values import Role, Target, WorkerCard
+from penstock.kernel.values import RequestId, Role, Target, WorkerCard
 from penstock.router.active import ActiveSequences, Load
 from penstock.router.affinity import Affinity
 from penstock.router.approximate import ApproximateIndex
@@ -91,6 +91,8 @@ class Pool:
         self.wire: tuple[str, str | None] | None = None
         """(hand-off protocol, layout) of the workers between which KV goes; None while there are none."""
         self.handoffs = dict.fromkeys(HANDOFF_COUNTS, 0)
+        self.owed: list[tuple[RequestId, int, WorkerCard]] = []
+        """(request, attempt, holder) of KV that nobody wants and nobody could fetch yet."""
         self.fallback_tokens = float(settings.handoff.fallback_burst)
         """Fallbacks that are allowed at present."""
         self.bring = LineFit()
@@ -332,6 +334,7 @@ class Pool:
             "wire": None if self.wire is None else list(self.wire),
             "handoffs": dict(self.handoffs),
             "fallback_tokens": self.fallback_tokens,
+            "owed": [[id, attempt, msgspec.to_builtins(card)] for id, attempt, card in self.owed],
             "hedges": self.hedges,
             "sums": [self.output_mean, self.prompt_tokens, self.cached_tokens, self.inflight],
             "counts": dict(self.counts),
@@ -364,6 +367,7 @@ class Pool:
         self.wire = None if state["wire"] is None else (state["wire"][0], state["wire"][1])
         self.handoffs = dict(state["handoffs"])
         self.fallback_tokens = state["fallback_tokens"]
+        self.owed = [(id, attempt, msgspec.convert(card, WorkerCard)) for id, attempt, card in state["owed"]]
         self.hedges = state["hedges"]
         self.output_mean, self.prompt_tokens, self.cached_tokens, self.inflight = state["sums"]
         self.counts = dict(state["counts"])

@@ -35,6 +35,8 @@ async def card(server: Server, model: Mapping[str, Any]) -> Told | None:
     version = (await server.object("/version")).get("version")
     if isinstance(version, str):
         told["labels"] = {"version": version}
+        # Its hand-shake refuses what another version wrote, and what has another type.
+        told["layout"] = f"vllm {version} {(labels or {}).get('cache_dtype', 'auto')}"
     return {**told, **await event_card(server)}
 
 
