@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.engine import takeover
 from penstock.engine.events import (
     Abort,
     ClearCache,
@@ -95,7 +96,7 @@ class Engine:
                 core.abort(request, now)
         elif isinstance(event, Pulled):
             core.advance(now, False)
-            core.land(event.id, now, event.ok)
+            takeover.land(core, event.id, now, event.ok)
         elif isinstance(event, Release):
             core.advance(now, False)
             core.release(event.id, now)
@@ -372,7 +373,8 @@ class Engine:
         answer = Answer(event, self.settings, self._words, self._end, self._turn)
         target = 1 if event.hold else answer.length
         request = Request(event, self._serial, now, prompt, chain, answer, target, event.priority)
-        request.remote = min(event.remote, prompt)
+        if event.remote > 0:
+            request.remote = min(event.remote, prompt)
         self._serial += 1
         core.enqueue(request, now)
 

@@ -33,7 +33,7 @@ class Handoffs:
         landed: an empty line for requests whose KV is here.
     """
 
-    __slots__ = ("blocks", "held", "landed", "pulling")
+    __slots__ = ("blocks", "due", "held", "landed", "pulling")
 
     def __init__(self, landed: Waiting) -> None:
         self.pulling: dict[str, Request] = {}
@@ -42,17 +42,16 @@ class Handoffs:
         """By when their time is over, the earliest first: all are held equally long."""
         self.blocks = 0
         """Blocks held for others, one that two requests hold counted twice."""
-
-    @property
-    def due(self) -> Nanos | None:
+        self.due: Nanos | None = None
         """When the time of the next held request is over."""
-        return next(iter(self.held.values())).until if self.held else None
 
     def hold(self, request: Request, until: Nanos) -> int:
         """Keep the blocks of a request that has ended; returns how many."""
         hold = Hold(request.chain, request.named, request.private, until)
         self.held[request.submit.id] = hold
         self.blocks += hold.named + hold.private
+        if self.due is None:
+            self.due = until
         return hold.named + hold.private
 
     def let_go(self, id: str) -> Hold | None:
@@ -60,6 +59,7 @@ class Handoffs:
         hold = self.held.pop(id, None)
         if hold is not None:
             self.blocks -= hold.named + hold.private
+            self.due = next(iter(self.held.values())).until if self.held else None
         return hold
 
     def snapshot(self) -> dict[str, Any]:
@@ -80,6 +80,7 @@ class Handoffs:
         for id, names, named, private, until in state["held"]:
             self.held[id] = Hold(chain(names), named, private, until)
             self.blocks += named + private
+        self.due = state["held"][0][-1] if state["held"] else None
 
     def check(self) -> None:
         """Raise `InvariantError` where a request is in the wrong place or blocks are miscounted."""
@@ -90,5 +91,5 @@ class Handoffs:
         if self.blocks != sum(hold.named + hold.private for hold in self.held.values()):
             raise InvariantError(f"{self.blocks} blocks are said to be held for others, requests say otherwise")
         times = [hold.until for hold in self.held.values()]
-        if times != sorted(times):
+        if times != sorted(times) or self.due != (times[0] if times else None):
             raise InvariantError("held requests are not in the order in which their time is over")

@@ -18,8 +18,9 @@ needed that is not there, or someone arrives: those are one `Op` of many steps.
 
 from collections.abc import Sequence
 
+from penstock.engine import takeover
 from penstock.engine.decoding import Decoders, DraftingDecoders
-from penstock.engine.events import Counters, EndReason, Finished, FirstToken, Pull, Started, Window
+from penstock.engine.events import Counters, EndReason, Finished, FirstToken, Started, Window
 from penstock.engine.gaps import Gaps
 from penstock.engine.handoff import Handoffs, Hold
 from penstock.engine.holdings import Holdings
@@ -86,10 +87,13 @@ class Scheduler:
                 if op.end > now:
                     return
                 self._complete(op)
-                continue
-            if self.blocked or self.ready > now or (self.ready == now and not inclusive):
+                if due is not None:
+                    continue
+            if self.ready > now or (self.ready == now and not inclusive):
                 return
             self._start(self.ready)
+            if self.op is None and ((due := self.handoffs.due) is None or due > now):
+                return
 
     def _comes_next(self, at: Nanos) -> bool:
         """Tell whether ``at`` comes before what the passes do next; of one moment, the end of a pass is before it."""
@@ -119,11 +123,16 @@ class Scheduler:
             self.cut()
         self.waiting.add(request)
         self._count_waiting(request, 1)
-        self._stir(now)
+        self.stir(now)
 
     def add_waiting(self, request: Request) -> None:
         """Put a request at the end of the line, as a snapshot has it there."""
         self.waiting.add(request)
+        self._count_waiting(request, 1)
+
+    def put_back(self, request: Request) -> None:
+        """Let a request wait again that has run, or had its blocks, before."""
+        self.waiting.put_back(request)
         self._count_waiting(request, 1)
 
     def abort(self, request: Request, now: Nanos) -> None:
@@ -152,7 +161,7 @@ class Scheduler:
                 self.partial = None
             self.cache.release(request.chain, request.named, request.private)
         self._finish(request, now, "abort")
-        self._stir(now)
+        self.stir(now)
 
     def end(self, request: Request, at: Nanos) -> None:
         """Let a request that has all its tokens go; one that another engine goes on with leaves its blocks behind."""
@@ -177,35 +186,9 @@ class Scheduler:
         self.cache.release(hold.chain, hold.named, hold.private)
         if self.queued:
             self.cut()
-        self._stir(now)
+        self.stir(now)
 
-    def land(self, id: str, now: Nanos, ok: bool) -> None:
-        """Go on with a request whose KV is here; where not ``ok``, it is computed as if it had never been elsewhere."""
-        request = self.handoffs.pulling.pop(id, None)
-        if request is None:
-            return
-        self.settle(now)
-        if ok:
-            request.state = "landed"
-            # At least the last token is computed: its logits are the answer's beginning.
-            reach = max(request.computed, request.remote)
-            request.computed = min(request.prompt - 1, reach)
-            self.holdings.name(request, reach // self.settings.block_size)
-            self.handoffs.landed.add(request)
-            if self.holdings.changes:
-                self.out.append(self.holdings.told(now))
-        else:
-            self.counters.pulls_failed += 1
-            self.cache.release(request.chain, request.named, request.private)
-            request.state = "waiting"
-            request.named = request.private = request.computed = request.brought = 0
-            self.waiting.put_back(request)
-            self._count_waiting(request, 1)
-        request.remote = 0
-        self.cut()
-        self._stir(now)
-
-    def _stir(self, now: Nanos) -> None:
+    def stir(self, now: Nanos) -> None:
         """Try again what could not begin before."""
         if self.op is None:
             self.ready = now
@@ -215,7 +198,8 @@ class Scheduler:
 
     def _start(self, at: Nanos) -> None:
         """Begin the next pass, if there is any."""
-        while not self.blocked:
+        requests, pulling = self.requests, self.handoffs.pulling
+        while len(requests) > len(pulling) and not self.stuck:
             before = self.counters.preemptions
             op = self._schedule(at)
             if self.holdings.changes:
@@ -263,14 +247,18 @@ class Scheduler:
             budget -= chunk
         if not preempted:
             if self.handoffs.landed:
-                budget = self._resume(at, budget, prefills)
+                budget = takeover.resume(self, at, budget, prefills)
             if self.queued:
                 self._admit(at, budget, prefills)
         seqs = len(group.members)
         if prefills:
             tokens = sum(n for _, n in prefills)
             kv = group.kv if seqs else 0
-            end = at + max(1, round(self._length(prefills, kv, seqs)))
+            if self.counters.remote_hits:
+                length = takeover.length(self, prefills, kv, seqs)
+            else:
+                length = self.timing.mixed(tokens, ((r.computed, n) for r, n in prefills), kv, seqs)
+            end = at + max(1, round(length))
             return Op(at, end, 1, step, seqs, prefills, len(prefills), tokens, last=(seqs, kv))
         if not seqs:
             return None
@@ -282,42 +270,7 @@ class Scheduler:
         run = group.run(self.timing, steps)
         return Op(at, at + max(1, run.after(steps)), steps, step, seqs, run=run)
 
-    def _length(self, prefills: list[tuple[Request, int]], kv: int, seqs: int) -> float:
-        """Return the nanoseconds of a pass; the last token of a prompt that was brought is a step of decoding."""
-        chunks: list[tuple[int, int]] = []
-        for request, chunk in prefills:
-            if request.brought and chunk == 1:
-                kv += request.known
-                seqs += 1
-            else:
-                chunks.append((request.computed, chunk))
-        if not chunks:
-            return self.timing.decode(kv, seqs)
-        return self.timing.mixed(sum(n for _, n in chunks), chunks, kv, seqs)
-
-    def _resume(self, at: Nanos, budget: int, prefills: list[tuple[Request, int]]) -> int:
-        """Let those run whose KV has come, as far as they may; returns what is left of the budget."""
-        settings, landed = self.settings, self.handoffs.landed
-        running = len(self.group.members) + (self.partial is not None)
-        while landed and running < settings.max_seqs and budget > 0:
-            request = landed.head()
-            chunk = request.known - request.computed
-            if chunk > budget:
-                if settings.chunked_prefill:
-                    chunk = budget
-                elif chunk <= settings.max_batched_tokens or prefills:
-                    break
-            landed.remove(request)
-            self._begin(request, at, request.cached)
-            request.pulled = request.brought
-            self.counters.pulled += request.brought
-            self.holdings.name(request, (request.computed + chunk) // settings.block_size)
-            prefills.append((request, chunk))
-            budget -= chunk
-            running += 1
-        return budget
-
-    def _begin(self, request: Request, at: Nanos, cached: int) -> None:
+    def begin(self, request: Request, at: Nanos, cached: int) -> None:
         """Let a request run; ``cached``: tokens that the cache had, which count where it has never run before."""
         request.state = "prefilling"
         request.order = self.admissions
@@ -331,28 +284,6 @@ class Scheduler:
             counters.prompt += request.prompt
             counters.prompt_cached += cached
             self.out.append(Started(id=request.submit.id, at=at, cached=cached))
-
-    def _pull(self, request: Request, at: Nanos, hit: int) -> None:
-        """Reserve the blocks of a prompt that another engine computed, of which ``hit`` are here, and ask for it."""
-        size = self.settings.block_size
-        need = -(-request.prompt // size) - hit
-        self.holdings.take(need)
-        request.state = "pulling"
-        request.named, request.private, request.computed = hit, need, hit * size
-        missing = self.settings.transfer.pull == "missing"
-        request.cached = request.computed if missing else 0
-        request.brought = max(0, request.remote - request.cached)
-        self.counters.remote_queries += request.prompt - request.cached
-        self.counters.remote_hits += request.brought
-        self.handoffs.pulling[request.submit.id] = request
-        self.out.append(Pull(id=request.submit.id, at=at, tokens=request.brought))
-
-    def _unfinished(self) -> int:
-        """Return the blocks that a prompt which is part done does not have yet."""
-        partial = self.partial
-        if partial is None:
-            return 0
-        return max(0, -(-partial.known // self.settings.block_size) - partial.named - partial.private)
 
     def _admit(self, at: Nanos, budget: int, prefills: list[tuple[Request, int]]) -> None:
         settings, cache = self.settings, self.cache
@@ -378,7 +309,7 @@ class Scheduler:
                 # Without chunks, a prompt above the budget of any pass gets one of its own. Its cached blocks do not
                 # count here, so that losing some never admits it: runs of steps rely on that.
             # Nothing preempts one whose KV is on its way: it may not have what a prompt that is part done still needs.
-            kept = self._unfinished() if request.remote else 0
+            kept = takeover.unfinished(self) if request.remote else 0
             if -(-known // size) - held > cache.available - spare - kept:
                 return
             self.waiting.remove(request)
@@ -386,9 +317,9 @@ class Scheduler:
             if hit:
                 cache.hold(request.chain, 0, hit)
             if request.remote:
-                self._pull(request, at, hit)
+                takeover.reserve(self, request, at, hit)
                 continue
-            self._begin(request, at, hit * size)
+            self.begin(request, at, hit * size)
             request.named = hit
             request.computed = hit * size
             need = -(-(request.computed + chunk) // size) - hit
@@ -520,8 +451,7 @@ class Scheduler:
             request.paused = self.ready
         self.counters.preemptions += 1
         self.window.preemptions += 1
-        self.waiting.put_back(request)
-        self._count_waiting(request, 1)
+        self.put_back(request)
 
     def _leave(self, request: Request, stepping: bool) -> None:
         before = request.generated
