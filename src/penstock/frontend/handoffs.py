@@ -22,8 +22,8 @@ from penstock.frontend.job import engine_fields, engine_headers, said
 from penstock.frontend.sse import cached_tokens
 from penstock.frontend.usage import usage_of
 from penstock.kernel.errors import EngineError, InvariantError
-from penstock.kernel.values import RequestId
-from penstock.router.events import Closed, Dispatch, Handoff, Release
+from penstock.kernel.values import RequestId, WorkerCard
+from penstock.router.events import Abort, Closed, Dispatch, Handoff, Release
 
 if TYPE_CHECKING:
     from penstock.frontend.exchange import Exchange
@@ -46,10 +46,13 @@ class Made:
     """What a stage left for the next one, and what that is asked."""
 
     attempt: int
+    source: WorkerCard
     fields: Fields | None
     asked: dict[str, Any]
     path: str
     headers: dict[str, str]
+    taken_by: int = 0
+    """The attempt that was sent to fetch it last."""
 
 
 class Handoffs:
@@ -78,7 +81,10 @@ class Handoffs:
         handoff = word.handoff
         assert handoff is not None
         made = self._made.get(request)
-        fields = made.fields if made is not None and made.attempt == handoff.source_attempt else None
+        fields = None
+        if made is not None and made.attempt == handoff.source_attempt:
+            made.taken_by = word.attempt
+            fields = made.fields
         return handover_of(handoff, word.card.engine).decode(fields, handoff)
 
     def done(self, request: RequestId, made: Made) -> None:
@@ -110,6 +116,18 @@ class Handoffs:
                 del self._owed[next(iter(self._owed))]
         elif made is not None and made.fields is not None and made.attempt == effect.attempt:
             self._spawn(self._fetch(effect, made), f"release-{effect.id}")
+
+    def aborted(self, effect: Abort) -> None:
+        """A leg was stopped; one that had not been sent yet fetches nothing, so another has to."""
+        made = self._made.get(effect.id)
+        if made is None or made.fields is None or made.taken_by == effect.attempt:
+            return
+        cards = {card.id: card for card in self._service.cluster.cards()}
+        target = cards.get(effect.target.worker)
+        if target is not None:
+            del self._made[effect.id]
+            release = Release(id=effect.id, attempt=made.attempt, source=made.source, target=target)
+            self._spawn(self._fetch(release, made), f"release-{effect.id}")
 
     def closed(self, effect: Closed) -> None:
         """A request is over."""
@@ -176,7 +194,7 @@ class _Stage:
             asked = {**asked, "stream": False, "max_tokens": 1}
         headers = engine_headers(job, word, exchange.ticket.id, exchange.caller.headers, exchange.span)
         once = {**asked, "stream": False, "max_tokens": 1}
-        self._made = Made(word.attempt, None, once, job.path, headers)
+        self._made = Made(word.attempt, word.card, None, once, job.path, headers)
         self._call = service.engines.call(word.card.url, job.path, msgspec.json.encode(asked), headers)
         self._began = time.monotonic()
         self._gone_since: float | None = None

@@ -11,9 +11,10 @@ from aiohttp import web
 
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.frontend.context import CALLER, read_body, service_of
-from penstock.frontend.errors import rejected
+from penstock.frontend.errors import quoted, rejected
 from penstock.frontend.models import json_response
 from penstock.kernel.errors import OverloadedError
+from penstock.kernel.values import Role, WorkerId
 from penstock.runtime.changes import line_of
 from penstock.runtime.peers import FRONTENDS
 from penstock.runtime.wishes import (
@@ -23,12 +24,14 @@ from penstock.runtime.wishes import (
     POOLS,
     RESTART,
     RESTARTED,
+    ROLES,
     DrainReport,
     DrainWish,
     PoolReport,
     PoolWish,
     RestartReport,
     RestartWish,
+    RoleWish,
     decode_all,
     put,
 )
@@ -56,6 +59,46 @@ class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     timeout: float | None = None
     undo: bool = False
+
+
+class FlipBody(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /admin/flip: a worker and its role; None is its pool's. ``timeout`` in seconds."""
+
+    name: str
+    role: Role | None = None
+    timeout: float | None = None
+
+
+async def flip(request: web.Request) -> web.Response:
+    """POST /admin/flip: let a worker do something else for requests, once it has finished what it has."""
+    store, body = store_of(request), await body_of(request, FlipBody)
+    check_timeout(body.timeout)
+    cards = {card.id: card for card in service_of(request).cluster.cards()}
+    card = cards.get(WorkerId(body.name))
+    if card is None:
+        raise rejected(
+            f"there is no worker {quoted(body.name)}; there are {', '.join(sorted(cards)) or 'none'}",
+            "name",
+            code="unknown_worker",
+            status=404,
+        )
+    if body.role in ("prefill", "decode") and card.handoff is None and card.engine != "sim":
+        raise rejected(
+            f"{card.id} can't hand KV over or take it: its engine was not started for that",
+            "role",
+            code="no_handoff",
+            status=409,
+        )
+    wish = RoleWish(role=body.role, timeout=body.timeout, by=request[CALLER]) if body.role is not None else None
+    try:
+        if wish is None:
+            await store.delete(ROLES + body.name)
+        else:
+            await put(store, ROLES + body.name, wish)
+    except StoreUnavailable as error:
+        raise unavailable(error) from error
+    note(request, f"flip {body.name}", card.role, body.role)
+    return json_response({"name": body.name, "was": card.role, "role": body.role})
 
 
 async def desired(request: web.Request) -> web.Response:
@@ -113,8 +156,7 @@ async def scale(request: web.Request) -> web.Response:
 async def drain(request: web.Request) -> web.Response:
     """POST /admin/drain: take a worker or a frontend out of service, or (``undo``) let it in again."""
     store, body = store_of(request), await body_of(request, DrainBody)
-    if body.timeout is not None and not 0 <= body.timeout <= TIMEOUT_MAX:
-        raise rejected(f"timeout is {body.timeout:g} s; it must be 0 to {TIMEOUT_MAX:g}", "timeout")
+    check_timeout(body.timeout)
     try:
         if body.undo:
             name = frontend_name(body.name)
@@ -201,6 +243,16 @@ async def drainable(store: Store, wished: str) -> tuple[str, str]:
             status=409,
         )
     return name, "frontend"
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Refuse a time that can't be.
+
+    Raises:
+        ClientError: 400.
+    """
+    if timeout is not None and not 0 <= timeout <= TIMEOUT_MAX:
+        raise rejected(f"timeout is {timeout:g} s; it must be 0 to {TIMEOUT_MAX:g}", "timeout")
 
 
 def frontend_name(name: str) -> str:

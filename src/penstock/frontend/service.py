@@ -310,6 +310,7 @@ class Service:
             stop = self.running.get((effect.id, effect.attempt))
             if stop is not None:
                 stop(effect.reason)
+            self.handoffs.aborted(effect)
 
     async def see(self) -> None:
         """Keep what the page shows over time, until cancelled."""

@@ -18,15 +18,17 @@ from penstock.adapters.connectors.gpus import Gpus, inventory
 from penstock.adapters.connectors.process import ProcessConnector
 from penstock.adapters.connectors.state_file import StateFile
 from penstock.adapters.engines.describe import describe, healthy, lacking
+from penstock.adapters.engines.handover import USUAL
 from penstock.adapters.engines.launch import Launch, launch_of
-from penstock.adapters.seams import Store, StoreUnavailable
+from penstock.adapters.seams import ReplicaState, Store, StoreUnavailable
 from penstock.config.cluster import PoolSettings, SuperviseSettings
 from penstock.config.secret import SECRET_ENV, without_secrets
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.values import WorkerCard, WorkerId
+from penstock.kernel.values import Role, WorkerCard, WorkerId
 from penstock.runtime.attached import Attached
 from penstock.runtime.draining import drained, tell
 from penstock.runtime.membership import Entry, key_of
+from penstock.runtime.relay import Relays
 from penstock.runtime.seen import known_to_all
 from penstock.runtime.wishes import DRAINED, DrainReport, DrainWish, PoolReport, ReplicaReport
 
@@ -46,6 +48,7 @@ class Fleet:
         env: of the engines; this process's own where it is not given. None of our secrets is handed on.
         secret: of the cluster, told to engines of ours, which tell their KV events only to who knows it.
         host: address of this machine on which engines of ours listen.
+        relays: through which the engines' KV events go, where the routers do not hear them directly; closed by `stop`.
         orphan_grace: seconds that engines outlive this process where it is killed.
         end: seconds that they then get to end by themselves.
     """
@@ -61,18 +64,23 @@ class Fleet:
         env: Mapping[str, str] | None = None,
         secret: str | None = None,
         host: str = "127.0.0.1",
+        relays: Relays | None = None,
         orphan_grace: float = 0.0,
         end: float = 30.0,
     ) -> None:
         self.settings = settings
         self.drains: dict[str, DrainWish] = {}
         """Workers of ours that are to be drained."""
+        self.roles: dict[str, Role] = {}
+        """Roles that workers of ours have been given, other than their pool's."""
+        self._pool_roles: dict[str, Role] = {}
         self.changed = asyncio.Event()
         """Set when a pool is not as it was last reported."""
         self._store = store
         self._ttl = ttl
         self._secret = secret
         self._host = host
+        self._relays = relays
         own = os.environ if env is None else env
         self.gpus = Gpus(inventory(settings.gpus, own))
         self.connector = ProcessConnector(
@@ -112,6 +120,7 @@ class Fleet:
         """
         base = f"{prefix}{name}"
         self._models[base] = model
+        self._pool_roles[base] = pool.role
         if not pool.urls:
             gpus = pool.gpus
             if gpus is None:
@@ -144,6 +153,8 @@ class Fleet:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._relays is not None:
+            await self._relays.close()
         await self.connector.close(at_once=at_once)
         if self._http is not None:
             await self._http.close()
@@ -157,7 +168,9 @@ class Fleet:
         """Return every pool as it is now."""
         found = []
         for pool, scale in (await self.connector.pools()).items():
-            replicas = tuple(ReplicaReport(**replica._asdict()) for replica in scale.replicas)
+            replicas = tuple(
+                ReplicaReport(**replica._asdict(), role=self._role_shown(replica.id)) for replica in scale.replicas
+            )
             found.append(
                 PoolReport(
                     pool=pool,
@@ -212,7 +225,43 @@ class Fleet:
         # A restarted engine must be newer than its former self, also after a restart of this process.
         self._epoch = max(self._epoch + 1, time.time_ns() // 1_000_000)
         overrides = {key: value for key, value in known.items() if value is not None}
+        if worker in self.roles:
+            overrides["role"] = self.roles[worker]
         return await describe(self._client(), url, worker=worker, epoch=self._epoch, model=model, overrides=overrides)
+
+    async def flip(self, worker: WorkerId, role: Role | None, timeout: float | None) -> None:
+        """Let a worker finish what it has, then do something else for requests; None is what its pool is for.
+
+        To the routers it is a new one: what they knew of it, but for its KV events, is of its old role.
+        """
+        if role is None:
+            self.roles.pop(worker, None)
+            role = self._pool_roles[worker.rpartition("-")[0]]
+        else:
+            self.roles[worker] = role
+        card = self._cards.get(worker)
+        if card is None or card.role == role:
+            return  # it takes the role when it comes, or has it
+        if timeout is not None:
+            self.drains[worker] = DrainWish(timeout=timeout)
+        try:
+            await self.drain(card)
+        finally:
+            if timeout is not None:
+                self.drains.pop(worker, None)
+        if self._cards.get(worker) != card:
+            return  # it ended meanwhile
+        self._epoch = max(self._epoch + 1, time.time_ns() // 1_000_000)
+        handoff = card.handoff or USUAL.get(card.engine)
+        flipped = msgspec.structs.replace(card, role=role, epoch=self._epoch, handoff=handoff)
+        await self.announce(flipped)
+        for server in self.servers:
+            if server.worker == worker:
+                server.card = flipped
+        await known_to_all(self._store, flipped)
+        self._drained.discard(worker)
+        await self._store.delete(DRAINED + worker)
+        log.info("%s is %s now, and was %s", worker, role, card.role)
 
     async def drain(self, card: WorkerCard) -> DrainReport:
         """Take a worker from the routers and wait until it is idle or its time is over."""
@@ -238,7 +287,7 @@ class Fleet:
         )
 
     async def announce(self, card: WorkerCard, *, draining: bool = False) -> None:
-        entry = Entry(card=card, draining=draining)
+        entry = Entry(card=card if self._relays is None else self._relays.announced(card), draining=draining)
         await self._store.put(key_of(card.id), msgspec.json.encode(entry), ttl=self._ttl)
         self._cards[card.id] = card
         self.changed.set()
@@ -247,6 +296,8 @@ class Fleet:
         if self._cards.pop(worker, None) is None:
             return
         self.changed.set()
+        if self._relays is not None:
+            self._relays.gone(worker)
         try:
             await self._store.delete(key_of(worker))
         except PenstockError as error:
@@ -268,7 +319,12 @@ class Fleet:
     def _shown(self, server: Attached) -> ReplicaReport:
         if server.card is None:
             return ReplicaReport(id=server.worker, state="failed", reason="it does not answer", pid=None)
-        return ReplicaReport(id=server.worker, state="draining" if server.parked else "ready", pid=server.card.pid)
+        state: ReplicaState = "draining" if server.parked else "ready"
+        return ReplicaReport(id=server.worker, state=state, pid=server.card.pid, role=self._role_shown(server.worker))
+
+    def _role_shown(self, worker: str) -> Role | None:
+        card = self._cards.get(worker)
+        return None if card is None else card.role
 
     async def _watch(self) -> None:
         async for _ in self.connector.watch():

@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.adapters.seams import ConnectorError, Store, StoreUnavailable
 from penstock.kernel.errors import PenstockError
+from penstock.kernel.values import WorkerId
 from penstock.runtime.draining import tell
 from penstock.runtime.fleet import Fleet
 from penstock.runtime.follow import RETRY, follow
@@ -17,10 +18,12 @@ from penstock.runtime.wishes import (
     DRAINED,
     DRAINS,
     POOLS,
+    ROLES,
     DrainReport,
     DrainWish,
     PoolReport,
     PoolWish,
+    RoleWish,
     decode,
     put,
 )
@@ -47,6 +50,9 @@ class Operator:
         self._ttl = ttl
         self._wishes: dict[str, PoolWish] = {}
         self._drains: dict[str, DrainWish] = {}
+        self._roles: dict[str, RoleWish] = {}
+        self._flips: dict[str, asyncio.Lock] = {}
+        """Held while a worker changes its role."""
         self._initial: dict[str, int] = {}
         self._problems: dict[str, str] = {}
         self._told: dict[str, PoolReport] = {}
@@ -62,6 +68,7 @@ class Operator:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._follow_pools())
                     group.create_task(self._follow_drains())
+                    group.create_task(self._follow_roles())
                     group.create_task(self._report())
             except Exception:  # supervision boundary: wishes must not go unheard for the rest of the run
                 log.exception("wishes could not be followed by a bug of ours; they are read again")
@@ -128,6 +135,46 @@ class Operator:
             gone=gone,
             frozen=_ignored,
         )
+
+    async def _follow_roles(self) -> None:
+        async def came(key: str, raw: bytes) -> None:
+            wish, name = decode(RoleWish, raw), key.removeprefix(ROLES)
+            if wish is None or self._roles.get(name) == wish:
+                return
+            self._roles[name] = wish
+            self._flip(name)
+
+        async def gone(key: str) -> None:
+            name = key.removeprefix(ROLES)
+            if self._roles.pop(name, None) is not None:
+                self._flip(name)
+
+        await follow(
+            self._store,
+            ROLES,
+            known=lambda: [ROLES + name for name in self._roles],
+            put=came,
+            gone=gone,
+            frozen=_ignored,
+        )
+
+    def _flip(self, name: str) -> None:
+        ours = any(self._is_of(name, pool) for pool in self._initial)
+        if ours or any(server.worker == name for server in self._fleet.servers):
+            task = asyncio.create_task(self._flipped(name), name=f"flip-{name}")
+            self._changing.add(task)
+            task.add_done_callback(self._changing.discard)
+
+    async def _flipped(self, name: str) -> None:
+        """Give a worker the role that is wished at the end of its turn: a newer wish may have come meanwhile."""
+        async with self._flips.setdefault(name, asyncio.Lock()):
+            wish = self._roles.get(name)
+            role, timeout = (None, None) if wish is None else (wish.role, wish.timeout)
+            try:
+                await self._fleet.flip(WorkerId(name), role, timeout)
+            except PenstockError as error:
+                log.error("%s does not change its role: %s", name, error)
+            self._fleet.changed.set()
 
     async def _drains_changed(self, name: str) -> None:
         wish = self._drains.get(name)

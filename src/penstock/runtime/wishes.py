@@ -13,12 +13,15 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from penstock.adapters.seams import ReplicaState, Store
+from penstock.kernel.values import Role
 from penstock.kernel.wire import NewerVersion, WireDecoder
 
 DESIRED = "desired/"
 """``desired/<pool>``: `PoolWish`."""
 DRAINS = "drains/"
 """``drains/<worker or frontend>``: `DrainWish`."""
+ROLES = "roles/"
+"""``roles/<worker>``: `RoleWish`."""
 SETTINGS = "settings/"
 """``settings/<knob>``: `SettingWish`."""
 RESTART = "restart/wish"
@@ -66,6 +69,16 @@ class DrainWish(Wish, frozen=True, kw_only=True):
     timeout: float | None = None
 
 
+class RoleWish(Wish, frozen=True, kw_only=True):
+    """A worker should do this for requests, whatever its pool is for. Without one it does what its pool is for.
+
+    ``timeout``: seconds that its requests get to finish before it changes; None leaves that to the settings.
+    """
+
+    role: Role
+    timeout: float | None = None
+
+
 class SettingWish(Wish, frozen=True, kw_only=True):
     """A knob should have this value, as plain data."""
 
@@ -89,6 +102,8 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     pid: int | None = None
     gpus: tuple[int, ...] = ()
+    role: Role | None = None
+    """What it does for requests; None where it does not serve."""
 
 
 class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +180,7 @@ _DECODERS: dict[Any, WireDecoder] = {
     for kind, what in (
         (PoolWish, "a wish for a pool"),
         (DrainWish, "a wish for a drain"),
+        (RoleWish, "a wish for a role"),
         (SettingWish, "a wish for a setting"),
         (RestartWish, "a wish for a restart"),
         (PoolReport, "a pool's report"),
