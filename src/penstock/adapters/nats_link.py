@@ -155,6 +155,9 @@ class NatsLink:
                 self._down(str(error) or type(error).__name__)
                 await asyncio.sleep(RETRY)
                 continue
+            if self._closed:  # nats-py may take a cancel for its own, and connect all the same
+                await self._ended(client)
+                return
             try:
                 for subject, handler in tuple(self._handlers.values()):
                     await self._subscribe(client, subject, handler)

@@ -78,11 +78,15 @@ class EventPlane(Protocol):
 
 
 class KvBatch(NamedTuple):
-    """KV events of one engine step, as its publisher numbered them."""
+    """KV events of one engine step, as its publisher numbered them.
+
+    ``whole``: they are everything that was held after that step, and earlier ones do not matter.
+    """
 
     sequence: int
     rank: int
     events: list[KvEvent]
+    whole: bool = False
 
 
 class ConnectorError(PenstockError):

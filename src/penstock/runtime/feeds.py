@@ -1,4 +1,4 @@
-"""How do engines' KV events reach the router? One subscriber per worker rank, and replay on demand."""
+"""How do engines' KV events reach the router? One source per worker rank, its socket or a relay; replay on demand."""
 
 import asyncio
 import logging
@@ -15,6 +15,8 @@ from penstock.kernel.values import Target, WorkerCard
 from penstock.router.events import KvObserved, KvSourceLost, ReplayEnded, ReplayWanted
 from penstock.router.names import wordless
 from penstock.runtime.live import Live
+from penstock.runtime.relay_wire import SCHEME as RELAYED
+from penstock.runtime.relayed import Relayed, RelayedFeed
 
 log = logging.getLogger("penstock.feeds")
 
@@ -31,13 +33,15 @@ class Feeds:
 
     Args:
         secret: of the cluster, for engines whose events ask for it.
+        relayed: by which relayed events are heard; None where all are heard directly.
     """
 
-    def __init__(self, live: Live, secret: ClusterSecret | None = None) -> None:
+    def __init__(self, live: Live, secret: ClusterSecret | None = None, relayed: Relayed | None = None) -> None:
         self._live = live
         self._secret = secret
+        self._relayed = relayed
         self._failed_before = 0
-        self._subscribers: dict[Target, tuple[KvSubscriber, WorkerCard]] = {}
+        self._subscribers: dict[Target, tuple[Source, WorkerCard]] = {}
         self._tasks: dict[Target, asyncio.Task[None]] = {}
         self._replays: set[asyncio.Task[None]] = set()
         live.on(ReplayWanted, self._replay_wanted)
@@ -46,11 +50,11 @@ class Feeds:
         """Listen to a worker, every rank that announces an endpoint."""
         for rank, endpoint in enumerate(card.events):
             target = Target(card.id, rank)
-            replay = card.replay[rank] if rank < len(card.replay) else None
-            secret = self._secret if card.events_security == MECHANISM else None
-            refused = partial(self._lost, target, "it has another cluster secret")
-            subscriber = KvSubscriber(endpoint, replay, card.topic, rank, secret=secret, refused=refused)
-            self._subscribers[target] = (subscriber, card)
+            source = self._source(card, rank, endpoint)
+            if source is None:
+                self._lost(target, "they are relayed by NATS, and discovery.kv_events of this frontend is direct")
+                continue
+            self._subscribers[target] = (source, card)
             self._tasks[target] = asyncio.create_task(self._listen(target), name=f"kv-feed-{target}")
 
     async def stop(self, card: WorkerCard) -> None:
@@ -61,12 +65,16 @@ class Feeds:
     @property
     def refused(self) -> list[Target]:
         """Those whose events can't be heard at present, since they have another secret, or none."""
-        return [target for target, (subscriber, _) in self._subscribers.items() if subscriber.handshakes.failing]
+        return [
+            target
+            for target, (source, _) in self._subscribers.items()
+            if (source.foreign if isinstance(source, RelayedFeed) else source.handshakes.failing)
+        ]
 
     @property
     def handshakes_failed(self) -> int:
         """Tries to hear an engine that came to nothing, of all engines that were ever there."""
-        return self._failed_before + sum(s.handshakes.failed for s, _ in self._subscribers.values())
+        return self._failed_before + sum(_failed(source) for source, _ in self._subscribers.values())
 
     async def close(self) -> None:
         for target in list(self._tasks):
@@ -74,6 +82,17 @@ class Feeds:
         for task in list(self._replays):
             task.cancel()
         await asyncio.gather(*self._replays, return_exceptions=True)
+        if self._relayed is not None:
+            await self._relayed.close()
+
+    def _source(self, card: WorkerCard, rank: int, endpoint: str) -> "Source | None":
+        target = Target(card.id, rank)
+        if endpoint.startswith(RELAYED):
+            return None if self._relayed is None else self._relayed.feed(card, rank)
+        replay = card.replay[rank] if rank < len(card.replay) else None
+        secret = self._secret if card.events_security == MECHANISM else None
+        refused = partial(self._lost, target, "it has another cluster secret")
+        return KvSubscriber(endpoint, replay, card.topic, rank, secret=secret, refused=refused)
 
     async def _stop(self, target: Target) -> None:
         task = self._tasks.pop(target, None)
@@ -82,7 +101,7 @@ class Feeds:
             await asyncio.gather(task, return_exceptions=True)
         found = self._subscribers.pop(target, None)
         if found is not None:
-            self._failed_before += found[0].handshakes.failed
+            self._failed_before += _failed(found[0])
             found[0].close()
 
     async def _listen(self, target: Target) -> None:
@@ -109,9 +128,7 @@ class Feeds:
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
 
-    async def _past(
-        self, target: Target, subscriber: KvSubscriber, first: "asyncio.Future[KvBatch]"
-    ) -> Sequence[KvBatch]:
+    async def _past(self, target: Target, subscriber: "Source", first: "asyncio.Future[KvBatch]") -> Sequence[KvBatch]:
         """Ask until it is answered, or until an event comes: its number shows what is missing, and the router asks."""
         pause = REPLAY_PAUSE
         while subscriber.replay_endpoint is not None:
@@ -147,4 +164,20 @@ def _observed(card: WorkerCard, batch: KvBatch) -> KvObserved:
     native = card.hash_scheme == SCHEME
     # What an engine's blocks say ends here: the router, and all that is written down of it, know hashes.
     events = [wordless(event, native=native, block_size=card.block_size) for event in batch.events]
-    return KvObserved(worker=card.id, rank=batch.rank, epoch=card.epoch, sequence=batch.sequence, events=events)
+    return KvObserved(
+        worker=card.id,
+        rank=batch.rank,
+        epoch=card.incarnation,
+        sequence=batch.sequence,
+        events=events,
+        whole=batch.whole,
+    )
+
+
+Source = KvSubscriber | RelayedFeed
+"""Where a worker's events are heard."""
+
+
+def _failed(source: Source) -> int:
+    """Count what was refused for want of our secret."""
+    return source.foreign if isinstance(source, RelayedFeed) else source.handshakes.failed

@@ -253,7 +253,7 @@ class Fleet:
             return  # it ended meanwhile
         self._epoch = max(self._epoch + 1, time.time_ns() // 1_000_000)
         handoff = card.handoff or USUAL.get(card.engine)
-        flipped = msgspec.structs.replace(card, role=role, epoch=self._epoch, handoff=handoff)
+        flipped = msgspec.structs.replace(card, role=role, epoch=self._epoch, born=card.incarnation, handoff=handoff)
         await self.announce(flipped)
         for server in self.servers:
             if server.worker == worker:

@@ -15,7 +15,7 @@ from penstock.config.secret import kept_secret, secret_text
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.fleet import Fleet
-from penstock.runtime.opening import open_store
+from penstock.runtime.opening import open_relays, open_store
 from penstock.runtime.operator import Operator
 from penstock.runtime.revoked import Revoked
 from penstock.runtime.run_folder import RunFolder
@@ -67,7 +67,8 @@ async def _join(
     state.own(folder)
     host = settings.discovery.host
     logs = folder / "logs"
-    fleet = Fleet(store, settings.supervise, state, logs=logs, ttl=ttl, secret=secret, host=host)
+    relays = open_relays(settings, cluster_secret)
+    fleet = Fleet(store, settings.supervise, state, logs=logs, ttl=ttl, secret=secret, host=host, relays=relays)
     operating: list[asyncio.Task[None]] = []
     status = 0
     try:

@@ -28,7 +28,7 @@ from penstock.runtime.live import Live
 from penstock.runtime.loop_monitor import LoopMonitor
 from penstock.runtime.membership import Membership
 from penstock.runtime.observers import Observers
-from penstock.runtime.opening import Plane, open_plane, open_store
+from penstock.runtime.opening import Plane, open_plane, open_relayed, open_store
 from penstock.runtime.peers import FrontendCard, Peers
 from penstock.runtime.revoked import Revoked
 from penstock.runtime.seen import Acquaintance
@@ -65,7 +65,7 @@ class Node:
         self.live = Live({"router": self.router}, watch=None if self.journal is None else self.journal.watch)
         self.tickets = Tickets(self.live)
         self.secret = secret
-        self.feeds = Feeds(self.live, secret)
+        self.feeds = Feeds(self.live, secret, open_relayed(settings, self.name, secret))
         self.store = store
         self.departures = Departures(store, self.router, self.name, settings.discovery.ttl)
         self.membership = Membership(

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.adapters.nats_link import subject_of
+from penstock.adapters.nats_link import NatsLink, subject_of
 from penstock.adapters.planes.forwarder import ForwardedPlane
 from penstock.adapters.planes.nats import NatsPlane
 from penstock.adapters.planes.zmq import ZmqPlane
@@ -15,6 +15,9 @@ from penstock.adapters.tls import client_context
 from penstock.config.cluster import ClusterSettings
 from penstock.config.discovery import EtcdSettings
 from penstock.kernel.secret import ClusterSecret
+from penstock.runtime.durable import Durable
+from penstock.runtime.relay import Relays
+from penstock.runtime.relayed import Relayed
 
 
 def open_store(
@@ -83,6 +86,38 @@ def open_plane(settings: ClusterSettings, name: str, secret: ClusterSecret | Non
         ends = discovery.forwarder
         return ForwardedPlane(name, ends.publish, ends.subscribe, secret=secret)
     return ZmqPlane(name, discovery.host, secret=secret)
+
+
+def open_relays(settings: ClusterSettings, secret: ClusterSecret | None) -> Relays | None:
+    """Return what relays the KV events of this process's engines; None where the routers hear them directly.
+
+    Raises:
+        ConfigError: a certificate can't be read, or a package is missing.
+    """
+    discovery = settings.discovery
+    if discovery.kv_events == "direct":
+        return None
+    link = NatsLink(discovery.nats, f"penstock relay {discovery.host}")
+    return Relays(link, nats_prefix(settings), secret, _durable(settings, link, secret))
+
+
+def open_relayed(settings: ClusterSettings, name: str, secret: ClusterSecret | None) -> Relayed | None:
+    """Return by what a router hears relayed KV events; None where it hears the engines directly.
+
+    Raises:
+        ConfigError: a certificate can't be read, or a package is missing.
+    """
+    discovery = settings.discovery
+    if discovery.kv_events == "direct":
+        return None
+    link = NatsLink(discovery.nats, f"{name} KV events")
+    return Relayed(link, nats_prefix(settings), secret, _durable(settings, link, secret))
+
+
+def _durable(settings: ClusterSettings, link: NatsLink, secret: ClusterSecret | None) -> Durable | None:
+    if settings.discovery.kv_events != "jetstream":
+        return None
+    return Durable(link, nats_prefix(settings), settings.discovery.nats, secret)
 
 
 def nats_prefix(settings: ClusterSettings) -> str:

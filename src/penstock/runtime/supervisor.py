@@ -24,7 +24,7 @@ from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.fleet import Fleet
 from penstock.runtime.frontends import Frontends
 from penstock.runtime.namespace import Namespace, earlier_secret, take_namespace
-from penstock.runtime.opening import open_store
+from penstock.runtime.opening import open_relays, open_store
 from penstock.runtime.operator import Operator
 from penstock.runtime.peers import FRONTENDS, FrontendCard
 from penstock.runtime.rereading import Rereading
@@ -114,6 +114,7 @@ class _Cluster:
             ttl=settings.discovery.ttl,
             secret=secret,
             host=settings.discovery.host,
+            relays=open_relays(settings, cluster_secret),
             orphan_grace=namespace.grace,
             # The frontends of a supervisor that was killed let their streams finish for so long.
             end=settings.frontend.drain_timeout + settings.supervise.stop_grace,
