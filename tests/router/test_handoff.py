@@ -31,11 +31,11 @@ ALWAYS = HandoffSettings(conditional="off")
 
 
 def p(name: str, **changes: object):
-    return card(name, role="prefill", **{"handoff": "completed", **changes})
+    return card(name, **{"role": "prefill", "handoff": "completed", **changes})
 
 
 def d(name: str, **changes: object):
-    return card(name, role="decode", **{"handoff": "completed", **changes})
+    return card(name, **{"role": "decode", "handoff": "completed", **changes})
 
 
 def split(**changes: object) -> World:
@@ -173,7 +173,15 @@ def test_without_a_worker_that_answers_a_prefill_worker_does() -> None:
     world = World(p("p0"))
     dispatch = only(world.post(arrived("r")), Dispatch)
     assert (dispatch.stage, dispatch.target.worker) == ("aggregated", "p0")
-    assert "no worker is there whose role is to answer" in dispatch.decision.flow
+    assert "no worker whose role is to answer is available (there is none)" in dispatch.decision.flow
+
+
+def test_while_all_that_answer_are_drained_a_prefill_worker_does() -> None:
+    world = split()
+    world.post(WorkerDraining(worker=WorkerId("d0"), epoch=1))
+    dispatch = only(world.post(arrived("r")), Dispatch)
+    assert (dispatch.stage, dispatch.target.worker) == ("aggregated", "p0")
+    assert "(d0 is draining)" in dispatch.decision.flow
 
 
 def test_what_can_not_be_split_is_done_by_one_worker() -> None:
@@ -411,6 +419,30 @@ def test_what_could_not_be_handed_over_is_refused_when_it_joins(other: dict[str,
     noted = only(world.post(WorkerJoined(card=d("d0", **other))), Noted)
     assert noted.kind == "worker_refused" and said in noted.text
     assert world.router.roster.get(WorkerId("d0")) is None
+
+
+def test_an_engine_that_changes_its_role_keeps_what_is_known_of_it() -> None:
+    tokens = prompt(1, 64)
+    world = World(p("p0"), d("d0"), handoff=ALWAYS)
+    world.post(arrived("r", tokens))
+    world.post(Staged(id=R, attempt=1))
+    world.post(FirstToken(id=R, attempt=2))
+    world.post(Finished(id=R, attempt=2, tokens=1))
+    world.post(WorkerDraining(worker=WorkerId("p0"), epoch=1))
+    world.post(WorkerJoined(card=p("p0", epoch=2, born=1, role="aggregated")))
+    again = only(world.post(arrived("again", [*tokens, *prompt(2, 16)])), Dispatch)
+    costs = {cost.target.worker: cost.overlap_tokens for cost in again.decision.candidates}
+    assert again.stage == "aggregated" and costs["p0"] == 64
+    assert world.router.pools["m"].roles == {"aggregated": 1, "decode": 1}
+
+
+def test_kv_is_fetched_from_a_worker_that_has_changed_its_role_meanwhile() -> None:
+    world = split()
+    world.post(arrived("r"))
+    world.post(WorkerJoined(card=p("p0", epoch=2, born=1, role="aggregated")))
+    dispatch = only(world.post(Staged(id=R, attempt=1)), Dispatch)
+    assert dispatch.stage == "decode" and dispatch.handoff is not None and dispatch.handoff.source is not None
+    assert dispatch.handoff.source.id == "p0"
 
 
 def test_when_all_of_one_layout_have_gone_another_may_come() -> None:

@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "attach": ("penstock.cli.attach", "Put a frontend before servers that already run."),
     "forward": ("penstock.cli.forward", "Carry events among the frontends of a cluster."),
     "scale": ("penstock.cli.scale", "Change how many engines pools have."),
+    "flip": ("penstock.cli.flip", "Change what a worker does: prefill, decode or both."),
     "drain": ("penstock.cli.drain", "Take a worker or a frontend out of service."),
     "restart": ("penstock.cli.restart", "Replace every engine and frontend, without losing a request."),
     "set": ("penstock.cli.set", "Change settings of a running cluster."),

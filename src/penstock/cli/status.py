@@ -59,6 +59,7 @@ def head_lines(found: dict[str, Any]) -> list[str]:
 MODEL_HEADINGS = ("MODEL", "READY", "WORKERS", "INDEX", "BLOCK", "TOKENIZER", "INFLIGHT", "QUEUED", "HIT RATE")
 WORKER_HEADINGS = (
     "WORKER",
+    "ROLE",
     "STATE",
     "INDEX",
     "ACTIVE",
@@ -71,6 +72,16 @@ WORKER_HEADINGS = (
     "LOST",
     "URL",
 )
+
+
+def handoff_line(model: dict[str, Any]) -> str:
+    """Return in one line what became of a model's prefills on workers of their own."""
+    counts = model["handoffs"]
+    told = f"{counts['done']:,} handed over, {counts['local']:,} not worth it"
+    for name, words in (("fallback", "fell back"), ("lost", "lost"), ("released", "let go")):
+        if counts.get(name):
+            told += f", {counts[name]:,} {words}"
+    return f"Prefills of {model.get('name')} on workers of their own ({model.get('handoff')}): {told}"
 
 
 def model_rows(found: dict[str, Any]) -> list[list[Any]]:
@@ -104,6 +115,7 @@ def worker_rows(found: dict[str, Any]) -> list[list[Any]]:
         rows.append(
             [
                 worker.get("id"),
+                worker.get("role"),
                 state,
                 worker.get("index"),
                 worker.get("active_requests"),
@@ -128,6 +140,9 @@ def finding_line(finding: dict[str, Any]) -> str:
 
 def _head(found: dict[str, Any]) -> str:
     lines = [*head_lines(found), f"Run folder: {found.get('run') or '-'}"]
+    for model in found.get("models") or []:
+        if model.get("handoffs"):
+            lines.append(handoff_line(model))
     frontends = found.get("frontends") or []
     if len(frontends) > 1:
         lines.append(f"Frontends: {len(frontends)}; the counts are of the one that answered")

@@ -78,6 +78,7 @@ def _add_admin(app: web.Application) -> None:
     get("/admin/desired", operate.desired)
     app.router.add_post("/admin/scale", for_admins(operate.scale))
     app.router.add_post("/admin/drain", for_admins(operate.drain))
+    app.router.add_post("/admin/flip", for_admins(operate.flip))
     app.router.add_post("/admin/restart", for_admins(operate.restart))
     get("/admin/settings", tuning.settings)
     app.router.add_post("/admin/set", for_admins(tuning.set_values))

@@ -147,6 +147,20 @@ def operate_paths(admins: list[Json], problems: Callable[[Sequence[int]], Json])
             _object(changed=_map(_object(old=_ANY, new=_ANY)), values=_map(_ANY)),
             (),
         ),
+        "/admin/flip": change(
+            "flip",
+            "Change what a worker does for requests, once it has finished what it has.",
+            _body(
+                {
+                    "name": {**_TEXT, "description": "Of a worker."},
+                    "role": {"enum": ["aggregated", "prefill", "decode", "encode", None]},
+                    "timeout": {"type": ["number", "null"], "minimum": 0, "maximum": 86_400},
+                },
+                "name",
+            ),
+            _object(name=_TEXT, was=_TEXT, becomes=_TEXT),
+            (404, 409),
+        ),
         "/admin/drain": change(
             "drain",
             "Take a worker or a frontend out of service, or let it in again.",

@@ -89,16 +89,20 @@ async def flip(request: web.Request) -> web.Response:
             code="no_handoff",
             status=409,
         )
-    wish = RoleWish(role=body.role, timeout=body.timeout, by=request[CALLER]) if body.role is not None else None
     try:
-        if wish is None:
+        becomes = body.role
+        if becomes is None:
+            pools = await pools_of(store)
+            mine = next((pool for pool in pools.values() if any(r.id == card.id for r in pool.replicas)), None)
+            becomes = card.role if mine is None else mine.role
             await store.delete(ROLES + body.name)
         else:
+            wish = RoleWish(role=becomes, timeout=body.timeout, by=request[CALLER])
             await put(store, ROLES + body.name, wish)
     except StoreUnavailable as error:
         raise unavailable(error) from error
-    note(request, f"flip {body.name}", card.role, body.role)
-    return json_response({"name": body.name, "was": card.role, "role": body.role})
+    note(request, f"flip {body.name}", card.role, becomes)
+    return json_response({"name": body.name, "was": card.role, "becomes": becomes})
 
 
 async def desired(request: web.Request) -> web.Response:

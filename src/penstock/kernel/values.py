@@ -48,6 +48,8 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
 
     id: WorkerId
     epoch: int
+    born: int | None = None
+    """Epoch at which this engine joined, where it is the same one that goes on under a newer epoch."""
     model: str
     url: str
     role: Role = "aggregated"
@@ -79,6 +81,11 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     """``host:port`` at which a prefill worker of protocol bootstrap, or push, meets the decode worker."""
     labels: dict[str, str] = {}
     pid: int | None = None
+
+    @property
+    def incarnation(self) -> int:
+        """The epoch at which this engine joined: as long as it stays, its cache is what it was."""
+        return self.epoch if self.born is None else self.born
 
     @property
     def pool(self) -> PoolKey:

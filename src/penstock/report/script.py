@@ -4,12 +4,12 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from penstock.kernel.errors import ConfigError
-from penstock.simulate.plan import Fault
+from penstock.simulate.plan import Fault, FaultKind
 from penstock.simulate.scaling import ScalePolicy
 
 
@@ -71,5 +71,6 @@ def _fault(entry: Any, where: str) -> Fault:
         return msgspec.convert(entry, Fault, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"{where}: {error}", hint="a fault has at, kind (fail, drain, add, cordon, uncordon), worker, pool, restart"
+            f"{where}: {error}",
+            hint=f"a fault has at, kind ({', '.join(get_args(FaultKind))}), worker, pool, restart, role",
         ) from error

@@ -34,7 +34,7 @@ def source_lost(core: Core, now: Nanos, event: KvSourceLost) -> None:
 def _stream(core: Core, target: Target, epoch: int | None) -> tuple[KvStream | None, Pool | None]:
     """Return a target's event stream and its pool; count what comes from a worker or epoch that is not there."""
     worker = core.roster.get(target.worker)
-    if worker is None or (epoch is not None and worker.card.epoch != epoch):
+    if worker is None or (epoch is not None and worker.card.incarnation != epoch):
         core.dropped += 1
         return None, None
     pool = core.pools[worker.card.model]

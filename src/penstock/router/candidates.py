@@ -41,7 +41,7 @@ def eligible(core: Core, request: Request, pool: Pool, now: Nanos, stage: Role =
         # All of the fleet passes here with every request: the usual answer takes no call.
         plain = worker.state == "ready" and not worker.cordons and worker.breaker.until is None
         reason = None if plain else worker.why_not(now)
-        if reason is None and request.tried and (card.id, card.epoch) in request.tried:
+        if reason is None and request.tried and (card.id, card.incarnation) in request.tried:
             reason = "failed this request before"
         if reason is not None:
             by_wish = False
@@ -65,8 +65,7 @@ def _does(pool: Pool, worker: Worker, stage: Role) -> bool:
     """Whether a worker's role is the one for a stage."""
     role = worker.card.role
     if stage == "aggregated":
-        # Where nobody else is there a prefill worker answers by itself: slower than it should be, but it answers.
-        return role in FINAL or (role == "prefill" and not pool.answers)
+        return role in FINAL
     return pool.speaks(worker.card) if stage == "decode" else role == stage
 
 

@@ -41,16 +41,23 @@ def next_stage(core: Core, now: Nanos, request: Request, pool: Pool) -> Next:
             lose(core, request, pool, f"worker {holder}, which held its KV, is gone", released=True)
         else:
             lose(core, request, pool, "no worker is there that could take it", released=False)
-    if not pool.splits or event.whole:
-        if not pool.answers:
-            request.flow = "no worker is there whose role is to answer: a prefill worker does all of it"
+    if pool.plain:
         return Next("aggregated", eligible(core, request, pool, now))
+    final = eligible(core, request, pool, now)
+    if not final.targets and pool.roles["prefill"]:
+        # Slower than it should be, but better than no answer.
+        instead = eligible(core, request, pool, now, "prefill")
+        if instead.targets:
+            why = "; ".join(f"{one.target} {one.reason}" for one in final.excluded[:4]) or "there is none"
+            request.flow = f"no worker whose role is to answer is available ({why}): a prefill worker does all of it"
+            return Next("aggregated", instead)
+    if not pool.splits or event.whole:
+        return Next("aggregated", final)
     if event.media and not request.encoded and pool.roles["encode"]:
         who = eligible(core, request, pool, now, "encode")
         if who.targets:
             request.flow = f"{event.media} images or the like are to be encoded first"
             return Next("encode", who)
-    final = eligible(core, request, pool, now)
     remote, request.flow = _remote(core, now, request, pool, final)
     return Next("aggregated", final) if remote is None else Next("prefill", remote)
 

@@ -51,7 +51,7 @@ def failed(core: Core, request: Request, pool: Pool, event: Failed, now: Nanos) 
     failure_of(core, now, worker, event.reason, at_fault=event.worker_at_fault)
     known = core.roster.get(worker)
     if known is not None:
-        request.tried.append((worker, known.card.epoch))
+        request.tried.append((worker, known.card.incarnation))
     request.last_failure, request.last_status = event.reason, event.status
     _leave(core, request, pool, not hedge_failed, event.reason, now)
 

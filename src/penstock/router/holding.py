@@ -19,7 +19,7 @@ def source_of(core: "Core", request: Request) -> WorkerCard | None:
     """Return the worker that holds, or makes, a request's KV; None where that is gone."""
     remote = request.remote
     worker = None if remote is None else core.roster.get(remote.target.worker)
-    return None if worker is None or remote is None or worker.card.epoch != remote.epoch else worker.card
+    return None if worker is None or remote is None or worker.card.incarnation != remote.epoch else worker.card
 
 
 def let_go(core: "Core", request: Request, pool: Pool) -> None:
@@ -53,7 +53,7 @@ def settle(core: "Core", pool: Pool) -> None:
     owed, pool.owed = pool.owed, []
     for id, attempt, source in owed:
         holder = core.roster.get(source.id)
-        if holder is not None and holder.card.epoch == source.epoch:
+        if holder is not None and holder.card.incarnation == source.incarnation:
             core.out.append(Release(id=id, attempt=attempt, source=source, target=taker))
 
 

@@ -106,7 +106,7 @@ def failed(core: Core, now: Nanos, event: Failed) -> None:
         worker = core.roster.get(request.target.worker)
         core.release(request, pool)
         if worker is not None:
-            request.tried.append((worker.card.id, worker.card.epoch))
+            request.tried.append((worker.card.id, worker.card.incarnation))
         if request.phase == "prefill":
             handoff.fetch_failed(core, request, pool, event.reason)
             request.step("retry")

@@ -14,6 +14,7 @@ from penstock.router.events import (
 )
 from penstock.router.holding import settle
 from penstock.router.kv_stream import KvStream
+from penstock.router.pool import Pool
 from penstock.router.roster import Worker
 
 
@@ -27,6 +28,8 @@ def joined(core: Core, now: Nanos, event: WorkerJoined) -> None:
         core.note("worker_refused", f"worker {card.id} is refused: {refusal}", worker=card.id)
         return
     known = core.roster.get(card.id)
+    if known is not None and card.epoch > known.card.epoch and card.incarnation == known.card.incarnation:
+        return _changed(core, now, pool, known, event)
     if known is not None and card.epoch > known.card.epoch:
         _gone(core, known, f"it came back with epoch {card.epoch}")
     core.freed[pool.model] = None
@@ -55,6 +58,17 @@ def joined(core: Core, now: Nanos, event: WorkerJoined) -> None:
         + ("; it announces no KV events, so its cache is guessed" if guessed else ""),
         worker=card.id,
     )
+
+
+def _changed(core: Core, now: Nanos, pool: Pool, known: Worker, event: WorkerJoined) -> None:
+    """A worker does something else from now on; it is the same engine, and its cache is what it was."""
+    card, before = event.card, known.card
+    core.roster.renew(card, event.ready, now)
+    pool.count(before.role, -1)
+    pool.count(card.role, 1)
+    core.note("worker_changed", f"worker {card.id} is {card.role} now, and was {before.role}", worker=card.id)
+    settle(core, pool)
+    core.freed[pool.model] = None
 
 
 def ready(core: Core, now: Nanos, event: WorkerReady) -> None:

@@ -196,7 +196,7 @@ def _begin_stage(
         attempt=request.attempt + 1,
         stage=step.stage,
         target=cost.target,
-        epoch=worker.card.epoch,
+        epoch=worker.card.incarnation,
         protocol=protocol,
         key=core.rng.getrandbits(63),
         placed=now,

@@ -72,6 +72,7 @@ class Remote(msgspec.Struct):
     stage: Role
     target: Target
     epoch: int
+    """At which that engine joined."""
     protocol: HandoffProtocol
     key: int
     placed: Nanos

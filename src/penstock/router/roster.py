@@ -101,6 +101,13 @@ class Roster:
         self.epochs[card.id] = card.epoch
         return worker
 
+    def renew(self, card: WorkerCard, ready: bool, now: Nanos) -> None:
+        """The engine of a worker that is known goes on under a newer epoch; what it has counted stays."""
+        worker = self.workers[card.id]
+        worker.card, worker.state, worker.since = card, "ready" if ready else "joined", now
+        self.places[card.id] = _place(worker)
+        self.epochs[card.id] = card.epoch
+
     def move(self, worker: WorkerId, epoch: int, move: Move, now: Nanos) -> bool:
         """Carry out one transition; return False where it is stale, unknown or not in the table."""
         found = self.workers.get(worker)

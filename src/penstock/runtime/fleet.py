@@ -176,6 +176,7 @@ class Fleet:
                     pool=pool,
                     model=self._models[pool],
                     kind="process",
+                    role=self._pool_roles[pool],
                     desired=scale.desired,
                     replicas=replicas,
                     limit=scale.limit,
@@ -184,7 +185,10 @@ class Fleet:
         for pool, servers in self._attached.items():
             model = self._models[pool]
             replicas = tuple(self._shown(server) for server in servers)
-            found.append(PoolReport(pool=pool, model=model, kind="urls", desired=len(servers), replicas=replicas))
+            role = self._pool_roles[pool]
+            found.append(
+                PoolReport(pool=pool, model=model, kind="urls", role=role, desired=len(servers), replicas=replicas)
+            )
         return found
 
     @property

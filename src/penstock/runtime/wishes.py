@@ -116,6 +116,8 @@ class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     model: str
     kind: Literal["process", "urls"]
+    role: Role = "aggregated"
+    """What its replicas do where nobody gave them another role."""
     desired: int
     replicas: tuple[ReplicaReport, ...]
     limit: int | None = None

@@ -12,8 +12,8 @@ from penstock.engine.links import Links
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Effect, Event, Nanos, nanos, seconds
 from penstock.kernel.records import RequestRecord
-from penstock.kernel.simulation import Simulation
-from penstock.kernel.values import WorkerId
+from penstock.kernel.simulation import Answer, Simulation
+from penstock.kernel.values import Role, WorkerId
 from penstock.router import events as routing
 from penstock.router.router import Router
 from penstock.simulate.fleet import Fleet, Worker
@@ -208,8 +208,8 @@ class Cluster:
             self.refused.append(f"{fault.kind} of {fault.worker} at {fault.at:g} s: workers then are {known}")
         elif fault.kind == "fail":
             self._fail(worker, fault.restart)
-        elif fault.kind == "drain":
-            self._drain(worker)
+        elif fault.kind in ("drain", "flip"):
+            self._drain(worker, fault.role)
         else:
             self._post(routing.WorkerCordoned(worker=worker.id, on=fault.kind == "cordon", reason="by the script"))
 
@@ -220,27 +220,36 @@ class Cluster:
         if restart is not None:
             self._at(self.simulation.now + nanos(restart), partial(self._start, worker.pool, worker.id))
 
-    def _drain(self, worker: Worker) -> None:
-        """Let a worker finish what it has, then end it."""
+    def _drain(self, worker: Worker, becomes: Role | None = None) -> None:
+        """Let a worker finish what it has, then end it, or let it do something else."""
         if worker.state == "draining":
+            worker.becomes = becomes
             return
-        if worker.state == "starting" or worker.idle:
+        if worker.state == "starting":
             return self._remove(worker, "it was drained")
+        worker.becomes = becomes
+        if worker.idle:
+            return self._carry_out(self.world.done(worker, self.simulation.now))
         worker.state = "draining"
         self._post(routing.WorkerDraining(worker=worker.id, epoch=worker.card.epoch))
         self._at(self.simulation.now + nanos(self.plan.drain_timeout), partial(self._give_up, worker))
 
     def _give_up(self, worker: Worker) -> None:
         """A drain has taken too long: what still runs goes on elsewhere, where it can."""
-        if self.fleet.workers.get(worker.id) is worker:
+        if self.fleet.workers.get(worker.id) is worker and worker.state == "draining":
+            if worker.becomes is not None:  # its engine goes on with what it has
+                return self._carry_out(self.world.done(worker, self.simulation.now))
             self._break(worker, "it was drained, and its time is over")
             self._remove(worker, "it was drained, with requests that had not ended in time")
 
     def _break(self, worker: Worker, why: str) -> None:
-        for at, machine, told in self.world.cut_off(worker, self.simulation.now):
-            self.simulation.post(at, machine, told)
+        self._carry_out(self.world.cut_off(worker, self.simulation.now))
         for event in self.world.broken(worker, self.simulation.now, why):
             self._post(event)
+
+    def _carry_out(self, answers: Iterable[Answer]) -> None:
+        for at, machine, told in answers:
+            self.simulation.post(at, machine, told)
 
     def _remove(self, worker: Worker, why: str) -> None:
         self._post(self.world.left(worker, self.simulation.now, why))

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from penstock.engine.engine import Engine
 from penstock.engine.gaps import Gaps
 from penstock.kernel.hashing import SCHEME
 from penstock.kernel.machine import SECOND, Nanos, nanos
-from penstock.kernel.values import RequestId, WorkerCard, WorkerId
+from penstock.kernel.values import RequestId, Role, WorkerCard, WorkerId
 from penstock.simulate.plan import Plan, PoolPlan
 
 State = Literal["starting", "ready", "draining"]
@@ -44,6 +46,8 @@ class Worker:
     engine: Engine
     life: Life
     state: State = "starting"
+    becomes: Role | None = None
+    """What it does once it has been drained; None where it then ends."""
     sequence: int = 0
     """Of its next batch of KV events."""
     running: dict[str, RequestId] = field(default_factory=dict)
@@ -104,6 +108,15 @@ class Fleet:
         del self.workers[worker.id]
         worker.life.ended = now
         worker.life.why = why
+
+    def flip(self, worker: Worker, role: Role) -> WorkerCard:
+        """Give a worker that has nothing to do another role, and return what it says of itself from now on."""
+        epoch = self._epochs[worker.id] = self._epochs[worker.id] + 1
+        kind = msgspec.structs.replace(self.plan.pools[worker.pool], role=role)
+        born = worker.card.incarnation
+        worker.card = msgspec.structs.replace(_card(self.plan.model, worker.id, epoch, kind), born=born)
+        worker.state, worker.becomes = "ready", None
+        return worker.card
 
     def of(self, pool: str) -> list[Worker]:
         """Return a pool's workers, the eldest first."""

@@ -11,15 +11,15 @@ from penstock.kernel.values import HandoffProtocol, Role, WorkerId
 from penstock.router.flow import FINAL
 from penstock.router.settings import RouterSettings
 
-FaultKind = Literal["fail", "drain", "add", "cordon", "uncordon"]
+FaultKind = Literal["fail", "drain", "add", "cordon", "uncordon", "flip"]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something that befalls a worker, or an operator does, at second ``at`` of the run.
 
     ``fail`` ends it at once with all that it runs; ``drain`` lets it finish first; ``add`` starts one more in
-    ``pool``. A worker that failed is started again after ``restart`` seconds, in addition to its start-up time; None
-    leaves it dead.
+    ``pool``; ``flip`` lets it finish and gives it ``role``. A worker that failed is started again after ``restart``
+    seconds, in addition to its start-up time; None leaves it dead.
     """
 
     at: float
@@ -27,6 +27,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     worker: WorkerId | None = None
     pool: str | None = None
     restart: float | None = 1.0
+    role: Role | None = None
 
 
 class StartUp(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +98,8 @@ def checked(plan: Plan) -> Plan:
         if fault.kind == "add":
             if fault.pool is not None and fault.pool not in plan.pools:
                 raise ConfigError(f"{where}.pool is {fault.pool!r}", hint=f"pools are {', '.join(plan.pools)}")
+        elif fault.kind == "flip" and fault.role is None:
+            raise ConfigError(f"{where}.role is missing", hint="flip needs one: aggregated, prefill or decode")
         elif fault.worker is None:
             raise ConfigError(f"{where}.worker is missing", hint=f"{fault.kind} needs a worker, such as main-0")
     return plan

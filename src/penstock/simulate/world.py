@@ -16,7 +16,7 @@ from penstock.kernel.records import ItlSummary, RequestRecord
 from penstock.kernel.simulation import Answer
 from penstock.kernel.values import RequestId, WorkerId
 from penstock.router import events as routing
-from penstock.router.flow import FINAL
+from penstock.router.flow import AT_ONCE, FINAL
 from penstock.router.recorded import record_of
 from penstock.router.router import Router
 from penstock.simulate.fleet import Fleet, Worker
@@ -164,8 +164,10 @@ class World:
     def cut_off(self, worker: Worker, now: Nanos) -> list[Answer]:
         """A worker is about to be gone: return what others hear that wait for its KV, or hold some for it."""
         found: list[Answer] = []
+        # Who writes to it, or has met it, finds out; who waits to be asked does not.
+        known = self._fleet.plan.pools[worker.pool].handoff in AT_ONCE
         for key in list(worker.running):
-            found += self.handoffs.given_up(now, key, release=False)
+            found += self.handoffs.given_up(now, key, release=known)
         for leg in self.handoffs.of(worker):
             found += self.handoffs.lost(now, leg)
         worker.held.clear()
@@ -217,7 +219,14 @@ class World:
     def _drained(self, now: Nanos) -> list[Answer]:
         """Let go of the workers that were drained and from which everything has been fetched."""
         over = [worker for worker in self._fleet.workers.values() if worker.state == "draining" and worker.idle]
-        return [(now, ROUTER, self.left(worker, now, "it was drained")) for worker in over]
+        return [answer for worker in over for answer in self.done(worker, now)]
+
+    def done(self, worker: Worker, now: Nanos) -> list[Answer]:
+        """A worker that was drained has nothing left: it ends, or does something else from now on."""
+        if worker.becomes is None:
+            return [(now, ROUTER, self.left(worker, now, "it was drained"))]
+        card = self._fleet.flip(worker, worker.becomes)
+        return [(now, ROUTER, routing.WorkerJoined(card=card))]
 
     def _aborted(self, now: Nanos, sender: str, word: routing.Abort) -> Iterable[Answer]:
         key = f"{word.id}.{word.attempt}"
@@ -258,7 +267,7 @@ class World:
             answers.append((told.at, ROUTER, done))
         self.preemptions += told.preemptions
         if worker.state == "draining" and worker.idle:
-            answers.append((now, ROUTER, self.left(worker, now, "it was drained")))
+            answers += self.done(worker, now)
         return answers
 
     def _staged(self, id: RequestId, told: engine.Finished) -> list[Answer]:
@@ -284,7 +293,7 @@ class World:
         if worker is None or pool is None or pool.exact is None:
             return ()  # nobody listens: without a weight on overlap no index is kept
         batch = routing.KvObserved(
-            worker=worker.id, rank=0, epoch=worker.card.epoch, sequence=worker.sequence, events=told.events
+            worker=worker.id, rank=0, epoch=worker.card.incarnation, sequence=worker.sequence, events=told.events
         )
         worker.sequence += 1
         return ((now, ROUTER, batch),)

@@ -1,0 +1,71 @@
+"""What does ``penstock flip`` do? Lets a worker do something else for requests, without starting it again."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from penstock.cli.client import Client, admin_key_option, url_option
+from penstock.cli.output import json_option, print_json
+from penstock.cli.waiting import wait_for, wait_options
+
+EPILOG = """\b
+Examples:
+  penstock flip decode-1 prefill          it finishes its requests, then it only prefills
+  penstock flip decode-1 aggregated       it does all of a request
+  penstock flip decode-1 --undo           it does again what its pool is for
+
+The engine runs on and keeps its cache. While it finishes, the others take its share: flip one after the other.
+"""
+
+
+@click.command("flip", epilog=EPILOG, short_help="Change what a worker does: prefill, decode or both.")
+@click.argument("worker")
+@click.argument("role", required=False, type=click.Choice(["aggregated", "prefill", "decode"]))
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="Longest that its requests may take to finish; unset is supervise.drain_timeout.",
+)
+@click.option("--undo", is_flag=True, help="Let it do again what its pool is for.")
+@wait_options
+@url_option
+@admin_key_option
+@json_option
+def command(
+    worker: str,
+    role: str | None,
+    timeout: float | None,
+    undo: bool,
+    wait: bool,
+    wait_max: float,
+    url: str,
+    admin_key: str | None,
+    as_json: bool,
+) -> int:
+    """Give WORKER another ROLE, once it has finished what it has, and wait until it serves in it."""
+    if undo == (role is not None):
+        raise click.UsageError("say either a role or --undo")
+    client = Client(url, admin_key)
+    wished, _ = client.post("/admin/flip", {"name": worker, "role": role, "timeout": timeout})
+    if wait:
+        wait_for(client, "/admin/status", wait_max, lambda found: _missing(found, wished))
+    if as_json:
+        print_json(wished)
+    elif wait:
+        click.echo(f"{worker} is {wished['becomes']} now, and was {wished['was']}.")
+    else:
+        click.echo(f"{worker} becomes {wished['becomes']} once it has finished what it has.")
+    return 0
+
+
+def _missing(found: Mapping[str, Any], wished: Mapping[str, Any]) -> str | None:
+    """Say what a change of role still waits for."""
+    name = wished["name"]
+    worker = next((one for one in found["workers"] if one["id"] == name), None)
+    if worker is None:
+        return f"{name} is away"
+    if worker["role"] != wished["becomes"]:
+        return f"{name} is {worker['role']} and {worker['state']}, with {worker['active_requests']} requests"
+    return None if worker["state"] == "ready" else f"{name} is {worker['state']}"
