@@ -1,7 +1,7 @@
 """Where do the vLLM tests get their environment and their model from? Without them they are skipped by name.
 
-`make test-vllm` makes both. ``attached`` runs two servers that Penstock did not start, ``children`` two that it did;
-never are more than two up at once: each takes 2 GB, and up to three minutes to start.
+`make test-vllm` makes both. ``attached`` runs two servers that Penstock did not start, ``children`` and ``handoff`` two
+that it did; never are more than two up at once: each takes 2 GB, and up to three minutes to start.
 """
 
 import hashlib
@@ -17,7 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 VENV = os.environ.get("PENSTOCK_VLLM_VENV")
 if not VENV:
-    collect_ignore = ["attached", "children", "test_publisher.py"]  # one skip says it for all: test_environment.py
+    collect_ignore = [
+        "attached",
+        "children",
+        "handoff",
+        "test_publisher.py",
+    ]  # one skip says it for all: test_environment.py
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

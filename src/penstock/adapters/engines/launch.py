@@ -19,8 +19,6 @@ from penstock.kernel.steps import STATS_ENV
 ENTRY_POINTS = "vllm.stat_logger_plugins"
 
 
-KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-"""Role of a pool -> what vLLM calls it."""
 KV_CONNECTORS = {"completed": "NixlConnector", "push": "NixlPushConnector"}
 """Hand-off protocol -> vLLM's connector for it."""
 
@@ -127,9 +125,10 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
                 "topic": f"kv@{worker}",
             }
         )
-    if pool.role in KV_ROLES or pool.handoff is not None:
+    if pool.role in ("prefill", "decode") or pool.handoff is not None:
+        # Both roles: `penstock flip` changes what it does while it runs.
         flags["--kv-transfer-config"] = json.dumps(
-            {"kv_connector": KV_CONNECTORS[pool.handoff or "completed"], "kv_role": KV_ROLES.get(pool.role, "kv_both")}
+            {"kv_connector": KV_CONNECTORS[pool.handoff or "completed"], "kv_role": "kv_both"}
         )
         # Where the others fetch from; it also takes the ports behind it, one for each further rank.
         env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
