@@ -201,3 +201,17 @@ def test_a_bad_list_of_faults_is_told_by_its_place(tmp_path: Path) -> None:
 def test_either_a_trace_or_a_workload_is_needed(tmp_path: Path) -> None:
     done = simulate(tmp_path)
     assert done.exception is not None and "either --trace FILE or --workload" in str(done.exception)
+
+
+def test_one_pool_is_split_into_prefill_and_decode(tmp_path: Path) -> None:
+    split = ["--set", "router.handoff.conditional=off", "--prefill", "1", "--decode", "3"]
+    found = variants(tmp_path, *SHORT, *split)[0]
+    assert found["handoffs"]["done"] == found["requests"]["ok"] == found["requests"]["submitted"] > 0
+    assert found["bytes_handed"] > 0 and found["retries"] == 0
+    assert set(found["workers"]) == {"decode-0", "decode-1", "decode-2"}, "those who answer"
+    table = simulate(tmp_path, *SHORT, *split).stdout
+    assert "handed over, prefilled locally" in table and "KV handed over (GB)" in table
+    flip = "at=5,kind=flip,worker=decode-2,role=prefill"
+    assert simulate(tmp_path, *SHORT, *split, "--fault", flip).exception is None
+    wrong = simulate(tmp_path, *SHORT, "--prefill", "1")
+    assert isinstance(wrong.exception, ConfigError) and "belong together" in str(wrong.exception)

@@ -26,6 +26,10 @@ def problems(*overrides):
         (["models={m: {pools: {'a/b': {}}}}"], "is no name for a pool"),
         (["models={a/b: {pools: {p: {}}}, a-b: {pools: {p: {}}}}"], "would be named like those of models.a/b.pools.p"),
         ([MODEL % "{role: prefill}"], "no pool of its model answers clients"),
+        (
+            [MODEL % "{role: prefill, handoff: push}", "models.m.pools.b={role: decode, handoff: completed}"],
+            "but pool a of the same model has push",
+        ),
         ([MODEL % "{engine: openai}"], "engine openai needs urls"),
         ([MODEL % "{urls: [gpu1]}"], "is no URL of a server"),
         ([MODEL % "{urls: ['http://h:1', 'http://h:2'], events: ['tcp://h:3']}"], "does not say whose it is"),

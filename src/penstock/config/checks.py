@@ -136,6 +136,25 @@ def _block_sizes(settings: ClusterSettings) -> Iterator[Complaint]:
                 break
 
 
+def _handoffs(settings: ClusterSettings) -> Iterator[Complaint]:
+    """Look at what prefill and decode pools of a model say of their hand-off: what differs can't be handed over."""
+    for model, entry in settings.models.items():
+        for knob in ("handoff", "layout"):
+            told = {
+                name: value
+                for name, pool in entry.pools.items()
+                if pool.role in ("prefill", "decode") and (value := getattr(pool, knob)) is not None
+            }
+            first = next(iter(told.items()), None)
+            for name, value in told.items():
+                if first is not None and value != first[1]:
+                    yield (
+                        ("models", model, "pools", name, knob),
+                        f"is {value}, but pool {first[0]} of the same model has {first[1]}",
+                        "what one of them writes the other has to read",
+                    )
+
+
 def _roles(path: tuple[str, ...], pool: PoolSettings, roles: set[str]) -> Iterator[Complaint]:
     """Look at what a pool does in the flow of stages; ``roles``: of all pools of its model."""
     if pool.role in ("prefill", "encode") and not roles & {"decode", "aggregated"}:
@@ -317,6 +336,7 @@ _RULES: tuple[Callable[[ClusterSettings], Iterator[Complaint]], ...] = (
     _models,
     _pools,
     _block_sizes,
+    _handoffs,
     _frontend,
     _discovery,
     _secret,

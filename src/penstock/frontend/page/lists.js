@@ -20,6 +20,7 @@ export function workers(element, list, empty, open) {
     tile.className = `tile ${level(worker)}`;
     const share = worker.blocks == null || !worker.kv_blocks ? null : Math.min(1, worker.blocks / worker.kv_blocks);
     show(tile, h("b", {}, worker.id), workerState(worker),
+      (worker.role ?? "aggregated") === "aggregated" ? null : h("span", {class: "soft"}, worker.role),
       h("span", {}, `${number(worker.requests, 0)} ${worker.requests === 1 ? "request" : "requests"}`),
       h("span", {class: "soft"}, `KV ${share == null ? `${number(worker.blocks, 0)} blocks` : percent(share)}`),
       meter(share));
@@ -45,9 +46,12 @@ export function decisions(list, zero, explain, empty) {
         when(decision.at / 1e9, zero), opener(decision.request, explain), h("b", {}, target(decision.chosen)),
         mine ? `${number(mine.total)} ${mine.unit}` : NONE, number(best), ...["prefill", "decode", "queue", "transfer"].map(name => number(mine?.[name])),
         `${number(decision.isl)} tokens`, number(decision.expected_cached_tokens),
-        `${decision.mode}: ${decision.because}${decision.attempt > 1 ? ` (attempt ${decision.attempt})` : ""}`]};
+        `${staged(decision)}${decision.mode}: ${decision.because}${decision.attempt > 1 ? ` (attempt ${decision.attempt})` : ""}`]};
     }), empty);
 }
+
+/** Say the stage of a request that is split, before what else is said of it. */
+const staged = decision => (decision.stage ?? "aggregated") === "aggregated" ? "" : `${decision.stage}, `;
 
 const opener = (request, explain) => h("button", {type: "button", class: "mono", title: "Show why", onclick: () => explain(request)}, request);
 const nanos = (from, to) => from == null || to == null ? null : (to - from) / 1e9;
@@ -75,6 +79,7 @@ export function explained(found, zero) {
   if (!found.decisions.length) return [h("p", {class: "empty"}, found.request ? "It was never placed on a worker." : "It waits for a worker.")];
   return found.decisions.flatMap(decision => [
     h("p", {}, `Attempt ${decision.attempt} went to `, h("b", {}, target(decision.chosen)), ` by ${decision.mode} at ${when(decision.at / 1e9, zero)}: ${decision.because}`),
+    decision.flow ? h("p", {class: "soft"}, `${staged(decision)}${decision.flow}`) : null,
     h("div", {class: "panel"}, table("Candidates", ["<Candidate", "Cost", "Prefill", "Decode", "Queue", "Transfer", "Discount", "Overlap blocks", "Cached tokens", "Requests", "Prefill tokens", "KV blocks", "<Index"],
       decision.candidates.slice().sort((a, b) => a.total - b.total).map(one => {
         const chosen = target(one.target) === target(decision.chosen);
