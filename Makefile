@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 VLLM   := $(abspath $(or $(PENSTOCK_VLLM_VENV),.venv-vllm))
 
-.PHONY: soak up install dev test test-fast test-vllm lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-fidelity clean help
+.PHONY: soak up install dev test test-fast test-vllm lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-fidelity bench-disaggregation clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -67,6 +67,9 @@ bench-timing: install ## Fit the roofline to measured points and hold it to the 
 
 bench-fidelity: install ## Hold the simulated engine to a measured GPU run and to a live vLLM, into docs/ (5 minutes; make test-vllm installs vLLM)
 	PENSTOCK_VLLM_VENV=$(VLLM) $(BIN)/python bench/fidelity/run.py --docs docs/fidelity.md
+
+bench-disaggregation: install ## Aggregated engines against splits of equally many, a peer and a live run, into docs/ (20 minutes; PEERS=)
+	$(BIN)/python bench/disaggregation/run.py --docs docs/bench-disaggregation.md
 
 format: dev ## Put the sources in order
 	$(BIN)/ruff format src tests bench
