@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ STOP_LIMIT = 40.0
 class Served:
     """A running `penstock up` (or serve, attach): its endpoint, run folder and process."""
 
-    def __init__(self, arguments: list[str], folder: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, arguments: list[str], folder: Path, env: dict[str, str] | None = None, before: Sequence[str] = ()
+    ) -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", *arguments],
+            [*before, sys.executable, "-m", "penstock", *arguments],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -161,9 +163,14 @@ def stream(url: str, body: Any) -> Iterator[str]:
 
 
 @contextmanager
-def served(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[Served]:
-    """Start a command, wait until it is up, stop it afterwards and check that nothing is left behind."""
-    cluster = Served(list(arguments), folder, env)
+def served(
+    folder: Path, *arguments: str, env: dict[str, str] | None = None, before: Sequence[str] = ()
+) -> Iterator[Served]:
+    """Start a command, wait until it is up, stop it afterwards and check that nothing is left behind.
+
+    ``before``: words in front of it, such as those of another network namespace.
+    """
+    cluster = Served(list(arguments), folder, env, before)
     try:
         cluster.wait_up()
         yield cluster

@@ -12,7 +12,7 @@ from tests.live.test_operate import FAST, load, penstock, workers
 from tests.servers import Etcd
 
 SECRET = {"PENSTOCK_CLUSTER_SECRET": "a secret of the tests with etcd"}
-LIMIT = 60.0
+LIMIT = 20.0
 
 
 @pytest.fixture

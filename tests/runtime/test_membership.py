@@ -87,3 +87,21 @@ async def test_what_is_no_worker_is_counted_and_ignored() -> None:
     await scene.until(lambda: "a" in scene.states())
     assert scene.membership.malformed == 2
     await scene.close()
+
+
+async def test_one_that_left_and_comes_back_as_what_it_was_is_taken_in_again() -> None:
+    scene = Scene()
+    for life in (1, 2, 3):
+        await scene.put(card("a"))
+        await scene.until(lambda: scene.states() == {"a": "ready"})
+        assert scene.told[-1] == f"+a/{life}", "to the router it is a new one"
+        await scene.put(card("a"), draining=True)
+        await scene.until(lambda: scene.states() == {"a": "draining"})
+        await scene.store.delete(key_of(WorkerId("a")))
+        await scene.until(lambda: scene.states() == {})
+    # A start of its own after that counts as one, also where its epoch is not above those that were made up here.
+    await scene.put(card("a", epoch=2))
+    await scene.until(lambda: scene.states() == {"a": "ready"})
+    await scene.put(card("a", epoch=3))
+    await scene.until(lambda: scene.told[-2:] == ["-a/4", "+a/5"])
+    await scene.close()

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.adapters.engines.kv_publisher import KvPublisher
@@ -64,6 +65,7 @@ class Engine:
             events=(self.publisher.endpoint,),
             replay=(self.publisher.replay_endpoint,),
             events_security=self.publisher.security,
+            pid=id(self) % 30_000,
         )
 
     def work(self, steps: int) -> None:
@@ -175,7 +177,7 @@ async def world(nats: Nats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("opaque", [False, True], ids=["our hashes", "the engine's hashes"])
 async def test_early_and_late_routers_hold_what_the_engine_holds(world: World, opaque: bool) -> None:
     engine = world.begin(opaque=opaque)
-    assert world.card.events == (f"{RELAYED}w/0",)
+    assert world.card.events == (f"{RELAYED}w/0@7",)
     assert (world.card.hash_scheme, world.card.events_security) == (SCHEME, None)
     early = world.side()
     engine.work(300)
@@ -234,6 +236,38 @@ async def test_messages_that_are_not_signed_with_our_secret_change_nothing(world
     await until(lambda: theirs.feeds.refused == [TARGET])
     assert theirs.held == set()
     assert theirs.feeds.handshakes_failed > 0
+
+
+async def test_a_worker_that_comes_back_has_one_relay_and_starts_anew(world: World) -> None:
+    engine = world.begin()
+    engine.work(100)
+    side = world.side()
+    await world.same(side)
+    old, relays = world.relay, world.relays
+    assert relays is not None
+    relays.gone("w")
+    await engine.close()
+    again = world.engine = Engine()
+    world.card = relays.announced(msgspec.structs.replace(again.card, epoch=8))
+    again.work(30)
+    late = world.side()
+    await world.same(late)
+    answered = old.answered
+    assert (await late.feeds._subscribers[TARGET][0].replay(0, 5.0)) is not None
+    assert (old.answered, late.stream.next) == (answered, 30)
+    again.work(30)
+    await world.same(late)
+
+
+async def test_an_engine_that_goes_on_under_a_newer_epoch_keeps_its_relay(world: World) -> None:
+    engine = world.begin()
+    engine.work(100)
+    relay, relays = world.relay, world.relays
+    assert relays is not None
+    world.card = relays.announced(msgspec.structs.replace(engine.card, epoch=9, labels={"was": "another"}))
+    assert world.relay is relay
+    assert (world.card.epoch, world.card.events) == (9, (f"{RELAYED}w/0@7",))
+    await world.same(world.side())
 
 
 async def test_a_frontend_without_nats_says_that_it_can_not_hear_relayed_events(world: World) -> None:

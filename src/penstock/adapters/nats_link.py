@@ -56,6 +56,8 @@ class NatsLink:
         self._options = _options(settings, name)
         self._client: Client | None = None
         self._handlers: dict[str, tuple[str, Handler]] = {}
+        self._subscriptions: dict[str, Any] = {}
+        """Those of the present connection, by the same marks."""
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -97,13 +99,14 @@ class NatsLink:
         """Call ``handler`` with each message on a subject, over all connections to come; return what ends that."""
         mark = secrets.token_hex(8)
         self._handlers[mark] = subject, handler
-        found: list[Any] = []
         if self._client is not None:
-            found.append(await self._subscribe(self._client, subject, handler))
+            # Where that connection is just ending the next one takes it up.
+            await _quietly(self._subscribe(self._client, mark))
 
         async def end() -> None:
             self._handlers.pop(mark, None)
-            for subscription in found:
+            subscription = self._subscriptions.pop(mark, None)
+            if subscription is not None:
                 await _quietly(subscription.unsubscribe())
 
         return end
@@ -159,9 +162,10 @@ class NatsLink:
                 await self._ended(client)
                 return
             try:
-                for subject, handler in tuple(self._handlers.values()):
-                    await self._subscribe(client, subject, handler)
+                self._subscriptions.clear()
                 self._client = client
+                for mark in tuple(self._handlers):
+                    await self._subscribe(client, mark)
                 if self.problem is not None:
                     log.info("NATS at %s is there", self._settings.urls[0])
                 self.problem = None
@@ -181,8 +185,16 @@ class NatsLink:
             log.warning("NATS at %s can't be reached: %s", ", ".join(self._settings.urls), why)
         self.problem = why
 
-    async def _subscribe(self, client: "Client", subject: str, handler: Handler) -> Any:
-        return await client.subscribe(subject, cb=handler)
+    async def _subscribe(self, client: "Client", mark: str) -> None:
+        if mark not in self._handlers or mark in self._subscriptions:
+            return
+        subject, handler = self._handlers[mark]
+        self._subscriptions[mark] = None  # under way
+        subscription = await client.subscribe(subject, cb=handler)
+        if mark in self._handlers:
+            self._subscriptions[mark] = subscription
+        else:
+            await _quietly(subscription.unsubscribe())
 
     async def _complained(self, error: Exception) -> None:
         log.debug("NATS: %s", error)

@@ -44,7 +44,7 @@ async def drained(
             reports = {
                 name: report
                 for name, report in decode_all(Leaving, await store.list(prefix), prefix).items()
-                if report.epoch == card.epoch and name in frontends
+                if report.epoch >= card.epoch and name in frontends  # above it: it left and came back (membership)
             }
             heard = set(reports) == frontends
             active = sum(report.active for report in reports.values())

@@ -69,6 +69,10 @@ class Membership:
         self._leaving = leaving
         self._heard = heard
         self._known: dict[str, Entry] = {}
+        self._said: dict[str, int] = {}
+        """The epochs of those as their own supervisors say them."""
+        self._left: dict[str, int] = {}
+        """The last epoch under which somebody who left was known here."""
 
     @property
     def cards(self) -> list[WorkerCard]:
@@ -109,9 +113,12 @@ class Membership:
             log.warning("what stands under %s is no worker: %s", key, error)
             return
         known = self._known.get(key)
-        if known is not None and known.card.epoch < entry.card.epoch:
+        if known is not None and self._said[key] < entry.card.epoch:
             await self._stopped(known.card)
+            self._left[key] = known.card.epoch
             known = None
+        self._said[key] = entry.card.epoch
+        entry = msgspec.structs.replace(entry, card=self._here(key, entry.card, known))
         self._known[key] = entry
         if known is None:
             # One that is drained already must not get a single request between the two events.
@@ -121,10 +128,22 @@ class Membership:
             self._live.post("router", WorkerDraining(worker=entry.card.id, epoch=entry.card.epoch))
             self._leaving(entry.card)
 
+    def _here(self, key: str, card: WorkerCard, known: Entry | None) -> WorkerCard:
+        """Return a card with the epoch under which this frontend knows the worker.
+
+        One that was away for longer than its lease, because its host was cut off, comes back as what it was. To the
+        router it is a new one all the same: a word about the one that left must not count for it.
+        """
+        if known is not None:
+            return msgspec.structs.replace(card, epoch=known.card.epoch)
+        left = self._left.get(key, -1)
+        return card if card.epoch > left else msgspec.structs.replace(card, epoch=left + 1)
+
     async def _gone(self, key: str) -> None:
         entry = self._known.pop(key, None)
         if entry is None:
             return
+        self._left[key] = entry.card.epoch
         self._live.post(
             "router",
             WorkerLeft(worker=entry.card.id, epoch=entry.card.epoch, reason="it is no longer in the store"),

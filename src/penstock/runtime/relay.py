@@ -32,6 +32,7 @@ from penstock.runtime.relay_wire import (
     Question,
     decode,
     encode,
+    endpoint,
     parts_of,
     subject,
 )
@@ -67,7 +68,8 @@ class Relays:
         self._prefix = prefix
         self._secret = secret
         self._durable = durable
-        self._relays: dict[str, tuple[int, list[Relay]]] = {}
+        self._relays: dict[str, tuple[WorkerCard, list[Relay]]] = {}
+        """Worker -> the card with which they began, and one relay per rank."""
         self._leaving: set[asyncio.Task[None]] = set()
 
     def announced(self, card: WorkerCard) -> WorkerCard:
@@ -76,17 +78,17 @@ class Relays:
             return card
         self._link.start()
         known = self._relays.get(card.id)
-        if known is None or known[0] != card.epoch:
+        if known is None or not _same_engine(known[0], card):
             if known is not None:
                 self._end(known[1])
             made = [
                 Relay(self._link, self._prefix, card, rank, self._secret, self._durable)
                 for rank in range(len(card.events))
             ]
-            self._relays[card.id] = card.epoch, made
+            known = self._relays[card.id] = card, made
             for relay in made:
                 relay.start()
-        ends = tuple(f"{SCHEME}{card.id}/{rank}" for rank in range(len(card.events)))
+        ends = tuple(endpoint(known[0], rank) for rank in range(len(card.events)))
         return msgspec.structs.replace(
             card, events=ends, replay=ends, events_security=None, topic="", hash_scheme=OUR_HASHES
         )
@@ -109,6 +111,13 @@ class Relays:
     def _end(self, relays: "list[Relay]") -> None:
         for relay in relays:
             relay.end()
+
+
+def _same_engine(before: WorkerCard, card: WorkerCard) -> bool:
+    """Tell whether a newer card is of the process that an older one was of, as where it was given another role."""
+    return before.epoch == card.epoch or (
+        before.pid is not None and (before.pid, before.events) == (card.pid, card.events)
+    )
 
 
 class Relay:
@@ -291,7 +300,9 @@ class Relay:
         epoch = self._card.epoch
         last = Part(epoch=epoch, sequence=self.next - 1, last=True)
         oldest = self._kept[0][0].sequence if self._kept else self.next
-        if question.epoch == epoch and oldest <= question.first <= self.next:
+        if question.epoch != epoch:
+            return []  # it is meant for a relay that is gone, or for one to come
+        if oldest <= question.first <= self.next:
             newer = [parts for parts in self._kept if parts[0].sequence >= question.first]
             return [*(part for parts in newer for part in parts), last]
         return [*self._whole(), last] if self.next else [last]

@@ -16,7 +16,7 @@ from penstock.adapters.nats_link import subject_of
 from penstock.adapters.seams import KvBatch
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.secret import ClusterSecret
-from penstock.kernel.values import KvEvent, Target
+from penstock.kernel.values import KvEvent, Target, WorkerCard
 from penstock.kernel.wire import WireDecoder
 
 SCHEME = "nats:"
@@ -64,6 +64,17 @@ _DECODERS: dict[Any, WireDecoder] = {
     Question: WireDecoder(Question, "a question for KV events", binary=True),
 }
 _encode = msgspec.msgpack.Encoder().encode
+
+
+def endpoint(card: WorkerCard, rank: int) -> str:
+    """Return the event endpoint of a relayed worker: its name, and the epoch in which its relay counts."""
+    return f"{SCHEME}{card.id}/{rank}@{card.epoch}"
+
+
+def epoch_of(endpoint: str) -> int:
+    """Return the epoch in which a relay counts, by the endpoint in the card; -1 where it says none."""
+    said = endpoint.rpartition("@")[2]
+    return int(said) if said.isdigit() else -1
 
 
 def subject(prefix: str, kind: str, target: Target) -> str:

@@ -13,7 +13,7 @@ from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import Target, WorkerCard
 from penstock.kernel.wire import NewerVersion
 from penstock.runtime.durable import Durable
-from penstock.runtime.relay_wire import Assembler, ForeignMessage, Part, Question, decode, encode, subject
+from penstock.runtime.relay_wire import Assembler, ForeignMessage, Part, Question, decode, encode, epoch_of, subject
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -45,7 +45,7 @@ class Relayed:
     def feed(self, card: WorkerCard, rank: int) -> "RelayedFeed":
         """Return the feed of one rank of a worker; call it with the event loop running."""
         self.link.start()
-        return RelayedFeed(self, Target(card.id, rank), card.epoch)
+        return RelayedFeed(self, Target(card.id, rank), epoch_of(card.events[rank]))
 
     async def close(self) -> None:
         await self.link.close()
@@ -55,7 +55,7 @@ class RelayedFeed:
     """The events of one rank of one worker; stands where a `KvSubscriber` would.
 
     Args:
-        epoch: of the worker's card; other epochs' messages mean nothing here.
+        epoch: in which the relay counts; other epochs' messages mean nothing here.
     """
 
     def __init__(self, shared: Relayed, target: Target, epoch: int) -> None:
@@ -74,6 +74,8 @@ class RelayedFeed:
         self._secret = shared.secret
         self._durable = shared.durable
         self._seen = -1
+        self._told = -1
+        """The number of the last beat."""
         self._queue: asyncio.Queue[Part | None] = asyncio.Queue()
 
     async def batches(self) -> AsyncIterator[KvBatch]:
@@ -87,7 +89,8 @@ class RelayedFeed:
                         yield batch
                     continue
                 found = assembler.add(part)
-                if found is not None:
+                # What an answer had already: a relay's numbers never go back, so it is no new beginning.
+                if found is not None and found.sequence > self._seen:
                     self._saw(found)
                     yield found
         finally:
@@ -116,7 +119,7 @@ class RelayedFeed:
         try:
             async for raw in self._link.ask(where, question, timeout):
                 part = self._read(raw, "ask")
-                if part is None:
+                if part is None or part.epoch != self._epoch:
                     continue
                 if part.last:
                     return self._joined(parts)
@@ -135,8 +138,9 @@ class RelayedFeed:
             self._queue.put_nowait(part)
 
     async def _missed(self, told: int) -> list[KvBatch]:
-        """Ask for what a beat told of and what did not come."""
-        if told <= self._seen:
+        """Ask for what a beat told of and what did not come until the next one: a beat may overtake its batches."""
+        due, self._told = self._told, told
+        if due <= self._seen:
             return []
         self.beats_missed += 1
         return await self.replay(self._seen + 1, TIMEOUT) or []
