@@ -51,6 +51,8 @@ def scrape(service: Service) -> str:
         found.records_lost.set(name, to=getattr(sink, "lost", 0))
     for kind, count in cluster.notes().items():
         found.noted.set(kind, to=count)
+    found.releases.set("fetched", to=service.handoffs.released)
+    found.releases.set("failed", to=service.handoffs.release_failures)
     for why, count in service.peer_guard.refused.items():
         found.noted.set(f"peer_request_{why.replace(' ', '_')}", to=count)
     return found.render()

@@ -29,11 +29,11 @@ def prompt(rng: random.Random, tokens: int) -> list[int]:
     return [rng.randrange(3, 2000) for _ in range(tokens)]
 
 
-async def nothing_is_held(cluster: Served) -> None:
+async def nothing_is_held(cluster: Served, tries: int = 60) -> None:
     """Wait for it. An idle vLLM hears that blocks were fetched only with its next step, so it is given some to do."""
     rng = random.Random(5)
     async with asking() as http:
-        for _ in range(60):
+        for _ in range(tries):
             urls = [worker["url"] for worker in rows(cluster).values()]
             await ask(http, cluster.url, completion(prompt(rng, 40), 2))
             for url in urls:
@@ -111,7 +111,7 @@ async def test_a_server_that_is_killed_costs_no_answer(cluster: Served, victim: 
     assert [answer.output_tokens for answer in answers] == [120] * 8
     assert all(answer.done for answer in answers)
     await eventually(lambda: rows(cluster).keys() == {PREFILL, DECODE}, limit=START_LIMIT)
-    await nothing_is_held(cluster)
+    await nothing_is_held(cluster, tries=150)
     async with asking() as http:
         again = await ask(http, cluster.url, completion(prompt(random.Random(9), 300), 8))
     assert again.headers.get("x-penstock-prefill-worker") == PREFILL

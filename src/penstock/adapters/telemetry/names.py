@@ -167,6 +167,9 @@ class Names:
         self.handoffs = new.counter(
             name + "handoffs_total", "Prefills on workers of their own, by what became of them.", "model", "outcome"
         )
+        self.releases = new.counter(
+            name + "handoff_releases_total", "Legs that were sent only so that a worker lets go of KV.", "result"
+        )
         self.queue_length = new.gauge(name + "queue_length", "Requests waiting for a worker.", "model")
         self.queue_wait = new.histogram(
             name + "queue_wait_seconds", "Time that a request waited for a worker.", TTFT, "model"
