@@ -22,7 +22,7 @@ joined from any: --config names its config (or --discovery.store etcd and so on 
 address of this machine, and PENSTOCK_CLUSTER_SECRET its secret. Ctrl-C takes the engines out again.
 """
 
-OF_CLUSTER = ("discovery.", "name=", "cluster_secret_file=", "supervise.", "runs.")
+OF_CLUSTER = ("discovery.", "name", "cluster_secret_file", "supervise.", "runs.")
 """Begins of settings that are the cluster's and not the pool's."""
 
 
@@ -30,6 +30,7 @@ OF_CLUSTER = ("discovery.", "name=", "cluster_secret_file=", "supervise.", "runs
     "join",
     cls=SettingsCommand,
     cluster=False,
+    groups=OF_CLUSTER,
     pool=True,
     epilog=EPILOG,
     short_help="Add engines of this machine to a running cluster.",

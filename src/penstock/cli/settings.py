@@ -45,13 +45,16 @@ class SettingsCommand(click.Command):
     """A command that takes every knob as a long flag.
 
     Args:
-        cluster: knobs of the whole cluster are flags.
+        cluster: knobs of the whole cluster are flags; where not, those that begin with one of ``groups``.
         pool: knobs of a pool are flags too, such as ``--sim.block_size``.
     """
 
-    def __init__(self, *args: Any, cluster: bool = True, pool: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, cluster: bool = True, pool: bool = False, groups: tuple[str, ...] = (), **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.cluster = cluster
+        self.groups = groups
         self.pool = pool
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -69,7 +72,8 @@ class SettingsCommand(click.Command):
         from penstock.config.cluster import ClusterSettings, PoolSettings
         from penstock.config.derive import derive
 
-        return [*(derive(ClusterSettings) if self.cluster else []), *(derive(PoolSettings) if self.pool else [])]
+        of_cluster = [knob for knob in derive(ClusterSettings) if self.cluster or knob.dotted.startswith(self.groups)]
+        return [*of_cluster, *(derive(PoolSettings) if self.pool else [])]
 
     def _translated(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
