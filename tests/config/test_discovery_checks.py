@@ -1,0 +1,48 @@
+"""Which settings of stores and planes contradict themselves, and does the message say what to write instead?"""
+
+import pytest
+
+from penstock.config.load import load
+from penstock.config.problems import ConfigProblems
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("discovery.host=0.0.0.0", "which no other machine can connect to"),
+        ("discovery.etcd.urls=10.0.0.5:2379", "is no URL of etcd"),
+        ("discovery.etcd.urls=http://me:word@10.0.0.5:2379", "give user and password by themselves"),
+        ("discovery.etcd.urls=[]", "is empty"),
+        ("discovery.etcd.user=me", "and password come together"),
+        ("discovery.etcd.cert=c.pem", "and key come together"),
+        ("discovery.nats.urls=http://10.0.0.5:4222", "is no URL of nats"),
+        ("discovery.nats.urls=nats://token@10.0.0.5", "which status and logs would show"),
+        ("discovery.nats.password=word", "and password come together"),
+        ("discovery.forwarder.publish=10.0.0.5:5557", "write it as tcp://HOST:PORT"),
+        ("discovery.store=memory", "etcd"),
+        ("discovery.ttl=0.5", "1"),
+    ],
+)
+def test_a_contradiction_is_told_with_the_way_out(override: str, said: str) -> None:
+    with pytest.raises(ConfigProblems) as told:
+        load(None, [override], {})
+    assert said in str(told.value)
+    assert "word" not in str(told.value).replace("password", "")
+
+
+def test_a_cluster_of_several_machines_is_no_contradiction() -> None:
+    given = {
+        "store": "etcd",
+        "host": "10.0.0.2",
+        "plane": "nats",
+        "kv_events": "jetstream",
+        "etcd.urls": "https://a:2379,https://b:2379",
+        "etcd.user": "u",
+        "nats.urls": "tls://a:4222",
+        "nats.creds": "user.creds",
+    }
+    secret = {"PENSTOCK_DISCOVERY__ETCD__PASSWORD": "word"}
+    found = load(None, [f"discovery.{name}={value}" for name, value in given.items()], secret).settings.discovery
+    assert (found.store, found.plane, found.kv_events) == ("etcd", "nats", "jetstream")
+    assert found.etcd.urls == ("https://a:2379", "https://b:2379")
+    assert found.etcd.password == "word"
