@@ -14,7 +14,7 @@ from penstock.engine.capacity import kv_blocks_of
 from penstock.engine.gpus import GPUS
 from penstock.engine.model_shape import shape_of
 from penstock.engine.settings import SimSettings, TimingSettings, TransferSettings
-from penstock.kernel.records import RequestRecord
+from penstock.kernel.records import RequestRecord, weighted_percentile
 from penstock.kernel.stats import percentile
 from penstock.router.settings import HandoffSettings, RouterSettings
 from penstock.simulate.cluster import Cluster
@@ -43,6 +43,8 @@ class Outcome:
     ttft_p90: float | None
     itl_mean: float | None
     itl_p90: float | None
+    gap_p99: float | None
+    """Of all waits between two tokens, not of requests' means."""
     hit_rate: float
     handed: int
     local: int
@@ -64,7 +66,7 @@ def plan_of(cell: Cell) -> Plan:
     chunks = {"aggregated": layout.chunk}
     pools = {
         role: PoolPlan(
-            sim=sim_of(model, chunks.get(role, 8192), layout.link),
+            sim=sim_of(model, chunks.get(role, 8192), layout.link, whole=layout.whole),
             replicas=count,
             gpus=model.tensor_parallel,
             role=role,
@@ -77,7 +79,7 @@ def plan_of(cell: Cell) -> Plan:
     return Plan(model=model.name, pools=pools, router=RouterSettings(handoff=handoff), seed=cell.seed)
 
 
-def sim_of(model: Model, chunk: int, link: float = 1.0) -> SimSettings:
+def sim_of(model: Model, chunk: int, link: float = 1.0, *, whole: bool = False) -> SimSettings:
     """Return the engine of a model: by its shape and the GPU's data sheet, with the KV blocks that fit."""
     shape, gpu, width = shape_of(model.config), GPUS[GPU], model.tensor_parallel
     return SimSettings(
@@ -85,6 +87,7 @@ def sim_of(model: Model, chunk: int, link: float = 1.0) -> SimSettings:
         kv_blocks=kv_blocks_of(shape, gpu, block_size=BLOCK, tensor_parallel=width),
         max_len=MAX_LEN,
         max_batched_tokens=chunk,
+        chunked_prefill=not whole,
         emit_decode_blocks=False,
         timing=TimingSettings(kind="roofline", model=model.name, gpu=GPU, tensor_parallel=width),
         transfer=TransferSettings(
@@ -118,7 +121,7 @@ def judged(run: tuple[Cluster, list[RequestRecord]], pairs: Sequence[tuple[float
     ttft = sorted(one.ttft for one in done if one.ttft is not None)
     itl = sorted(one.itl.mean for one in done if one.itl is not None)
     prompt = sum(one.isl or 0 for one in done)
-    counts = cluster.handoffs()
+    counts, gaps = cluster.handoffs(), cluster.gaps()
     return Outcome(
         submitted=len(records),
         ok=len(done),
@@ -127,6 +130,7 @@ def judged(run: tuple[Cluster, list[RequestRecord]], pairs: Sequence[tuple[float
         ttft_p90=percentile(ttft, 0.9) if ttft else None,
         itl_mean=mean(itl) if itl else None,
         itl_p90=percentile(itl, 0.9) if itl else None,
+        gap_p99=weighted_percentile(gaps, 0.99) if gaps else None,
         hit_rate=sum(one.cached or 0 for one in done) / prompt if prompt else 0.0,
         handed=counts.get("done", 0),
         local=counts.get("local", 0),

@@ -14,7 +14,7 @@ GPU = "h100"
 MAX_LEN = 131_072
 """Longer requests are left out, as the model's own limit would."""
 SEEDS = (1, 2, 3)
-SECONDS, LEAST, MOST = 20.0, 600, 2_400
+SECONDS, LEAST, MOST = 20.0, 300, 1_200
 """Of arrivals in each run; but so many requests at least, which at the lowest loads take minutes, and at most."""
 GIVEN_UP = 0.2
 """A layout that keeps less than this share in SLO by the loosest pair is not run under heavier load."""
@@ -112,6 +112,8 @@ class Layout:
     """TTFT and ITL that the router weighs, in seconds; None leaves its rule to tokens."""
     link: float = 1.0
     """The network's rate, as a multiple of the GPU's data sheet."""
+    whole: bool = False
+    """Prompts are not split over passes, as in engines from before chunked prefill."""
 
     @property
     def family(self) -> str:
@@ -122,11 +124,14 @@ class Layout:
     @property
     def name(self) -> str:
         if self.family == "aggregated":
-            return f"chunk {self.chunk}"
+            return "whole prompts" if self.whole else f"chunk {self.chunk}"
         letters = {"prefill": "P", "decode": "D", "aggregated": "A"}
         return "".join(f"{count}{letters[role]}" for role, count in self.workers.items())
 
 
+WHOLE = 16_384
+"""Tokens of one pass where prompts are not split. With 8,192, the length at which prompts of the long answers are cut
+off, those would wait for a pass without any decoding."""
 AGGREGATED = tuple(Layout({"aggregated": WORKERS}, chunk=chunk) for chunk in (512, 2048, 8192))
 SPLITS = tuple(Layout({"prefill": count, "decode": WORKERS - count}) for count in range(1, WORKERS))
 MIXES = tuple(

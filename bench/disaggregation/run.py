@@ -23,7 +23,7 @@ import live
 import parity
 import sweep
 import table
-from plan import HELD, LAYOUTS, MIXES, SEEDS, SPLITS, WORKERS, WORKS, Work
+from plan import AGGREGATED, HELD, LAYOUTS, MIXES, SEEDS, SPLITS, WORKERS, WORKS, Work
 from sweep import Climb, Row
 
 HERE = Path(__file__).resolve().parent
@@ -74,17 +74,20 @@ def made_parity(options: argparse.Namespace, rows: Sequence[Row], keep: Keep) ->
 
 
 def made_sweep(options: argparse.Namespace, rows: Sequence[Row], keep: Keep) -> None:
-    """Run every layout, then the rules of handing off on each work's best split and mix at its third load."""
-    seeds, count = (SEEDS[:1], 60) if options.quick else (SEEDS, None)
-    works = [work for work in WORKS if work.trace is None or (options.traces / work.trace).exists()]
-    if len(works) < len(WORKS):
+    """Run every layout, then other settings of each family's best layout at the third load."""
+    seeds, count = SEEDS[: options.seeds], None
+    if options.quick:
+        seeds, count = SEEDS[:1], 60
+    asked = [work for work in WORKS if work.name in options.work]
+    works = [work for work in asked if work.trace is None or (options.traces / work.trace).exists()]
+    if len(works) < len(asked):
         print(f"no traces in {options.traces}: only our own workloads are run", file=sys.stderr)
     traces = options.traces
 
     def run(climbs: Sequence[Climb]) -> None:
         done = {sweep.key_of(row) for row in rows}
         left = [climb for climb in climbs if climb.key not in done]
-        for number, found in enumerate(sweep.run(left), 1):
+        for number, found in enumerate(sweep.run(left, options.processes), 1):
             for row in found:
                 keep(row)
             print(f"{number}/{len(left)} {found[0]['work']} {found[0]['layout']} seed {found[0]['seed']}", flush=True)
@@ -99,10 +102,10 @@ def made_sweep(options: argparse.Namespace, rows: Sequence[Row], keep: Keep) -> 
     )
     chosen = []
     for work in works:
-        for family in (SPLITS, MIXES):
+        for family in (AGGREGATED, SPLITS, MIXES):
             best = max((mean_share(rows, work, layout.name, work.rates[2]), layout.name) for layout in family)[1]
             layout = next(layout for layout in family if layout.name == best)
-            chosen += [(work, one) for one in (layout, *sweep.conditionals(layout, work))]
+            chosen += [(work, one) for one in (layout, *sweep.variants(layout, work))]
     run([Climb("rules", work, one, seed, work.rates[2:3], traces, count) for work, one in chosen for seed in seeds])
 
 
@@ -129,11 +132,18 @@ def mean_share(rows: Sequence[Row], work: Work, layout: str, rate: float) -> flo
 def tables(rows: Sequence[Row]) -> str:
     """Return the page's tables, of the parts that there are."""
     by_part = {part: [row for row in rows if row["part"] == part] for part in KINDS}
-    parts = [about()]
+    parts = [about(sorted({row["seed"] for row in by_part["sweep"]}))]
     if by_part["parity"]:
         parts += ["### Four prefill and four decode engines, beside the peer", table.parity(by_part["parity"])]
         parts += [table.two_prompts(row) for row in by_part["two prompts"]]
     works = [work for work in WORKS if any(row["work"] == work.name for row in by_part["sweep"])]
+    if works:
+        parts += [
+            "### Who is ahead, and how often",
+            "Pairs by which a family holds the most load (several: within 5 %); and cells of a pair and a load in which"
+            " one family alone is ahead, by 2 % of all requests or more:",
+            table.score(by_part["sweep"], works),
+        ]
     for work in works:
         mine = [row for row in by_part["sweep"] if row["work"] == work.name]
         gpus = WORKERS * work.model.tensor_parallel
@@ -145,16 +155,16 @@ def tables(rows: Sequence[Row]) -> str:
             table.shares(mine, work),
         ]
     if by_part["rules"]:
-        parts += ["### When a prefill is handed off, and over which link", table.rules(by_part["rules"], works)]
+        parts += ["### Other settings of the best layouts, at the third load", table.rules(by_part["rules"], works)]
     if by_part["live"]:
         parts += ["### Live", table.live(by_part["live"])]
     return "\n\n".join(parts)
 
 
-def about() -> str:
+def about(seeds: Sequence[int]) -> str:
     return (
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {platform.python_implementation()} "
-        f"{platform.python_version()}; medians over seeds {', '.join(map(str, SEEDS))}."
+        f"{platform.python_version()}; medians over {len(seeds)} seeds."
     )
 
 
@@ -178,6 +188,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     traces = Path(os.environ.get("PENSTOCK_TRACES") or ROOT.parent / "shared" / "traces")
     parser.add_argument("--traces", type=Path, default=traces)
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where the bench makes its folder")
+    names = [work.name for work in WORKS]
+    parser.add_argument("--work", nargs="+", choices=names, default=names, help="traffic of the sweep")
+    parser.add_argument("--processes", type=int, default=2, help="of the sweep")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="of the sweep, the first so many")
     parser.add_argument("--quick", action="store_true", help="one seed, 60 requests in each run: does it work at all?")
     parser.add_argument("--docs", type=Path, help="page to put the tables into, between its markers")
     return parser.parse_args(arguments)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cell import Cell, measure
-from plan import GIVEN_UP, Layout, Work
+from plan import GIVEN_UP, WHOLE, Layout, Work
 
-PROCESSES = 2
 Row = dict[str, Any]
 """One line of results.jsonl: part, work, layout, family, conditional, link, rate, seed, and the fields of `Outcome`."""
 
@@ -56,7 +55,7 @@ def climbed(climb: Climb) -> list[Row]:
     return rows
 
 
-def run(climbs: Sequence[Climb], processes: int = PROCESSES) -> Iterator[list[Row]]:
+def run(climbs: Sequence[Climb], processes: int) -> Iterator[list[Row]]:
     """Run all climbs; yields the rows of each."""
     if processes == 1 or not climbs:
         yield from map(climbed, climbs)
@@ -70,13 +69,16 @@ def key_of(row: Row) -> tuple[Any, ...]:
     return tuple(row.get(name) for name in ("part", "work", "layout", "conditional", "link", "seed"))
 
 
-def conditionals(layout: Layout, work: Work) -> list[Layout]:
-    """Return a layout with each other rule of when a prefill stays on the worker that answers; a split on a slow link.
+def variants(layout: Layout, work: Work) -> list[Layout]:
+    """Return the other settings of a layout.
 
-    The rule by time weighs the middle pair of the work.
+    Of a split, each other rule of when a prefill stays on the worker that answers, and a slow link; the rule by time
+    weighs the middle pair of the work. Of an aggregated one, prompts that are not split over passes.
     """
     middle = work.pairs[middle_of(work)]
     by_time = replace(layout, conditional="auto", slo=middle)
+    if layout.family == "aggregated":
+        return [replace(layout, chunk=WHOLE, whole=True)]
     if layout.family == "mix":
         return [by_time]
     return [

@@ -11,6 +11,8 @@ BEGIN, END = "<!-- begin tables -->", "<!-- end tables -->"
 FAMILIES = ("aggregated", "split", "mix")
 TIE = 0.05
 """Loads that differ by less than this share are held equally well."""
+AHEAD = 0.02
+"""A family is ahead where its best layout keeps so much more of all requests in SLO."""
 Row = dict[str, Any]
 
 
@@ -78,12 +80,40 @@ def shares(rows: Sequence[Row], work: Work) -> str:
     return "\n".join(lines)
 
 
-def rules(rows: Sequence[Row], works: Iterable[Work]) -> str:
-    """Show what becomes of each work's best split when the rule of handing off, or the link, is another."""
+def score(rows: Sequence[Row], works: Sequence[Work]) -> str:
+    """Count by how many pairs each family holds the most load, and in how many cells it alone is ahead."""
+    names = (*FAMILIES, "several", "none")
     lines = [
-        "| traffic, load | layout | hand-off | handed off | mean TTFT ms | mean ITL ms | in SLO: tightest ITL "
-        "| middle pair | tightest TTFT |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|",
+        f"| | {' | '.join(f'most load: {name}' for name in names)} "
+        f"| {' | '.join(f'ahead: {family}' for family in FAMILIES)} | of cells |",
+        "|---|" + "---:|" * (len(names) + len(FAMILIES) + 1),
+    ]
+    for work in works:
+        mine = [row for row in rows if row["work"] == work.name]
+        most = [
+            winner({family: best_held(mine, work, family, number) for family in FAMILIES})
+            for number in range(len(work.pairs))
+        ]
+        counts = [sum(one == name for one in most) for name in (*FAMILIES, "", "none")]
+        counts[3] = len(most) - sum(counts)
+        ahead = [alone(mine, work, number, rate) for number in range(len(work.pairs)) for rate in work.rates]
+        cells = [*counts, *(sum(one == family for one in ahead) for family in FAMILIES), len(ahead)]
+        lines.append(f"| {work.name} | {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def alone(rows: Sequence[Row], work: Work, number: int, rate: float) -> str:
+    """Name the family that keeps `AHEAD` more in SLO than any other by a pair at a load; empty where none does."""
+    found = sorted((best_share(rows, work, family, number, rate), family) for family in FAMILIES)
+    return found[-1][1] if found[-1][0] >= found[-2][0] + AHEAD else ""
+
+
+def rules(rows: Sequence[Row], works: Iterable[Work]) -> str:
+    """Show what becomes of each family's best layout when the rule of handing off, the link or chunking is another."""
+    lines = [
+        "| traffic, load | layout | hand-off | handed off | mean TTFT ms | mean ITL ms | p99 gap ms "
+        "| in SLO: tightest ITL | middle pair | tightest TTFT |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for work in works:
         mine = [row for row in rows if row["work"] == work.name]
@@ -95,10 +125,12 @@ def rules(rows: Sequence[Row], works: Iterable[Work]) -> str:
             values = " | ".join(f"{median(row['shares'][spot] for row in same):.0%}" for spot in spots)
             layout, rate, rule, link = key
             slower = "" if link == 1 else f", link times {link:g}"
+            rule = "-" if handed == 0 else rule
             lines.append(
                 f"| {work.name}, {rate:g}/s | {layout} | {rule}{slower} | {handed:.0%} "
                 f"| {_ms(median(row['ttft_mean'] for row in same), 0)} "
-                f"| {_ms(median(row['itl_mean'] for row in same))} | {values} |"
+                f"| {_ms(median(row['itl_mean'] for row in same))} | {_ms(median(row['gap_p99'] for row in same))} "
+                f"| {values} |"
             )
     return "\n".join(lines)
 

@@ -68,7 +68,7 @@ def test_a_mix_hands_some_prompts_off_and_keeps_others(bench: dict[str, ModuleTy
 
 def test_a_slow_link_makes_the_first_token_later(bench: dict[str, ModuleType]) -> None:
     split = bench["plan"].SPLITS[3]
-    off, *others = [split, *bench["sweep"].conditionals(split, bench["plan"].WORKS[0])]
+    off, *others = [split, *bench["sweep"].variants(split, bench["plan"].WORKS[0])]
     slow = next(one for one in others if one.link < 1)
     assert measured(bench, slow).ttft_mean > measured(bench, off).ttft_mean
 
