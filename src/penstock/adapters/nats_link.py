@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from penstock.adapters.ending import end
 from penstock.adapters.tls import client_context
 from penstock.config.discovery import NatsSettings
 from penstock.kernel.errors import ConfigError
@@ -78,8 +79,7 @@ class NatsLink:
         if self._client is not None:
             await self._ended(self._client)
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end([self._task])
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "") -> bool:
         """Send to all who listen at present; return False where there is no connection to send by."""
@@ -103,13 +103,13 @@ class NatsLink:
             # Where that connection is just ending the next one takes it up.
             await _quietly(self._subscribe(self._client, mark))
 
-        async def end() -> None:
+        async def unlisten() -> None:
             self._handlers.pop(mark, None)
             subscription = self._subscriptions.pop(mark, None)
             if subscription is not None:
                 await _quietly(subscription.unsubscribe())
 
-        return end
+        return unlisten
 
     async def ask(self, subject: str, question: bytes, timeout: float) -> AsyncGenerator[bytes, None]:
         """Yield the answers to a question, until the reader stops.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.adapters.curve import MECHANISM
+from penstock.adapters.ending import end
 from penstock.adapters.engines.kv_subscriber import KvSubscriber
 from penstock.adapters.nats_link import NatsLink
 from penstock.adapters.seams import KvBatch
@@ -79,8 +80,8 @@ class Relays:
         self._link.start()
         known = self._relays.get(card.id)
         if known is None or not _same_engine(known[0], card):
-            if known is not None:
-                self._end(known[1])
+            for former in known[1] if known is not None else ():
+                self._leave(former.close(), card.id)
             made = [
                 Relay(self._link, self._prefix, card, rank, self._secret, self._durable)
                 for rank in range(len(card.events))
@@ -97,9 +98,7 @@ class Relays:
         """A worker is taken out; one that is not relayed is no error."""
         known = self._relays.pop(worker, None)
         for relay in known[1] if known is not None else ():
-            task = asyncio.create_task(relay.retire(), name=f"relay of {worker} leaves")
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            self._leave(relay.retire(), worker)
 
     async def close(self) -> None:
         """End all relays and leave NATS."""
@@ -108,9 +107,10 @@ class Relays:
         await asyncio.gather(*(relay.close() for relay in relays), *self._leaving)
         await self._link.close()
 
-    def _end(self, relays: "list[Relay]") -> None:
-        for relay in relays:
-            relay.end()
+    def _leave(self, work: Coroutine[Any, Any, None], worker: str) -> None:
+        task = asyncio.create_task(work, name=f"relay of {worker} leaves")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
 
 
 def _same_engine(before: WorkerCard, card: WorkerCard) -> bool:
@@ -163,16 +163,10 @@ class Relay:
         ):
             self._run(work, name)
 
-    def end(self) -> None:
-        """End it without waiting."""
-        self._subscriber.close()
-        for task in self._tasks:
-            task.cancel()
-
     async def close(self) -> None:
         """End it."""
-        self.end()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._subscriber.close()
+        await end(tuple(self._tasks))
 
     async def retire(self) -> None:
         """End it, since its worker is gone for good."""

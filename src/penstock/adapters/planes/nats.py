@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from penstock.adapters.ending import end
 from penstock.adapters.nats_link import NatsLink, subject_of
 from penstock.adapters.seams import Message
 from penstock.config.discovery import NatsSettings
@@ -121,10 +122,7 @@ class NatsPlane:
         for queues in self._queues.values():
             for queue in queues:
                 queue.put_nowait(None)
-        tasks = [task for task in (self._sending, *self._listening) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end([task for task in (self._sending, *self._listening) if task is not None])
         await self._link.close()
 
     def _start(self) -> None:

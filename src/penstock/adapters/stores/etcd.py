@@ -13,6 +13,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
+from penstock.adapters.ending import end
 from penstock.adapters.seams import Change, StoreUnavailable
 from penstock.adapters.stores.etcd_client import Changes, Compacted, Compare, EtcdClient, Event, LeaseNotFound, Put
 from penstock.adapters.stores.layout import VALUE_LIMIT, Entry, ForeignEntry, decode, encode, file_name
@@ -187,8 +188,7 @@ class EtcdStore:
             return
         self._closed = True
         if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
+            await end([self._renewing])
         leases = [held.lease for held in self._held.values()]
         self._held.clear()
         try:
@@ -214,7 +214,8 @@ class EtcdStore:
             wait = min((held.ttl for held in self._held.values()), default=RETRY) / 3
             due = min(due, time.monotonic() + (min(wait, RETRY) if failing else wait))
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._sooner.wait(), max(0.0, due - time.monotonic()))
+                async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                    await self._sooner.wait()
                 continue
             due = math.inf
             try:

@@ -1,0 +1,17 @@
+"""How are tasks ended that may take a cancel for something else? Until Python 3.12 `asyncio.wait_for` loses one."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+AGAIN = 0.1
+"""Seconds until a task that goes on is cancelled once more."""
+
+
+async def end(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+    """Cancel tasks until all of them have ended. Their results and errors are not looked at."""
+    left = [task for task in tasks if task is not asyncio.current_task()]
+    while left := [task for task in left if not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=AGAIN)
