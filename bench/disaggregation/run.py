@@ -164,7 +164,7 @@ def tables(rows: Sequence[Row]) -> str:
 def about(seeds: Sequence[int]) -> str:
     return (
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {platform.python_implementation()} "
-        f"{platform.python_version()}; medians over {len(seeds)} seeds."
+        f"{platform.python_version()}; medians over seeds {', '.join(map(str, seeds))}."
     )
 
 

@@ -167,8 +167,11 @@ def test_a_folder_of_results_makes_the_page_again(
     lines = (json.dumps({**row, "part": "sweep", "work": "long prompts"}) + "\n" for row in rows)
     (tmp_path / "results.jsonl").write_text("".join(lines))
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- begin tables -->\nold\n<!-- end tables -->\nafter\n")
+    page.write_text("before\n<!-- begin tables -->\n| of yesterday |\n<!-- end tables -->\nafter\n")
     assert bench["run"].main(["--resume", str(tmp_path), "--part", "--docs", str(page)]) == 0
     text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert text.startswith("before\n") and text.endswith("after\n") and "yesterday" not in text
+    assert "| long prompts | 12 | 0 | 0 | 0 | 0 | 12 | 0 | 0 | 48 |" in text, (
+        "by all pairs, in the one load that was run"
+    )
     assert "8.4/s (chunk 512)" in text and "8.4/s (chunk 512)" in capsys.readouterr().out
