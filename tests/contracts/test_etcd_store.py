@@ -90,6 +90,22 @@ async def test_a_lease_that_is_revoked_from_outside_takes_its_key_out_at_once_an
     assert (mine.revocations, mine.regained) == (1, 0)
 
 
+async def test_a_renewal_that_came_too_late_because_it_was_on_its_way_for_long_is_no_revocation(etcds, monkeypatch):
+    mine = etcds.open()
+    await mine.put("k", b"1", ttl=TTL)
+    renew = mine._client.keep_alive
+
+    async def late(leases):
+        monkeypatch.setattr(mine._client, "keep_alive", renew)
+        await asyncio.sleep(2.5)  # until etcd has ended it
+        return await renew(leases)
+
+    monkeypatch.setattr(mine._client, "keep_alive", late)
+    await until(lambda: mine.regained == 1)
+    assert mine.revocations == 0
+    assert await mine.list("") == {"k": b"1"}
+
+
 async def test_whoever_says_a_revoked_key_anew_wants_it_to_stand(etcds, client):
     mine = etcds.open()
     await mine.put("k", b"1", ttl=TTL)

@@ -234,7 +234,11 @@ class EtcdStore:
         asked = time.monotonic()
         leases = {held.lease: key for key, held in self._held.items()}
         lost = []
-        for lease, left in (await self._client.keep_alive(list(leases))).items():
+        answers = await self._client.keep_alive(list(leases))
+        # A lease that stood for its whole ttl until the answer came can't have ended by itself. When it was asked for
+        # says nothing: on a busy machine the question may reach etcd long after that.
+        answered = time.monotonic()
+        for lease, left in answers.items():
             held = self._held.get(leases[lease])
             if held is None or held.lease != lease:
                 continue
@@ -248,11 +252,11 @@ class EtcdStore:
             async with self._lock(key):
                 held = self._held.get(key)
                 if held is not None and held.lease in leases:
-                    await self._regain(key, held, asked)
+                    await self._regain(key, held, answered)
 
-    async def _regain(self, key: str, held: _Held, asked: float) -> None:
+    async def _regain(self, key: str, held: _Held, answered: float) -> None:
         """Stand for a key again whose lease is no more, unless that was somebody's will."""
-        if held.life == self._life and asked - held.renewed < held.ttl:
+        if held.life == self._life and answered - held.renewed < held.ttl:
             # It can't have ended by itself, and etcd has not lost it: somebody took it away.
             del self._held[key]
             self.revocations += 1
