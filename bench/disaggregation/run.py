@@ -162,10 +162,9 @@ def tables(rows: Sequence[Row]) -> str:
 
 
 def about(seeds: Sequence[int]) -> str:
-    return (
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {platform.python_implementation()} "
-        f"{platform.python_version()}; medians over seeds {', '.join(map(str, seeds))}."
-    )
+    machine = f"{os.cpu_count()} cores, {platform.python_implementation()} {platform.python_version()}"
+    medians = f"; medians over seeds {', '.join(map(str, seeds))}" if seeds else ""
+    return f"{time.strftime('%Y-%m-%d')}, {machine}{medians}."
 
 
 def read(folder: Path) -> list[Row]:
