@@ -120,7 +120,7 @@ def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> 
             replicas=replicas,
             gpus=gpus,
             role=pool.role,
-            handoff=pool.handoff or USUAL.get(pool.engine, "completed"),
+            handoff=pool.handoff or (None if pool.role == "aggregated" else USUAL.get(pool.engine, "completed")),
             table=load_timing(pool.sim.timing),
         )
     plan = Plan(

@@ -154,7 +154,7 @@ def _card(model: str, worker: WorkerId, epoch: int, pool: PoolPlan) -> WorkerCar
         max_batched_tokens=sim.max_batched_tokens,
         max_len=sim.max_len,
         role=pool.role,
-        handoff=None if pool.role == "aggregated" else pool.handoff,
+        handoff=pool.handoff,
         hash_scheme=SCHEME,
         events=(f"virtual://{worker}/events",),
     )

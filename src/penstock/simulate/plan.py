@@ -44,7 +44,7 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     gpus: int = 1
     role: Role = "aggregated"
-    handoff: HandoffProtocol = "completed"
+    handoff: HandoffProtocol | None = "completed"
     table: Mapping[str, Any] | None = None
 
 

@@ -10,14 +10,8 @@ import pytest
 from tests.live.cluster import Served, alive, free_port, until
 from tests.vllm.server import BLOCK, BLOCKS, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT
 
-# KV goes through the memory of the host: there is no other here. The lease is long, so that what is held is seen to be let
-# go by being fetched; but one that a server that was killed should have fetched must not fill the cache for ever.
-KV = {
-    "kv_connector": "NixlConnector",
-    "kv_role": "kv_both",
-    "kv_buffer_device": "cpu",
-    "kv_connector_extra_config": {"kv_lease_duration": 120},
-}
+# KV goes through the memory of the host: there is no other here.
+KV = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
 WIRE = {"UCX_TLS": "tcp,shm,self,cma,posix,sysv", "UCX_NET_DEVICES": "lo"}
 
 
