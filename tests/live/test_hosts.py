@@ -87,7 +87,9 @@ def states(cluster: Cluster) -> dict[str, tuple[str, str | None]]:
 
 
 def records(cluster: Cluster) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (cluster.up.run / "requests.jsonl").read_text().splitlines()]
+    path = cluster.up.run / "requests.jsonl"
+    # It is written now and then, for the first time when there is something to write.
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def asked(cluster: Cluster, prompt: str) -> tuple[str, int]:
