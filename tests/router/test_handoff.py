@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.kernel.machine import MILLISECOND, SECOND, Wake, Woken
-from penstock.kernel.values import RequestId, WorkerId
+from penstock.kernel.values import RequestId, WorkerCard, WorkerId
 from penstock.router.events import (
     Abort,
     Cancelled,
@@ -182,6 +182,21 @@ def test_while_all_that_answer_are_drained_a_prefill_worker_does() -> None:
     dispatch = only(world.post(arrived("r")), Dispatch)
     assert (dispatch.stage, dispatch.target.worker) == ("aggregated", "p0")
     assert "(d0 is draining)" in dispatch.decision.flow
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        ((p("p0"), d("d0")), ""),
+        ((p("p0"),), "prefill workers do all of it"),
+        ((d("d0"),), "decode workers prefill by themselves"),
+        ((p("p0"), card("a0")), "prefill workers of m get nothing to do"),
+    ],
+)
+def test_half_a_hand_off_is_a_finding(workers: tuple[WorkerCard, ...], said: str) -> None:
+    world = World(*workers, handoff=ALWAYS, mode="round_robin")
+    told = [finding["text"] for finding in world.router.status(world.now)["findings"]]
+    assert len(told) == bool(said) and all(said in text for text in told)
 
 
 def test_what_can_not_be_split_is_done_by_one_worker() -> None:

@@ -80,6 +80,14 @@ def _stage_findings(pool: Pool, workers: list[Worker], now: Nanos) -> list[dict[
                 "hint": "start decode workers: penstock scale decode=N, or penstock join --role decode",
             }
         )
+    elif "prefill" in roles and ready & FINAL and not any(pool.speaks(worker.card) for worker in workers):
+        found.append(
+            {
+                "level": "warning",
+                "text": f"prefill workers of {pool.model} get nothing to do: no other worker can take KV over",
+                "hint": "flip one of the others to decode, or set handoff in the pool's config",
+            }
+        )
     elif "decode" in roles and "prefill" not in ready and "decode" in ready:
         found.append(
             {
