@@ -97,6 +97,14 @@ class Served:
         return post(f"{self.url}/v1/chat/completions", body)
 
 
+def holders(cluster: Served, prompt: str) -> set[str]:
+    """Ask; return the workers in whose caches the router that took it expects part of the prompt."""
+    status, body, headers = cluster.chat(prompt)
+    assert status == 200, body
+    decision = cluster.get(f"/admin/explain/{headers['x-request-id']}")[1]["decisions"][-1]
+    return {candidate["target"][0] for candidate in decision["candidates"] if candidate["overlap_tokens"] > 0}
+
+
 def free_port() -> int:
     """Return a loopback port that nobody has at this moment."""
     with socket.socket() as probe:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.cluster import Served, served, until
+from tests.live.cluster import Served, holders, served, until
 from tests.live.hosts import Host, faketime, two_hosts
 from tests.live.test_etcd import LIMIT, SECRET, ready
 from tests.live.test_operate import FAST, load, penstock, workers
@@ -99,14 +99,6 @@ def asked(cluster: Cluster, prompt: str) -> tuple[str, int]:
     return headers["x-penstock-worker"], int(headers["x-penstock-expected-cached-tokens"])
 
 
-def holders(cluster: Cluster, prompt: str) -> set[str]:
-    """Ask; return the workers in whose caches the router expects part of the prompt."""
-    status, body, headers = cluster.up.chat(prompt)
-    assert status == 200, body
-    decision = cluster.up.get(f"/admin/explain/{headers['x-request-id']}")[1]["decisions"][-1]
-    return {candidate["target"][0] for candidate in decision["candidates"] if candidate["overlap_tokens"] > 0}
-
-
 def is_right(cluster: Cluster) -> None:
     """Every worker's cache is as the router thinks: the doctor asks each a new prompt twice and compares."""
     told = penstock(cluster.up, "doctor", status=0)
@@ -179,7 +171,9 @@ def test_the_broker_dies_and_the_index_is_right_when_it_is_back(tmp_path: Path) 
             found.nats.start()
             back = time.monotonic()
             # Others hold it too, once they have been asked; what counts is that it is known of the first one.
-            until(lambda: worker in holders(found, prompt), LIMIT, lambda: f"{worker} of {holders(found, prompt)}")
+            until(
+                lambda: worker in holders(found.up, prompt), LIMIT, lambda: f"{worker} of {holders(found.up, prompt)}"
+            )
             print(f"\nthe index was right {time.monotonic() - back:.1f} s after the broker was back")
         whole(found, callers)
         is_right(found)
