@@ -18,6 +18,7 @@ import msgspec
 from penstock.adapters.engines.calls import CallStopped, EngineBroken, EngineCall, EngineUnreachable
 from penstock.adapters.engines.dialects import dialect_of
 from penstock.adapters.engines.handover import HANDOVERS, Fields, Handover
+from penstock.frontend.attempt import GONE_SILENCE
 from penstock.frontend.job import engine_fields, engine_headers, said
 from penstock.frontend.sse import cached_tokens
 from penstock.frontend.usage import usage_of
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.frontend")
 
-GONE_SILENCE = 5.0
-"""Seconds after which a stage of a worker that has left is given up."""
 OWED_MAX = 1024
 """Most held prefills that are remembered until somebody can fetch them."""
 RELEASE_LIMIT = 60.0

@@ -19,6 +19,11 @@ class Eligible(NamedTuple):
     excluded: list[Excluded]
     by_wish: bool
 
+    @property
+    def reasons(self) -> str:
+        """Why the first few of those excluded are; empty where there are none."""
+        return "; ".join(f"{one.target} {one.reason}" for one in self.excluded[:4])
+
 
 def eligible(core: Core, request: Request, pool: Pool, now: Nanos, stage: Role = "aggregated") -> Eligible:
     """Split the pool's targets that do a stage into candidates and those excluded.

@@ -55,7 +55,7 @@ class Way(msgspec.Struct, frozen=True):
 
 
 def remote_prefill(settings: HandoffSettings, isl: int, remote: Way, local: Way) -> tuple[bool, str]:
-    """Decide whether a prefill goes to a worker of its own.
+    """Decide whether a prefill goes to a worker of its own, where that depends on the request (`conditional`).
 
     Args:
         isl: prompt tokens.
@@ -66,8 +66,6 @@ def remote_prefill(settings: HandoffSettings, isl: int, remote: Way, local: Way)
     The length rule is the field's (conditional disaggregation: both bounds strict). The load rule is ours: what a
     prefill costs where nothing decodes is its wait; where requests decode it is the delay of each of them as well.
     """
-    if settings.conditional == "off":
-        return True, "remote prefill: router.handoff.conditional is off"
     share = local.new / isl if isl else 0.0
     if local.new < settings.new_tokens_max and share < settings.new_share_max:
         return False, (

@@ -41,14 +41,14 @@ def next_stage(core: Core, now: Nanos, request: Request, pool: Pool) -> Next:
             lose(core, request, pool, f"worker {holder}, which held its KV, is gone", released=True)
         else:
             lose(core, request, pool, "no worker is there that could take it", released=False)
-    if pool.plain:
-        return Next("aggregated", eligible(core, request, pool, now))
     final = eligible(core, request, pool, now)
+    if pool.plain:
+        return Next("aggregated", final)
     if not final.targets and pool.roles["prefill"]:
         # Slower than it should be, but better than no answer.
         instead = eligible(core, request, pool, now, "prefill")
         if instead.targets:
-            why = "; ".join(f"{one.target} {one.reason}" for one in final.excluded[:4]) or "there is none"
+            why = final.reasons or "there is none"
             request.flow = f"no worker whose role is to answer is available ({why}): a prefill worker does all of it"
             return Next("aggregated", instead)
     if not pool.splits or event.whole:
@@ -72,8 +72,7 @@ def _remote(core: Core, now: Nanos, request: Request, pool: Pool, final: Eligibl
         return None, f"no remote prefill: {final.targets[0][0]} can take no KV over"
     remote = eligible(core, request, pool, now, "prefill")
     if not remote.targets:
-        why = "; ".join(f"{one.target} {one.reason}" for one in remote.excluded[:4])
-        return None, f"no remote prefill: no prefill worker is available: {why}"
+        return None, f"no remote prefill: no prefill worker is available: {remote.reasons}"
     settings = core.settings.handoff
     if settings.conditional == "off":
         return remote, "remote prefill: router.handoff.conditional is off"

@@ -72,7 +72,6 @@ def pump(core: Core, now: Nanos, pool: Pool) -> None:
 def _nowhere(core: Core, now: Nanos, request: Request, pool: Pool, step: Next) -> None:
     """End a request that no worker can take, by whose fault that is."""
     wish = request.event.preferences
-    excluded, by_wish = step.who.excluded, step.who.by_wish
     if request.resumed or step.source is not None:
         # Its client has part of an answer, or its prefill is done: a worker that comes back soon is better than an end.
         request.step("strand")
@@ -89,8 +88,8 @@ def _nowhere(core: Core, now: Nanos, request: Request, pool: Pool, step: Next) -
         text = f"pinned worker {wish.worker!r} does not serve {pool.model}; its workers: {known}"
         core.close(now, request, "rejected", "client", 400, text)
         return
-    reasons = "; ".join(f"{e.target} {e.reason}" for e in excluded[:4]) or "none has joined"
-    if by_wish:
+    reasons = step.who.reasons or "none has joined"
+    if step.who.by_wish:
         core.close(now, request, "rejected", "client", 400, f"no worker can take the request: {reasons}")
     else:
         text = f"no worker of {pool.model} is available: {reasons}"
