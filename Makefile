@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 VLLM   := $(abspath $(or $(PENSTOCK_VLLM_VENV),.venv-vllm))
 
-.PHONY: soak up install dev test test-fast test-vllm lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-fidelity bench-disaggregation clean help
+.PHONY: soak up install dev test test-fast test-vllm lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-fidelity bench-disaggregation bench-planner clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -33,7 +33,7 @@ test: dev lint types ## Lint, types, import contracts and all tests; under ten m
 	$(BIN)/python -m tests.run
 
 test-fast: dev ## Only the pure rooms' tests
-	$(BIN)/python -m pytest tests/kernel tests/router tests/engine tests/traffic tests/simulate
+	$(BIN)/python -m pytest tests/kernel tests/router tests/planner tests/engine tests/traffic tests/simulate
 
 test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 3 minutes to install 2.7 GB, then ten
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
@@ -70,6 +70,9 @@ bench-fidelity: install ## Hold the simulated engine to a measured GPU run and t
 
 bench-disaggregation: install ## Aggregated engines against splits of equally many, a peer and a live run, into docs/ (20 minutes; PEERS=)
 	$(BIN)/python bench/disaggregation/run.py --docs docs/bench-disaggregation.md
+
+bench-planner: install ## Our planner and Dynamo's in Dynamo's own simulator, into docs/; PEERS= names a folder with its environment (25 minutes, goes on)
+	$(BIN)/python bench/planner_referee/run.py --docs docs/bench-planner-referee.md
 
 format: dev ## Put the sources in order
 	$(BIN)/ruff format src tests bench

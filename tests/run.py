@@ -10,7 +10,16 @@ import time
 from pathlib import Path
 
 SUITES: dict[str, list[str]] = {
-    "pure": ["tests/kernel", "tests/router", "tests/engine", "tests/traffic", "tests/simulate", "-n", "2"],
+    "pure": [
+        "tests/kernel",
+        "tests/router",
+        "tests/planner",
+        "tests/engine",
+        "tests/traffic",
+        "tests/simulate",
+        "-n",
+        "2",
+    ],
     "stateful": ["tests/stateful", "-n", "2"],
     "shell": [
         "tests/config",

@@ -1,4 +1,4 @@
-"""How do tests get a real etcd or nats-server? On free loopback ports, in a folder of its own, ended by its pid."""
+"""How do tests get a real etcd, nats-server or Prometheus? On free loopback ports, in a folder of its own."""
 
 import shutil
 import signal
@@ -145,6 +145,49 @@ class Nats(Server):
         if jetstream:
             argv += ["--jetstream", "--store_dir", str(self.data)]
         super().__init__("nats-server", argv, folder / "nats.log", lambda: listens(host, port), before)
+
+
+class Prometheus(Server):
+    """A Prometheus that scrapes some addresses (``host:port``) every so many seconds.
+
+    Args:
+        tls: its certificate and key.
+    """
+
+    def __init__(
+        self, folder: Path, targets: Sequence[str], *, every: float = 0.2, tls: tuple[Path, Path] | None = None
+    ) -> None:
+        program = shutil.which("prometheus")
+        if program is None:
+            skip_or_fail("prometheus", "there is no prometheus in PATH")
+            raise AssertionError("skipped")
+        folder.mkdir(parents=True, exist_ok=True)
+        (port,) = free_ports(1)
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
+        config = folder / "prometheus.yml"
+        listed = ", ".join(f'"{target}"' for target in targets)
+        scraped = f"{round(every * 1000)}ms"
+        config.write_text(
+            f"global: {{scrape_interval: {scraped}, scrape_timeout: {scraped}}}\n"
+            f"scrape_configs: [{{job_name: penstock, static_configs: [{{targets: [{listed}]}}]}}]\n"
+        )
+        words = {
+            "--config.file": str(config),
+            "--storage.tsdb.path": str(folder / "data"),
+            "--web.listen-address": f"127.0.0.1:{port}",
+            "--log.level": "warn",
+        }
+        if tls is not None:
+            (folder / "web.yml").write_text(f"tls_server_config: {{cert_file: {tls[0]}, key_file: {tls[1]}}}\n")
+            words["--web.config.file"] = str(folder / "web.yml")
+        argv = [program, *(f"{name}={value}" for name, value in words.items())]
+        ready = f"{self.url}/-/ready"
+        super().__init__(
+            "prometheus",
+            argv,
+            folder / "prometheus.log",
+            lambda: listens("127.0.0.1", port) if tls is not None else answers(ready),
+        )
 
 
 def listens(host: str, port: int) -> bool:

@@ -1,6 +1,7 @@
 """Every knob of every room is derived: a field that can't be set by file, flag and environment fails here."""
 
 import importlib
+import json
 import pkgutil
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import pytest
 
 import penstock
 from penstock.config.cluster import ClusterSettings, ModelSettings, PoolSettings
-from penstock.config.derive import ANY_KEY, RESERVED, derive, env_name, fields_by_name
+from penstock.config.derive import ANY_KEY, RESERVED, derive, entry_type, env_name, fields_by_name
 from penstock.config.docs import configuration_page
 from penstock.config.load import load
 from penstock.config.schema import json_schema
@@ -52,7 +53,9 @@ def test_every_settings_struct_hangs_in_the_tree():
         group = waiting.pop()
         reached.add(group)
         waiting.extend(field.type for field in fields_of(group) if is_group(field.type))
-    assert set(all_settings()) == reached
+        waiting.extend(entry for field in fields_of(group) if (entry := entry_type(field.type)) is not None)
+    bases = {base for group in reached for base in group.__mro__} & set(all_settings())
+    assert set(all_settings()) == reached | bases
 
 
 def test_every_default_lies_in_its_own_range():
@@ -61,7 +64,7 @@ def test_every_default_lies_in_its_own_range():
 
 def text(knob):
     if isinstance(knob.default, str):
-        return knob.default
+        return knob.default or "text"
     return value_text(knob.default, Field(knob.path[-1], knob.type, knob.default, knob.knob))
 
 
@@ -71,13 +74,26 @@ def concrete(knob):
                  for i, part in enumerate(knob.path))  # fmt: skip
 
 
+def with_entry(knob, path, folder):
+    """A file with the entry in it, where the knob is of a mapping that is empty by default; else none."""
+    if ANY_KEY not in knob.path or knob.path[0] == "models":
+        return None
+    tree = {}
+    for part in reversed(path[: knob.path.index(ANY_KEY) + 1]):
+        tree = {part: tree}
+    file = folder / "entry.yaml"
+    file.write_text(json.dumps(tree))
+    return file
+
+
 @pytest.mark.parametrize("knob", [k for k in KNOBS if not k.is_mapping], ids=lambda k: k.dotted)
-def test_every_knob_is_set_by_flag_and_environment(knob):
+def test_every_knob_is_set_by_flag_and_environment(knob, tmp_path):
     path = concrete(knob)
     value = text(knob)
-    flag = load(None, [f"{'.'.join(path)}={value}"])
+    file = with_entry(knob, path, tmp_path)
+    flag = load(file, [f"{'.'.join(path)}={value}"])
     assert flag.origin(".".join(path)).kind == "flag"
-    env = load(None, (), {env_name(path): value})
+    env = load(file, (), {env_name(path): value})
     assert env.origin(".".join(path)).kind == "environment"
 
 

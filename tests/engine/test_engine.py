@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.engine.benchmark import perf_metrics
 from penstock.engine.engine import Engine
 from penstock.engine.events import Abort, ClearCache, Finished, FirstToken, KvChanged, Rejected, Started, Submit
 from penstock.engine.settings import SimSettings, TimingSettings
@@ -193,3 +194,10 @@ def test_knobs_that_contradict_each_other_are_refused() -> None:
         Engine(SimSettings(max_seqs=100, max_batched_tokens=50))
     with pytest.raises(ConfigError, match="table"):
         Engine(SimSettings(timing=TimingSettings(kind="table")))
+
+
+def test_the_benchmark_of_an_engine_whose_memory_exceeds_its_longest_request() -> None:
+    # Batches of prompts near max_len must leave room for the tokens that the first ones make meanwhile.
+    found = perf_metrics(SimSettings(kv_blocks=20_000, max_seqs=128, max_len=32_768))
+    assert {point["batch"] for point in found["decode"]} == {1, 16, 64}
+    assert all(point["seconds"] > 0.0 for point in found["decode"])

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from penstock.adapters.engines.wire import open_calls
 from penstock.adapters.telemetry.prometheus import Metrics
-from penstock.config.cluster import ClusterSettings, ModelSettings, PoolSettings
+from penstock.config.cluster import ClusterSettings, EngineStatsSettings, ModelSettings, PoolSettings
 from penstock.config.frontend import FrontendSettings
 from penstock.frontend.cluster import NodeCluster
 from penstock.frontend.server import Server
@@ -24,6 +24,8 @@ from penstock.router.events import Noted, Publish, ReplayWanted, WorkerJoined
 from penstock.router.router import Router
 from penstock.runtime.live import Live
 from penstock.runtime.loop_monitor import LoopMonitor
+from penstock.runtime.observers import NOTHING
+from penstock.runtime.stats import Stats
 from penstock.runtime.tickets import Tickets
 
 _key: Any = getattr(web, "RequestKey", web.AppKey)
@@ -191,6 +193,7 @@ async def stand(
         noted=notes,
         peers=None,
         status=status,
+        observers=SimpleNamespace(stats=Stats(EngineStatsSettings(interval=0.0), lambda worker: NOTHING, "router")),
         store=None,
         plane=None,
         membership=SimpleNamespace(newer=0),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from penstock.config.load import load, load_resolved, resolved_yaml
-from penstock.runtime.frontends import _secrets
+from penstock.runtime.frontends import secrets_of
 
 GIVEN = {
     "PENSTOCK_CLUSTER_SECRET": "a secret of the tests of children",
@@ -19,7 +19,7 @@ def test_what_is_left_out_of_the_run_folder_reaches_a_child_by_its_environment(t
     text = resolved_yaml(settings)
     (tmp_path / "config.yaml").write_text(text)
     assert not any(secret in text for secret in ("of etcd", "of nats", "k1", "of children"))
-    handed = _secrets(settings)
+    handed = secrets_of(settings)
     assert set(handed) == set(GIVEN) - {"PENSTOCK_DISCOVERY__ETCD__USER"}
     child = load_resolved(tmp_path / "config.yaml", handed)
     assert child.discovery == settings.discovery

@@ -84,6 +84,7 @@ class FakeFleet:
     def __init__(self, ward: Ward) -> None:
         self.connector = ward.connector
         self.drains: dict[str, DrainWish] = {}
+        self.patience: dict[str, float | None] = {}
         self.servers: list[Any] = []
         self.changed = asyncio.Event()
 

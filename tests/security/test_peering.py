@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from penstock.config.frontend import FrontendSettings, SecuritySettings
-from penstock.frontend.peering import HEADER, SEEN_MAX, SPAN, PeerGuard, signature
+from penstock.frontend.peering import SEEN_MAX, SPAN, PeerGuard
 from penstock.kernel.secret import ClusterSecret
+from penstock.runtime.peer_signature import HEADER, signature
 from tests.frontend.stand import Stand, stand
 
 OURS, OTHER = ClusterSecret("the secret of this cluster"), ClusterSecret("the secret of another one")

@@ -18,11 +18,12 @@ from penstock.kernel.machine import SECOND
 from penstock.kernel.records import RequestRecord
 from penstock.kernel.simulation import Simulation
 from penstock.kernel.values import RequestId, WorkerId
+from penstock.planner.seen import Observation
 from penstock.router.events import Decision
 from penstock.router.settings import CostSettings, MigrationSettings, RouterSettings
 from penstock.simulate.cluster import Cluster
 from penstock.simulate.plan import Fault, Plan, PoolPlan, StartUp
-from penstock.simulate.scaling import Seen, Steps
+from penstock.simulate.scaling import Steps
 from penstock.traffic.request import TrafficRequest
 from penstock.traffic.sessions import Sessions
 from penstock.traffic.workloads import workload
@@ -278,21 +279,22 @@ def test_closed_loop_sessions_wait_for_their_answers() -> None:
 
 
 def test_a_policy_is_told_what_happened_and_gets_what_it_asks_for() -> None:
-    seen: list[Seen] = []
+    seen: list[Observation] = []
 
     class Policy(Steps):
-        def decide(self, seen_now: Seen) -> Mapping[str, int] | None:
+        def decide(self, seen_now: Observation) -> Mapping[str, int] | None:
             seen.append(seen_now)
             return super().decide(seen_now)
 
     asked = chat(60)
     policy = Policy("main", {20.0: 5, 40.0: 1})
     run = Run(plan(policy_interval=10.0, start_up=StartUp(median=5.0), until=60.0), asked, policy)
-    assert [one.now for one in seen][:6] == [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]
-    assert sum(one.arrived for one in seen) == len(asked)
-    assert sum(one.ok for one in seen) <= len(run.records) == len(asked)
-    ready = [one.pools["main"].ready for one in seen[:6]]
-    assert ready[:3] == [3, 3, 5] and ready[4] < 5 and seen[5].pools["main"].ready == 1
+    models = [one.models["m"] for one in seen]
+    assert [one.at for one in seen][:6] == [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]
+    assert sum(one.traffic.arrived for one in models) == len(asked)
+    assert sum(one.traffic.answered for one in models) <= len(run.records) == len(asked)
+    ready = [one.pools["main"].ready for one in models[:6]]
+    assert ready[:3] == [3, 3, 5] and ready[4] < 5 and models[5].pools["main"].ready == 1
     assert set(run.outcomes()) == {"ok"}
     drained = [life for life in run.cluster.fleet.lives if life.why == "it was drained"]
     assert len(drained) == 4 and {life.worker for life in drained} == {f"main-{n}" for n in (1, 2, 3, 4)}

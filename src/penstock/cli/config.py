@@ -1,6 +1,7 @@
 """What does ``penstock config`` do? Writes, checks and shows configs."""
 
 import os
+import sys
 
 import click
 
@@ -13,6 +14,7 @@ Examples:
   penstock config check cluster.yaml
   penstock config show cluster.yaml --router.mode random
   penstock config schema > penstock.schema.json
+  penstock config import planner-config.json
 """
 
 
@@ -93,6 +95,52 @@ def schema() -> int:
     from penstock.config.schema import schema_text
 
     click.echo(schema_text(), nl=False)
+    return 0
+
+
+@command.command("import", epilog="\b\nExample:\n  penstock config import planner-config.json --out planner.yaml")
+@click.argument("file", metavar="FILE")
+@click.option("--out", metavar="FILE", help="Write the section there instead of to standard output.")
+@click.option(
+    "--generation",
+    type=click.Choice(["planner-config", "load-classic", "sla-classic"]),
+    help="Which planner the options are of, where they do not tell by themselves.",
+)
+@json_option
+def import_(file: str, out: str | None, generation: str | None, as_json: bool) -> int:
+    """Translate a planner's options of Dynamo, today's or the classic ones, into a planner: section.
+
+    FILE holds a command line, YAML or JSON; - is standard input. Each option is named on standard error: what it
+    became, or why it became nothing.
+    """
+    from pathlib import Path
+
+    from penstock.config.import_planner import import_planner
+    from penstock.kernel.errors import ConfigError
+
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} can't be read: {error}") from error
+    found = import_planner(text, generation)  # type: ignore[arg-type]  # click has checked it
+    if out is not None:
+        try:
+            Path(out).write_text(found.yaml())
+        except OSError as error:
+            raise ConfigError(f"{out} can't be written: {error.strerror}") from error
+    if as_json:
+        told = [
+            {"option": t.option, "value": t.value, "became": dict(t.became), "why": t.why, "implied": t.implied}
+            for t in found.told
+        ]
+        print_json({"generation": found.generation, "planner": found.planner, "options": told})
+        return 0
+    if out is None:
+        click.echo(found.yaml(), nl=False)
+    for one in found.told:
+        click.echo(str(one), err=True)
+    left = len(found.left)
+    click.echo(f"{_count(len(found.told) - left, 'option')} translated, {left} not ({found.generation}).", err=True)
     return 0
 
 

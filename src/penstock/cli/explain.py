@@ -14,6 +14,8 @@ Examples:
   penstock explain REQUEST_ID
   penstock explain REQUEST_ID --json | jq '.decisions[0].candidates'
   penstock explain REQUEST_ID --run runs/RUN      of a run that is over, or was simulated
+  penstock explain scale                  why there are as many replicas as there are: the planner's last decisions
+  penstock explain scale --run runs/RUN
 
 An answer carries its id in the header x-penstock-request-id. Lower cost wins; the chosen worker has a *.
 """
@@ -51,7 +53,20 @@ CANDIDATE_HEADINGS = (
 def command(
     request: tuple[str, ...], run: Path | None, limit: int, url: str, admin_key: str | None, as_json: bool
 ) -> int:
-    """Show why REQUEST_ID went where it went; without an id, list the newest requests."""
+    """Show why REQUEST_ID went where it went; without an id, list the newest requests.
+
+    ``penstock explain scale`` shows why pools have as many replicas as they have (a request that is called so is found
+    by ``penstock explain request scale``).
+    """
+    if request == ("scale",):
+        from penstock.cli.explain_scale import decisions_of, scale_text
+
+        decided = decisions_of(run, limit, url, admin_key)
+        if as_json:
+            print_json(decided)
+        else:
+            click.echo(scale_text(decided))
+        return 0
     words = request[1:] if len(request) == 2 and request[0] == "request" else request
     if len(words) > 1:
         raise click.UsageError("give one request id")

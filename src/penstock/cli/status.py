@@ -32,6 +32,11 @@ def command(url: str, admin_key: str | None, as_json: bool) -> int:
 def status_text(found: dict[str, Any]) -> str:
     """Return the whole status as text."""
     parts = [_head(found), table(MODEL_HEADINGS, model_rows(found)), table(WORKER_HEADINGS, worker_rows(found))]
+    planner = found.get("planner")
+    if planner:
+        from penstock.cli.explain_scale import planner_text
+
+        parts.append(planner_text(planner))
     findings = found.get("findings") or []
     if findings:
         parts.append("Findings:\n" + "\n".join(finding_line(finding) for finding in findings))

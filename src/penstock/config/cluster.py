@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.config.discovery import DiscoverySettings
 from penstock.config.frontend import FrontendSettings
+from penstock.config.planner import PlanningSettings
 from penstock.engine.settings import SimSettings
 from penstock.kernel.settings import Knob, Settings
 from penstock.kernel.values import HandoffProtocol, Role
@@ -336,6 +337,16 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
     supervise: SuperviseSettings = SuperviseSettings()
     engine_stats: EngineStatsSettings = EngineStatsSettings()
     canary: CanarySettings = CanarySettings()
+    planner: PlanningSettings = PlanningSettings()
+
+    @property
+    def planning(self) -> PlanningSettings:
+        """The planner's settings, with what the service level says where they leave it open."""
+        slo = self.planner.slo
+        slo = msgspec.structs.replace(
+            slo, ttft=self.slo.ttft if slo.ttft is None else slo.ttft, itl=self.slo.itl if slo.itl is None else slo.itl
+        )
+        return msgspec.structs.replace(self.planner, slo=slo)
 
     @property
     def routing(self) -> RouterSettings:
@@ -348,4 +359,7 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
             ttft=slo.ttft if handoff.ttft is None else handoff.ttft,
             itl=slo.itl if handoff.itl is None else handoff.itl,
         )
-        return msgspec.structs.replace(self.router, overload=overload, handoff=handoff)
+        queue = self.router.queue
+        if self.planner.enabled and self.planner.may_be_none and not queue.start_wait:
+            queue = msgspec.structs.replace(queue, start_wait=self.planner.start.deadline)
+        return msgspec.structs.replace(self.router, overload=overload, handoff=handoff, queue=queue)

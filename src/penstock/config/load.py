@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from penstock.config.checks import cross_checks
 from penstock.config.cluster import ClusterSettings
 from penstock.config.derive import PREFIX, derive, dotted, entry_type, fields_by_name
@@ -54,7 +56,7 @@ def load(path: str | Path | None, overrides: Sequence[str] = (), env: Mapping[st
     problems += put_overrides(root, ClusterSettings, overrides)
     given, wrong = check_tree(ClusterSettings, root)
     problems += wrong
-    settings = build(ClusterSettings, given)
+    settings = _started(build(ClusterSettings, given), root)
     problems += cross_checks(settings, root, {problem.path for problem in problems})
     if problems:
         raise ConfigProblems(_sorted(problems))
@@ -136,6 +138,15 @@ def fill_empty_groups(group: type[Settings], node: Node) -> None:
             if not isinstance(below.value, dict | list) and below.value.is_null:
                 below.value = {}
             fill_empty_groups(entry, below)
+
+
+def _started(settings: ClusterSettings, root: Node) -> ClusterSettings:
+    """Turn the planner on where anything is said of it, but for whether it runs."""
+    said = (root.mapping or {}).get("planner")
+    if said is None or not said.mapping or "enabled" in said.mapping:
+        return settings
+    planner = msgspec.structs.replace(settings.planner, enabled=True)
+    return msgspec.structs.replace(settings, planner=planner)
 
 
 def _origins(node: Node, path: tuple[str, ...]) -> list[tuple[str, Origin]]:

@@ -139,6 +139,10 @@ def _template(
             for key, child in value.items() if entry is not None else ():
                 inner.append(f"{depth}  {_key(key)}:")
                 _template(child, (*path, field.name, key), (*here, "*"), inner, everything)
+            if entry is not None and everything and not value:
+                shown: list[str] = [f"{depth}  NAME:"]
+                _template(entry(), (*path, field.name, "NAME"), (*here, "*"), shown, everything)
+                inner += [line if line.lstrip().startswith("#") else f"{depth}  # {line.lstrip()}" for line in shown]
             if not inner:
                 continue
             lines.append(f"{depth}{field.name}:" + (f"  # {_first_line(field.type)}" if entry is None else ""))

@@ -34,7 +34,7 @@ def perf_metrics(settings: SimSettings, table: Mapping[str, Any] | None = None) 
     decode = []
     for batch in sorted({1, max(1, quiet.max_seqs // 8), max(1, quiet.max_seqs // 2)}):
         # Room for the tokens that the first ones make while the last ones are prefilled.
-        room = min(longest, quiet.capacity * 9 // 10 // batch - quiet.block_size) - STEPS
+        room = min(longest - batch, quiet.capacity * 9 // 10 // batch - quiet.block_size) - STEPS
         room -= -(-room * batch // (quiet.max_batched_tokens - batch)) if quiet.max_batched_tokens > batch else room
         for context in _spread(max(1, room // 64), room, 8) if room > 0 else ():
             _, window = _run(quiet, table, [context] * batch, STEPS)

@@ -200,6 +200,16 @@ class Engine:
         return self._core.cache.used / self._core.cache.blocks
 
     @property
+    def waiting_prefill_tokens(self) -> int:
+        """Prompt tokens of the requests in line, cached ones included, as of the last event."""
+        return self._core.waiting_prefill
+
+    def decode_kv(self, now: Nanos) -> int:
+        """Return the KV tokens that the sequences which decode hold at ``now``. Cost: constant."""
+        group, op = self._core.group, self._core.op
+        return group.kv + (0 if op is None else len(group) * op.within(now))
+
+    @property
     def cached_blocks(self) -> int:
         """Blocks with a name, held or idle, as of the last event."""
         return self._core.cache.cached

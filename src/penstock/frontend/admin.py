@@ -130,6 +130,7 @@ def status_of(service: Service) -> dict[str, Any]:
         "hit_rate": found["hit_rate"],
         "findings": found["findings"] + findings(service),
         "frontends": found.get("frontends", []),
+        "planner": found.get("planner"),
         "tokenizers": {
             name: {
                 "caches": tokenizer.caches,

@@ -2,7 +2,19 @@
 
 from aiohttp import web
 
-from penstock.frontend import admin, completions, models, openapi, operate, over_time, proxy, scrape, tuning, ui
+from penstock.frontend import (
+    admin,
+    completions,
+    models,
+    openapi,
+    operate,
+    over_time,
+    planning,
+    proxy,
+    scrape,
+    tuning,
+    ui,
+)
 from penstock.frontend.context import SERVICE, expect_continue
 from penstock.frontend.entry import Handler as Routed
 from penstock.frontend.middleware import Handler, for_admins, mark_response, outermost, with_key
@@ -75,6 +87,8 @@ def _add_admin(app: web.Application) -> None:
     get("/admin/timeline", over_time.timeline)
     get("/admin/timeline/workers", over_time.workers)
     get("/admin/timeline/workers/{worker}", over_time.worker)
+    get("/admin/planner/seen", planning.seen)
+    get("/admin/planner/decisions", planning.decisions)
     get("/admin/desired", operate.desired)
     app.router.add_post("/admin/scale", for_admins(operate.scale))
     app.router.add_post("/admin/drain", for_admins(operate.drain))

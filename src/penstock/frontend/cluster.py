@@ -4,10 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.adapters.seams import Store
+from penstock.adapters.sources.told import FrontendTold
 from penstock.config.cluster import ClusterSettings
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import WorkerCard
 from penstock.runtime.node import Node
+from penstock.runtime.planning.counts import Counts
+from penstock.runtime.planning.telling import Telling
 from penstock.runtime.trust import refusals
 
 _KV_RESULTS: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -27,6 +30,7 @@ class NodeCluster:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.name = node.name
+        self._telling: Telling | None = None
 
     def now(self) -> Nanos:
         return self._node.live.now()
@@ -78,6 +82,11 @@ class NodeCluster:
     @property
     def started(self) -> ClusterSettings:
         return self._node.tuning.started
+
+    def told(self, counts: Counts) -> FrontendTold:
+        if self._telling is None:
+            self._telling = Telling(self.name, self._node.router, self._node.observers.stats, counts)
+        return self._telling.told(self.now())
 
     def peers(self) -> Sequence[str]:
         peers = self._node.peers

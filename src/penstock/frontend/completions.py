@@ -120,6 +120,7 @@ def _over(caller: Caller, service: Service, exchange: Exchange, closed: Closed, 
     )
     service.records.write(record)
     service.seen.ended(record, service.settings.slo.ttft, service.settings.slo.itl)
+    service.counts.of(model).end(record, service.held_to)
     target_name = str(closed.legs[-1].target) if closed.legs else None
     caller.fields.update(
         model=model,

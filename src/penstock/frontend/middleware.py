@@ -17,8 +17,8 @@ from penstock.frontend.entry import (
     printable,
 )
 from penstock.frontend.errors import Problem, problem, problem_of, response_of
-from penstock.frontend.peering import HEADER
 from penstock.kernel.errors import PenstockError
+from penstock.runtime.peer_signature import HEADER
 
 log = logging.getLogger("penstock.frontend")
 
@@ -26,7 +26,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _QUIET = frozenset(
     {
-        *("/health", "/live", "/metrics", "/admin/status", "/admin/desired"),
+        *("/health", "/live", "/metrics", "/admin/status", "/admin/desired", "/admin/planner/seen"),
         *("/admin/timeline", "/admin/timeline/workers", "/admin/decisions", "/admin/requests"),
     }
 )

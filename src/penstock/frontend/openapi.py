@@ -193,6 +193,7 @@ def _admin() -> Json:
     limit = _parameter("query", "limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50})
     request = _parameter("path", "request", {"type": "string", "minLength": 1}, required=True)
     worker = _parameter("path", "worker", {"type": "string", "minLength": 1}, required=True)
+    ticks = _parameter("query", "ticks", _TEXT, "all: also those in which nothing was to change.")
     of_worker = _parameter("query", "worker", {"type": "string"}, "Only those for this worker.")
 
     def moment(name: str) -> Json:
@@ -252,6 +253,12 @@ def _admin() -> Json:
         ),
         "/admin/timeline/workers/{worker}": get(
             "load", "One worker's load over time.", "WorkerLoad", [worker, process], (404,)
+        ),
+        "/admin/planner/seen": get(
+            "planner_seen", "What planners read: counters that only grow, of every frontend.", "Open", [process], ()
+        ),
+        "/admin/planner/decisions": get(
+            "planner_decisions", "The planner's decisions, and how it is.", "PlannerDecisions", [limit, ticks], (400,)
         ),
         "/clear_kv_blocks": {
             "post": {

@@ -216,6 +216,14 @@ SCHEMAS: Json = {
     ),
     "Loads": _open({"at": _NUMBER, "workers": {"type": ["object", "null"]}}, ("at", "workers")),
     "WorkerLoad": _open({"width": _NUMBER, "first": _COUNT, "columns": {"type": "object"}}, ("width", "columns")),
+    "PlannerDecisions": _open(
+        {
+            "planner": {"type": ["object", "null"], "description": "How it is; null where none runs."},
+            "last": {"type": ["object", "null"], "description": "The last tick."},
+            "decisions": _list({"type": "object"}),
+        },
+        ("planner", "last", "decisions"),
+    ),
     "Cleared": _open(
         {
             "cleared": _COUNT,

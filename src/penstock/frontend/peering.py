@@ -6,7 +6,6 @@ receiver, path and query, a time and a number used once; it is good for `SPAN` s
 
 import asyncio
 import logging
-import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,32 +15,19 @@ import aiohttp
 from yarl import URL
 
 from penstock.kernel.secret import ClusterSecret
+from penstock.runtime.peer_signature import PURPOSE, VERSION, parts, signed
 
 if TYPE_CHECKING:
     from penstock.frontend.service import Service
 
 log = logging.getLogger("penstock.peers")
 
-HEADER = "x-penstock-peer"
-"""``version time nonce code``: time in whole seconds since 1970, nonce and code hexadecimal."""
-VERSION = 1
 SPAN = 30
 """Seconds by which two processes' clocks may differ."""
 SEEN_MAX = 100_000
 """Nonces remembered. With more requests than that in `SPAN` seconds the next ones are refused."""
 TIMEOUT = 2.0
 """Seconds that another frontend process has to answer."""
-_PURPOSE = "frontend peer"
-
-
-def signature(secret: ClusterSecret, method: str, host: str, target: str, at: int, nonce: str) -> str:
-    """Return the header's value for a request to ``host``, as its Host header says it, and ``target`` (path, query)."""
-    return f"{VERSION} {at} {nonce} {secret.sign(_PURPOSE, *_parts(method, host, target, at, nonce))}"
-
-
-def _parts(method: str, host: str, target: str, at: int, nonce: str) -> tuple[bytes, ...]:
-    said = (str(VERSION), method, host, target, str(at), nonce)
-    return tuple(part.encode("utf-8", "surrogateescape") for part in said)
 
 
 class PeerGuard:
@@ -72,17 +58,17 @@ class PeerGuard:
         return False
 
     def _fault(self, said: str, method: str, host: str, target: str) -> str | None:
-        parts = said.split(" ")
-        if not parts[0].isascii() or not parts[0].isdigit() or len(parts[0]) > 9:
+        words = said.split(" ")
+        if not words[0].isascii() or not words[0].isdigit() or len(words[0]) > 9:
             return "malformed"
-        if int(parts[0]) > VERSION:
+        if int(words[0]) > VERSION:
             return "newer"
-        if len(parts) != 4 or not parts[1].isascii() or not parts[1].isdigit() or len(parts[1]) > 15:
+        if len(words) != 4 or not words[1].isascii() or not words[1].isdigit() or len(words[1]) > 15:
             return "malformed"
-        at, nonce = int(parts[1]), parts[2]
+        at, nonce = int(words[1]), words[2]
         if self._secret is None or method != "GET" or not 16 <= len(nonce) <= 64:
             return "not allowed"
-        if not self._secret.verify(parts[3], _PURPOSE, *_parts(method, host, target, at, nonce)):
+        if not self._secret.verify(words[3], PURPOSE, *parts(method, host, target, at, nonce)):
             return "wrong secret"
         now = self._clock()
         if abs(now - at) > SPAN:
@@ -102,14 +88,20 @@ async def from_peers(service: "Service", path: str, *, text: bool = False) -> li
         path: with query, such as ``/admin/status?scope=process``.
         text: return texts, not JSON.
     """
+    found = await by_peer(service, path, text=text)
+    return [answer for answer in found.values() if answer is not None]
+
+
+async def by_peer(service: "Service", path: str, *, text: bool = True) -> dict[str, Any]:
+    """Return the same by the admin URL of each; None for those that do not answer."""
     urls = service.cluster.peers()
     if not urls:
-        return []
+        return {}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         wanted = [URL(url.rstrip("/") + path, encoded=True) for url in urls]
-        answers = await asyncio.gather(*(_get(http, url, _signed(service.secret, url), text) for url in wanted))
-    return [answer for answer in answers if answer is not None]
+        answers = await asyncio.gather(*(_get(http, url, signed(service.secret, url), text) for url in wanted))
+    return dict(zip(urls, answers, strict=True))
 
 
 def findings(service: "Service") -> list[dict[str, Any]]:
@@ -125,13 +117,6 @@ def findings(service: "Service") -> list[dict[str, Any]]:
             text = f"{refused[why]} requests that say they are of another frontend were not let in: {why}"
             found.append({"level": "warning", "text": text, "hint": hint})
     return found
-
-
-def _signed(secret: ClusterSecret | None, url: URL) -> dict[str, str]:
-    if secret is None:
-        return {}
-    host = url.raw_authority
-    return {HEADER: signature(secret, "GET", host, url.raw_path_qs, int(time.time()), secrets.token_hex(16))}
 
 
 async def _get(http: aiohttp.ClientSession, url: URL, headers: dict[str, str], text: bool) -> Any:

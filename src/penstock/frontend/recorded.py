@@ -43,6 +43,10 @@ class Recorded(Protocol):
         """Return the newest ends first."""
         ...
 
+    def planner(self, limit: int) -> list[dict[str, Any]]:
+        """Return what its planner did, the newest tick first; none where it had none."""
+        ...
+
     def explain(self, request: str) -> dict[str, Any]:
         """Return a request's end and its decisions; ConfigError where there is none."""
         ...
@@ -74,6 +78,10 @@ def recorded_app(run: Recorded) -> web.Application:
         before = None if asked.before is None else asked.before / SECOND
         return json_response({"requests": run.requests(asked.limit, before)})
 
+    async def planner(request: web.Request) -> web.Response:
+        found = await asyncio.to_thread(run.planner, limits_of(request).limit)
+        return json_response({"planner": None, "decisions": found})
+
     async def explain(request: web.Request) -> web.Response:
         try:
             return json_response(await asyncio.to_thread(run.explain, request.match_info["request"]))
@@ -94,6 +102,7 @@ def recorded_app(run: Recorded) -> web.Application:
             web.get("/admin/timeline/workers/{worker}", worker),
             web.get("/admin/decisions", decisions),
             web.get("/admin/requests", requests),
+            web.get("/admin/planner/decisions", planner),
             web.get("/admin/explain/{request}", explain),
         ]
     )

@@ -75,6 +75,7 @@ class Server:
             self.url = await self._listen(public, sockets, tls)
         self._public_runner = self._runners[0]
         self.own_url = await self._listen(admin_app(self.service), bound_sockets("127.0.0.1", 0))
+        self._sites.pop()  # the cluster's other processes ask until the end: what was counted here must not be missing
         self.admin_url = self.url
         if frontend.admin_port is not None:
             admin = self._given_admin or bound_sockets("127.0.0.1", frontend.admin_port)

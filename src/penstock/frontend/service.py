@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from penstock.adapters.engines.calls import EngineCalls
 from penstock.adapters.seams import Store
+from penstock.adapters.sources.told import FrontendTold
 from penstock.adapters.telemetry.otel import Tracer
 from penstock.adapters.telemetry.prometheus import Metrics
 from penstock.config.cluster import ClusterSettings
@@ -27,7 +28,9 @@ from penstock.frontend.tokens import PromptTokenizer, load_tokenizer
 from penstock.kernel.machine import Effect, Nanos
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import RequestId, WorkerCard
+from penstock.planner.counts import SloOf, slo_of
 from penstock.router.events import Abort, Arrived, Closed, Dispatch, Release, Resume
+from penstock.runtime.planning.counts import Counts
 
 RESOLVED_MAX = 1024
 """Most names of models, adapters among them, whose meaning is remembered."""
@@ -120,6 +123,10 @@ class Cluster(Protocol):
         """Return how often each kind of note was taken."""
         ...
 
+    def told(self, counts: Counts) -> FrontendTold:
+        """Return what planners are told: what was counted here, and the workers as they are."""
+        ...
+
     def peers(self) -> Sequence[str]:
         """Return the admin URLs of the cluster's other frontend processes."""
         ...
@@ -181,6 +188,8 @@ class Service:
         self.handoffs = Handoffs(self)
         self.history = History(self.settings.router.decisions_kept, frontend.closed_kept, self.run_offset)
         self.seen = Seen(self.cluster.now, self.cluster.status, self.run_offset)
+        self.counts = Counts(time.monotonic)
+        """What planners are told."""
         self.running: dict[tuple[str, int], Callable[[str], None]] = {}
         """Open attempts by request id and number, and how each is stopped."""
         self._resolved_for: list[WorkerCard] = []
@@ -191,6 +200,11 @@ class Service:
         self.routed_paths = frozenset((*PATHS.values(), *frontend.proxied_routes))
         """Paths whose POST goes to an engine."""
         self.tickets.listen(self._heard)
+
+    @property
+    def held_to(self) -> SloOf:
+        """What requests are held to where planners are told of them."""
+        return slo_of(self.settings.planning.slo)
 
     def enter(self) -> None:
         """Count a request in; `leave` counts it out."""
@@ -289,6 +303,7 @@ class Service:
         """Hand a request to the router, under a new id where the wished one is in use by an open request."""
         arrived = event(RequestId(wished))
         self.seen.arrived(arrived.isl)
+        self.counts.of(arrived.model).arrive(arrived.isl)
         try:
             return self.tickets.arrive(arrived)
         except ValueError:

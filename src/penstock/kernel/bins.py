@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+K = TypeVar("K")
 
 Bins = dict[int, int]
 """Bin -> how many values; bin b stands for `WIDTH` ** b seconds."""
@@ -19,7 +22,7 @@ def count(bins: Bins, seconds: float) -> None:
     bins[place] = bins.get(place, 0) + 1
 
 
-def join(bins: Bins, other: Bins) -> None:
+def join(bins: dict[K, int], other: Mapping[K, int]) -> None:
     """Add the counts of ``other``."""
     for place, number in other.items():
         bins[place] = bins.get(place, 0) + number

@@ -18,6 +18,8 @@ from penstock.kernel.records import RequestRecord
 from penstock.kernel.values import Target
 from penstock.kernel.windows import Load, Timeline, Window, columns_of, pool_of, pools_of
 from penstock.report import past
+from penstock.report.planner import RECORDS, read_ticks
+from penstock.report.planner_story import CHANGES, lead_of
 from penstock.report.run_files import json_of, last_line, lines, number_rows
 
 WINDOWS_MAX = 720
@@ -123,6 +125,7 @@ class Recording:
             "frontends": {},
             "notes": self.notes,
             "decisions": self._decisions is not None,
+            "planner": (self.folder / RECORDS).exists(),
         }
 
     def workers(self, at: float | None) -> dict[str, Any]:
@@ -160,6 +163,20 @@ class Recording:
         """Return the newest ends first, of those until ``before``."""
         decode = msgspec.json.Decoder(RequestRecord).decode
         return [past.closed_of(decode(line)) for line in self._requests.newest(limit, before)]
+
+    def planner(self, limit: int) -> list[dict[str, Any]]:
+        """Return what its planner did, the newest tick first: all in which something changed, the rest thinned out."""
+        if not (self.folder / RECORDS).exists():
+            return []
+        ticks = read_ticks(self.folder)
+        changed = [tick for tick in ticks if tick.outcome in CHANGES][-(limit // 2) :]
+        step = -(-len(ticks) // max(1, limit - len(changed)))
+        kept = {tick.tick: tick for tick in (*ticks[::step], *changed)}
+        # What a choice was made from is not drawn, and is most of a record.
+        short = [
+            msgspec.structs.replace(tick, evidence={"of": {"lead": lead_of(tick)}}, said=()) for tick in kept.values()
+        ]
+        return [msgspec.to_builtins(tick) for tick in sorted(short, key=lambda tick: -tick.at)]
 
     def explain(self, request: str) -> dict[str, Any]:
         """Return a request's end and its decisions.

@@ -22,6 +22,7 @@ from penstock.config.timing_files import load_timing
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos
 from penstock.kernel.records import RequestRecord
+from penstock.planner.counts import SloOf, SloPair
 from penstock.report.html import write_gaps, write_report
 from penstock.report.script import policy_of
 from penstock.report.simulate_options import SimulateOptions
@@ -133,6 +134,7 @@ def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> 
         start_up=StartUp(median=options.start_up, sigma=options.start_up_sigma),
         drain_timeout=settings.supervise.drain_timeout,
         policy_interval=options.policy_interval,
+        slo=SloOf(SloPair(options.slo_ttft, options.slo_itl)),
     )
     return Variant(name, settings, checked(plan), notes)
 

@@ -53,8 +53,8 @@ def line_chart(title: str, x: Axis, y: Axis, lines: Sequence[Line], marks: Seque
     points = [point for line in lines for point in line.points if x.scale == "linear" or point[0] > LEAST]
     if not points:
         return f'<p class="none">{html.escape(title)}: nothing was measured.</p>'
-    across = _Ruler(x, [p[0] for p in points] + [m.at for m in marks if m.axis == "x"], LEFT, WIDTH - RIGHT)
-    up = _Ruler(y, [p[1] for p in points] + [m.at for m in marks if m.axis == "y"], HEIGHT - BOTTOM, TOP)
+    across = Ruler(x, [p[0] for p in points] + [m.at for m in marks if m.axis == "x"], LEFT, WIDTH - RIGHT)
+    up = Ruler(y, [p[1] for p in points] + [m.at for m in marks if m.axis == "y"], HEIGHT - BOTTOM, TOP)
     parts = [_open(title), *_grid(across, up, x, y)]
     for number, line in enumerate(lines):
         path = _path(line, across, up)
@@ -92,7 +92,7 @@ def bar_chart(title: str, label: str, bars: Sequence[tuple[str, float, str]]) ->
     return "".join(parts)
 
 
-class _Ruler:
+class Ruler:
     """Place values between two pixels, and choose ticks."""
 
     def __init__(self, axis: Axis, values: Sequence[float], start: float, end: float) -> None:
@@ -134,16 +134,16 @@ def _open(title: str, height: int = HEIGHT) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{name}"><title>{name}</title>'
 
 
-def _grid(across: _Ruler, up: _Ruler, x: Axis, y: Axis) -> list[str]:
+def _grid(across: Ruler, up: Ruler, x: Axis, y: Axis) -> list[str]:
     parts: list[str] = []
     for tick in across.ticks():
         at = across.place(tick)
         parts.append(f'<line class="grid" x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{HEIGHT - BOTTOM}"/>')
-        parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{_tick(tick, x)}</text>')
+        parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{tick_text(tick, x)}</text>')
     for tick in up.ticks():
         at = up.place(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{_tick(tick, y)}</text>')
+        parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{tick_text(tick, y)}</text>')
     middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
     parts.append(
         f'<text class="axis" x="{middle_x}" y="{HEIGHT - 8}" text-anchor="middle">{html.escape(x.label)}</text>'
@@ -155,7 +155,7 @@ def _grid(across: _Ruler, up: _Ruler, x: Axis, y: Axis) -> list[str]:
     return parts
 
 
-def _path(line: Line, across: _Ruler, up: _Ruler) -> str:
+def _path(line: Line, across: Ruler, up: Ruler) -> str:
     parts: list[str] = []
     for x, y in line.points:
         if across.log and x <= LEAST:
@@ -170,7 +170,7 @@ def _path(line: Line, across: _Ruler, up: _Ruler) -> str:
     return "".join(parts)
 
 
-def _mark(mark: Mark, across: _Ruler, up: _Ruler) -> str:
+def _mark(mark: Mark, across: Ruler, up: Ruler) -> str:
     name = html.escape(mark.name)
     if mark.axis == "x":
         at = across.place(mark.at)
@@ -190,7 +190,7 @@ def _legend(names: Sequence[str]) -> str:
     return f'<p class="legend">{"".join(entries)}</p>'
 
 
-def _tick(value: float, axis: Axis) -> str:
+def tick_text(value: float, axis: Axis) -> str:
     if axis.percent:
         return f"{value:.0%}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}"

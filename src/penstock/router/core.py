@@ -69,6 +69,12 @@ class Core:
                 Publish(placement=Placement(step=step, id=request, model=pool.model, target=target, **more))
             )
 
+    def waiting(self, model: str) -> int:
+        """Return how many requests of a model wait for a worker, those included for which there is none."""
+        pool = self.pools.get(model)
+        stranded = sum(self.requests[id].event.model == model for id in self.stranded)
+        return stranded + (0 if pool is None else len(pool.queue))
+
     # --- moves of a request -----------------------------------------------------------------------------------------
 
     def mark(self, request: Request, **changes: Any) -> None:

@@ -20,6 +20,8 @@ def arrived(core: Core, now: Nanos, event: Arrived) -> None:
     deadline = limit if event.deadline is None else min(event.deadline, limit)
     request = core.requests[event.id] = Request(event, arrived=now, deadline=deadline)
     pool = core.pools.get(event.model)
+    if pool is None and core.settings.queue.start_wait:
+        pool = core.make_pool(event.model)
     if pool is None:
         text = f"no worker serves {event.model} yet"
         core.close(now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
@@ -178,9 +180,15 @@ def overdue(core: Core, now: Nanos, kind: str, key: RequestId) -> None:
         return
     if kind == "wait":
         limit = core.settings.queue.wait_max
+        unstarted = request.phase == "stranded" and not request.attempt
+        if unstarted:
+            limit = core.settings.queue.start_wait
         if request.queued_since is None or now < request.queued_since + nanos(limit):
             return
-        if request.phase == "stranded":
+        if unstarted:
+            text = f"waited {limit:g} s for a worker of {request.event.model} to be started"
+            core.close(now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
+        elif request.phase == "stranded":
             text = f"no other worker could go on within {limit:g} s after: {request.last_failure}"
             core.close(now, request, "failed", "engine", request.last_status or 502, text)
         else:

@@ -74,12 +74,7 @@ def _nowhere(core: Core, now: Nanos, request: Request, pool: Pool, step: Next) -
     wish = request.event.preferences
     if request.resumed or step.source is not None:
         # Its client has part of an answer, or its prefill is done: a worker that comes back soon is better than an end.
-        request.step("strand")
-        request.leave_queue(now)
-        request.queued_since = now
-        core.stranded[request.id] = None
-        core.timer(now + nanos(core.settings.queue.wait_max), "wait", request.id)
-        return
+        return _strand(core, now, request, core.settings.queue.wait_max)
     if request.attempt:
         core.close(now, request, "failed", "engine", request.last_status or 502, request.last_failure)
         return
@@ -89,12 +84,24 @@ def _nowhere(core: Core, now: Nanos, request: Request, pool: Pool, step: Next) -
         core.close(now, request, "rejected", "client", 400, text)
         return
     reasons = step.who.reasons or "none has joined"
+    settings = core.settings.queue
     if step.who.by_wish:
         core.close(now, request, "rejected", "client", 400, f"no worker can take the request: {reasons}")
+    elif settings.start_wait and wish.worker is None and len(core.stranded) < settings.length_max:
+        _strand(core, now, request, settings.start_wait)
     else:
         text = f"no worker of {pool.model} is available: {reasons}"
         wait = _next_chance(core, pool, now)
         core.close(now, request, "rejected", "overloaded", 503, text, retry_after=wait)
+
+
+def _strand(core: Core, now: Nanos, request: Request, limit: float) -> None:
+    """Let a request wait for a worker that is not there, for at most so many seconds."""
+    request.step("strand")
+    request.leave_queue(now)
+    request.queued_since = now
+    core.stranded[request.id] = None
+    core.timer(now + nanos(limit), "wait", request.id)
 
 
 def _next_chance(core: Core, pool: Pool, now: Nanos) -> float:

@@ -144,6 +144,16 @@ class QueueSettings(Settings, frozen=True):
     wait_max: Annotated[
         float, Knob("Longest a request waits before it is refused with 503.", unit="s", gt=0, live=True)
     ] = 60.0
+    start_wait: Annotated[
+        float,
+        Knob(
+            "Longest that a request waits while its model has no worker at all, for one to be started; 0 refuses it at "
+            "once. A planner that may take every worker away needs it, and sets it where it is 0.",
+            unit="s",
+            ge=0,
+            live=True,
+        ),
+    ] = 0.0
     age_after: Annotated[
         float,
         Knob(

@@ -71,6 +71,8 @@ class Fleet:
         self.settings = settings
         self.drains: dict[str, DrainWish] = {}
         """Workers of ours that are to be drained."""
+        self.patience: dict[str, float | None] = {}
+        """Pool -> seconds that its workers get to finish where the pool shrinks; None is what the settings say."""
         self.roles: dict[str, Role] = {}
         """Roles that workers of ours have been given, other than their pool's."""
         self._pool_roles: dict[str, Role] = {}
@@ -271,7 +273,10 @@ class Fleet:
         """Take a worker from the routers and wait until it is idle or its time is over."""
         wish = self.drains.get(card.id)
         self._drained.add(card.id)
-        timeout = self.settings.drain_timeout if wish is None or wish.timeout is None else wish.timeout
+        timeout = None if wish is None else wish.timeout
+        if timeout is None and wish is None:
+            timeout = self.patience.get(card.id.rpartition("-")[0])
+        timeout = self.settings.drain_timeout if timeout is None else timeout
         end = time.monotonic() + timeout
         while True:
             try:

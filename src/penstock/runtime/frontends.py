@@ -170,7 +170,7 @@ class Frontends:
             "penstock.frontend.process",
             [*words, "--listen-admin", _descriptors(self._admin)],
             log_path=self._run / "logs" / f"frontend-{index}.log",
-            env={**os.environ, **_secrets(self.settings)},
+            env={**os.environ, **secrets_of(self.settings)},
             sockets=[*sockets, *self._admin],
         )
 
@@ -243,7 +243,7 @@ def _descriptors(sockets: list[socket.socket]) -> str:
     return ",".join(str(bound.fileno()) for bound in sockets)
 
 
-def _secrets(settings: ClusterSettings) -> dict[str, str]:
+def secrets_of(settings: ClusterSettings) -> dict[str, str]:
     """Hand secrets to a child by its environment: the run folder's config.yaml has none."""
     found = {}
     for knob in derive(ClusterSettings):
@@ -252,5 +252,6 @@ def _secrets(settings: ClusterSettings) -> dict[str, str]:
             for name in knob.path:
                 value = getattr(value, name)
             if value:
-                found[knob.env] = value if isinstance(value, str) else json.dumps(list(value))
+                plain = value if isinstance(value, str | dict) else list(value)
+                found[knob.env] = plain if isinstance(plain, str) else json.dumps(plain)
     return found

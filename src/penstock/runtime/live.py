@@ -25,7 +25,7 @@ class Live:
 
     Args:
         machines: name -> machine.
-        clock: nanoseconds, any origin; the run starts at its first reading.
+        clock: nanoseconds, any origin; the run starts at its first reading, or at ``start`` of the same clock.
         watch: told ``(now, machine, event, effects)`` after each event, before its effects are carried out.
     """
 
@@ -34,6 +34,7 @@ class Live:
         machines: Mapping[str, Machine],
         clock: Callable[[], int] = time.monotonic_ns,
         watch: Callable[[Nanos, str, Event, Sequence[Effect]], None] | None = None,
+        start: int | None = None,
     ) -> None:
         self.machines = dict(machines)
         self.events_handled = 0
@@ -41,7 +42,7 @@ class Live:
         self.faults = 0
         self._watch = watch
         self._clock = clock
-        self._start = clock()
+        self._start = clock() if start is None else start
         self._last: Nanos = 0
         self._carriers: dict[type[Effect], Carrier[Effect]] = {}
         self._queue: deque[tuple[str, Event]] = deque()

@@ -34,6 +34,15 @@ def key_of(worker: WorkerId) -> str:
     return WORKERS + worker
 
 
+def card_of(raw: bytes) -> WorkerCard | None:
+    """Return the card of an entry under `WORKERS`; None where it is none, or of a newer release."""
+    try:
+        entry: Entry = _entries.decode(raw)
+    except (msgspec.DecodeError, NewerVersion):
+        return None
+    return entry.card
+
+
 class Membership:
     """Follow ``workers/`` in a store.
 

@@ -30,6 +30,7 @@ from penstock.runtime.membership import Membership
 from penstock.runtime.observers import Observers
 from penstock.runtime.opening import Plane, open_plane, open_relayed, open_store
 from penstock.runtime.peers import FrontendCard, Peers
+from penstock.runtime.planning.planned import Planned
 from penstock.runtime.revoked import Revoked
 from penstock.runtime.seen import Acquaintance
 from penstock.runtime.tickets import Tickets
@@ -78,6 +79,7 @@ class Node:
         )
         self.acquaintance = Acquaintance(store, self.name, lambda: self.membership.cards, settings.discovery.ttl)
         self.observers = Observers(settings, self.live, self.router, self.name)
+        self.planned = Planned(store, lambda: self.settings.planner.enabled)
         self.loop_monitor = LoopMonitor()
         self.peers: Peers | None = None
         self.plane: Plane | None = None
@@ -136,6 +138,8 @@ class Node:
         self.observers.describe(found["workers"])
         found["frontends"] = [] if self.peers is None else [card.id for card in self.peers.cards.values()]
         found["router_faults"] = self.live.faults
+        found["planner"] = self.planned.status()
+        found["findings"] += self.planned.findings()
         return found
 
     async def close(self) -> None:
@@ -156,6 +160,7 @@ class Node:
         self._tasks.append(asyncio.create_task(self.acquaintance.run(), name="acquaintance"))
         self._tasks.append(asyncio.create_task(self.tuning.run(), name="tuning"))
         self._tasks.append(asyncio.create_task(self.observers.run(), name="observers"))
+        self._tasks.append(asyncio.create_task(self.planned.run(), name="planned"))
 
     def also(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Let something run for as long as this node does."""

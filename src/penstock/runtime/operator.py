@@ -17,6 +17,7 @@ from penstock.runtime.wishes import (
     DESIRED,
     DRAINED,
     DRAINS,
+    PLANNER,
     POOLS,
     ROLES,
     DrainReport,
@@ -78,6 +79,8 @@ class Operator:
         """Return how many replicas a pool should have, those left out that are drained."""
         wish = self._wishes.get(pool)
         base = self._initial[pool] if wish is None else wish.replicas
+        if wish is not None and wish.by == PLANNER:
+            return base
         return max(0, base - len(self._out(pool)))
 
     async def apply(self, pool: str) -> None:
@@ -98,11 +101,13 @@ class Operator:
                 return
             log.info("pool %s should have %d replicas, wished by %s", pool, wish.replicas, wish.by or "somebody")
             self._wishes[pool] = wish
+            self._fleet.patience[pool] = wish.timeout
             await self._try(pool)
 
         async def gone(key: str) -> None:
             pool = key.removeprefix(DESIRED)
             if self._wishes.pop(pool, None) is not None:
+                self._fleet.patience.pop(pool, None)
                 await self._try(pool)
 
         await follow(
@@ -238,7 +243,7 @@ class Operator:
     def _out(self, pool: str) -> set[str]:
         """Return the workers of a pool that are drained: for a scaling that came later they count no more."""
         wish = self._wishes.get(pool)
-        since = 0.0 if wish is None else wish.at
+        since = 0.0 if wish is None or wish.by == PLANNER else wish.at
         return {name for name, drain in self._drains.items() if self._is_of(name, pool) and drain.at > since}
 
     def _is_of(self, worker: str, pool: str) -> bool:

@@ -27,6 +27,7 @@ from penstock.runtime.namespace import Namespace, earlier_secret, take_namespace
 from penstock.runtime.opening import open_relays, open_store
 from penstock.runtime.operator import Operator
 from penstock.runtime.peers import FRONTENDS, FrontendCard
+from penstock.runtime.planner_child import PlannerChild, policy_of
 from penstock.runtime.rereading import Rereading
 from penstock.runtime.restarting import Restarter
 from penstock.runtime.revoked import Revoked
@@ -40,6 +41,8 @@ log = logging.getLogger("penstock.supervisor")
 SUPERVISOR = "supervisor"
 """Key of the supervisor that runs the cluster's frontends."""
 WISHES = (DESIRED, DRAINS, SETTINGS, RESTART)
+TTFT, ITL = 0.5, 0.05
+"""Seconds that a planner keeps where nothing else is said."""
 PATIENCE = 3.0
 """Seconds beyond the ttl in which a supervisor that was killed has to be gone from the store."""
 STRAGGLERS = 5.0
@@ -124,6 +127,7 @@ class _Cluster:
         self.restarter = Restarter(self.store, self.operator, self.fleet, self.frontends, ttl=settings.discovery.ttl)
         self.tuning = Tuning(self.store, settings, self.tuned)
         self.rereading = Rereading(self.store, self.tuning, loaded, reload, folder.path, say)
+        self.planner = PlannerChild(settings, folder.path)
         self.failed: str | None = None
         self.wanted: dict[str, int] = {}
         """Workers that each model starts with."""
@@ -168,6 +172,9 @@ class _Cluster:
             await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
             stop.cancel()
             if ready.done():
+                if self.settings.planner.enabled:
+                    # Not sooner: while its engines start for the first time a cluster has nothing to be planned.
+                    self.planner.begin()
                 self._banner(ready.result(), time.monotonic() - started)
                 await self.stopping.wait()
             else:
@@ -207,6 +214,7 @@ class _Cluster:
     async def _stop(self) -> None:
         """Drain from the front: frontends finish their streams, then the engines end."""
         self.stopping.set()
+        await self.planner.stop()
         await self.frontends.stop(self.hurry, lambda: self.say("Stopping at once; running requests are cut off."))
         await self.fleet.stop(at_once=self.hurry.is_set())
         await self.store.close()
@@ -225,7 +233,7 @@ Penstock is up after {took:.1f} s: {self.fleet.workers} workers{kept}, {self.set
   Model      {", ".join(models)}
   Endpoint   {card.url}/v1
   Page       {card.page}/ui
-  Run        {self.folder.path}
+  Run        {self.folder.path}{self._planned()}
 
 Try next, in another terminal:
   curl -s {card.url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{json.dumps(chat)}'
@@ -236,6 +244,15 @@ Try next, in another terminal:
 
 Ctrl-C drains and stops."""
         )
+
+    def _planned(self) -> str:
+        planning = self.settings.planning
+        if not planning.enabled:
+            return ""
+        does = "advises, and touches nothing" if planning.advisory else f"looks every {planning.base:g} s"
+        goal = f"TTFT {1e3 * (planning.slo.ttft or TTFT):g} ms, ITL {1e3 * (planning.slo.itl or ITL):g} ms"
+        why = f"{this_command()} explain scale"
+        return f"\n  Planner    {policy_of(planning)}: {does}; keeps {goal}. Why, says: {why}"
 
 
 async def take_over(store: Store, settings: ClusterSettings, run: str) -> None:

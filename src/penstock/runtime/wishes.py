@@ -37,6 +37,9 @@ SEEN = "seen/"
 RESTARTED = "restart/report"
 """`RestartReport`."""
 
+PLANNER = "planner"
+"""Who wishes, where it is the planner. What it says is how many should serve: who is drained by hand does not count."""
+
 T = TypeVar("T")
 
 
@@ -55,9 +58,13 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolWish(Wish, frozen=True, kw_only=True):
-    """A pool should have so many replicas. Drains of its workers that are older than this wish count no more."""
+    """A pool should have so many replicas. Drains of its workers that are older than this wish count no more.
+
+    ``timeout``: seconds that those who go get to finish; None leaves that to the settings.
+    """
 
     replicas: int
+    timeout: float | None = None
 
 
 class DrainWish(Wish, frozen=True, kw_only=True):

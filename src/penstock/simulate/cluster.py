@@ -2,7 +2,7 @@
 
 import heapq
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,20 +10,25 @@ from penstock.engine.benchmark import perf_metrics
 from penstock.engine.gaps import joined
 from penstock.engine.links import Links
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Effect, Event, Nanos, nanos, seconds
+from penstock.kernel.machine import Effect, Event, Machine, Nanos, Woken, nanos, seconds
 from penstock.kernel.records import RequestRecord
 from penstock.kernel.simulation import Answer, Simulation
 from penstock.kernel.values import Role, WorkerId
+from penstock.planner import events as planning
+from penstock.planner.record import TickRecord
+from penstock.planner.seen import Observation
 from penstock.router import events as routing
 from penstock.router.router import Router
 from penstock.simulate.fleet import Fleet, Worker
 from penstock.simulate.handoffs import LINKS
 from penstock.simulate.plan import Fault, Plan, checked
-from penstock.simulate.scaling import PoolSeen, ScalePolicy, Seen
-from penstock.simulate.world import ROUTER, Window, World
+from penstock.simulate.planning import Seeing
+from penstock.simulate.scaling import ScalePolicy
+from penstock.simulate.world import ROUTER, World
 from penstock.traffic.request import TrafficRequest
 from penstock.traffic.sessions import Sessions
 
+PLANNER = "planner"
 SLICE = 512
 """Events between two looks whether everything has ended."""
 
@@ -35,6 +40,8 @@ class Cluster:
         plan: what is there and what befalls it.
         traffic: requests in order of arrival, or sessions in a closed loop.
         policy: decides how many workers there are; None leaves them as they are.
+        planner: a `penstock.planner.planner.Planner`, which does the same as it does live; one of the two.
+        ticked: takes the record of every tick of the planner.
         record: takes every request that has ended, in that order.
         decided: takes every decision of the router.
         observe: takes the router's status (`penstock.router.status`) and the seconds, every ``plan.observe_every``.
@@ -49,6 +56,8 @@ class Cluster:
         traffic: Iterable[TrafficRequest],
         *,
         policy: ScalePolicy | None = None,
+        planner: Machine | None = None,
+        ticked: Callable[[TickRecord], object] = lambda record: None,
         record: Callable[[RequestRecord], object] = lambda record: None,
         decided: Callable[[routing.Decision], object] = lambda decision: None,
         observe: Callable[[float, dict[str, Any]], object] | None = None,
@@ -81,6 +90,21 @@ class Cluster:
         self._traffic: Iterator[TrafficRequest] = iter(traffic)
         self._exhausted = False
         self._policy = policy
+        self._ticked = ticked
+        self.desired = {name: pool.replicas for name, pool in plan.pools.items()}
+        """Pool -> workers that should be, as policy or planner last said."""
+        self.alarms: dict[str, int] = {}
+        """What the planner said aloud, by code."""
+        self.seeing: Seeing | None = None
+        if policy is not None or planner is not None:
+            self.seeing = Seeing(plan, self.fleet)
+            self.world.lookers.append(self.seeing)
+        if planner is not None:
+            self.simulation.machines[PLANNER] = planner
+            self.world.carry(planning.Look, self._look_for)
+            self.world.carry(planning.Scale, self._scale_for)
+            self.world.carry(planning.Ticked, self._ticked_of)
+            self.world.carry(planning.Alarm, self._alarmed)
         self._observe = observe
         self._script: list[tuple[Nanos, int, Callable[[], None]]] = []
         self._script_serial = 0
@@ -107,13 +131,16 @@ class Cluster:
             self._at(nanos(fault.at), partial(self._befall, fault))
         if self._policy is not None:
             self._at(nanos(self.plan.policy_interval), self._decide)
+        if PLANNER in self.simulation.machines:
+            self.simulation.post(0, PLANNER, Woken())
         if self._observe is not None:
             self._at(nanos(self.plan.observe_every), self._look)
         self._next_arrival()
         turn = 0
         while self._script or self.world.open:
             if not self._script:
-                self.simulation.run(limit=SLICE)
+                # A planner goes on for ever: near the end it must not run far ahead of the last request.
+                self.simulation.run(limit=SLICE if PLANNER not in self.simulation.machines else 1)
             else:
                 at = self._script[0][0]
                 self.simulation.run(until=at)
@@ -261,12 +288,17 @@ class Cluster:
         assert self._policy is not None
         now = self.simulation.now
         self._at(now + nanos(self.plan.policy_interval), self._decide)
-        wanted = self._policy.decide(self._seen(now))
-        self.world.window = Window()
-        for pool, count in (wanted or {}).items():
+        self._scale(self._policy.decide(self._see(now)) or {})
+
+    def _scale(self, wanted: Mapping[str, int]) -> dict[str, str]:
+        """Let pools have so many workers; return what can't be, by pool."""
+        problems: dict[str, str] = {}
+        for pool, count in wanted.items():
             if pool not in self.plan.pools or count < 0:
-                self.refused.append(f"{count} workers of {pool} at {seconds(now):g} s: there is no such pool or number")
+                problems[pool] = f"{count} workers of {pool}: there is no such pool or number"
+                self.refused.append(f"at {seconds(self.simulation.now):g} s, {problems[pool]}")
                 continue
+            self.desired[pool] = count
             staying = self.fleet.wanted(pool)
             for _ in range(count - len(staying)):
                 self._start(pool)
@@ -275,6 +307,33 @@ class Cluster:
             order.sort(key=lambda worker: worker.state != "starting")
             for worker in order[: max(0, len(staying) - count)]:
                 self._drain(worker)
+        return problems
+
+    def _see(self, now: Nanos) -> Observation:
+        assert self.seeing is not None
+        return self.seeing.look(now, self.desired, self.router.waiting(self.plan.model))
+
+    # --- what a planner wants ----------------------------------------------------------------------------------------
+
+    def _look_for(self, now: Nanos, sender: str, word: planning.Look) -> Iterable[Answer]:
+        return ((now, sender, planning.Looked(id=word.id, observation=self._see(now))),)
+
+    def _scale_for(self, now: Nanos, sender: str, word: planning.Scale) -> Iterable[Answer]:
+        problems = self._scale(word.targets)
+        for flip in word.flips:
+            able = [w for w in self.fleet.workers.values() if w.state == "ready" and w.card.role == flip.frm]
+            able.sort(key=lambda worker: len(worker.running))  # who has least to finish
+            for worker in able[: flip.count]:
+                self._drain(worker, flip.to)
+        return ((now, sender, planning.Scaled(id=word.id, problems=problems)),)
+
+    def _ticked_of(self, now: Nanos, sender: str, word: planning.Ticked) -> Iterable[Answer]:
+        self._ticked(word.record)
+        return ()
+
+    def _alarmed(self, now: Nanos, sender: str, word: planning.Alarm) -> Iterable[Answer]:
+        self.alarms[word.because.code] = self.alarms.get(word.because.code, 0) + 1
+        return ()
 
     def _look(self) -> None:
         """Let somebody see how the router stands."""
@@ -282,37 +341,3 @@ class Cluster:
         now = self.simulation.now
         self._at(now + nanos(self.plan.observe_every), self._look)
         self._observe(seconds(now), self.router.status(now))
-
-    def _seen(self, now: Nanos) -> Seen:
-        window = self.world.window
-        pool = self.router.pools.get(self.plan.model)
-        return Seen(
-            now=seconds(now),
-            window=self.plan.policy_interval,
-            arrived=window.arrived,
-            ok=window.ended.get("ok", 0),
-            rejected=window.ended.get("rejected", 0),
-            failed=window.ended.get("failed", 0) + window.ended.get("expired", 0),
-            prompt_tokens=window.prompt_tokens,
-            output_tokens=window.output_tokens,
-            queued=0 if pool is None else len(pool.queue),
-            ttft=_mean(window.ttft),
-            itl=_mean(window.itl),
-            pools={name: self._pool_seen(name) for name in self.plan.pools},
-        )
-
-    def _pool_seen(self, pool: str) -> PoolSeen:
-        workers = self.fleet.of(pool)
-        serving = [worker.engine for worker in workers if worker.state != "starting"]
-        return PoolSeen(
-            ready=sum(worker.state == "ready" for worker in workers),
-            starting=sum(worker.state == "starting" for worker in workers),
-            draining=sum(worker.state == "draining" for worker in workers),
-            running=sum(one.running for one in serving),
-            waiting=sum(one.waiting for one in serving),
-            kv_usage=sum(one.kv_usage for one in serving) / len(serving) if serving else 0.0,
-        )
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -123,8 +123,8 @@ class Fleet:
         return [worker for worker in self.workers.values() if worker.pool == pool]
 
     def wanted(self, pool: str) -> list[Worker]:
-        """Return those of a pool that are to stay."""
-        return [worker for worker in self.of(pool) if worker.state != "draining"]
+        """Return those of a pool that are to stay, also where they change their role first."""
+        return [worker for worker in self.of(pool) if worker.state != "draining" or worker.becomes is not None]
 
     def gpu_hours(self, end: Nanos) -> float:
         """Return GPU-hours of all workers up to ``end``, their starting and draining included."""

@@ -8,6 +8,7 @@ import msgspec
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import HandoffProtocol, Role, WorkerId
+from penstock.planner.counts import SloOf, SloPair
 from penstock.router.flow import FINAL
 from penstock.router.settings import RouterSettings
 
@@ -59,6 +60,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     faults: Sequence[Fault] = ()
     start_up: StartUp = StartUp()
     drain_timeout: float = 60.0
+    slo: SloOf = SloOf(SloPair(None, None))
+    """What policies and planners are told of as kept."""
     policy_interval: float = 30.0
     observe_every: float = 10.0
     """Seconds between two looks at the whole, where somebody wants them."""

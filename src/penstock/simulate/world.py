@@ -5,7 +5,7 @@ moment, what an engine tells goes back.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.engine import events as engine
@@ -23,6 +23,7 @@ from penstock.simulate.fleet import Fleet, Worker
 from penstock.simulate.handoffs import Handoffs, leg_of
 from penstock.simulate.names import PrefixNames
 from penstock.simulate.plan import Plan
+from penstock.simulate.planning import Seeing
 from penstock.traffic.request import TrafficRequest
 from penstock.traffic.sessions import Sessions
 
@@ -41,18 +42,6 @@ class Open:
     first: Nanos | None = None
     last: Nanos | None = None
     """When the first and the last output token came."""
-
-
-@dataclass(slots=True)
-class Window:
-    """What a policy is told of the time since it was last asked."""
-
-    arrived: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    ended: dict[str, int] = field(default_factory=dict)
-    ttft: list[float] = field(default_factory=list)
-    itl: list[float] = field(default_factory=list)
 
 
 class World:
@@ -82,7 +71,8 @@ class World:
         self.end: Nanos = 0
         """When the last request ended."""
         self.open: dict[RequestId, Open] = {}
-        self.window = Window()
+        self.lookers: list[Seeing] = []
+        """Who counts what arrives and ends."""
         self.notes: dict[str, int] = {}
         """How often each kind of note was taken."""
         self._plan = plan
@@ -114,6 +104,10 @@ class World:
             routing.Release: self._released,
         }
 
+    def carry(self, kind: type[Effect], carrier: Callable[[Nanos, str, Any], Iterable[Answer]]) -> None:
+        """Let somebody else carry out effects of a kind."""
+        self._carriers[kind] = carrier
+
     def __call__(self, now: Nanos, sender: str, effect: Effect) -> Iterable[Answer]:
         return self._carriers[type(effect)](now, sender, effect)
 
@@ -125,8 +119,8 @@ class World:
         if self._plan.by_block:
             blocks = list(blocks)
         self.open[id] = Open(request, blocks)
-        self.window.arrived += 1
-        self.window.prompt_tokens += request.isl
+        for looker in self.lookers:
+            looker.counts.arrive(request.isl)
         return routing.Arrived(
             id=id,
             model=self._plan.model,
@@ -311,13 +305,8 @@ class World:
         self.end = max(self.end, closed.closed)
         record = _record(closed, opened)
         self._had += opened.got
-        window = self.window
-        window.ended[closed.outcome] = window.ended.get(closed.outcome, 0) + 1
-        window.output_tokens += record.osl
-        if record.ttft is not None and closed.outcome == "ok":
-            window.ttft.append(record.ttft)
-            if record.itl is not None:
-                window.itl.append(record.itl.mean)
+        for looker in self.lookers:
+            looker.counts.end(record, self._plan.slo)
         self._record(record)
         session = opened.asked.session
         following = None if self._loop is None or session is None else self._loop.next(session, seconds(now))

@@ -113,6 +113,12 @@ async def ready(
         await asyncio.sleep(READY_EVERY)
 
 
+async def self_benchmark(http: aiohttp.ClientSession, url: str) -> dict[str, Any] | None:
+    """Read what a worker measured of itself: points of prefill and decode in seconds, or None where it has none."""
+    found = await Server(http, url).object("/get_perf_metrics")
+    return found if found.get("prefill") and found.get("decode") else None
+
+
 async def measured_speed(http: aiohttp.ClientSession, url: str) -> dict[str, float] | None:
     """Read a worker's self-benchmark: prefill and decode lines in seconds, or None where it has none."""
     fit = (await Server(http, url).object("/get_perf_metrics")).get("fit")

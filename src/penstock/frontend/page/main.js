@@ -5,6 +5,7 @@ import {CHARTS, figures} from "./charts.js";
 import {$, get, h, NONE, number, replace, seconds, show, table, when} from "./dom.js";
 import {History} from "./history.js";
 import * as lists from "./lists.js";
+import {Planner} from "./planner.js";
 import {Time} from "./time.js";
 
 const PERIOD = 2000, HIDDEN_PERIOD = 10000, LISTED = 12, LISTED_OF_WORKER = 20, ROWS = 30;
@@ -24,6 +25,7 @@ const charts = Object.entries(CHARTS).map(([id, make]) => {
   chart.element.id = `chart-${id}`;
   return chart;
 });
+const planner = new Planner(shared);
 let status = null, opened = null, workerCharts = [], lostAt = null, failed = false, notes = [], notesSaid = "";
 
 // --- drawing ---------------------------------------------------------------------------------------------------------
@@ -38,7 +40,11 @@ function changed(what) {
 function draw(what) {
   const all = [...charts, ...workerCharts];
   if (what === "range") for (const chart of all) chart.draw();
-  else for (const chart of all) chart.mark();
+  else for (const chart of [...all, ...planner.charts]) chart.mark();
+  if (!$("planner").hidden) {
+    if (what === "range") planner.draw($("planner-charts"));
+    if (what !== "hover") planner.list($("planner-about"), $("planner-decisions"), time.moment);
+  }
   showFigures();
   time.tell();
   if (what === "hover") return;
@@ -211,6 +217,12 @@ function tellNotes() {
   show($("notes"), found.map(one => note(one.level, one.text, one.hint)));
 }
 
+/** Ask what the planner did since, where one runs or ran. */
+async function askPlanner(there, fresh) {
+  if (there) planner.take(await get(`admin/planner/decisions?ticks=all&limit=${planner.wanted}`), fresh);
+  $("planner").hidden = !planner.records.length;
+}
+
 function tellAbout() {
   const {about} = history;
   $("name").textContent = about.name === "penstock" ? "" : about.name;
@@ -232,6 +244,7 @@ async function turn() {
       status = await get("admin/status");
       show($("models"), lists.models(status));
     }
+    await askPlanner(answer.kind === "live" ? status.planner : answer.planner, fresh);
     $("live-only").hidden = answer.kind !== "live";
     if (first || fresh) time.open();
     tellAbout();

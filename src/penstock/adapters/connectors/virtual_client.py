@@ -1,0 +1,116 @@
+"""How does somebody else's orchestrator carry a planner's decisions out? It waits for one, scales, and says so.
+
+client = connect(["http://127.0.0.1:2379"], "dynamo")        # penstock.runtime.planning.virtual
+while True:
+    decision = await client.wait(after=client.completed)
+    ...                                                     # make it so many workers
+    await client.complete(decision)
+"""
+
+import asyncio
+import logging
+from typing import NamedTuple
+
+from penstock.adapters.connectors.virtual_keys import DECISION, NEVER, SCALED, Keys, Standing, standing
+from penstock.adapters.seams import StoreUnavailable
+from penstock.kernel.errors import PenstockError
+
+log = logging.getLogger("penstock.virtual")
+
+
+class Decision(NamedTuple):
+    """How many workers there should be. ``decision_id`` is -1 before there was any."""
+
+    num_prefill_workers: int | None
+    num_decode_workers: int | None
+    decision_id: int
+
+
+class UnknownDecision(PenstockError):
+    """A decision is to be acknowledged that the planner has not issued, or not any more."""
+
+
+class VirtualClient:
+    """The other end of `penstock.adapters.connectors.virtual.VirtualConnector`.
+
+    Args:
+        every: seconds between two looks while nothing is new.
+    """
+
+    def __init__(self, keys: Keys, *, every: float = 1.0) -> None:
+        self.completed = NEVER
+        """The newest decision that this client has acknowledged, or found acknowledged."""
+        self._keys = keys
+        self._every = every
+        self._faults: tuple[str, ...] = ()
+
+    async def get(self) -> Decision:
+        """Return the newest decision.
+
+        Raises:
+            StoreUnavailable: etcd does not answer.
+        """
+        found = await self._standing()
+        return Decision(found.prefill, found.decode, found.decision)
+
+    async def wait(self, after: int | None = None, timeout: float | None = None) -> Decision:
+        """Return the newest decision, once there is one that has not been acknowledged.
+
+        Those between are passed over: only the newest one matters. An etcd that does not answer is waited for.
+
+        Args:
+            after: wait for one newer than this id, instead of one that is not acknowledged.
+            timeout: seconds; None waits for ever.
+        Raises:
+            TimeoutError: there was none in that time.
+        """
+        async with asyncio.timeout(timeout):
+            while True:
+                try:
+                    found = await self._standing()
+                except StoreUnavailable as error:
+                    log.warning("decisions can't be read at present: %s", error)
+                else:
+                    least = found.scaled if after is None else after
+                    if found.decision > least and (found.prefill is not None or found.decode is not None):
+                        return Decision(found.prefill, found.decode, found.decision)
+                await asyncio.sleep(self._every)
+
+    async def complete(self, decision: Decision) -> None:
+        """Say that a decision, and with it every one before, has been carried out.
+
+        One that is older than what was acknowledged already changes nothing.
+
+        Raises:
+            UnknownDecision: the planner never issued it, or its ids began anew.
+            StoreUnavailable: etcd does not answer; say it again.
+        """
+        while True:
+            raw = await self._keys.read()
+            found = standing(raw)
+            if not 0 <= decision.decision_id <= found.decision:
+                raise UnknownDecision(
+                    f"decision {decision.decision_id} can't be complete: the newest that was issued is "
+                    f"{found.decision}",
+                    hint="wait() returns those that are open",
+                )
+            if decision.decision_id <= found.scaled <= found.decision:
+                self.completed = found.scaled
+                return
+            expected = {SCALED: raw.get(SCALED), DECISION: raw.get(DECISION)}
+            if await self._keys.write(expected, {SCALED: str(decision.decision_id)}):
+                self.completed = decision.decision_id
+                return
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._keys.close()
+
+    async def _standing(self) -> Standing:
+        found = standing(await self._keys.read())
+        if found.faults != self._faults:
+            self._faults = found.faults
+            for fault in found.faults:
+                log.warning("%s: %s", self._keys.name, fault)
+        self.completed = max(self.completed, min(found.scaled, found.decision))
+        return found

@@ -1,0 +1,1 @@
+"""How do steps of the planner run in other processes? Our own gRPC package, `penstock.planner.v1`."""

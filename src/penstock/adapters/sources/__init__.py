@@ -1,0 +1,1 @@
+"""Where a planner reads traffic: our own frontends, or a Prometheus."""

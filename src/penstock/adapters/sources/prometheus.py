@@ -1,0 +1,305 @@
+"""What does a Prometheus know of traffic? Increases over a window, of which each look takes its share of the time.
+
+A window is longer than the time between two looks, since it must span several scrapes. Each look takes of it what its
+own time is of the window, so that every request counts once in all, spread over the window that follows it.
+"""
+
+import asyncio
+import logging
+import math
+import ssl
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from penstock.adapters.sources.prometheus_queries import Queries, Query, queries, waiting
+from penstock.adapters.sources.reading import ModelRead, Reading
+from penstock.config.planner import PrometheusSettings
+from penstock.kernel.errors import ConfigError, PenstockError
+from penstock.planner.seen import Health, Traffic
+
+log = logging.getLogger("penstock.planner")
+
+SCRAPED_WITHIN = 30.0
+"""Seconds since the newest scrape beyond which what is counted is of another time."""
+
+
+class Unreadable(PenstockError):
+    """A Prometheus does not answer, or not with what was asked for."""
+
+
+class Tested(msgspec.Struct, frozen=True, kw_only=True):
+    """What a query matched when it was tested. ``series``: how many; None where that could not be asked."""
+
+    query: Query
+    series: int | None
+
+
+class _State(msgspec.Struct):
+    at: float | None = None
+    carried: dict[str, dict[str, float]] = {}
+    """Model -> parts of requests and tokens that were less than a whole one."""
+    isl: dict[str, float] = {}
+    """Model -> the mean prompt that was last known."""
+
+
+class PrometheusSource:
+    """A `penstock.adapters.sources.reading.Source` over a Prometheus.
+
+    Args:
+        models: of the config, as they are spelt there; the label is compared without regard to case.
+        window: seconds that a query looks back.
+        stale_after: seconds without a reading after which it is broken.
+    Raises:
+        ConfigError: a file can't be read, or the router's metrics are asked for several models.
+    """
+
+    def __init__(
+        self, settings: PrometheusSettings, *, models: Sequence[str], window: float, stale_after: float
+    ) -> None:
+        if settings.throughput_metrics_source == "router" and len(models) != 1:
+            raise ConfigError(
+                f"the router's metrics are of one model, and the config has {len(models)}",
+                hint="set planner.prometheus.throughput_metrics_source=frontend, which tells models apart",
+            )
+        self.tested: list[Tested] = []
+        """What each query matched at the first reading."""
+        self.queries: Queries = queries(settings.throughput_metrics_source, window, settings.namespace)
+        self._settings = settings
+        self._models = {model.lower(): model for model in models}
+        self._window = window
+        self._stale_after = stale_after
+        self._state = _State()
+        self._readable: float | None = None
+        self._tls = _tls(settings)
+        self._http: aiohttp.ClientSession | None = None
+        if settings.token_file is not None:
+            self._token()  # a file that is not there is said at the start
+
+    async def read(self, at: float) -> Reading:
+        try:
+            if not self.tested:
+                await self._test()
+            numbers = await self._numbers()
+        except PenstockError as error:
+            return Reading(models=dict.fromkeys(self._models.values(), self._unread(at, str(error))))
+        since = self._window if self._state.at is None else max(0.0, at - self._state.at)
+        seconds = min(since, self._window)  # what was before the window is not known, and not none
+        models = {}
+        whole = True
+        for key, model in self._models.items():
+            read = self._model(model, {name: found.get(key) for name, found in numbers.items()}, seconds)
+            if isinstance(read, str):
+                whole = False
+                models[model] = self._unread(at, read)
+            else:
+                models[model] = read
+        if whole:
+            self._readable = at
+        self._state.at = at
+        return Reading(models=models)
+
+    def snapshot(self) -> bytes:
+        return msgspec.json.encode(self._state)
+
+    def restore(self, state: bytes) -> None:
+        self._state = msgspec.json.decode(state, type=_State)
+
+    def describe(self) -> str:
+        return f"Prometheus at {self._settings.url} ({self._settings.throughput_metrics_source} metrics)"
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    # --- what was counted ---------------------------------------------------------------------------------------------
+
+    def _model(self, model: str, found: Mapping[str, float | None], seconds: float) -> ModelRead | str:
+        """Return one model's traffic, or why it can't be known."""
+        age = found["alive"]
+        if age is None:
+            return f"nothing is scraped: {self.queries.alive.selector} matches nothing for {model}"
+        if age > max(SCRAPED_WITHIN, self._window):
+            return f"the newest scrape is {age:.0f} s old"
+        started, ended = found["started"], found["ended"]
+        at_end = started is None
+        demand = ended if started is None else started
+        if demand is None:
+            # It is scraped, and has no such series yet: nobody has asked for the model.
+            demand = 0.0
+        if not math.isfinite(demand):
+            return f"the number of requests is {demand}"
+        isl = _mean(found, "input")
+        if isl is not None:
+            self._state.isl[model] = isl
+        isl = self._state.isl.get(model)
+        if isl is None and demand > 0:
+            return "no request has ended yet, so how long their prompts are is not known"
+        share = seconds / self._window
+        answered, osl = _pair(found, "output")
+        prompts = _pair(found, "input")
+        told, cached = self._cached(found, prompts)
+        ttft, itl = _pair(found, "ttft"), _pair(found, "itl")
+        counts = {
+            "arrived": demand,
+            "prompt_tokens": demand * (isl or 0.0),
+            "answered": answered,
+            "answered_prompt_tokens": prompts[1],
+            "output_tokens": osl,
+            "lost": _finite(found.get("lost")),
+            "cached_tokens": cached,
+            "told_tokens": told,
+            "ttft_count": ttft[0],
+            "itl_count": itl[0],
+        }
+        whole = self._whole(model, {name: count * share for name, count in counts.items()})
+        traffic = Traffic(
+            seconds=seconds,
+            **whole,  # type: ignore[arg-type]
+            ttft_sum=_share(ttft, whole["ttft_count"]),
+            itl_sum=_share(itl, whole["itl_count"]),
+            duration_sum=_share(_pair(found, "duration"), whole["answered"]),
+            at_end=at_end,
+        )
+        queued = found.get("queued")
+        return ModelRead(traffic=traffic, queued=None if queued is None else round(queued))
+
+    def _whole(self, model: str, counts: Mapping[str, float]) -> dict[str, int]:
+        """Return whole numbers; what is left over is added to the next ones, so that nothing is lost."""
+        carried = self._state.carried.setdefault(model, {})
+        found = {}
+        for name, count in counts.items():
+            total = count + carried.get(name, 0.0)
+            found[name] = math.floor(total + 1e-6)
+            carried[name] = total - found[name]
+        return found
+
+    @staticmethod
+    def _cached(found: Mapping[str, float | None], prompts: tuple[float, float]) -> tuple[float, float]:
+        """Return prompt tokens of which it is told how many came from cache, and how many did."""
+        if "hits_count" in found:
+            number, share = _pair(found, "hits")
+            return (prompts[1], prompts[1] * share / number) if number else (0.0, 0.0)
+        number, tokens = _pair(found, "cached")
+        return (prompts[1], tokens) if number else (0.0, 0.0)
+
+    def _unread(self, at: float, why: str) -> ModelRead:
+        if self._readable is None:
+            self._readable = at
+        health: Health = "broken" if at - self._readable >= self._stale_after else "stale"
+        return ModelRead(traffic=None, health=health, why=why)
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    async def _numbers(self) -> dict[str, dict[str, float]]:
+        asked = [*self.queries.numbers, self.queries.alive, *waiting(self.queries)]
+        answers = await asyncio.gather(*(self._ask(query.text) for query in asked))
+        return {query.name: answer for query, answer in zip(asked, answers, strict=True)}
+
+    async def _test(self) -> None:
+        """Ask how many series each query reads, and say which one reads none."""
+        asked = [self.queries.alive, *self.queries.numbers, *waiting(self.queries)]
+        counts = await asyncio.gather(*(self._ask(f"count({query.selector})") for query in asked))
+        self.tested = [
+            Tested(query=query, series=round(sum(map(_finite, count.values()))))
+            for query, count in zip(asked, counts, strict=True)
+        ]
+        if all(not tested.series for tested in self.tested):
+            names = ", ".join(sorted({tested.query.selector for tested in self.tested}))
+            self.tested = []  # it is tested again: whoever is to be scraped may come later
+            raise Unreadable(f"none of the queries matches anything at {self._settings.url}: {names}")
+        for tested in self.tested:
+            if not tested.series:
+                log.warning(
+                    "query %s matches nothing at %s: %s has no series yet",
+                    tested.query.name,
+                    self._settings.url,
+                    tested.query.selector,
+                )
+
+    async def _ask(self, query: str) -> dict[str, float]:
+        """Return model (lower case) -> value; where series tell none, the same for every model.
+
+        Raises:
+            Unreadable: there is no answer, or it is none of a Prometheus.
+        """
+        url = f"{self._settings.url.rstrip('/')}/api/v1/query"
+        token = self._token()
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        try:
+            post = self._session().post(url, data={**self._settings.params, "query": query}, headers=headers)
+            async with post as answer:
+                raw = await answer.read()
+                if answer.status != 200:
+                    said = raw[:200].decode(errors="replace")
+                    raise Unreadable(f"{self._settings.url} answers {answer.status} to {query}: {said}")
+            body: Any = msgspec.json.decode(raw)
+            result = body["data"]["result"]
+            found = {str(one["metric"].get("model", "")).lower(): float(one["value"][1]) for one in result}
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            raise Unreadable(f"the Prometheus at {self._settings.url} does not answer: {why}") from error
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError, IndexError) as error:
+            raise Unreadable(f"{self._settings.url} gives no answer of a Prometheus to {query}: {error}") from error
+        if self.queries.by_model or not found:
+            return found
+        return dict.fromkeys(self._models, next(iter(found.values())))
+
+    def _token(self) -> str | None:
+        if self._settings.token_file is None:
+            return self._settings.token
+        try:
+            return Path(self._settings.token_file).read_text().strip()
+        except OSError as error:
+            raise ConfigError(
+                f"planner.prometheus.token_file {self._settings.token_file} can't be read: {error.strerror}",
+                hint="name a file that this user may read",
+            ) from error
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls),
+                timeout=aiohttp.ClientTimeout(total=self._settings.timeout),
+            )
+        return self._http
+
+
+def _tls(settings: PrometheusSettings) -> ssl.SSLContext | None:
+    if not settings.url.startswith("https"):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.ca)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"planner.prometheus.ca {settings.ca} can't be read: {error}", hint="name a file of PEM certificates"
+        ) from error
+    if not settings.verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _finite(value: float | None) -> float:
+    return value if value is not None and math.isfinite(value) else 0.0
+
+
+def _pair(found: Mapping[str, float | None], name: str) -> tuple[float, float]:
+    """Return count and sum of a histogram; a sum that is no number takes its count with it: neither is known."""
+    total, number = found.get(f"{name}_sum"), found.get(f"{name}_count")
+    if total is None or number is None or not math.isfinite(total) or not math.isfinite(number):
+        return 0.0, 0.0
+    return number, total
+
+
+def _mean(found: Mapping[str, float | None], name: str) -> float | None:
+    number, total = _pair(found, name)
+    return total / number if number > 0 else None
+
+
+def _share(pair: tuple[float, float], count: int) -> float:
+    """Return the sum that belongs to so many of the counted ones."""
+    number, total = pair
+    return total * count / number if number > 0 else 0.0

@@ -1,0 +1,225 @@
+"""Which metrics does a planner show? ``dynamo_planner_*`` as the field's dashboards query them; all from its records.
+
+Milliseconds where those names say so. The role ``decode`` is there what answers clients: aggregated workers count in
+it. What a record does not know has no sample: unknown is not zero.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock.adapters.telemetry.exposition import Gauge, Registry
+from penstock.adapters.telemetry.planner_estimates import EstimateMetrics
+from penstock.planner.record import ModelTick, PluginSaid, TickRecord
+from penstock.planner.seen import Observation
+
+PREFIX = "dynamo_planner_"
+DECISIONS = ("scale_up", "scale_down", "hold")
+LOOPS = {"load": "load_scaling_decision", "throughput": "throughput_scaling_decision"}
+"""Word in a plugin's id -> gauge of what its last answer came to."""
+
+
+class PlannerMetrics:
+    """Everything that a planner shows; fed by `ticked` and `saw`.
+
+    Args:
+        slo_ttft, slo_itl: what it keeps, seconds; None has no sample.
+        watts: ceiling of power, in watts; None has no sample.
+    """
+
+    def __init__(
+        self, *, slo_ttft: float | None = None, slo_itl: float | None = None, watts: float | None = None
+    ) -> None:
+        self.registry = Registry()
+        self._at: float | None = None
+        self._gpus = 0
+        new = self.registry
+        self.replicas = {role: self._gauge(f"num_{role}_replicas", f"{role} workers that are ready.") for role in ROLES}
+        self.wanted = {
+            role: self._gauge(f"predicted_num_{role}_replicas", f"{role} workers that there should be.")
+            for role in ROLES
+        }
+        seen = "in the last look"
+        self.observed = {
+            "ttft_ms": self._gauge("observed_ttft_ms", f"Mean TTFT {seen}."),
+            "itl_ms": self._gauge("observed_itl_ms", f"Mean ITL {seen}."),
+            "requests_per_second": self._gauge("observed_requests_per_second", f"Requests that arrived {seen}."),
+            "request_duration_seconds": self._gauge("observed_request_duration_seconds", f"Mean duration {seen}."),
+            "input_sequence_tokens": self._gauge("observed_input_sequence_tokens", f"Mean prompt {seen}."),
+            "output_sequence_tokens": self._gauge("observed_output_sequence_tokens", f"Mean output {seen}."),
+        }
+        self.predicted = {
+            "requests_per_second": self._gauge("predicted_requests_per_second", "Requests that are expected."),
+            "input_sequence_tokens": self._gauge("predicted_input_sequence_tokens", "Mean prompt that is expected."),
+            "output_sequence_tokens": self._gauge("predicted_output_sequence_tokens", "Mean output that is expected."),
+        }
+        self.gpu_hours = new.counter(PREFIX + "gpu_hours", "GPU hours paid for, those of starting replicas included.")
+        for name, value in (("ttft", slo_ttft), ("itl", slo_itl)):
+            if value is not None:
+                new.gauge(f"{PREFIX}sla_target_{name}_ms", f"{name.upper()} that is kept.").set(to=value * 1e3)
+        self.loops = {
+            word: new.gauge(PREFIX + name, f"What the {word} loop last said.", "decision")
+            for word, name in LOOPS.items()
+        }
+        engine = ("model", "worker_id", "dp_rank")
+        self.queued_prefill = new.gauge(
+            PREFIX + "engine_queued_prefill_tokens", "Prompt tokens that an engine has still to prefill.", *engine
+        )
+        self.queued_decode = new.gauge(
+            PREFIX + "engine_queued_decode_kv_tokens", "KV tokens of decodes that wait in an engine.", *engine
+        )
+        self.decode_kv = new.gauge(
+            PREFIX + "engine_inflight_decode_kv_tokens", "KV tokens of requests that an engine runs.", *engine
+        )
+        self.evaluations = new.counter(
+            PREFIX + "plugin_evaluations_total", "Answers of plugins.", "plugin", "stage", "result"
+        )
+        self.overriding = new.gauge(PREFIX + "plugin_override_active", "1 while a plugin's targets count.", "plugin")
+        self.held = new.counter(PREFIX + "plugin_held_over_total", "Ticks where an earlier answer counted.", "plugin")
+        self.capped = new.counter(PREFIX + "constrain_capped_total", "Ticks in which a limit changed a proposal.")
+        self.vetoed = new.counter(PREFIX + "reject_short_circuited_total", "Ticks that a plugin's veto ended.")
+        self.timeouts = new.counter(PREFIX + "tick_timeout_total", "Ticks that took too long.")
+        self.skipped = new.counter(PREFIX + "tick_skipped_total", "Ticks without a decision.", "reason")
+        self.unsatisfied = new.counter(
+            PREFIX + "tick_requires_unsatisfied_total", "Plugins passed over for want of what they need.", "plugin"
+        )
+        self.lag = new.gauge(PREFIX + "tick_lag_seconds", "By how much the last tick began late.")
+        name = "penstock_planner_"
+        self.pool_replicas = new.gauge(name + "pool_replicas", "Replicas of a pool by state.", "pool", "state")
+        self.pool_target = new.gauge(name + "pool_target", "Replicas that a pool should have.", "pool")
+        self.outcomes = new.counter(name + "ticks_total", "Ticks by what came of them.", "outcome")
+        self.health = new.gauge(name + "source_fresh", "1 where a model's traffic can be read.", "model", "health")
+        self.alarms = new.counter(name + "alarms_total", "What somebody should look at, by kind.", "code")
+        self.attainment = new.gauge(name + "in_slo_ratio", "Share of judged requests within the SLO.", "model")
+        self.gpus = new.gauge(name + "gpus", "GPUs paid for now.")
+        self.estimates = EstimateMetrics(new, PREFIX, watts)
+
+    def ticked(self, record: TickRecord) -> None:
+        """Show a tick."""
+        self._clear()
+        self.estimates.ticked(record)
+        self.outcomes.add(record.outcome)
+        if self._at is not None and record.at > self._at:
+            self.gpu_hours.add(by=self._gpus * (record.at - self._at) / 3600)
+        self._at, self._gpus = record.at, record.gpus
+        self.gpus.set(to=record.gpus)
+        self.lag.set(to=record.late)
+        if record.outcome == "timeout":
+            self.timeouts.add()
+        if record.outcome in ("blind", "timeout", "hold"):
+            self.skipped.add(record.outcome)
+        if record.outcome == "veto":
+            self.vetoed.add()
+        if record.bound:
+            self.capped.add()
+        for name, pool in record.pools.items():
+            for state in ("ready", "starting", "draining", "failed", "given_up"):
+                self.pool_replicas.set(name, state, to=getattr(pool, state))
+            self.pool_target.set(name, to=pool.target)
+        for model, tick in record.models.items():
+            self._model(model, tick)
+        for said in record.said:
+            self._said(said, record)
+
+    def saw(self, seen: Observation) -> None:
+        """Show a look: replicas by role, and each engine's queues."""
+        self.estimates.saw(seen)
+        durations = self.observed["request_duration_seconds"]
+        for gauge in (self.queued_prefill, self.queued_decode, self.decode_kv, durations):
+            gauge.clear()
+        for gauge in (*self.replicas.values(), *self.wanted.values()):
+            gauge.clear()
+        for model, each in seen.models.items():
+            for pool in each.pools.values():
+                role = "prefill" if pool.role == "prefill" else "decode"
+                self.replicas[role].set(model, to=self.replicas[role].get(model) + pool.ready)
+            traffic = each.traffic
+            if traffic is not None and traffic.answered:
+                mean = traffic.duration_sum / traffic.answered
+                durations.set(model, to=mean)
+            for pool in each.pools.values():
+                for engine in pool.engines:
+                    labels = (model, engine.worker, str(engine.rank))
+                    for gauge, value in (
+                        (self.queued_prefill, engine.queued_prefill_tokens),
+                        (self.queued_decode, engine.queued_decode_kv),
+                        (self.decode_kv, engine.decode_kv),
+                    ):
+                        if value is not None:
+                            gauge.set(*labels, to=value)
+
+    def wants(self, targets: Iterable[tuple[str, str, int]]) -> None:
+        """Show how many there should be: (model, role, replicas) of each pool."""
+        for gauge in self.wanted.values():
+            gauge.clear()
+        for model, role, replicas in targets:
+            gauge = self.wanted["prefill" if role == "prefill" else "decode"]
+            gauge.set(model, to=gauge.get(model) + replicas)
+
+    def alarmed(self, code: str) -> None:
+        """Count something that somebody should look at."""
+        self.alarms.add(code)
+
+    def render(self) -> str:
+        """Return all of it in the text format of Prometheus."""
+        return self.registry.render()
+
+    def _gauge(self, name: str, help: str) -> Gauge:
+        return self.registry.gauge(PREFIX + name, help, "model")
+
+    def _clear(self) -> None:
+        durations = self.observed["request_duration_seconds"]
+        for gauge in (*self.observed.values(), *self.predicted.values()):
+            if gauge is not durations:
+                gauge.clear()
+        for gauge in (self.pool_replicas, self.pool_target, self.health, self.attainment, self.overriding):
+            gauge.clear()
+
+    def _model(self, model: str, tick: ModelTick) -> None:
+        for health in ("fresh", "stale", "broken"):
+            self.health.set(model, health, to=float(tick.health == health))
+        seen = {
+            "ttft_ms": _ms(tick.ttft),
+            "itl_ms": _ms(tick.itl),
+            "requests_per_second": tick.rate,
+            "input_sequence_tokens": tick.isl,
+            "output_sequence_tokens": tick.osl,
+        }
+        for name, value in seen.items():
+            if value is not None:
+                self.observed[name].set(model, to=value)
+        for name, value in _expected(tick.predicted).items():
+            if value is not None:
+                self.predicted[name].set(model, to=value)
+        if tick.judged:
+            self.attainment.set(model, to=tick.in_slo / tick.judged)
+
+    def _said(self, said: PluginSaid, record: TickRecord) -> None:
+        self.evaluations.add(said.id, said.stage, said.result)
+        self.overriding.set(said.id, to=float(said.result in ("override", "held")))
+        if said.result == "held":
+            self.held.add(said.id)
+        if said.result == "unsatisfied":
+            self.unsatisfied.add(said.id)
+        for word, gauge in self.loops.items():
+            if said.stage == "propose" and word in said.id and said.result in ("override", "accept"):
+                gauge.clear()
+                change = sum(n - record.pools[p].desired for p, n in said.targets.items() if p in record.pools)
+                now = "scale_up" if change > 0 else "scale_down" if change < 0 else "hold"
+                for decision in DECISIONS:
+                    gauge.set(decision, to=float(decision == now))
+
+
+ROLES = ("prefill", "decode")
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def _expected(predicted: Mapping[str, Any]) -> dict[str, float | None]:
+    seconds, requests = predicted.get("seconds"), predicted.get("requests")
+    return {
+        "requests_per_second": requests / seconds if seconds and requests is not None else None,
+        "input_sequence_tokens": predicted.get("isl"),
+        "output_sequence_tokens": predicted.get("osl"),
+    }

@@ -1,0 +1,155 @@
+"""What does ``penstock explain scale`` show? The planner's decisions: reasons, candidates, and what lost to what."""
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.client import Client
+from penstock.cli.output import percent, seconds_text, table
+
+POOL_HEADINGS = ("POOL", "READY", "STARTING", "DRAINING", "FAILED", "GIVEN UP", "WANTED", "PROPOSED", "TARGET")
+CANDIDATES_MAX = 12
+"""Rows of candidates that are shown of one decision; ``--json`` has all."""
+
+
+def decisions_of(run: Path | None, limit: int, url: str, admin_key: str | None) -> dict[str, Any]:
+    """Return the newest decisions, of a run folder or of a running cluster."""
+    if run is None:
+        found: dict[str, Any] = Client(url, admin_key).get(f"/admin/planner/decisions?limit={limit}")
+        return found
+    from penstock.runtime.planning.report import past_decisions
+
+    return {"planner": None, **past_decisions(run, limit)}
+
+
+def planner_text(planner: Mapping[str, Any]) -> str:
+    """Return how the planner is in a few lines, as status shows it."""
+    age = max(0.0, time.time() - planner["wall"])
+    does = "it only advises" if planner["advisory"] else f"it scales by {planner['connector']}"
+    health = ", ".join(f"{model} {state}" for model, state in planner["health"].items()) or "nothing read yet"
+    lines = [
+        f"Planner: policy {planner['policy']}, every {planner['every']:g} s; {does}",
+        f"  traffic from {planner['source']}: {health}; last tick {planner['tick']} {seconds_text(age)} ago: "
+        f"{planner['outcome']}" + (f"; restarted {planner['restarts']} times" if planner.get("restarts") else ""),
+    ]
+    lines += [f"  {pool_line(name, pool)}" for name, pool in planner["pools"].items()]
+    if planner.get("plugins"):
+        lines.append("  plugins: " + ", ".join(f"{id} {result}" for id, result in planner["plugins"].items()))
+    if planner["reason"]:
+        ago = seconds_text(max(0.0, planner["at"] - (planner["changed"] or 0.0)))
+        lines.append(f"  last change {ago} before that: {planner['reason'][0]['text']}")
+    lines += [f"  limit: {because['text']}" for because in planner["bound"][:3]]
+    lines += [f"  alarm at second {each['at']:.0f}: {each['because']['text']}" for each in planner["alarms"][-3:]]
+    lines.append("  'penstock explain scale' shows the decisions")
+    return "\n".join(lines)
+
+
+def pool_line(name: str, pool: Mapping[str, Any]) -> str:
+    """Return one pool in a line."""
+    text = f"{name}: {pool['target']} wanted, {pool['ready']} ready"
+    for state, words in (("starting", "starting"), ("draining", "draining"), ("failed", "can't be started")):
+        if pool[state]:
+            text += f", {pool[state]} {words}"
+    return text + (f", {pool['given_up']} given up" if pool["given_up"] else "")
+
+
+def scale_text(found: Mapping[str, Any]) -> str:
+    """Return the newest decisions as text, the newest first."""
+    parts = []
+    if found.get("planner"):
+        parts.append(planner_text(found["planner"]).rpartition("\n")[0])
+    decisions = found["decisions"]
+    if not decisions:
+        last = found.get("last")
+        if last is None:
+            parts.append("No planner has decided anything. 'planner: {}' with a policy in the config starts one.")
+        else:
+            parts.append(f"Nothing has been changed so far. The last tick:\n{decision_text(last)}")
+    parts += [decision_text(decision) for decision in decisions]
+    return "\n\n".join(parts)
+
+
+def decision_text(record: Mapping[str, Any]) -> str:
+    """Return one tick with its reasons."""
+    lines = [_headline(record)]
+    lines += [f"  because {because['text']}" for because in record["chosen"]]
+    lines += [f"  limit: {because['text']}" for because in record["bound"]]
+    for flip in record["flips"]:
+        lines.append(f"  role: {flip['count']} of {flip['model']} from {flip['frm']} to {flip['to']}")
+    lines += [f"  seen: {line}" for line in _seen(record["models"])]
+    rows = [
+        [
+            name,
+            *(pool[each] for each in ("ready", "starting", "draining", "failed", "given_up")),
+            *(pool[each] for each in ("desired", "proposed", "target")),
+        ]
+        for name, pool in record["pools"].items()
+    ]
+    if rows:
+        lines.append(table(POOL_HEADINGS, rows, indent="  "))
+    for said in record["said"]:
+        told = [because["text"] for because in record["chosen"]]
+        text = "; ".join(because["text"] for because in said["because"] if because["text"] not in told)
+        wanted = ", ".join(f"{pool}={count}" for pool, count in said["targets"].items())
+        lines.append(f"  {said['id']} ({said['stage']}): {said['result']}" + _after(wanted) + _after(text, ": "))
+    for plugin, evidence in record["evidence"].items():
+        lines += _evidence(plugin, evidence)
+    lines += [f"  rejected: {because['text']}" for because in record["alternatives"]]
+    return "\n".join(lines)
+
+
+def _headline(record: Mapping[str, Any]) -> str:
+    pools = record["pools"]
+    changes = [
+        f"{name} {pool['desired']} -> {pool['target']}"
+        for name, pool in pools.items()
+        if pool["desired"] != pool["target"]
+    ]
+    what = ", ".join(changes) or ("changes of role" if record["flips"] else "no change")
+    return f"Second {record['at']:.0f}, tick {record['tick']}, {record['outcome']}: {what} (policy {record['policy']})"
+
+
+def _seen(models: Mapping[str, Any]) -> Iterable[str]:
+    for model, tick in models.items():
+        if tick["rate"] is None:
+            yield f"the traffic of {model} is {tick['health']}, so it is not known"
+            continue
+        words = [f"{tick['rate']:.2f} requests/s"]
+        words += [f"{tick[key]:,.0f} tokens {what}" for key, what in (("isl", "in"), ("osl", "out")) if tick[key]]
+        words += [f"{key.upper()} {seconds_text(tick[key])}" for key in ("ttft", "itl") if tick[key] is not None]
+        if tick["judged"]:
+            words.append(f"{percent(tick['in_slo'] / tick['judged'])} in SLO")
+        if tick["queued"]:
+            words.append(f"{tick['queued']} wait in the router")
+        yield f"{model}: {', '.join(words)}"
+
+
+def _evidence(plugin: str, evidence: Mapping[str, Any]) -> list[str]:
+    """Return what a plugin chose from: a table where it tells candidates, else the numbers."""
+    lines: list[str] = []
+    plain: list[str] = []
+    for key, value in evidence.items():
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+            heads = list(dict.fromkeys(name for row in value for name in row))
+            rows = [[_cell(row.get(name)) for name in heads] for row in value[:CANDIDATES_MAX]]
+            of = f" (the first {CANDIDATES_MAX} of {len(value)})" if len(value) > CANDIDATES_MAX else ""
+            lines.append(f"  {key} of {plugin}{of}:")
+            lines.append(table([name.upper().replace("_", " ") for name in heads], rows, indent="    "))
+        else:
+            plain.append(f"{key} {_cell(value)}")
+    return [*([f"  {plugin} reckoned with: {', '.join(plain)}"] if plain else []), *lines]
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return " ".join(f"{key}={_cell(each)}" for key, each in value.items())
+    if isinstance(value, list):
+        return " ".join(str(_cell(each)) for each in value)
+    return value
+
+
+def _after(text: str, before: str = " ") -> str:
+    return f"{before}{text}" if text else ""

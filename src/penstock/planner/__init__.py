@@ -1,0 +1,1 @@
+"""How many workers of which kind should there be? Small plugins in a machine, and limits that always hold."""

@@ -1,0 +1,67 @@
+"""What do the ensemble and its experts say of one interval ahead? The same models behind the predictors' seam."""
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.planner.forecast.base import Series
+from penstock.planner.forecast.ensemble import RateForecast
+from penstock.planner.forecast.experts import Expert, Seasonal, Trend
+
+
+class Expertly(Series):
+    """One expert on the values themselves.
+
+    Args:
+        name: by which settings know it.
+        make: makes the expert.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Expert], *, log1p: bool = False) -> None:
+        super().__init__(log1p=log1p, kept=1)
+        self.name = name
+        self._expert = make()
+
+    def _learn(self, value: float) -> None:
+        self._expert.add(value)
+
+    def _next(self) -> float | None:
+        path = self._expert.path((1,))
+        return None if path is None else float(path[0])
+
+    def _state(self) -> Any:
+        return self._expert.snapshot()
+
+    def _become(self, state: Any) -> None:
+        self._expert.restore(state)
+
+
+class Ensemble(Series):
+    """All experts, weighed by their errors one interval ahead; the middle of the forecast counts."""
+
+    name = "ensemble"
+
+    def __init__(self, *, log1p: bool = False) -> None:
+        super().__init__(log1p=log1p, kept=1)
+        self._forecast = RateForecast(width=1.0)  # a bin is an interval, and a rate is a value
+
+    def _learn(self, value: float) -> None:
+        self._forecast.add(value, 1.0)
+
+    def _next(self) -> float | None:
+        return float(self._forecast.quantiles((1.0,), (0.5,))[0, 0])
+
+    def _state(self) -> Any:
+        return self._forecast.snapshot()
+
+    def _become(self, state: Any) -> None:
+        self._forecast.restore(state)
+
+
+def seasonal(*, log1p: bool = False) -> Expertly:
+    """Return the seasonal naive forecast: as one period ago, once a period was seen twice; else the last value."""
+    return Expertly("seasonal", lambda: Seasonal(group=1), log1p=log1p)
+
+
+def damped_trend(*, log1p: bool = False) -> Expertly:
+    """Return the damped trend: it goes on as it went, ever less."""
+    return Expertly("trend", lambda: Trend(0.5, 0.2, 0.9), log1p=log1p)

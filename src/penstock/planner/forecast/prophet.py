@@ -1,0 +1,68 @@
+"""Is there a season in it? Prophet, of the extra ``forecast``: fitted anew on a window of values for each forecast."""
+
+import importlib
+import logging
+import math
+import warnings
+from typing import Any
+
+from penstock.kernel.errors import ConfigError
+from penstock.planner.forecast.base import MODEL_ERRORS, Series
+
+HINT = "pip install 'penstock[forecast]', or choose constant or kalman"
+EPOCH = "2024-01-01"
+"""Where its time axis begins: only distances count."""
+
+
+class Prophet(Series):
+    """Trend and seasons.
+
+    Args:
+        step: seconds between two values.
+        window: values that it is fitted to; ``min_points``: below it the last one is told.
+    Raises:
+        ConfigError: prophet is not installed.
+    Cost: some 100 ms per forecast.
+    """
+
+    name = "prophet"
+
+    def __init__(self, step: float, window: int = 50, min_points: int = 5, *, log1p: bool = False) -> None:
+        super().__init__(log1p=log1p, kept=max(window, min_points))
+        try:
+            self._library: Any = importlib.import_module("prophet")
+            self._tables: Any = importlib.import_module("pandas")
+        except ImportError as error:
+            raise ConfigError("the predictor is prophet, which is not installed", hint=HINT) from error
+        self._step, self._min_points = step, min_points
+        self._first = 0
+        """Place of the eldest value on the time axis: a season stays where it was while the window moves on."""
+
+    def _learn(self, value: float) -> None:
+        if len(self.values) == self.kept:
+            self._first += 1
+
+    def _next(self) -> float | None:
+        if len(self.values) < self._min_points:
+            return None
+        terms = [math.log1p(value) for value in self.values] if self.log1p else self.values
+        step = self._tables.Timedelta(seconds=self._step)
+        start = self._tables.Timestamp(EPOCH) + self._first * step
+        times = [start + place * step for place in range(len(terms) + 1)]
+        logging.getLogger("cmdstanpy").setLevel(logging.WARNING)  # it tells every fit at level INFO
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model = self._library.Prophet()
+                model.fit(self._tables.DataFrame({"ds": times[:-1], "y": terms}))
+                told = model.predict(self._tables.DataFrame({"ds": times[-1:]}))
+                return float(told["yhat"].iloc[0])
+        except MODEL_ERRORS as error:  # the last value is told, and why is counted
+            self.failed(error)
+            return None
+
+    def _state(self) -> int:
+        return self._first
+
+    def _become(self, state: int) -> None:
+        self._first = state

@@ -1,0 +1,208 @@
+"""How does pass time grow with load? Lines through the passes of live engines, as the field's load loop fits them.
+
+Three lines by ordinary least squares: seconds over prompt tokens (prefill), over sequences and KV tokens (decode), over
+prompt tokens and KV tokens (aggregated). A line that would fall is not used.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.planner.performance.model import Floats
+from penstock.planner.performance.retention import Retention
+
+LEAST = 1e-6
+"""Seconds that a pass takes at least; a fitted line may say less near 0."""
+HIT_MAX = 0.95
+"""A share of cache above this is taken for this: the last token of a prompt is always computed."""
+
+
+class Capacity(NamedTuple):
+    """Requests per second that one engine can do, and with which latency (s). ``met``: within the service level."""
+
+    rate: float
+    seconds: float
+    batch: int = 1
+    met: bool = True
+
+
+class Line:
+    """Seconds as a linear function of some inputs, from a bounded set of samples.
+
+    Args:
+        inputs: how many there are; ``needed``: samples below which nothing is said.
+        dropped: inputs whose coefficient may be taken for 0 where it comes out below.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        needed: int = 5,
+        *,
+        dropped: Sequence[int] = (),
+        samples: int = 64,
+        buckets: int = 16,
+    ) -> None:
+        self.needed = needed
+        self._dropped = tuple(dropped)
+        self._inputs = inputs
+        self._kept = Retention(inputs, samples, buckets)
+        self._fit: tuple[float, ...] | None = None
+        self._dirty = False
+        self.most: tuple[float, ...] = (0.0,) * inputs
+        """Highest value seen of each input."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, inputs: Sequence[float], seconds: float) -> None:
+        """Take in one pass; those that took no time, such as signs of life, are passed over."""
+        if seconds > 0.0:
+            self._kept.add(inputs, seconds)
+            self.most = tuple(max(a, float(b)) for a, b in zip(self.most, inputs, strict=True))
+            self._dirty = True
+
+    @property
+    def fit(self) -> tuple[float, ...] | None:
+        """(base, coefficient per input); None while too little is known, or where the line has always fallen.
+
+        One that would fall is not used: the one before goes on, or an engine that has long been full, whose windows
+        are all alike, would be forgotten when it matters.
+        """
+        if self._dirty:
+            found, self._dirty = self._fitted(), False
+            self._fit = self._fit if found is None else found
+        return self._fit
+
+    def seconds(self, *inputs: float) -> float:
+        """Return the seconds of one pass.
+
+        Raises:
+            ValueError: there is no fit.
+        """
+        fit = self.fit
+        if fit is None:
+            raise ValueError("too few passes were seen for a fit")
+        return max(LEAST, fit[0] + sum(a * x for a, x in zip(fit[1:], inputs, strict=True)))
+
+    def _fitted(self) -> tuple[float, ...] | None:
+        if len(self._kept) < self.needed:
+            return None
+        inputs, seconds = self._kept.arrays()
+        found = least_squares(inputs, seconds)
+        if any(found[1 + each] < 0.0 for each in self._dropped):
+            rest = [each for each in range(self._inputs) if each not in self._dropped]
+            part = least_squares(inputs[:, rest], seconds)
+            kept = dict(zip(rest, part[1:], strict=True))
+            found = (part[0], *(kept.get(each, 0.0) for each in range(self._inputs)))
+        return None if any(each < -1e-15 for each in found[1:]) else found
+
+    def snapshot(self) -> dict[str, Any]:
+        fit = self.fit
+        return {"kept": self._kept.snapshot(), "most": list(self.most), "fit": None if fit is None else list(fit)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._kept.restore(state["kept"])
+        self.most, self._dirty = tuple(state["most"]), False
+        self._fit = None if state["fit"] is None else tuple(state["fit"])
+
+
+def least_squares(inputs: Floats, seconds: Floats) -> tuple[float, ...]:
+    """Return (base, coefficient per input) by ordinary least squares; of equally good ones the smallest."""
+    centre, mean = inputs.mean(axis=0), float(seconds.mean())
+    solved = np.linalg.lstsq(inputs - centre, seconds - mean, rcond=None)[0]
+    return (mean - float(centre @ solved), *(float(each) for each in solved))
+
+
+def chunked(line: Line, tokens: float, chunk: int, *beside: float) -> float | None:
+    """Return seconds of a prompt that is computed ``chunk`` tokens at a time.
+
+    Args:
+        beside: further inputs of the line, which every pass has too, such as KV tokens that are decoded.
+    Returns: 0 where there is nothing to compute; None where nothing is known.
+    """
+    if line.fit is None or chunk <= 0:
+        return None
+    if tokens <= 0.0:
+        return 0.0
+    whole, rest = divmod(tokens, chunk)
+    total = whole * line.seconds(chunk, *beside) if whole else 0.0
+    return total + (line.seconds(rest, *beside) if rest > 0.0 else 0.0)
+
+
+def fresh(tokens: float, hit_rate: float | None) -> float:
+    """Return the tokens that are not in cache."""
+    return tokens * (1.0 - min(HIT_MAX, max(0.0, hit_rate or 0.0)))
+
+
+class PrefillLine(Line):
+    """Seconds over prompt tokens of a pass."""
+
+    def __init__(self, needed: int = 5, *, samples: int = 64, buckets: int = 16) -> None:
+        super().__init__(1, needed, samples=samples, buckets=buckets)
+
+    def ttft(self, queued: float, isl: float, max_batched_tokens: int, hit_rate: float | None = None) -> float | None:
+        """Return seconds until the first token of one more prompt, behind ``queued`` tokens that wait."""
+        return chunked(self, fresh(queued + isl, hit_rate), max_batched_tokens)
+
+    def capacity(
+        self, isl: float, max_batched_tokens: int, ttft: float, hit_rate: float | None = None
+    ) -> Capacity | None:
+        """Return what one engine can do, one prompt after the other. A missed TTFT still is its best."""
+        seconds = chunked(self, fresh(isl, hit_rate), max_batched_tokens)
+        return Capacity(1.0 / seconds, seconds, 1, seconds <= ttft) if seconds else None
+
+
+class DecodeLine(Line):
+    """Seconds over sequences and KV tokens of a pass."""
+
+    def __init__(self, needed: int = 5, *, samples: int = 64, buckets: int = 16) -> None:
+        super().__init__(2, needed, dropped=(0,), samples=samples, buckets=buckets)
+
+    def itl(self, seqs: float, kv: float, context: float) -> float | None:
+        """Return the ITL that one more request of ``context`` tokens would see."""
+        return None if self.fit is None else self.seconds(seqs + 1.0, kv + context)
+
+    def capacity(
+        self,
+        context: float,
+        osl: float,
+        itl: float,
+        *,
+        kv_tokens: int | None = None,
+        max_seqs: int | None = None,
+        accept: float = 1.0,
+    ) -> Capacity | None:
+        """Return what one engine can do with the largest batch that keeps ``itl`` seconds; one sequence may miss it."""
+        if self.fit is None or itl <= 0.0 or context <= 0.0 or osl <= 0.0:
+            return None
+        most = (self.most[1] if kv_tokens is None else kv_tokens) / context
+        top = max(1, int(min(most or 256.0, 1e9 if max_seqs is None else max_seqs)))
+
+        def seconds(batch: int) -> float:
+            return self.seconds(batch, batch * context) / accept
+
+        low, high = 1, top
+        while low < high:  # seconds rise with the batch
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if seconds(middle) <= itl else (low, middle - 1)
+        took = seconds(low)
+        return Capacity(low / (osl * took), took, low, took <= itl)
+
+
+class AggregatedLine(Line):
+    """Seconds over prompt tokens and KV tokens of a pass that does both."""
+
+    def __init__(self, needed: int = 5, *, samples: int = 64, buckets: int = 16) -> None:
+        super().__init__(2, needed, samples=samples, buckets=buckets)
+
+    def ttft(
+        self, queued: float, isl: float, max_batched_tokens: int, kv: float, hit_rate: float | None = None
+    ) -> float | None:
+        """Return seconds until the first token of one more prompt, while ``kv`` tokens are decoded beside it."""
+        return chunked(self, fresh(queued + isl, hit_rate), max_batched_tokens, kv)
+
+    def itl(self, prefill_tokens: float, kv: float, context: float) -> float | None:
+        """Return the ITL of one more request, with so many prompt tokens in the mean pass."""
+        return None if self.fit is None else self.seconds(prefill_tokens, kv + context)

@@ -1,0 +1,439 @@
+"""How many workers should there be? The machine: it looks, asks plugins stage by stage, keeps the limits, and tells.
+
+One tick: `Look` -> `Looked` -> predict, propose, reconcile, constrain -> limits -> `Scale`, `Ticked`. The same object
+runs live, on virtual time, and in a simulator that is not ours.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from penstock.kernel.errors import ConfigError, InvariantError
+from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, nanos, seconds
+from penstock.planner import events as planning
+from penstock.planner.context import Context
+from penstock.planner.limits import project
+from penstock.planner.plugins import LearnsSpeeds, Plugin, Registry, Seat, Spec, Stage
+from penstock.planner.proposals import Because
+from penstock.planner.record import ModelTick, Outcome, PoolTick, TickRecord
+from penstock.planner.seen import ModelSeen, Observation
+from penstock.planner.settings import BudgetSettings, PlannerSettings
+from penstock.planner.standing import Standing
+from penstock.planner.start_up import StartUps
+from penstock.planner.tick import Tick, open_stage, pools_within
+
+SNAPSHOT_VERSION = 1
+HISTORY = 1200.0
+"""Seconds of looks that are kept for plugins; what looks further back keeps its own."""
+
+
+class Planner:
+    """One planner; its first `Woken` is its first tick.
+
+    Args:
+        settings: intervals, limits and what is respected.
+        plugins: those of this process, in the order in which they are asked within a stage.
+        strict: let errors of plugins through, as tests and simulations want it.
+    """
+
+    def __init__(self, settings: PlannerSettings, plugins: Iterable[Plugin], *, strict: bool = False) -> None:
+        self.settings = settings
+        self.budget: BudgetSettings = settings.budget
+        self.registry = Registry()
+        self.standing = Standing()
+        self.start_ups = StartUps(settings.start.assumed)
+        self.dropped = 0
+        """Answers that nobody waited for."""
+        self._strict = strict
+        self._looks: list[Observation] = []
+        self._tick: Tick | None = None
+        self._begun: float | None = None
+        self._next_due = 0.0
+        self._number = 0
+        self._out: list[Effect] = []
+        for plugin in plugins:
+            if plugin.spec.id in self.registry.seats:
+                raise ValueError(f"two plugins have the id {plugin.spec.id}")
+            self.registry.add(plugin.spec, plugin, 0.0)
+
+    def handle(self, now: Nanos, event: Event) -> Sequence[Effect]:
+        """Take one event of `penstock.planner.events`, or `Woken`; return what should be done, in order."""
+        at = seconds(now)
+        self._out = []
+        match event:
+            case Woken():
+                self._woken(at)
+            case planning.Looked():
+                self._looked(at, event)
+            case planning.LookFailed():
+                self._look_failed(at, event)
+            case planning.Answered():
+                self._answered(at, event)
+            case planning.Scaled():
+                self._scaled(event)
+            case planning.PluginCame():
+                self._came(at, event.spec)
+            case planning.PluginAlive() if event.plugin in self.registry.seats:
+                self.registry.seats[event.plugin].heard = at
+            case planning.PluginWent():
+                if self.registry.remove(event.plugin):
+                    self._alarm("plugin_gone", f"planner plugin {event.plugin} is out: {event.why}")
+                    self._unawaited(at, event.plugin)
+            case planning.Benchmarked():
+                self._benchmarked(event)
+            case planning.LimitsChanged():
+                self.budget = msgspec.convert(event.budget, BudgetSettings)
+            case _:
+                self.dropped += 1
+        out, self._out = self._out, []
+        return out
+
+    def refuses(self, spec: Spec) -> str | None:
+        """Say why a plugin can't take part, or None where it can."""
+        if spec.id in self.registry.seats:
+            return f"duplicate_id: there is a plugin {spec.id} already"
+        if spec.window and spec.window < self.settings.base:
+            return f"bad_window: {spec.window:g} s is less than a tick, which takes {self.settings.base:g} s"
+        return None
+
+    # --- a tick's course --------------------------------------------------------------------------------------------
+
+    def _woken(self, at: float) -> None:
+        if self._begun is None:
+            self._begun = self._next_due = at
+            for seat in self.registry.seats.values():
+                seat.registered = seat.heard = at
+        tick = self._tick
+        if tick is None:
+            if at + 1e-9 < self._next_due:
+                return self._sleep(self._next_due)
+            return self._begin(at)
+        if at - tick.at >= self.settings.tick_timeout - 1e-6:
+            missing = "a look" if tick.looking else ", ".join(tick.waiting)
+            self._alarm("tick_timeout", f"a tick waited {at - tick.at:.0f} s for {missing}; nothing of it counts")
+            return self._end(at, "timeout")
+        for plugin, deadline in list(tick.waiting.items()):
+            if at >= deadline - 1e-9:
+                self._failed(at, plugin, "timeout", f"no answer within {self.settings.plugins.deadline:g} s")
+        self._go_on(at)
+
+    def _begin(self, at: float) -> None:
+        self._number += 1
+        self._tick = Tick(self._number, at, self._next_due)
+        for seat in list(self.registry.seats.values()):
+            silent = at - seat.heard
+            if seat.spec.outside and silent > self.settings.plugins.heartbeat:
+                self.registry.remove(seat.spec.id)
+                self._alarm("plugin_silent", f"planner plugin {seat.spec.id} was silent for {silent:.0f} s, and is out")
+        self._out.append(planning.Look(id=self._number))
+        self._sleep(at + self.settings.tick_timeout)
+
+    def _looked(self, at: float, event: planning.Looked) -> None:
+        tick = self._tick
+        if tick is None or not tick.looking or event.id != tick.number:
+            self.dropped += 1
+            return
+        seen = event.observation
+        self._looks.append(seen)
+        while self._looks[0].at < seen.at - HISTORY:
+            del self._looks[0]
+        for because in self.standing.look(seen, self.settings.manual_hold, self.settings.stale_after):
+            self._out.append(planning.Alarm(because=because))
+        deadline = self.settings.start.deadline
+        for model, name, pool in seen.pools():
+            self.start_ups.note(model, pool)
+            given_up = self.start_ups.coming(model, pool, deadline).given_up
+            lacking = self.standing.lacks(name, pool, given_up, deadline)
+            if lacking is not None:
+                self._out.append(planning.Alarm(because=lacking))
+        tick.looking = False
+        tick.baseline = {name: pool.desired for _, name, pool in seen.pools()}
+        self._go_on(at)
+
+    def _look_failed(self, at: float, event: planning.LookFailed) -> None:
+        tick = self._tick
+        if tick is None or not tick.looking or event.id != tick.number:
+            self.dropped += 1
+            return
+        self._alarm("blind", f"nothing could be seen in this tick, so all stays as it is: {event.why}")
+        tick.because.append(Because(code="blind", text=event.why))
+        self._end(at, "blind")
+
+    def _go_on(self, at: float) -> None:
+        """Go through the stages for as long as nobody is waited for."""
+        tick = self._tick
+        assert tick is not None
+        if tick.looking:
+            return self._sleep(tick.at + self.settings.tick_timeout)
+        while not tick.over:
+            if not tick.asked:
+                context = self.context(tick)
+                told = open_stage(
+                    tick, self.registry, context, self.settings.base, ask=partial(self._ask, at), strict=self._strict
+                )
+                self._out += [planning.Alarm(because=because) for because in told]
+            if tick.waiting:
+                return self._sleep(max(at, min(tick.at + self.settings.tick_timeout, *tick.waiting.values())))
+            tick.close_stage()
+        self._decide(at)
+
+    def context(self, tick: Tick) -> Context:
+        """Return what plugins are given now."""
+        seen = self._looks[-1]
+        deadline = self.settings.start.deadline
+        return Context(
+            tick=tick.number,
+            at=seen.at,
+            looks=self._looks,
+            baseline=tick.baseline,
+            predictions=tick.predictions,
+            start_ups=self.start_ups,
+            coming={name: self.start_ups.coming(model, pool, deadline) for model, name, pool in seen.pools()},
+            budget=self.budget,
+            manual=self.standing.manual,
+        )
+
+    def _ask(self, at: float, seat: Seat, stage: Stage) -> None:
+        tick = self._tick
+        assert tick is not None
+        deadline = self.settings.plugins.deadline
+        # From now on, not from the tick's begin: a slow look or stage before must not eat up the time of this one.
+        tick.waiting[seat.spec.id] = at + deadline
+        self._out.append(
+            planning.Ask(
+                id=tick.number,
+                plugin=seat.spec.id,
+                stage=stage,
+                deadline=deadline,
+                tick=tick.number,
+                observation=_needed(seat.spec, self.context(tick)),
+                predictions=tick.predictions,
+                proposal=dict(tick.baseline),
+            )
+        )
+
+    def _answered(self, at: float, event: planning.Answered) -> None:
+        tick, seat = self._tick, self.registry.seats.get(event.plugin)
+        if tick is None or event.id != tick.number or event.plugin not in tick.waiting or seat is None:
+            self.dropped += 1
+            return
+        if event.error is not None or event.result is None:
+            self._failed(at, event.plugin, "error", event.error or "an empty answer")
+        else:
+            del tick.waiting[event.plugin]
+            seat.seconds, seat.heard = event.seconds, at
+            seat.succeeded(tick.due, event.result)
+            tick.answered(seat, event.result)
+        self._go_on(at)
+
+    def _failed(self, at: float, plugin: str, kind: str, why: str) -> None:
+        tick, seat = self._tick, self.registry.seats.get(plugin)
+        assert tick is not None
+        tick.waiting.pop(plugin, None)
+        if seat is not None:
+            seat.failed(at, kind)
+            tick.silent(seat, kind, why)
+            self._alarm(f"plugin_{kind}", f"planner plugin {plugin} has no say in this tick: {why}")
+
+    def _unawaited(self, at: float, plugin: str) -> None:
+        tick = self._tick
+        if tick is not None and tick.waiting.pop(plugin, None) is not None:
+            self._go_on(at)
+
+    def _came(self, at: float, spec: Spec) -> None:
+        before = self.registry.seats.get(spec.id)
+        if before is not None and before.plugin is not None:
+            # Whoever lets plugins in asks `refuses` first; this is for the one that slipped through in between.
+            self._alarm("duplicate_id", f"planner plugin {spec.id} at {spec.endpoint} is not let in: we have our own")
+            return
+        self.registry.add(spec, None, at)
+
+    # --- what comes of it --------------------------------------------------------------------------------------------
+
+    def _decide(self, at: float) -> None:
+        """Keep the limits, and say what should be."""
+        tick, seen = self._tick, self._looks[-1]
+        assert tick is not None
+        pools = list(seen.pools())
+        desired = {name: pool.desired for _, name, pool in pools}
+        if tick.vetoed:
+            return self._end(at, "veto", desired)
+        planned = pools_within(pools, self.settings.mode)
+        wanted: dict[str, int] = {}
+        for model, name, pool in pools:
+            proposed = tick.baseline.get(name, pool.desired) if name in planned else pool.desired
+            kept = None if proposed == pool.desired else self.standing.keeps(name, model, proposed, pool.desired)
+            wanted[name] = proposed if kept is None else pool.desired
+            if kept is not None:
+                tick.bound.append(kept)
+        committed = {name: min(pool.desired, pool.ready + len(pool.starting)) for _, name, pool in pools}
+        projected = project(wanted, seen, self.budget, committed=committed)
+        tick.bound += projected.bound
+        targets = projected.targets
+        changed = {name: count for name, count in targets.items() if count != desired[name]}
+        if not changed and not tick.flips:
+            return self._end(at, "hold" if wanted == desired and tick.bound else "keep", targets)
+        if self.settings.advisory:
+            return self._end(at, "advise", targets)
+        self.standing.say(targets)
+        because = (*tick.bound, *tick.because)
+        self._out.append(planning.Scale(id=tick.number, targets=changed, flips=tick.flips, because=because))
+        self._end(at, "apply", targets)
+
+    def _benchmarked(self, event: planning.Benchmarked) -> None:
+        for seat in self.registry.seats.values():
+            if isinstance(seat.plugin, LearnsSpeeds):
+                try:
+                    seat.plugin.benchmarked(event.model, event.role, event.metrics)
+                except ConfigError as error:
+                    self._alarm("bad_benchmark", f"a {event.role} worker of {event.model} told nonsense: {error}")
+
+    def _scaled(self, event: planning.Scaled) -> None:
+        for pool, why in event.problems.items():
+            if self.standing.problems.get(pool) != why:
+                self._alarm("not_scaled", f"{pool} can't be scaled as planned: {why}", pool=pool)
+        self.standing.problems = dict(event.problems)
+
+    def _end(self, at: float, outcome: Outcome, targets: dict[str, int] | None = None) -> None:
+        tick = self._tick
+        assert tick is not None
+        self._out.append(planning.Ticked(record=self._record(tick, outcome, targets)))
+        self._tick = None
+        base = self.settings.base
+        assert self._begun is not None
+        turns = int((at - self._begun) / base + 1e-6) + 1
+        self._next_due = self._begun + turns * base
+        self._sleep(self._next_due)
+
+    def _record(self, tick: Tick, outcome: Outcome, targets: dict[str, int] | None) -> TickRecord:
+        seen = self._looks[-1] if self._looks and not tick.looking else None
+        pools: dict[str, PoolTick] = {}
+        gpus = 0
+        for model, name, pool in () if seen is None else seen.pools():
+            coming = self.start_ups.coming(model, pool, self.settings.start.deadline)
+            gpus += pool.gpus * (pool.ready + len(pool.starting) + pool.draining)
+            pools[name] = PoolTick(
+                ready=pool.ready,
+                starting=len(pool.starting),
+                draining=pool.draining,
+                failed=pool.failed,
+                desired=pool.desired,
+                proposed=tick.baseline.get(name, pool.desired),
+                target=pool.desired if targets is None else targets[name],
+                gpus=pool.gpus,
+                given_up=coming.given_up,
+                model=model,
+                role=pool.role,
+            )
+        return TickRecord(
+            tick=tick.number,
+            at=tick.at,
+            policy=self.policy,
+            outcome=outcome,
+            models={} if seen is None else {name: self._model(tick, name, each) for name, each in seen.models.items()},
+            pools=pools,
+            said=tuple(tick.said),
+            chosen=tuple(tick.vetoed or tick.because),
+            bound=tuple(tick.bound),
+            alternatives=tuple(tick.lost),
+            evidence=tick.evidence,
+            flips=tick.flips,
+            gpus=gpus,
+            late=max(0.0, tick.at - tick.due),
+        )
+
+    @property
+    def policy(self) -> str:
+        """The name of what decides."""
+        target = self.settings.optimization_target
+        return self.settings.policy if target == "sla" else f"thresholds-{target}"
+
+    def _model(self, tick: Tick, name: str, seen: ModelSeen) -> ModelTick:
+        traffic, predicted = seen.traffic, tick.predictions.get(name)
+        health = self.standing.health.get(name, seen.health)
+        told = {} if predicted is None else msgspec.to_builtins(predicted, str_keys=True)
+        if traffic is None:
+            return ModelTick(health=health, queued=seen.queued, predicted=told)
+        return ModelTick(
+            health=health,
+            rate=traffic.rate,
+            isl=traffic.isl,
+            osl=traffic.osl,
+            hit_rate=traffic.hit_rate,
+            ttft=traffic.ttft_mean,
+            itl=traffic.itl_mean,
+            judged=traffic.judged,
+            in_slo=traffic.in_slo,
+            queued=seen.queued,
+            predicted=told,
+        )
+
+    def _alarm(self, code: str, text: str, **facts: Any) -> None:
+        self._out.append(planning.Alarm(because=Because(code=code, text=text, facts=facts)))
+
+    def _sleep(self, until: float) -> None:
+        self._out.append(Wake(at=nanos(until)))
+
+    # --- a machine's other duties ------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        return {
+            "version": SNAPSHOT_VERSION,
+            "budget": msgspec.to_builtins(self.budget),
+            "standing": self.standing.snapshot(),
+            "start_ups": self.start_ups.snapshot(),
+            "looks": [msgspec.to_builtins(look) for look in self._looks],
+            "tick": None if self._tick is None else msgspec.to_builtins(self._tick),
+            "begun": self._begun,
+            "next_due": self._next_due,
+            "number": self._number,
+            "dropped": self.dropped,
+            "seats": {id: seat.snapshot() for id, seat in self.registry.seats.items()},
+        }
+
+    def restore(self, snapshot: Snapshot) -> None:
+        if snapshot.get("version") != SNAPSHOT_VERSION:
+            raise ValueError(f"a planner's snapshot of version {snapshot.get('version')}; this is {SNAPSHOT_VERSION}")
+        self.budget = msgspec.convert(snapshot["budget"], BudgetSettings)
+        self.standing = Standing.restored(snapshot["standing"])
+        self.start_ups = StartUps.restored(snapshot["start_ups"])
+        self._looks = [msgspec.convert(look, Observation) for look in snapshot["looks"]]
+        self._tick = None if snapshot["tick"] is None else msgspec.convert(snapshot["tick"], Tick)
+        self._begun, self._next_due = snapshot["begun"], snapshot["next_due"]
+        self._number, self.dropped = snapshot["number"], snapshot["dropped"]
+        own = {id: seat for id, seat in self.registry.seats.items() if seat.plugin is not None}
+        self.registry.seats = {}
+        for id, state in snapshot["seats"].items():
+            spec = msgspec.convert(state["spec"], Spec)
+            if not spec.outside and id not in own:
+                continue  # another policy is configured by now: its plugins begin anew
+            seat = own.pop(id, None) or Seat(spec, None, state["registered"])
+            seat.restore(state)
+            self.registry.seats[id] = seat
+        self.registry.seats |= own
+
+    def check(self) -> None:
+        tick = self._tick
+        if tick is not None and tick.waiting and (tick.looking or tick.over):
+            raise InvariantError(f"a tick that is not in a stage waits for {', '.join(tick.waiting)}")
+        if any(count < 0 for count in self.standing.told.values()):
+            raise InvariantError(f"fewer than no replicas were wanted: {self.standing.told}")
+        coming = [look.at for look in self._looks]
+        if coming != sorted(coming):
+            raise InvariantError("looks are not in the order of time")
+
+
+def _needed(spec: Spec, context: Context) -> Observation | None:
+    """Return the part of what was seen that a plugin outside asked for."""
+    if not spec.needs:
+        return None
+    models: dict[str, ModelSeen] = {}
+    for name, model in context.observation.models.items():
+        traffic = context.traffic(name, spec.window or context.observation.window) if "traffic" in spec.needs else None
+        pools = model.pools
+        if "engines" not in spec.needs:
+            pools = {each: msgspec.structs.replace(pool, engines=()) for each, pool in pools.items()}
+        models[name] = msgspec.structs.replace(model, traffic=traffic, pools=pools)
+    return msgspec.structs.replace(context.observation, models=models)

@@ -1,0 +1,135 @@
+"""What would one more request see on an engine? Lines through the passes of a role's engines, and their estimates."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.kernel.values import Role
+from penstock.planner.performance.model import EngineLimits
+from penstock.planner.performance.regressions import AggregatedLine, DecodeLine, Line, PrefillLine, chunked, fresh
+from penstock.planner.policies.classic import decode_kv_of, mean
+from penstock.planner.seen import EngineSeen
+from penstock.planner.settings import PlannerSettings
+
+Rule = Literal["all-under", "consolidation"]
+"""How a way down is judged: by the present estimates, or by those with one engine fewer."""
+
+
+class Typical(msgspec.Struct):
+    """Requests of one model as they come: mean prompt and output, share of cache, tokens per step. Last values."""
+
+    isl: float = 0.0
+    osl: float = 0.0
+    hit_rate: float | None = None
+    accept: float = 1.0
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """One engine. Seconds; None is not known. ``own``: TTFT with nothing waiting; ``*_after``: with the load of one
+    engine fewer shared out."""
+
+    worker: str
+    ttft: float | None = None
+    itl: float | None = None
+    own: float | None = None
+    ttft_after: float | None = None
+    itl_after: float | None = None
+    room_after: bool = True
+
+
+class Lines:
+    """The lines of one role's engines, and what they say of one engine."""
+
+    def __init__(self, role: Role, settings: PlannerSettings, rule: Rule) -> None:
+        told = settings.classic.fpm
+        kept = {"samples": told.max_num_fpm_samples, "buckets": told.fpm_sample_bucket_size}
+        needed = told.load_min_observations
+        self.role = role
+        self._seqs = rule == "consolidation"
+        """Whether decode seconds are a line over sequences too; the first generation looked at KV tokens alone."""
+        self.line: Line
+        if role == "prefill":
+            self.line = PrefillLine(needed, **kept)
+        elif role == "aggregated":
+            self.line = AggregatedLine(needed, **kept)
+        else:
+            self.line = (
+                DecodeLine(needed, **kept)
+                if self._seqs
+                else Line(1, needed, samples=kept["samples"], buckets=kept["buckets"])
+            )
+        self.beside = 0.0
+        """Prompt tokens of the mean pass of an aggregated engine."""
+
+    def learn(self, engine: EngineSeen) -> None:
+        """Take in an engine's window as its mean pass, which smooths what single chunks do."""
+        steps = engine.steps
+        if steps is None or steps.passes <= 0 or not steps.wall:
+            return
+        seconds = steps.wall / steps.passes
+        tokens, seqs, kv = mean(steps, "prefill_tokens"), mean(steps, "decode_seqs"), mean(steps, "decode_kv")
+        if self.role == "prefill":
+            if tokens:
+                self.line.add([tokens], seconds)
+        elif self.role == "aggregated":
+            if tokens is not None and kv is not None:
+                self.line.add([tokens, kv], seconds)
+                self.beside += 0.2 * (tokens - self.beside)
+        elif kv:
+            if not self._seqs:
+                self.line.add([kv], seconds)
+            elif seqs is not None:
+                self.line.add([seqs, kv], seconds)
+
+    def estimate(self, engine: EngineSeen, typical: Typical, spread: float) -> Estimate | None:
+        """Return what one more request on an engine would see; None where it tells too little.
+
+        Args:
+            spread: by what its load grows where one engine fewer has to carry all of it.
+        """
+        if self.line.fit is None:
+            return None
+        limits = EngineLimits.of(engine)
+        found = Estimate(worker=str(engine.worker))
+        if self.role != "decode":
+            queued = engine.queued_prefill_tokens
+            if queued is None:
+                return None
+            kv = () if self.role == "prefill" else (float(engine.decode_kv or 0),)
+            more = tuple(value * spread for value in kv)
+            found = msgspec.structs.replace(
+                found,
+                ttft=self._ttft(queued, typical, limits, kv),
+                own=self._ttft(0.0, typical, limits, kv),
+                ttft_after=self._ttft(queued * spread, typical, limits, more),
+            )
+        if self.role != "prefill":
+            load = decode_kv_of(engine)
+            if load is None:
+                return None
+            context = typical.isl + typical.osl / 2.0
+            seqs = float((engine.running or 0) + 1)
+            found = msgspec.structs.replace(
+                found,
+                itl=self._itl(seqs, load + context, typical),
+                itl_after=self._itl(seqs * spread, load * spread + context, typical),
+                room_after=load * spread < limits.kv_tokens,
+            )
+        return found
+
+    def _ttft(self, queued: float, typical: Typical, limits: EngineLimits, kv: tuple[float, ...]) -> float | None:
+        return chunked(self.line, fresh(queued + typical.isl, typical.hit_rate), limits.max_batched_tokens, *kv)
+
+    def _itl(self, seqs: float, kv: float, typical: Typical) -> float:
+        if self.role == "aggregated":
+            seconds = self.line.seconds(self.beside, kv)
+        else:
+            seconds = self.line.seconds(seqs, kv) if self._seqs else self.line.seconds(kv)
+        return seconds / max(1.0, typical.accept)
+
+    def snapshot(self) -> Any:
+        return [self.line.snapshot(), self.beside]
+
+    def restore(self, state: Any) -> None:
+        line, self.beside = state
+        self.line.restore(line)

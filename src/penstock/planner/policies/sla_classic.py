@@ -1,0 +1,261 @@
+"""How many replicas does the profile say? The field's SLA planner: interpolated, corrected, forecast, rounded up.
+
+Every interval: what was observed over what the profile expects gives two correction factors; predictors say the next
+interval's requests and lengths; prefill replicas follow from tokens per second, decode replicas from the best
+throughput that keeps the corrected ITL.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from penstock.kernel.values import Role
+from penstock.planner.budget import Pair, Widths, clamp_pair
+from penstock.planner.context import Context
+from penstock.planner.forecast.base import Interval, Shape
+from penstock.planner.performance.interpolators import DecodeInterpolator, PrefillInterpolator
+from penstock.planner.performance.sources import Known, Profile, profile_of
+from penstock.planner.plugins import Plugin, Spec
+from penstock.planner.policies.classic import Team, answer, held, minimum_of, teams_of
+from penstock.planner.policies.known import Inputs, predictor_of, shape_of
+from penstock.planner.proposals import Because, Result, Target
+from penstock.planner.seen import ModelSeen, Traffic
+from penstock.planner.settings import USUAL_ITL, PlannerSettings
+
+Interpolator = PrefillInterpolator | DecodeInterpolator
+
+
+class Correction(NamedTuple):
+    """Observed over expected, of TTFT and of ITL; 1 is as profiled."""
+
+    prefill: float = 1.0
+    decode: float = 1.0
+
+
+def prefill_replicas(
+    next_: Interval, interval: float, throughput_per_gpu: float, gpus: int, correction: float = 1.0
+) -> int:
+    """Return how many prefill engines the next interval takes.
+
+    A correction above 1 is queueing and counts as 1: more engines than the tokens need would not be faster. One below 1
+    is cached prompts, and less to do in proportion.
+    """
+    load = next_.requests * next_.isl / interval * min(1.0, correction)
+    return math.ceil(load / throughput_per_gpu / gpus - 1e-9)
+
+
+def decode_replicas(next_: Interval, interval: float, throughput_per_gpu: float, gpus: int) -> int:
+    """Return how many decode engines the next interval takes."""
+    return math.ceil(next_.requests * next_.osl / interval / throughput_per_gpu / gpus - 1e-9)
+
+
+def corrected_itl(itl: float, correction: float) -> float:
+    """Return the ITL to be looked up, so that the corrected one is ``itl``; itself where no correction makes sense."""
+    return itl / correction if correction > 0.0 else itl
+
+
+@dataclass(slots=True)
+class _Model:
+    """What is remembered of one model."""
+
+    shape: Shape
+    correction: Correction = Correction()
+
+
+class SlaClassic:
+    """The plugin of policy sla-classic."""
+
+    def __init__(self, settings: PlannerSettings, inputs: Inputs) -> None:
+        self._options = settings.classic.sla
+        self.spec = Spec(
+            id="sla_classic",
+            stage="propose",
+            priority=20,
+            interval=self._options.adjustment_interval,
+            window=self._options.adjustment_interval,
+            needs=("traffic",),
+        )
+        self._settings, self._inputs = settings, inputs
+        self._make = predictor_of(settings, self._options.adjustment_interval)
+        self._models: dict[str, _Model] = {}
+        self._profiles: dict[tuple[str, Role, int, int], Interpolator | None] = {}
+
+    def evaluate(self, context: Context) -> Result:
+        targets: list[Target] = []
+        because: list[Because] = []
+        evidence: dict[str, Any] = {}
+        for model, seen in context.observation.models.items():
+            teams = teams_of(seen, self._settings.mode, context)
+            teams = {role: team for role, team in teams.items() if role != "aggregated"}
+            if not teams:
+                text = f"{model} has no prefill or decode pool, and sla-classic knows no other"
+                because.append(held("disabled", text))
+                continue
+            told = self._plan(model, seen, teams, context, evidence)
+            targets += told[0]
+            because += told[1]
+        return answer(targets, because, evidence)
+
+    # --- one model ----------------------------------------------------------------------------------------------------
+
+    def _plan(
+        self, model: str, seen: ModelSeen, teams: Mapping[Role, Team], context: Context, evidence: dict[str, Any]
+    ) -> tuple[list[Target], list[Because]]:
+        interval = self._options.adjustment_interval
+        traffic = context.traffic(model, interval)
+        if traffic is None:
+            # Not known is not none: whoever took it for none would scale down while a source is away.
+            return [], [held("no_traffic_data", f"the traffic of {model} could not be read: {seen.why or seen.health}")]
+        state = self._models.get(model)
+        if state is None:
+            state = _Model(shape_of(self._make, self._inputs.trace(model), interval))
+            self._models[model] = state
+        prefill, decode = self._interpolators(model, teams)
+        lacking = [
+            role for role, found in (("prefill", prefill), ("decode", decode)) if role in teams and found is None
+        ]
+        if lacking:
+            text = f"nothing is known of the {' and '.join(lacking)} engines of {model}; set planner.classic.profile"
+            return [], [held("no_profile", text)]
+        scale = interval / traffic.seconds if traffic.seconds else 1.0
+        state.shape.add(Interval(traffic.arrived * scale, traffic.isl or math.nan, traffic.osl or math.nan))
+        if not state.shape.seen:
+            return [], [held("no_traffic_data", f"{model} has had no request yet")]
+        if not self._options.no_correction:
+            state.correction = _correction(traffic, teams, prefill, decode, state.correction)
+        return self._size(model, teams, state, prefill, decode, evidence, context)
+
+    def _size(
+        self,
+        model: str,
+        teams: Mapping[Role, Team],
+        state: _Model,
+        prefill: PrefillInterpolator | None,
+        decode: DecodeInterpolator | None,
+        evidence: dict[str, Any],
+        context: Context,
+    ) -> tuple[list[Target], list[Because]]:
+        interval, next_ = self._options.adjustment_interval, state.shape.predict()
+        wanted: dict[Role, int] = {}
+        told: dict[str, Any] = {"next": next_._asdict(), "correction": state.correction._asdict()}
+        told["source"] = {role: _source(known) for role, known in self._inputs.of(model).items() if role in teams}
+        because: list[Because] = []
+        if prefill is not None and "prefill" in teams:
+            per_gpu = prefill.throughput_per_gpu(next_.isl)
+            gpus = max(1, teams["prefill"].pool.gpus)
+            wanted["prefill"] = prefill_replicas(next_, interval, per_gpu, gpus, state.correction.prefill)
+            told["prefill_per_gpu"] = per_gpu
+        if decode is not None and "decode" in teams:
+            itl = corrected_itl(self._settings.slo.itl or USUAL_ITL, state.correction.decode)
+            best = decode.find_best_throughput_per_gpu(itl, next_.isl + next_.osl / 2.0)
+            gpus = max(1, teams["decode"].pool.gpus)
+            wanted["decode"] = decode_replicas(next_, interval, best.per_gpu, gpus)
+            told |= {"itl": itl, "decode": best._asdict()}
+            if not best.met:
+                text = f"no load of a decode engine of {model} keeps an ITL of {1000 * itl:.1f} ms; the least is taken"
+                because.append(held("slo_out_of_reach", text, itl=itl))
+        evidence[model] = told
+        found = self._fitted(teams, wanted, context)
+        text = (
+            f"{next_.requests:.0f} requests of {next_.isl:.0f} and {next_.osl:.0f} tokens are expected in "
+            f"{interval:g} s, corrections {state.correction.prefill:.2f} and {state.correction.decode:.2f}: "
+            + ", ".join(f"{teams[role].name} {teams[role].wanted} -> {count}" for role, count in found.items())
+        )
+        because.insert(0, Because(code="forecast", text=text, facts=told))
+        return [Target(pool=teams[role].name, replicas=count) for role, count in found.items()], because
+
+    def _fitted(self, teams: Mapping[Role, Team], wanted: dict[Role, int], context: Context) -> dict[Role, int]:
+        """Keep minima and the GPU budget, as the field's planner does; the limits at the end of the tick still hold."""
+        least = {
+            role: max(self._options.min_endpoint, minimum_of(team.name, context.budget)) for role, team in teams.items()
+        }
+        found = {role: max(least[role], count) for role, count in wanted.items()}
+        most = self._options.max_gpu_budget
+        if most < 0:
+            most = -1 if context.budget.max_gpus is None else context.budget.max_gpus
+        if most >= 0 and len(found) == 2:
+            widths = Widths(max(1, teams["prefill"].pool.gpus), max(1, teams["decode"].pool.gpus))
+            minima = Pair(least["prefill"], least["decode"])
+            pair = clamp_pair(Pair(found["prefill"], found["decode"]), widths, -1, most, minima)
+            found = {"prefill": pair.prefill, "decode": pair.decode}
+        return found
+
+    def _interpolators(
+        self, model: str, teams: Mapping[Role, Team]
+    ) -> tuple[PrefillInterpolator | None, DecodeInterpolator | None]:
+        prefill = decode = None
+        for role, team in teams.items():
+            room = next((engine.kv_tokens for engine in team.engines if engine.kv_tokens), 0)
+            gpus = max(1, team.pool.gpus)
+            key = (model, role, room, gpus)
+            if key not in self._profiles:
+                known = self._inputs.of(model).get(role)
+                profile = None if known is None else _profile(known, gpus, room)
+                part = None if profile is None else profile.prefill() if role == "prefill" else profile.decode()
+                self._profiles[key] = part
+            found = self._profiles[key]
+            if isinstance(found, PrefillInterpolator):
+                prefill = found
+            elif found is not None:
+                decode = found
+        return prefill, decode
+
+    def snapshot(self) -> Any:
+        return {name: [state.shape.snapshot(), list(state.correction)] for name, state in self._models.items()}
+
+    def restore(self, state: Any) -> None:
+        for name, (shape, correction) in state.items():
+            found = _Model(Shape(self._make), Correction(*correction))
+            found.shape.restore(shape)
+            self._models[name] = found
+
+
+def _source(known: Known) -> str:
+    """Return what a role's curves come from, for people."""
+    return "profile" if known.profile is not None else next(iter(known.metrics), "none")
+
+
+def _profile(known: Known, gpus: int, kv_tokens: int) -> Profile | None:
+    """Return the profile of a folder, else one made of what was measured or predicted of the engine."""
+    if known.profile is not None:
+        return known.profile
+    points = next((points for points in known.metrics.values()), None)
+    if points is None:
+        return None
+    measured = max((int(point["kv_tokens"]) for point in points.get("decode", ())), default=0)
+    return profile_of(points, gpus=gpus, kv_tokens=kv_tokens or max(1, measured))
+
+
+def _correction(
+    traffic: Traffic,
+    teams: Mapping[Role, Team],
+    prefill: PrefillInterpolator | None,
+    decode: DecodeInterpolator | None,
+    before: Correction,
+) -> Correction:
+    """Return observed over expected latency; what was not observed keeps its factor."""
+    isl, osl = traffic.isl, traffic.osl
+    found = before
+    if prefill is not None and isl and traffic.ttft_mean is not None:
+        expected = prefill.ttft(isl)
+        if expected > 0.0:
+            found = found._replace(prefill=traffic.ttft_mean / expected)
+    if decode is not None and isl and osl and traffic.itl_mean is not None and traffic.answered:
+        workers = max(1, teams["decode"].pool.ready)
+        duration = traffic.duration_sum / traffic.answered
+        # Little's law: how many sequences one engine decoded at a time.
+        together = traffic.arrived / workers * duration / traffic.seconds if traffic.seconds else 0.0
+        expected = decode.itl_at(together, isl + osl / 2.0)
+        if expected > 0.0:
+            found = found._replace(decode=traffic.itl_mean / expected)
+    return found
+
+
+def sla_classic(settings: PlannerSettings, inputs: Inputs) -> list[Plugin]:
+    """Return the plugins of policy sla-classic.
+
+    Raises:
+        ConfigError: the predictor needs a library that is not installed.
+    """
+    return [SlaClassic(settings, inputs)]

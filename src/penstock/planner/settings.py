@@ -1,0 +1,216 @@
+"""Which knobs has the planner? Each once, with unit, range, default and what it trades."""
+
+import math
+from typing import Annotated, Literal
+
+from penstock.kernel.settings import Knob, Settings
+from penstock.planner.settings_classic import ClassicSettings
+from penstock.planner.settings_plugins import PluginSettings
+
+PolicyName = Literal[
+    "slo",
+    "load-classic",
+    "sla-classic",
+    "thresholds",
+    "throughput-fpm",
+    "load-fpm",
+    "load-fpm-1.6",
+    "hybrid",
+    "static",
+]
+OptimizationTarget = Literal["throughput", "latency", "load", "sla"]
+PlannerMode = Literal["auto", "aggregated", "disaggregated", "prefill", "decode"]
+
+
+USUAL_TTFT, USUAL_ITL = 0.5, 0.05
+"""Seconds that are kept where nobody says what should be."""
+
+
+class PoolLimits(Settings, frozen=True, kw_only=True):
+    """Bounds of one pool."""
+
+    min_replicas: Annotated[
+        int | None, Knob("Fewest replicas; unset is planner.budget.min_replicas.", unit="count", ge=0)
+    ] = None
+    max_replicas: Annotated[
+        int | None, Knob("Most replicas; unset is what budget and machine allow.", unit="count", ge=0)
+    ] = None
+    priority: Annotated[
+        int,
+        Knob("Who gets the GPUs where the budget is short: pools with a higher number go first.", unit="count"),
+    ] = 0
+    watts: Annotated[float | None, Knob("Power that one replica may draw, in watts; unset is not counted.", gt=0)] = (
+        None
+    )
+
+
+class BudgetSettings(Settings, frozen=True, kw_only=True):
+    """What all pools together may take. The ceiling always wins."""
+
+    max_gpus: Annotated[
+        int | None,
+        Knob(
+            "Most GPUs of all pools together, those that start included; unset is no ceiling but the machine's.",
+            unit="count",
+            ge=0,
+            live=True,
+        ),
+    ] = None
+    min_gpus: Annotated[
+        int | None, Knob("Fewest GPUs of all pools together; unset is no floor.", unit="count", ge=0, live=True)
+    ] = None
+    min_replicas: Annotated[
+        int,
+        Knob("Fewest replicas of a pool; 0 lets it go to none while nothing comes.", unit="count", ge=0, live=True),
+    ] = 1
+    watts: Annotated[
+        float | None, Knob("Most power of all pools together, in watts; unset is no ceiling.", gt=0, live=True)
+    ] = None
+    pools: Annotated[dict[str, PoolLimits], Knob("Bounds of single pools, by name.")] = {}
+
+
+class ClassTargets(Settings, frozen=True, kw_only=True):
+    """What is kept for requests of one class."""
+
+    ttft: Annotated[float | None, Knob("Time to first token; unset is planner.slo.ttft.", unit="s", gt=0)] = None
+    itl: Annotated[float | None, Knob("Mean gap between output tokens; unset is planner.slo.itl.", unit="s", gt=0)] = (
+        None
+    )
+    weight: Annotated[
+        float,
+        Knob("What a miss of this class costs, as a multiple of planner.slo.miss_cost; 0 is best effort.", ge=0),
+    ] = 1.0
+
+
+class SloTargets(Settings, frozen=True, kw_only=True):
+    """What the planner keeps."""
+
+    ttft: Annotated[
+        float | None,
+        Knob("Time to first token, queueing included; unset is slo.ttft, else 0.5 s.", unit="s", gt=0, live=True),
+    ] = None
+    itl: Annotated[
+        float | None,
+        Knob("Mean gap between output tokens of a request; unset is slo.itl, else 50 ms.", unit="s", gt=0, live=True),
+    ] = None
+    classes: Annotated[
+        dict[str, ClassTargets],
+        Knob("Other targets by a request's class, which it names as nvext.agent_context.context_type."),
+    ] = {}
+    miss_cost: Annotated[
+        float,
+        Knob(
+            "What a missed request costs, in units of the GPU time that serving it takes: the one knob of how eagerly "
+            "policy slo adds GPUs; higher misses fewer and idles more.",
+            gt=0,
+            live=True,
+        ),
+    ] = 20.0
+    hold: Annotated[
+        float,
+        Knob(
+            "Policy slo gives a worker back when nothing within the next start-up time needs it, and nothing of the "
+            "last so many seconds did; longer flaps less and idles more.",
+            unit="s",
+            ge=0,
+            live=True,
+        ),
+    ] = 60.0
+    zero_after: Annotated[
+        float,
+        Knob(
+            "Seconds without an arrival after which the last worker may go, where a pool may have none.",
+            unit="s",
+            gt=0,
+            live=True,
+        ),
+    ] = 300.0
+
+
+class StartSettings(Settings, frozen=True, kw_only=True):
+    """Replicas that are on the way."""
+
+    assumed: Annotated[
+        float,
+        Knob("Time from the decision until a replica serves, for as long as none was measured.", unit="s", ge=0),
+    ] = 60.0
+    deadline: Annotated[
+        float,
+        Knob(
+            "A replica that takes longer counts no more, and a reason is shown; it goes on trying.",
+            unit="s",
+            gt=0,
+            live=True,
+        ),
+    ] = 600.0
+
+
+class PlannerSettings(Settings, frozen=True, kw_only=True):
+    """How many workers there should be, and who says so."""
+
+    enabled: Annotated[bool, Knob("Run the planner in this cluster.")] = False
+    advisory: Annotated[bool, Knob("Say what should be and why, and touch nothing.", live=True)] = False
+    policy: Annotated[
+        PolicyName,
+        Knob(
+            "Who decides: slo forecasts demand and keeps the service level at the least cost; the others are the "
+            "field's older ways under their names."
+        ),
+    ] = "slo"
+    optimization_target: Annotated[
+        OptimizationTarget,
+        Knob("sla keeps planner.slo by the policy; throughput, latency and load are thresholds instead of a policy."),
+    ] = "sla"
+    mode: Annotated[
+        PlannerMode,
+        Knob("Which pools are planned; auto takes what there is; prefill and decode leave the other role alone."),
+    ] = "auto"
+    slo: SloTargets = SloTargets()
+    budget: BudgetSettings = BudgetSettings()
+    start: StartSettings = StartSettings()
+    plugins: PluginSettings = PluginSettings()
+    classic: ClassicSettings = ClassicSettings()
+    load_interval: Annotated[
+        float, Knob("Seconds between two looks of what reacts to load; shorter sees a burst sooner.", unit="s", gt=0)
+    ] = 5.0
+    throughput_interval: Annotated[
+        float, Knob("The same of what plans for throughput; longer is steadier.", unit="s", gt=0)
+    ] = 180.0
+    tick: Annotated[
+        float | None,
+        Knob("Seconds between two ticks; unset is the greatest common divisor of those two.", unit="s", gt=0),
+    ] = None
+    tick_timeout: Annotated[
+        float, Knob("A tick that takes longer is given up, and nothing of it counts.", unit="s", gt=0)
+    ] = 30.0
+    manual_hold: Annotated[
+        float,
+        Knob(
+            "How long a number of replicas that somebody else has set is left alone; 0 takes it only as a start.",
+            unit="s",
+            ge=0,
+            live=True,
+        ),
+    ] = 600.0
+    stale_after: Annotated[
+        float,
+        Knob("A source that could not be read for so long is broken: nothing is taken away then.", unit="s", gt=0),
+    ] = 60.0
+
+    @property
+    def may_be_none(self) -> bool:
+        """Whether some pool may have no replica at all."""
+        least = self.budget.min_replicas
+        return least == 0 or any(pool.min_replicas == 0 for pool in self.budget.pools.values())
+
+    @property
+    def base(self) -> float:
+        """Seconds between two ticks."""
+        if self.tick is not None:
+            return self.tick
+        intervals = (self.load_interval, self.throughput_interval)
+        if self.optimization_target == "sla" and self.policy == "load-classic":
+            intervals = (self.classic.load.metric_pulling_interval, self.classic.load.adjustment_interval)
+        elif self.optimization_target == "sla" and self.policy == "sla-classic":
+            intervals = (self.load_interval, self.classic.sla.adjustment_interval)
+        return math.gcd(*(round(interval * 1000) for interval in intervals)) / 1000

@@ -1,0 +1,111 @@
+"""What would somebody do who knows every arrival? The cheapest schedule that a search over the simulator finds.
+
+Start-ups take as long for it as for all others. The search has two parts:
+
+1. Schedules by need: at each moment the fleet that is cheapest for the true rate (`penstock.report.study.world.fleet`),
+   of the rate's highest mean within a short window, ordered a start-up time ahead, and kept over gaps that are shorter
+   than a start-up. The price of a miss is swept, so that a front from lean to eager comes out.
+2. From the cheapest of them that reaches the wanted share, workers are taken away, stretch by stretch, for as long as
+   simulations still reach it: first where the closed forms say that it hurts least.
+
+It is an upper bound of the least cost, not the least cost itself: the search is bounded.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.kernel.values import Role
+from penstock.planner.seen import Observation
+from penstock.report.study.traces import rate_over_time
+from penstock.report.study.world import LAYOUTS, POOLS, Result, fleet, run, tables
+from penstock.traffic.request import TrafficRequest
+
+SLOT = 15.0
+"""Seconds of a step of a schedule."""
+PRICES: tuple[float, ...] = (6.0, 15.0, 40.0, 120.0)
+WINDOW = 2
+"""Slots on either side over which the highest rate counts."""
+WANTED = 0.99
+"""Share that is to be reached, or what the best schedule reaches."""
+STRETCH = 12
+"""Slots that are tried at once in the second part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Workers that serve in each slot, by role. The order goes out a start-up time before."""
+
+    slots: Mapping[Role, Sequence[int]]
+    start_up: float
+
+    def decide(self, seen: Observation) -> Mapping[str, int]:
+        """Return what should be wanted now, so that what the schedule says serves a start-up time later."""
+        now = int((seen.at + 1e-6) // SLOT)
+        ahead = int((seen.at + self.start_up + 1e-6) // SLOT)
+        found = {}
+        for role, wanted in self.slots.items():
+            # Until then nothing that will be needed may go.
+            found[POOLS[role]] = max(wanted[min(slot, len(wanted) - 1)] for slot in range(now, ahead + 1))
+        return found
+
+    def first(self) -> dict[Role, int]:
+        """Return the workers of the first slot."""
+        return {role: wanted[0] for role, wanted in self.slots.items()}
+
+
+def by_need(requests: Sequence[TrafficRequest], seconds: float, layout: str, start_up: float, price: float) -> Schedule:
+    """Return the schedule of the first part at one price of a miss."""
+    rates = np.asarray(rate_over_time(requests, seconds, SLOT))
+    smooth = np.convolve(np.pad(rates, 1, mode="edge"), np.ones(3) / 3.0, mode="valid")
+    highest = [float(smooth[max(0, at - WINDOW) : at + WINDOW + 1].max()) for at in range(len(smooth))]
+    fleets = [fleet(layout, rate, price) for rate in highest]
+    return Schedule({role: [each[role] for each in fleets] for role in LAYOUTS[layout]}, start_up)
+
+
+def search(
+    requests: Sequence[TrafficRequest], seconds: float, layout: str, start_up: float, *, tries: int = 10
+) -> list[Result]:
+    """Return the results of all schedules that were tried, the refined ones last.
+
+    Cost: ``len(PRICES)`` + ``tries`` simulations.
+    """
+    found: list[tuple[Schedule, Result]] = []
+    for price in PRICES:
+        schedule = by_need(requests, seconds, layout, start_up, price)
+        found.append((schedule, _judged(requests, seconds, schedule)))
+    wanted = min(WANTED, max(result.attainment for _, result in found))
+    able = [each for each in found if each[1].attainment >= wanted]
+    best, result = min(able, key=lambda each: each[1].gpu_hours)
+    rates = np.asarray(rate_over_time(requests, seconds, SLOT))
+    for role, first in _by_pain(best, rates, layout)[:tries]:
+        slots = {each: list(counts) for each, counts in best.slots.items()}
+        slots[role][first : first + STRETCH] = [max(1, n - 1) for n in slots[role][first : first + STRETCH]]
+        if slots[role] == list(best.slots[role]):
+            continue
+        schedule = Schedule(slots, start_up)
+        judged = _judged(requests, seconds, schedule)
+        found.append((schedule, judged))
+        if judged.attainment >= wanted and judged.gpu_hours < result.gpu_hours:
+            best, result = schedule, judged
+    return [judged for _, judged in found]
+
+
+def _judged(requests: Sequence[TrafficRequest], seconds: float, schedule: Schedule) -> Result:
+    return run(requests, schedule.first(), schedule.start_up, seconds, policy=schedule, interval=5.0)
+
+
+def _by_pain(schedule: Schedule, rates: "np.typing.NDArray[np.float64]", layout: str) -> list[tuple[Role, int]]:
+    """Return (role, first slot) of every stretch, those first where one worker less is expected to hurt least."""
+    sizing = tables(layout)
+    found: list[tuple[float, Role, int]] = []
+    for role in schedule.slots:
+        for first in range(0, len(rates), STRETCH):
+            part = slice(first, first + STRETCH)
+            workers = {each: np.asarray(counts[part], dtype=np.float64) for each, counts in schedule.slots.items()}
+            fewer = {**workers, role: np.maximum(1.0, workers[role] - 1.0)}
+            seen = rates[part][: len(workers[role])]
+            lost = float(np.sum((sizing.kept(workers, seen) - sizing.kept(fewer, seen)) * seen))
+            found.append((lost, role, first))
+    return [(role, first) for _, role, first in sorted(found)]

@@ -1,0 +1,116 @@
+"""A planner machine on the live driver, whose cluster is a value: what it sees is given, what it wants is kept."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.adapters.plugins.host import PluginHost
+from penstock.kernel.machine import Event, Woken
+from penstock.planner.context import Context
+from penstock.planner.events import Alarm, Ask, Look, Looked, PluginCame, Scale, Scaled, Ticked
+from penstock.planner.planner import Planner
+from penstock.planner.plugins import Plugin, Seat, Spec, Stateless
+from penstock.planner.proposals import Override, Result, Target
+from penstock.planner.record import TickRecord
+from penstock.planner.seen import EngineSeen, ModelSeen, Observation, PoolSeen, Traffic
+from penstock.planner.settings import PlannerSettings
+from penstock.planner.settings_plugins import PluginSettings
+from penstock.runtime.live import Live
+
+TOKEN = "a-token-of-the-tests"
+OTHER = "another-token-of-the-tests"
+PATIENCE = 30.0
+
+
+class Wants(Stateless):
+    """PROPOSE: always so many."""
+
+    def __init__(self, replicas: int) -> None:
+        self.spec = Spec(id="wants", stage="propose", priority=10)
+        self.replicas = replicas
+
+    def evaluate(self, context: Context) -> Result:
+        return Override(targets=tuple(Target(pool=name, replicas=self.replicas) for name in context.baseline))
+
+
+class Stand:
+    """A cluster that does at once what it is told."""
+
+    def __init__(self, settings: PlannerSettings, plugins: Sequence[Plugin]) -> None:
+        self.planner = Planner(settings, plugins, strict=True)
+        self.live = Live({"planner": self.planner})
+        self.desired = {"decode": 2}
+        self.ticks: list[TickRecord] = []
+        self.alarms: list[Alarm] = []
+        self.changed = asyncio.Event()
+        self.host = PluginHost(
+            settings.plugins,
+            lambda event: self.live.post("planner", event),
+            tick=settings.base,
+            refuses=self.planner.refuses,
+            seats=lambda: self.planner.registry.seats,
+        )
+        self.live.on(Look, lambda now, _, look: self.live.post("planner", self.look(now / 1e9, look)))
+        self.live.on(Ask, lambda _, __, ask: self.host.ask(ask))
+        self.live.on(Scale, self._scale)
+        self.live.on(Ticked, self._ticked)
+        self.live.on(Alarm, lambda _, __, alarm: self.alarms.append(alarm))
+
+    async def __aenter__(self) -> "Stand":
+        await self.host.start()
+        self.live.post("planner", Woken())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.host.close()
+        self.live.close()
+
+    def look(self, at: float, look: Look) -> Looked:
+        return Looked(id=look.id, observation=observation(at, self.desired))
+
+    def _scale(self, _: int, __: str, scale: Scale) -> None:
+        self.desired |= scale.targets
+        self.live.post("planner", Scaled(id=scale.id))
+
+    def _ticked(self, _: int, __: str, effect: Ticked) -> None:
+        self.ticks.append(effect.record)
+        self.changed.set()
+
+    async def until(self, holds: Callable[[], Any]) -> Any:
+        """Return what ``holds`` gives as soon as it is true, looked at after every tick."""
+
+        async def wait() -> Any:
+            while not (found := holds()):
+                self.changed.clear()
+                await self.changed.wait()
+            return found
+
+        return await asyncio.wait_for(wait(), PATIENCE)
+
+    def seat(self, id: str) -> Seat | None:
+        return self.planner.registry.seats.get(id)
+
+
+def observation(at: float, desired: dict[str, int]) -> Observation:
+    engine = EngineSeen(worker="w-0", role="decode", running=0, decode_kv=512, kv_tokens=100_000)  # type: ignore[arg-type]
+    pools = {
+        name: PoolSeen(role="decode", desired=count, ready=count, engines=(engine,), limit=None)
+        for name, count in desired.items()
+    }
+    traffic = Traffic(seconds=5.0, arrived=20, prompt_tokens=2000, answered=18, output_tokens=900, ttft={100: 3, -5: 2})
+    return Observation(at=at, window=5.0, models={"m": ModelSeen(traffic=traffic, pools=pools, queued=0)})
+
+
+def settings(folder: Path, **plugins: Any) -> PlannerSettings:
+    """A planner that ticks quickly, and listens on a socket file."""
+    given = {"listen": f"unix://{folder}/p.sock", "tokens": {"p": TOKEN, "q": OTHER}, **plugins}
+    return PlannerSettings(
+        load_interval=0.05, throughput_interval=0.05, plugins=msgspec.structs.replace(PluginSettings(), **given)
+    )
+
+
+def came(events: Sequence[Event]) -> list[str]:
+    return [event.spec.id for event in events if isinstance(event, PluginCame)]

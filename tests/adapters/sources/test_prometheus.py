@@ -1,0 +1,267 @@
+"""A real Prometheus scrapes a real frontend: silences and lies of a source are told apart from no traffic."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from penstock.adapters.sources.prometheus import PrometheusSource
+from penstock.config.planner import PrometheusSettings
+from penstock.kernel.errors import ConfigError
+from tests.contracts.test_etcd_store import certificate
+from tests.frontend.stand import Stand, stand
+from tests.servers import Prometheus
+
+PATIENCE = 30.0
+WINDOW = 2.0
+
+
+def source(url: str, models: tuple[str, ...] = ("m",), **settings: Any) -> PrometheusSource:
+    known = PrometheusSettings(url=url, **settings)
+    return PrometheusSource(known, models=models, window=WINDOW, stale_after=60.0)
+
+
+@asynccontextmanager
+async def scraped(folder: Path, **more: Any) -> AsyncIterator[tuple[Stand, Prometheus]]:
+    """A frontend with one engine, and a Prometheus that scrapes it."""
+    async with stand() as s:
+        s.join(s.engines[0])
+        server = Prometheus(folder, [s.server.url.removeprefix("http://")], **more)
+        await asyncio.to_thread(server.start)
+        try:
+            yield s, server
+        finally:
+            server.kill()
+
+
+async def until(found: Callable[[], Any]) -> Any:
+    async with asyncio.timeout(PATIENCE):
+        while not (value := await found()):
+            await asyncio.sleep(0.05)
+        return value
+
+
+async def reading(mine: PrometheusSource, at: float = 100.0) -> Any:
+    found = (await mine.read(at)).models["m"]
+    return found
+
+
+async def asked(s: Stand, count: int) -> None:
+    for number in range(count):
+        answer = await s.chat(f"hello {number}", stream=True, stream_options={"include_usage": True})
+        assert answer.status == 200
+        await answer.read()
+
+
+@pytest.mark.parametrize("metrics", ["frontend", "router"])
+async def test_requests_that_were_made_are_counted(tmp_path, metrics):
+    async with scraped(tmp_path) as (s, server):
+        await asked(s, 2)  # a counter is seen to rise only once it has stood in a scrape
+        mine = source(server.url, throughput_metrics_source=metrics)
+        try:
+            await until(lambda: _read(mine, lambda found: found.traffic is not None))
+            await asked(s, 20)
+
+            async def seen() -> Any:
+                fresh = source(server.url, throughput_metrics_source=metrics)  # its first look takes the whole window
+                found = await reading(fresh)
+                await fresh.close()
+                traffic = found.traffic
+                return found if traffic is not None and traffic.arrived >= 15 and traffic.answered >= 15 else None
+
+            found = await until(seen)
+            traffic = found.traffic
+            assert found.health == "fresh"
+            assert traffic.seconds == WINDOW
+            assert traffic.prompt_tokens == pytest.approx(traffic.arrived * traffic.isl)
+            assert traffic.osl == pytest.approx(5, rel=0.3)
+            assert 0 < traffic.ttft_mean < 5
+            assert not traffic.at_end
+        finally:
+            await mine.close()
+
+
+async def _read(mine: PrometheusSource, fits: Callable[[Any], bool]) -> Any:
+    found = await reading(mine)
+    return found if fits(found) else None
+
+
+async def test_a_model_that_nobody_asks_for_has_no_traffic_and_is_not_unknown(tmp_path):
+    async with scraped(tmp_path) as (_, server):
+        mine = source(server.url)
+        found = await until(lambda: _read(mine, lambda found: found.traffic is not None))
+        assert (found.traffic.arrived, found.health) == (0, "fresh")
+        silent = {tested.query.name for tested in mine.tested if not tested.series}
+        assert "started" in silent  # it says which of its queries matches nothing
+        assert "alive" not in silent
+        await mine.close()
+
+
+async def test_what_nobody_scrapes_is_unknown_then_broken_and_never_none(tmp_path):
+    server = Prometheus(tmp_path, ["127.0.0.1:1"])
+    await asyncio.to_thread(server.start)
+    mine = source(server.url)
+    try:
+        first = await reading(mine, 10.0)
+        assert (first.traffic, first.health) == (None, "stale")
+        assert "none of the queries matches anything" in first.why
+        assert (await reading(mine, 69.0)).health == "stale"
+        assert (await reading(mine, 70.0)).health == "broken"
+    finally:
+        server.kill()
+    gone = await reading(mine, 80.0)
+    assert "does not answer" in gone.why
+    await mine.close()
+
+
+async def test_a_frontend_that_goes_away_is_unknown(tmp_path):
+    async with scraped(tmp_path) as (s, server):
+        await asked(s, 2)
+        mine = source(server.url)
+        await until(lambda: _read(mine, lambda found: found.traffic is not None))
+        await s.server.close()
+        found = await until(lambda: _read(mine, lambda found: found.traffic is None))
+        assert "nothing is scraped" in found.why
+        await mine.close()
+
+
+async def test_a_token_and_more_parameters_are_sent(tmp_path):
+    # A Prometheus itself knows no tokens, what stands before it does: what matters is that ours are sent.
+    seen: list[tuple[str | None, dict[str, str]]] = []
+
+    async def query(request: web.Request) -> web.Response:
+        form = await request.post()
+        seen.append((request.headers.get("authorization"), {name: str(value) for name, value in form.items()}))
+        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": []}})
+
+    async with answering(query) as url:
+        (tmp_path / "token").write_text("from a file\n")
+        mine = source(url, token_file=str(tmp_path / "token"), params={"tenant": "seven"})
+        await reading(mine)
+        assert all(header == "Bearer from a file" and form["tenant"] == "seven" for header, form in seen)
+        await mine.close()
+
+
+async def test_a_prometheus_behind_tls_is_known_by_its_certificate(tmp_path):
+    cert, key = certificate(tmp_path)
+    async with scraped(tmp_path / "server", tls=(cert, key)) as (_, server):
+        for settings in ({"ca": str(cert)}, {"verify": False}):
+            mine = source(server.url, **settings)
+            assert await until(lambda mine=mine: _read(mine, lambda seen: seen.traffic is not None))
+            await mine.close()
+        doubting = source(server.url)
+        assert "certificate" in (await reading(doubting)).why
+        await doubting.close()
+
+
+@asynccontextmanager
+async def answering(query: Callable[[web.Request], Any]) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_post("/api/v1/query", query)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+class Told:
+    """Answers of a Prometheus by part of the query; what is not named has no series."""
+
+    def __init__(self, **numbers: float | str) -> None:
+        self.numbers: dict[str, float | str] = {"timestamp": 1.0, **numbers}
+
+    async def query(self, request: web.Request) -> web.Response:
+        text = str((await request.post())["query"])
+        result = []
+        for part, value in self.numbers.items():
+            tested = text.startswith("count(")
+            if part in text if part == "timestamp" or tested else f"{part}[" in text:
+                result = [{"metric": {"model": "M"}, "value": [0, "1" if tested else str(value)]}]
+        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": result}})
+
+
+REQUESTS = {"requests_started_total": 10, "input_sequence_tokens_sum": 1000, "input_sequence_tokens_count": 10}
+
+
+async def test_each_look_takes_its_share_of_the_window_and_loses_nothing():
+    told = Told(**REQUESTS, output_sequence_tokens_sum=333, output_sequence_tokens_count=10)
+    async with answering(told.query) as url:
+        mine = source(url)
+        await reading(mine, 100.0)
+        parts = [(await reading(mine, 100.0 + 0.3 * (n + 1))).traffic for n in range(20)]
+        assert sum(part.arrived for part in parts) == 30  # 6 s of 10 requests in 2 s
+        assert sum(part.prompt_tokens for part in parts) == 3000
+        assert sum(part.output_tokens for part in parts) == pytest.approx(999, abs=1)
+        assert sum(part.seconds for part in parts) == pytest.approx(6.0)
+        late = (await reading(mine, 200.0)).traffic
+        assert (late.seconds, late.arrived) == (WINDOW, 10)  # of what was before the window nobody knows
+        await mine.close()
+
+
+async def test_a_planner_that_takes_over_goes_on_with_what_was_left_over():
+    told = Told(**REQUESTS)
+    async with answering(told.query) as url:
+        one, total = source(url), 0
+        await reading(one, 100.0)
+        for n in range(20):
+            state = one.snapshot()
+            await one.close()
+            one = source(url)
+            one.restore(state)
+            total += (await reading(one, 100.0 + 0.05 * (n + 1))).traffic.arrived
+        assert total == 5
+        await one.close()
+
+
+async def test_averages_that_are_no_number_are_unknown_and_requests_that_are_none_are_not_zero():
+    async with answering(Told(**REQUESTS, time_to_first_token_seconds_sum="NaN").query) as url:
+        mine = source(url)
+        assert (await reading(mine)).traffic.ttft_mean is None
+        await mine.close()
+    async with answering(Told(**{**REQUESTS, "requests_started_total": "NaN"}).query) as url:
+        mine = source(url)
+        found = await reading(mine)
+        assert (found.traffic, found.health) == (None, "stale")
+        assert "the number of requests is nan" in found.why
+        await mine.close()
+
+
+async def test_a_count_at_the_end_stands_in_where_there_is_none_of_the_start():
+    numbers = {name: value for name, value in REQUESTS.items() if name != "requests_started_total"}
+    async with answering(Told(**numbers, requests_total=8).query) as url:
+        mine = source(url)
+        traffic = (await reading(mine)).traffic
+        assert (traffic.arrived, traffic.at_end) == (8, True)
+        await mine.close()
+
+
+async def test_a_scrape_that_is_old_is_not_taken_for_now():
+    async with answering(Told(**REQUESTS, timestamp=45.0).query) as url:
+        mine = source(url)
+        assert "the newest scrape is 45 s old" in (await reading(mine)).why
+        await mine.close()
+
+
+async def test_prompts_of_unknown_length_are_not_of_no_length():
+    async with answering(Told(requests_started_total=3).query) as url:
+        mine = source(url)
+        found = await reading(mine)
+        assert found.traffic is None
+        assert "how long their prompts are is not known" in found.why
+        await mine.close()
+
+
+def test_what_can_not_be_is_said_before_the_start(tmp_path):
+    with pytest.raises(ConfigError, match="the router's metrics are of one model"):
+        source("http://x", ("a", "b"), throughput_metrics_source="router")
+    with pytest.raises(ConfigError, match=r"planner\.prometheus\.token_file .* can't be read"):
+        source("http://x", token_file=str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"planner\.prometheus\.ca .* can't be read"):
+        source("https://x", ca=str(tmp_path / "none"))

@@ -1,0 +1,83 @@
+"""Do the gauges say what evidence and plugins say, and nothing where these say nothing?"""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.adapters.telemetry.exposition import Registry
+from penstock.adapters.telemetry.planner_estimates import EstimateMetrics
+from penstock.planner.plugins import FAILURES_MAX, OPEN_SECONDS, Seat, Spec
+from penstock.planner.proposals import Override, Target
+from penstock.planner.seen import ModelSeen, Observation, PoolSeen
+from tests.report.planner_runs import tick
+
+
+def shown(metrics: EstimateMetrics, registry: Registry) -> dict[str, float]:
+    lines = [line for line in registry.render().splitlines() if not line.startswith("#")]
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+def test_estimates_are_of_the_worst_engine_and_capacity_of_its_role(registry: Registry) -> None:
+    metrics = EstimateMetrics(registry, "p_")
+    estimates = [{"worker": "a", "ttft": 0.2, "itl": None}, {"worker": "b", "ttft": 0.5, "itl": 0.01}]
+    evidence = {"load": {"decode": estimates}, "throughput": {"m": {"decode": {"capacity": {"rate": 4.5}}}}}
+    metrics.ticked(tick(1, 5.0, 2, evidence=evidence))
+    found = shown(metrics, registry)
+    assert found['p_estimated_ttft_ms{model="m"}'] == 500.0
+    assert found['p_estimated_itl_ms{model="m"}'] == 10.0
+    assert found['p_engine_decode_capacity_requests_per_second{model="m"}'] == 4.5
+    metrics.ticked(tick(2, 10.0, 2))
+    assert not [name for name in shown(metrics, registry) if "estimated" in name or "capacity" in name]
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    ["x", {"decode": "x"}, {"decode": ["x", {"ttft": "fast"}]}, {"m": {"decode": {"capacity": {"rate": {}}}}}],
+)
+def test_evidence_of_any_kind_breaks_nothing(registry: Registry, evidence: Any) -> None:
+    metrics = EstimateMetrics(registry, "p_")
+    metrics.ticked(tick(1, 5.0, 2, evidence={"somebody's": evidence}))
+    assert not [name for name in shown(metrics, registry) if "estimated" in name or "capacity" in name]
+
+
+def test_power_is_of_what_should_be_and_unknown_where_a_replica_does_not_say(registry: Registry) -> None:
+    metrics = EstimateMetrics(registry, "p_", watts=4000.0)
+    pool = PoolSeen(role="decode", desired=2, ready=2, watts=700.0)
+    seen = Observation(at=5.0, window=5.0, models={"m": ModelSeen(traffic=None, pools={"decode": pool})})
+    metrics.saw(seen)
+    metrics.ticked(tick(1, 5.0, 2, 4))
+    found = shown(metrics, registry)
+    assert (found["p_power_projected_watts"], found["p_power_budget_total_watts"]) == (2800.0, 4000.0)
+    assert found["p_power_budget_utilization"] == 0.7
+    other = EstimateMetrics(Registry(), "p_")
+    silent = {"decode": msgspec.structs.replace(pool, watts=None)}
+    other.saw(msgspec.structs.replace(seen, models={"m": ModelSeen(traffic=None, pools=silent)}))
+    other.ticked(tick(1, 5.0, 2, 4))
+    assert other.power.get() == 0.0
+
+
+def test_plugins_show_their_circuit_latency_and_what_is_held(registry: Registry) -> None:
+    metrics = EstimateMetrics(registry, "p_")
+    seat = Seat(Spec(id="cap", stage="constrain", hold="hold_last", outside=True), None, 0.0)
+    seat.succeeded(10.0, Override(targets=(Target(pool="decode", replicas=2, kind="at_most"),)))
+    seat.seconds = 0.25
+    metrics.seats({"cap": seat}, 25.0, took=0.02)
+    found = shown(metrics, registry)
+    assert found['p_plugin_circuit_state{plugin="cap"}'] == 0.0
+    assert found['p_plugin_latency_seconds{plugin="cap"}'] == 0.25
+    assert found['p_plugin_cache_age_seconds{plugin="cap"}'] == 15.0
+    assert found["p_tick_duration_seconds_count"] == 1.0
+    for _ in range(FAILURES_MAX):
+        seat.failed(26.0)
+    metrics.seats({"cap": seat}, 27.0, took=0.02)
+    assert metrics.circuit.get("cap") == 2.0
+    metrics.seats({"cap": seat}, 26.0 + OPEN_SECONDS, took=0.02)
+    assert metrics.circuit.get("cap") == 1.0
+    metrics.seats({}, 60.0, took=0.02)
+    assert not [name for name in shown(metrics, registry) if "cap" in name]

@@ -1,0 +1,243 @@
+"""Does a planner's report say what its records say, number by number?"""
+
+import csv
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from penstock.kernel.errors import ConfigError
+from penstock.planner.proposals import Because
+from penstock.planner.record import PluginSaid
+from penstock.report.lanes import thin
+from penstock.report.planner import read_ticks, write_planner_report
+from penstock.report.planner_schedule import ScheduledReport
+from penstock.report.planner_story import calibration, tell
+from tests.report.planner_runs import request, tick, wave, write
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_gpu_hours_are_of_all_that_is_paid_for() -> None:
+    ticks = [
+        tick(1, 5.0, 2, 4),
+        tick(2, 10.0, 2, pool={"desired": 4, "starting": 2}),
+        tick(3, 15.0, 4),
+        tick(4, 20.0, 3, pool={"draining": 1}),
+    ]
+    numbers = tell(ticks).numbers()
+    assert numbers["gpu_hours"] == pytest.approx((2 + 4 + 4 + 4) * 5 / 3600)  # the last tick holds for one more
+    assert numbers["decisions"] == 1
+
+
+def test_attainment_counts_every_request_that_was_submitted() -> None:
+    ticks = [tick(n, 5.0 * n, 2, model={"judged": 1, "in_slo": 1}) for n in range(1, 21)]
+    requests = [
+        request(1, 10.0, 0.1),
+        request(2, 11.0, 0.9),  # late
+        request(3, 12.0, None, "failed"),
+        request(4, 13.0, None, "cancelled"),  # by the client: counted apart
+        request(5, 60.0, 0.2),
+    ]
+    story = tell(ticks, requests, slo=(0.5, 0.05))
+    assert (story.numbers()["attainment"], story.numbers()["judged"]) == (0.5, 4)
+    assert story.attained_from.startswith("all requests")
+    assert [window.share for window in story.attained] == [1 / 3, 1.0]
+    assert tell(ticks, slo=(0.5, 0.05)).numbers()["judged"] == 20  # no requests.jsonl: what the planner heard of
+    assert tell(ticks, requests).numbers()["judged"] == 20  # no service level to judge by
+
+
+def test_direction_changes_are_turns_not_steps() -> None:
+    targets = [2, 3, 4, 5, 4, 3, 4, 4, 4, 3]
+    ticks, ready = [], 2
+    for n, target in enumerate(targets, 1):
+        ticks.append(tick(n, 5.0 * n, ready, target))
+        ready = target
+    story = tell(ticks)
+    assert story.numbers()["direction_changes"] == 3  # up, down, up, down
+    hours = 10 * 5 / 3600
+    assert story.numbers()["direction_changes_per_hour"] == pytest.approx(3 / hours)
+    ticks[4] = tick(5, 25.0, 5, 4, outcome="hold")  # wanted, but not done
+    assert tell(ticks).numbers()["direction_changes"] == 3
+
+
+def test_the_perfect_bound_is_what_the_rate_needs_in_whole_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = [tick(n, 5.0 * n, 8, model={"rate": rate}) for n, rate in enumerate((0.0, 3.9, 4.0, 4.1, 12.5), 1)]
+    monkeypatch.setattr("penstock.report.planner_story.SMOOTH", 1.0)
+    story = tell(ticks, mu={"m": 4.0})
+    assert story.bound.values == [0, 1, 1, 2, 4]
+    assert story.numbers()["perfect_gpu_hours"] == pytest.approx(8 * 5 / 3600)
+    assert story.numbers()["cost_over_perfect"] == pytest.approx(40 / 8)
+    wide = [tick(n, 5.0 * n, 8, model={"rate": 4.1}, pool={"gpus": 4}) for n in (1, 2)]
+    assert tell(wide, mu={"m": 4.0}).bound.values == [4, 4]
+
+
+def test_mu_is_the_best_rate_that_a_gpu_bore_within_the_service_level() -> None:
+    ticks = [tick(n, 5.0 * n, 2, model={"rate": 4.0, "judged": 20, "in_slo": 20}) for n in range(1, 11)]
+    ticks += [tick(n, 5.0 * n, 2, model={"rate": 9.0, "judged": 20, "in_slo": 12}) for n in range(11, 21)]
+    story = tell(ticks)
+    assert story.mu == {"m": pytest.approx(2.0)} and "best that was seen" in story.mu_from
+    missed = [tick(n, 5.0 * n, 2, model={"rate": 9.0, "judged": 20, "in_slo": 2}) for n in range(1, 11)]
+    assert tell(missed).numbers()["perfect_gpu_hours"] is None  # nothing was within it, so nothing is known
+
+
+def test_forecasts_are_held_against_what_came_at_their_time() -> None:
+    story = tell(wave(120, lambda n: 10 + 5 * math.sin(n / 20)))
+    numbers = story.numbers()
+    told = [forecast for forecast in story.forecasts["m"] if forecast.actual is not None]
+    assert {round(forecast.at - forecast.made) for forecast in told} == {60}
+    assert numbers["below_q90"] == 1.0 and numbers["forecast_error"] < 0.02
+    assert all(f.low == pytest.approx(f.q50 * 0.8) for f in told)
+    assert len(told) < len(story.forecasts["m"])  # what was forecast beyond the run's end has no actual
+    assert told[-1].at <= story.ticks[-1].at
+
+
+def test_the_noise_of_counting_does_not_raise_the_perfect_bound() -> None:
+    ticks = [tick(n, 5.0 * n, 8, model={"rate": 3.9 + (n % 2) * 0.2 - 0.1}) for n in range(1, 61)]
+    assert set(tell(ticks, mu={"m": 4.0}).bound.values) == {1}  # 3.8 and 4.0 by turns are 3.9
+
+
+def test_forecasts_are_those_that_the_run_decided_by() -> None:
+    ticks = wave(60, lambda n: 10 + 5 * math.sin(n / 20))
+    led = [msgspec.structs.replace(each, evidence={"slo": {"lead": 118.0}}) for each in ticks]
+    assert {round(f.at - f.made) for f in tell(led).forecasts["m"]} == {120}
+
+
+def test_a_forecast_without_quantiles_is_of_the_time_that_it_is_for() -> None:
+    predicted = {"seconds": 20.0, "requests": 100.0}
+    ticks = [tick(n, 5.0 * n, 2, model={"rate": float(n), "predicted": predicted}) for n in range(1, 11)]
+    first = tell(ticks).forecasts["m"][0]
+    assert (first.at, first.q50, first.q90) == (15.0, 5.0, None)
+    assert first.actual == pytest.approx((2 + 3 + 4 + 5) / 4)
+    assert calibration([first], "q50") == 1.0 and calibration([first], "q90") is None
+
+
+def test_what_could_not_be_seen_is_not_zero() -> None:
+    ticks = [
+        tick(1, 5.0, 2),
+        tick(2, 10.0, 2, model={"rate": None, "health": "broken", "judged": 0, "in_slo": 0, "queued": None}),
+        tick(3, 15.0, 2, outcome="blind"),
+    ]
+    story = tell(ticks, mu={"m": 4.0})
+    assert story.rates["m"].values[1] is None
+    assert story.rates["m"].mean(0.0, 15.0) is None
+    assert story.numbers()["ticks_without_sight"] == 1
+
+
+def test_the_page_has_every_lane_and_its_numbers_beside_it(tmp_path: Path) -> None:
+    ticks = wave(240, lambda n: 10 + 8 * math.sin(n / 25))
+    requests = [request(n, n * 0.5, 0.1 if n % 50 else 0.9) for n in range(2400)]
+    folder = write(tmp_path, ticks, requests)
+    (folder / "simulate.json").write_text(json.dumps({"slo": {"ttft_s": 0.5, "itl_mean_s": 0.05}}))
+    path = write_planner_report(folder, target=0.98)
+    text = path.read_text()
+    for words in (
+        "Requests within the service level (TTFT 500 ms, mean ITL 50 ms)",
+        "Demand of m (requests/s; forecast made 60 s before)",
+        "low to high quantile",
+        "Replicas of decode",
+        "GPU-hours up to then",
+        "perfect bound",
+        "Requests that wait in the router",
+        "Sources: fresh, stale, broken",
+        "Plugins that had no say",
+        "98.0% of 2,400 requests",
+    ):
+        assert words in text, words
+    assert "http://" not in text and "https://" not in text  # nothing comes from anywhere else
+    svg = ElementTree.fromstring(re.search(r"<svg class=\"lanes\".*?</svg>", text, re.DOTALL)[0])
+    flags = svg.findall(".//a")
+    ids = set(re.findall(r'id="(tick-\d+)"', text))
+    assert flags and all(flag.get("href", "")[1:] in ids for flag in flags)
+    told = json.loads(re.search(r'<script type="application/json" id="rows">(.*?)</script>', text, re.DOTALL)[1])
+    assert len(told["rows"]) == 240 and all(len(row) == len(told["head"]) for row in told["rows"])
+    decisions = rows(folder / "planner-decisions.csv")
+    assert len(decisions) == sum(each.outcome == "apply" for each in ticks)
+    assert decisions[0]["why"].endswith("replicas bear 4 requests/s")
+    cost = rows(folder / "planner-cost.csv")
+    assert float(cost[-1]["gpu_hours"]) == pytest.approx(sum(each.gpus for each in ticks) * 5 / 3600)
+    pools = rows(folder / "planner-pools.csv")
+    assert [int(row["target"]) for row in pools] == [each.pools["decode"].target for each in ticks]
+    forecasts = rows(folder / "planner-forecast.csv")
+    assert forecasts[-1]["actual"] == "" and forecasts[0]["actual"] != ""
+    linked = set(re.findall(r'href="(planner-[a-z]+\.csv)"', text))
+    assert linked == {each.name for each in folder.glob("planner-*.csv")}
+
+
+def test_a_decision_shows_what_it_was_chosen_from(tmp_path: Path) -> None:
+    evidence = {
+        "slo": {
+            "candidates": [{"workers": {"decode": 1}, "kept": 0.5}, {"workers": {"decode": 3}, "kept": 0.999}],
+            "chosen": {"workers": {"decode": 2}, "kept": 0.98},
+        }
+    }
+    folder = write(tmp_path, [tick(1, 5.0, 1, 2, evidence=evidence), tick(2, 10.0, 2, 3, evidence={"odd": 3})])
+    text = write_planner_report(folder).read_text()
+    assert "what slo chose from" in text and "<td>chosen</td><td>decode 2</td><td>0.98</td>" in text
+
+
+def test_what_a_plugin_says_is_text_and_nothing_else(tmp_path: Path) -> None:
+    nasty = "</script><script>alert(1)</script><b>&"
+    because = (Because(code="x", text=nasty),)
+    said = (PluginSaid(id=nasty, stage="propose", result="error", because=because),)
+    folder = write(tmp_path, [tick(1, 5.0, 1, 2, chosen=because, said=said), tick(2, 10.0, 2)])
+    text = write_planner_report(folder).read_text()
+    assert "<script>alert" not in text and "<b>&" not in text.replace("<b>5", "")
+    assert nasty.replace('"', '""') in (folder / "planner-decisions.csv").read_text()
+
+
+@pytest.mark.parametrize("ticks", [1, 2])
+def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path, ticks: int) -> None:
+    folder = write(tmp_path, wave(ticks, lambda n: 0.0))
+    assert "unknown" in write_planner_report(folder).read_text()
+
+
+def test_a_folder_without_records_is_an_error_with_a_next_step(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no folder of a run: it has no planner\.jsonl"):
+        write_planner_report(tmp_path)
+    write(tmp_path, [])
+    with pytest.raises(ConfigError, match="has no tick yet"):
+        write_planner_report(tmp_path)
+    (tmp_path / "planner.jsonl").write_text('{"tick": "one"}\n')
+    with pytest.raises(ConfigError, match="line 1, is no planner's record"):
+        write_planner_report(tmp_path)
+    (tmp_path / "planner.jsonl").write_bytes(
+        (write(tmp_path, [tick(1, 5.0, 1)]) / "planner.jsonl").read_bytes() + b'{"ti'
+    )
+    assert len(read_ticks(tmp_path)) == 1  # a crash cut the last line off
+
+
+@pytest.mark.parametrize("most", [50, 400])
+def test_thinning_keeps_the_extremes(most: int) -> None:
+    points: Any = [(float(n), math.sin(n / 40) + (9.0 if n == 4321 else 0.0)) for n in range(10_000)]
+    kept = thin(points, most)
+    assert len(kept) <= 2 * most + 2 and kept[0] == points[0] and kept[-1] == points[-1]
+    assert max(kept, key=lambda p: p[1]) == points[4321]
+    assert kept == sorted(kept)
+    level = thin([(float(n), 3.0) for n in range(1000)], most)
+    assert level == [(0.0, 3.0), (999.0, 3.0)]
+
+
+async def test_on_a_schedule_a_report_is_drawn_and_a_bad_folder_stops_nothing(tmp_path: Path) -> None:
+    ticks = wave(30, lambda n: 8.0)
+    scheduled = ScheduledReport(write(tmp_path, ticks), interval=60.0)
+    for each in ticks:  # 150 s: due at 65 and 125
+        scheduled.ticked(each)
+        if each.at in (65.0, 125.0):
+            await scheduled.idle()
+    assert scheduled.drawn == 2
+    await scheduled.close()
+    assert scheduled.drawn == 3 and (tmp_path / "planner-report.html").exists()
+    nowhere = ScheduledReport(tmp_path / "nowhere", interval=5.0)
+    for each in ticks[:3]:
+        nowhere.ticked(each)
+    await nowhere.close()
+    assert nowhere.drawn == 0

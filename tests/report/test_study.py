@@ -1,0 +1,316 @@
+"""Fronts by hand, the list of runs, a study that goes on where it was cut off, and a tiny one from end to end."""
+
+import csv
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.kernel.errors import ConfigError
+from penstock.planner.seen import EngineSeen, ModelSeen, Observation, PoolSeen, Traffic
+from penstock.report.study import baselines, cells, contenders, main, table
+from penstock.report.study.clairvoyant import Schedule
+from penstock.report.study.faults import FAULTS
+from penstock.report.study.table import Point, cost_at, front, fronts, missed_at
+from penstock.report.study.traces import ALL, OWN, rate_over_time
+from penstock.report.study.traces import Traffic as StudyTraffic
+from penstock.report.study.world import GPUS_MAX, Result, fleet
+from penstock.traffic.request import TrafficRequest
+
+FRONT = [Point(2.0, 0.5), Point(4.0, 0.1), Point(8.0, 0.0)]
+
+
+def result(hours: float, attainment: float, **more) -> Result:
+    return Result(attainment=attainment, gpu_hours=hours, requests=100, misses=round(100 * (1 - attainment)), **more)
+
+
+def done(who: str, *results: Result, **cell) -> cells.Done:
+    made = {"traffic": "ramps", "layout": "aggregated", "start_up": 120.0, "seed": 1, "who": who, **cell}
+    return cells.Done(cell=cells.Cell(**made), results=results)
+
+
+# --- fronts -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_front_has_what_nobody_beats_in_both():
+    points = [Point(4.0, 0.3), Point(2.0, 0.5), Point(4.0, 0.1), Point(5.0, 0.1), Point(8.0, 0.0), Point(9.0, 0.2)]
+    assert front(points) == FRONT
+    assert front([]) == []
+
+
+@given(
+    st.lists(
+        st.builds(Point, st.integers(0, 9).map(float), st.integers(0, 9).map(lambda tenth: tenth / 10)), max_size=12
+    )
+)
+def test_every_point_is_beaten_or_on_the_front_and_none_on_it_is_beaten(points):
+    found = front(points)
+    for one in points:
+        assert any(other.gpu_hours <= one.gpu_hours and other.missed <= one.missed for other in found)
+    for one in found:
+        assert not any(
+            other != one and other.gpu_hours <= one.gpu_hours and other.missed <= one.missed for other in points
+        )
+
+
+@pytest.mark.parametrize(
+    ("missed", "expected"), [(0.9, 2.0), (0.5, 2.0), (0.3, 3.0), (0.1, 4.0), (0.05, 6.0), (0.0, 8.0)]
+)
+def test_the_cost_at_a_share_lies_on_the_line_between_points(missed, expected):
+    assert cost_at(FRONT, missed) == pytest.approx(expected)
+
+
+def test_a_share_that_is_never_reached_has_no_cost():
+    assert cost_at(FRONT[:2], 0.05) is None and cost_at([], 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("hours", "expected"), [(1.0, None), (2.0, 0.5), (3.0, 0.3), (4.0, 0.1), (6.0, 0.05), (8.0, 0.0), (20.0, 0.0)]
+)
+def test_the_share_at_a_cost_lies_on_the_line_and_ends_with_the_last_point(hours, expected):
+    found = missed_at(FRONT, hours)
+    assert found is None if expected is None else found == pytest.approx(expected)
+
+
+def test_fronts_are_per_seed_of_one_policy_in_one_place():
+    told = [
+        done("slo", result(2.0, 0.5)),
+        done("slo", result(3.0, 0.4), knob=5.0),
+        done("slo", result(1.0, 0.9), seed=2),
+        done("slo", result(1.0, 1.0), layout="disaggregated"),
+        done("static", result(1.0, 1.0)),
+    ]
+    found = fronts(told, ("ramps", "aggregated", 120.0), "slo")
+    assert found == {1: [Point(2.0, 0.5)], 2: [Point(1.0, pytest.approx(0.1))]}
+
+
+def test_the_page_says_what_ours_costs_beside_the_clairvoyant_and_the_field():
+    told = [
+        done("slo", result(2.0, 0.5), result(4.0, 0.99), knob=contenders.BY_NAME["slo"].default),
+        done("clairvoyant", result(3.0, 0.99)),
+        done("static", result(6.0, 0.99)),
+        done("HPA-like", result(4.0, 0.8), knob=contenders.BY_NAME["HPA-like"].default),
+        done("slo", result(4.0, 0.9), fault="gap", knob=contenders.BY_NAME["slo"].default),
+    ]
+    text = table.write(told, missing=3)
+    assert "3 runs of it were not done" in text
+    assert "| ramps | aggregated | 120 |  | 99.00% | 1.33 |  | 1.50 |" in text
+    assert "| ramps | aggregated | 120 | HPA-like | 80.0% | 95% |  |" in text
+    assert "Faults of the metrics" in text and "| gap | slo | 90.00% | 4.00 | none |" in text
+
+
+def test_on_the_grid_a_seed_is_held_against_the_same_seed():
+    """A study that is not done yet has seeds of one that the other lacks."""
+    ours, other = contenders.BY_NAME["slo"].default, contenders.BY_NAME[cells.BESIDE[0]].default
+    told = [
+        done("slo", result(2.0, 0.9), knob=ours, seed=1),
+        done("slo", result(9.0, 0.9), knob=ours, seed=2),
+        done(cells.BESIDE[0], result(10.0, 0.8), knob=other, seed=2),
+    ]
+    assert "at fewer GPU-hours in 1 comparisons" in table.write(told, missing=0)
+    told[1] = done("slo", result(11.0, 0.7), knob=ours, seed=2)
+    assert "at fewer GPU-hours in 0 comparisons, the other does in 1" in table.write(told, missing=0)
+
+
+def test_a_page_of_nothing_is_still_a_page():
+    assert "354 runs of it were not done" in table.write([], missing=354)
+
+
+# --- which runs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_no_run_is_there_twice_and_everybody_takes_part(full):
+    wanted = cells.cells(full=full, traces=None)
+    assert max(Counter(cell.key for cell in wanted).values()) == 1
+    assert {cell.who for cell in wanted} == {*contenders.BY_NAME, cells.STATIC, cells.CLAIRVOYANT}
+    assert {cell.layout for cell in wanted} == {"aggregated", "disaggregated"}
+    assert {cell.start_up for cell in wanted} == {0.0, 60.0, 120.0, 300.0}
+    assert {cell.fault for cell in wanted} == {"", *FAULTS}
+    assert {cell.seed for cell in wanted} == ({1, 2, 3} if full else {1})
+    assert {cell.traffic for cell in wanted} == {traffic.name for traffic in OWN}, "without files no public trace"
+
+
+def test_ours_and_the_two_beside_it_run_on_the_whole_grid():
+    wanted = cells.cells(full=True, traces=None)
+    for who in ("slo", *cells.BESIDE):
+        knob = contenders.BY_NAME[who].default
+        mine = {(c.traffic, c.layout, c.start_up, c.seed) for c in wanted if c.who == who and c.knob == knob}
+        assert len(mine) == len(OWN) * 2 * 4 * 3
+
+
+def test_traffic_is_the_same_for_a_seed_and_another_for_another():
+    traffic = ALL["six-fold spike"]
+    once, again, other = traffic.requests(1), traffic.requests(1), traffic.requests(2)
+    assert once == again and once != other
+    assert [one.at for one in once] == sorted(one.at for one in once) and once[-1].at < traffic.seconds
+    rates = rate_over_time(once, traffic.seconds, 90.0)
+    assert max(range(len(rates)), key=rates.__getitem__) in (13, 14), "the spike is at 1200 s"
+
+
+def test_public_traffic_without_its_file_says_what_is_missing(tmp_path):
+    with pytest.raises(ConfigError, match="mooncake_conversation"):
+        ALL["conversation"].requests(1, tmp_path)
+
+
+# --- who takes part ---------------------------------------------------------------------------------------------------
+
+
+def seen(at: float, ready: int, *, running: int = 0, waiting: int = 0, queued: int = 0, kv: float = 0.0) -> Observation:
+    engines = tuple(
+        EngineSeen(worker=f"main-{n}", running=running, waiting=waiting, decode_kv=round(kv * 1000), kv_tokens=1000)  # type: ignore[arg-type]
+        for n in range(ready)
+    )
+    pool = PoolSeen(role="aggregated", desired=ready, ready=ready, engines=engines)
+    traffic = Traffic(seconds=15.0, arrived=1, prompt_tokens=1)
+    model = ModelSeen(traffic=traffic, pools={"main": pool}, queued=queued)
+    return Observation(at=at, window=15.0, models={"m": model})
+
+
+def test_hpa_goes_up_at_once_by_the_ratio_and_down_to_the_highest_of_five_minutes():
+    hpa = baselines.hpa(0.7, GPUS_MAX)
+    assert hpa.decide(seen(0.0, 4, kv=1.0)) == {"main": 6}  # 4 x 1.0 / 0.7 = 5.7
+    assert hpa.decide(seen(15.0, 6, kv=0.72)) == {"main": 6}, "within a tenth of the target nothing happens"
+    assert hpa.decide(seen(30.0, 6, kv=0.1)) == {"main": 6}
+    assert hpa.decide(seen(314.0, 6, kv=0.1)) == {"main": 6}
+    assert hpa.decide(seen(330.0, 6, kv=0.1)) == {"main": 1}
+
+
+def test_keda_counts_who_waits_and_is_bounded_in_its_growth():
+    keda = baselines.keda(5.0, GPUS_MAX)
+    assert keda.decide(seen(0.0, 4, waiting=5, queued=10)) == {"main": 6}
+    assert keda.decide(seen(15.0, 4, waiting=100)) == {"main": 8}
+    assert baselines.keda(5.0, 7).decide(seen(0.0, 4, waiting=100)) == {"main": 7}
+
+
+def test_ray_serve_waits_half_a_minute_before_it_goes_up_and_ten_before_it_goes_down():
+    ray = baselines.RayServe(16.0, GPUS_MAX)
+    said = {at: ray.decide(seen(float(at), 2, running=32)) for at in range(0, 50, 10)}
+    assert [at for at, found in said.items() if found] == [30] and said[30] == {"main": 4}
+    ray = baselines.RayServe(16.0, GPUS_MAX)
+    said = {at: ray.decide(seen(float(at), 4, running=1)) for at in range(0, 650, 10)}
+    assert [at for at, found in said.items() if found] == [600] and said[600] == {"main": 1}
+
+
+def test_a_schedule_orders_a_start_up_ahead_and_lets_nobody_go_who_is_needed_until_then():
+    schedule = Schedule({"aggregated": [2, 2, 6, 6, 1, 1, 1, 1]}, 30.0)
+    assert schedule.first() == {"aggregated": 2}
+    told = {at: schedule.decide(seen(float(at), 2))["main"] for at in (0, 15, 45, 60, 90, 900)}
+    assert told == {0: 6, 15: 6, 45: 6, 60: 1, 90: 1, 900: 1}
+
+
+def test_the_fleet_for_a_rate_grows_with_it_and_with_the_price_of_a_miss():
+    sizes = [sum(fleet("disaggregated", rate).values()) for rate in (0.5, 2.0, 5.0)]
+    assert sizes == sorted(sizes) and sizes[0] >= 2 and max(sizes) <= GPUS_MAX
+    assert sum(fleet("aggregated", 2.0, 2.0).values()) <= sum(fleet("aggregated", 2.0, 500.0).values())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_begins_after_a_third_of_the_run_and_changes_no_count_of_replicas(fault):
+    distort = FAULTS[fault](900.0)
+    for at in (15.0, 150.0, 305.0, 315.0, 600.0):
+        before = seen(at, 3, running=2)
+        after = distort(before)
+        if at < 300.0 and fault != "NaN":
+            assert after == before
+        pools = [(pool.ready, pool.desired, len(pool.engines)) for _, _, pool in after.pools()]
+        assert pools == [(3, 3, 3)]
+    if fault == "gap":
+        assert distort(seen(305.0, 3)).models["m"].traffic is None
+        assert distort(seen(500.0, 3)).models["m"].traffic is not None
+
+
+# --- cut off, and from end to end -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> list[cells.Cell]:
+    """A study of six runs, each of five minutes at one request per second."""
+    monkeypatch.setitem(ALL, "tiny", StudyTraffic("tiny", 300.0, lambda at: 1.0))
+    made = [
+        cells.Cell(traffic="tiny", layout=layout, start_up=30.0, seed=1, who=who, knob=knob)
+        for layout, who, knob in (
+            ("aggregated", "static", 1.0),
+            ("aggregated", "static", 2.0),
+            ("disaggregated", "static", 1.0),
+            ("aggregated", "slo", contenders.BY_NAME["slo"].default),
+            ("disaggregated", "slo", contenders.BY_NAME["slo"].default),
+            ("aggregated", "KEDA-like", contenders.BY_NAME["KEDA-like"].default),
+        )
+    ]
+    monkeypatch.setattr(main, "cells", lambda **_: made)
+    return made
+
+
+def options(folder: Path, **more) -> main.Options:
+    given_ = {"docs": None, "full": False, "traces": None, "processes": 1, "until": None, "only": (), **more}
+    return main.Options(out=folder / "study", **given_)
+
+
+def test_a_study_writes_its_rows_its_tables_and_its_page(tiny, tmp_path, capsys):
+    assert main.main(options(tmp_path, docs=tmp_path / "page.md")) == 0
+    told = capsys.readouterr()
+    page = (tmp_path / "study" / "study.md").read_text()
+    assert page == (tmp_path / "page.md").read_text() and told.out in page
+    assert "Everybody at the default knob" in page and "not done" not in page
+    with (tmp_path / "study" / "cells.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(tiny) and {row["traffic"] for row in rows} == {"tiny"}
+    for row in rows:
+        assert 0.0 < float(row["attainment"]) <= 1.0 and float(row["gpu_hours"]) > 0.0
+        assert int(row["harmed"]) == 0 and int(row["requests"]) > 200
+    assert told.err.count(" in SLO at ") == len(tiny)
+
+
+def test_only_some_take_part_where_that_is_asked_for_and_an_unknown_name_is_an_error(tiny, tmp_path):
+    main.main(options(tmp_path, only=("static",)))
+    assert {each.cell.who for each in cells.read(tmp_path / "study" / "cells.jsonl").values()} == {"static"}
+    with pytest.raises(ConfigError, match="HAL") as found:
+        main.main(options(tmp_path, only=("HAL",)))
+    assert "KEDA-like" in (found.value.hint or "")
+
+
+def test_nothing_is_begun_when_the_time_is_over_and_the_page_says_what_is_missing(tiny, tmp_path):
+    main.main(options(tmp_path, until=time.monotonic() - 1.0))
+    assert f"{len(tiny)} runs of it were not done" in (tmp_path / "study" / "study.md").read_text()
+
+
+def test_a_study_that_was_cut_off_goes_on_where_it_was(tiny, tmp_path, monkeypatch):
+    path = tmp_path / "study" / "cells.jsonl"
+    path.parent.mkdir()
+    whole, torn = (cells.Done(cell=cell, results=(result(1.0, 0.5),)) for cell in tiny[:2])
+    path.write_bytes(msgspec.json.encode(whole) + b"\n" + msgspec.json.encode(torn)[:40])
+    carried: list[str] = []
+
+    def carry_out(wanted, path, **more):
+        found = list(
+            cells.do_all(wanted, path, **{**more, "told": lambda number, of, one: carried.append(one.cell.key)})
+        )
+        return found
+
+    monkeypatch.setattr(main, "do_all", carry_out)
+    main.main(options(tmp_path, only=("static",)))
+    wanted = [cell.key for cell in tiny if cell.who == "static"]
+    assert carried == wanted[1:], "what is whole is not done again"
+    found = cells.read(path)
+    assert sorted(found) == sorted(wanted), "and nothing that was done now was lost with the line that was cut off"
+    assert found[wanted[0]] == whole and np.isfinite(found[wanted[1]].results[0].gpu_hours)
+
+
+def test_requests_of_a_run_come_in_order_and_a_rate_counts_those_within():
+    made = [TrafficRequest(at=at, isl=1, osl=1) for at in (0.0, 1.0, 6.0, 14.0, 99.0)]
+    assert rate_over_time(made, 15.0, 5.0) == [0.4, 0.2, 0.2]
+
+
+def test_what_is_written_by_hand_around_the_tables_stays() -> None:
+    from penstock.report.study.main import BEGIN, END, page
+
+    first = page("", "old\n")
+    assert first == f"# Planner study\n\n{BEGIN}\nold\n{END}\n"
+    byhand = first.replace(BEGIN, "What it says.\n\n" + BEGIN) + "\nA word at the end.\n"
+    assert page(byhand, "new\n") == byhand.replace("old", "new")
