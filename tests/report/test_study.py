@@ -19,7 +19,7 @@ from penstock.report.study.faults import FAULTS
 from penstock.report.study.table import Point, cost_at, front, fronts, missed_at
 from penstock.report.study.traces import ALL, OWN, rate_over_time
 from penstock.report.study.traces import Traffic as StudyTraffic
-from penstock.report.study.world import GPUS_MAX, Result, fleet
+from penstock.report.study.world import GPUS_MAX, Noted, Result, _turns, fleet, priced, tables
 from penstock.traffic.request import TrafficRequest
 
 FRONT = [Point(2.0, 0.5), Point(4.0, 0.1), Point(8.0, 0.0)]
@@ -204,10 +204,27 @@ def test_a_schedule_orders_a_start_up_ahead_and_lets_nobody_go_who_is_needed_unt
     assert told == {0: 6, 15: 6, 45: 6, 60: 1, 90: 1, 900: 1}
 
 
+def test_what_a_policy_wants_is_noted_and_its_turns_are_counted():
+    noted = Noted(Schedule({"aggregated": [2, 4, 4, 1, 3]}, 0.0))
+    for slot in range(5):
+        noted.decide(seen(15.0 * slot, 2))
+    assert noted.wanted == {"main": [2, 4, 4, 1, 3]}
+    assert _turns(noted.wanted) == (2, 3)
+
+    class Silent:
+        def decide(self, seen):
+            return None
+
+    silent = Noted(Silent())
+    silent.decide(seen(0.0, 3))
+    assert silent.wanted == {"main": [3]}, "who says nothing wants what there is"
+
+
 def test_the_fleet_for_a_rate_grows_with_it_and_with_the_price_of_a_miss():
     sizes = [sum(fleet("disaggregated", rate).values()) for rate in (0.5, 2.0, 5.0)]
     assert sizes == sorted(sizes) and sizes[0] >= 2 and max(sizes) <= GPUS_MAX
-    assert sum(fleet("aggregated", 2.0, 2.0).values()) <= sum(fleet("aggregated", 2.0, 500.0).values())
+    lean, eager = (priced(tables("aggregated"), price) for price in (2.0, 500.0))
+    assert sum(fleet("aggregated", 2.0, lean).values()) <= sum(fleet("aggregated", 2.0, eager).values())
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -81,8 +81,8 @@ def cells(*, full: bool, traces: Path | None) -> list[Cell]:
     # At a start-up of 120 s: fronts of ours, of static fleets and of the clairvoyant on all traffic.
     for knob in BY_NAME["slo"].sweep:
         add("slo", knob, names, both[:1], (120.0,))
-    # The clairvoyant's fleets are those of our own mix of requests: traffic of another mix has none.
-    alike = [traffic.name for traffic in OWN if traffic.stretch is None]
+    # The clairvoyant's fleets are those of one mix of requests: traffic whose mix changes on its way has none.
+    alike = [name for name in names if ALL[name].stretch is None]
     add(CLAIRVOYANT, 0.0, alike, both[:1], (120.0,))
     for size in STATIC_SIZES:
         add(STATIC, size, names, both[:1], (120.0,))

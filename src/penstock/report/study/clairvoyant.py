@@ -18,8 +18,9 @@ import numpy as np
 
 from penstock.kernel.values import Role
 from penstock.planner.seen import Observation
+from penstock.planner.sizing import Sizing
 from penstock.report.study.traces import rate_over_time
-from penstock.report.study.world import LAYOUTS, POOLS, Result, fleet, run, tables
+from penstock.report.study.world import LAYOUTS, POOLS, Result, fleet, priced, run, sizing_of
 from penstock.traffic.request import TrafficRequest
 
 SLOT = 15.0
@@ -55,12 +56,14 @@ class Schedule:
         return {role: wanted[0] for role, wanted in self.slots.items()}
 
 
-def by_need(requests: Sequence[TrafficRequest], seconds: float, layout: str, start_up: float, price: float) -> Schedule:
-    """Return the schedule of the first part at one price of a miss."""
+def by_need(
+    requests: Sequence[TrafficRequest], seconds: float, layout: str, start_up: float, sizing: Sizing
+) -> Schedule:
+    """Return the schedule of the first part at one price of a miss, which is the sizing's."""
     rates = np.asarray(rate_over_time(requests, seconds, SLOT))
     smooth = np.convolve(np.pad(rates, 1, mode="edge"), np.ones(3) / 3.0, mode="valid")
     highest = [float(smooth[max(0, at - WINDOW) : at + WINDOW + 1].max()) for at in range(len(smooth))]
-    fleets = [fleet(layout, rate, price) for rate in highest]
+    fleets = [fleet(layout, rate, sizing) for rate in highest]
     return Schedule({role: [each[role] for each in fleets] for role in LAYOUTS[layout]}, start_up)
 
 
@@ -72,14 +75,15 @@ def search(
     Cost: ``len(PRICES)`` + ``tries`` simulations.
     """
     found: list[tuple[Schedule, Result]] = []
+    sizing = sizing_of(layout, requests)
     for price in PRICES:
-        schedule = by_need(requests, seconds, layout, start_up, price)
+        schedule = by_need(requests, seconds, layout, start_up, priced(sizing, price))
         found.append((schedule, _judged(requests, seconds, schedule)))
     wanted = min(WANTED, max(result.attainment for _, result in found))
     able = [each for each in found if each[1].attainment >= wanted]
     best, result = min(able, key=lambda each: each[1].gpu_hours)
     rates = np.asarray(rate_over_time(requests, seconds, SLOT))
-    for role, first in _by_pain(best, rates, layout)[:tries]:
+    for role, first in _by_pain(best, rates, sizing)[:tries]:
         slots = {each: list(counts) for each, counts in best.slots.items()}
         slots[role][first : first + STRETCH] = [max(1, n - 1) for n in slots[role][first : first + STRETCH]]
         if slots[role] == list(best.slots[role]):
@@ -96,9 +100,8 @@ def _judged(requests: Sequence[TrafficRequest], seconds: float, schedule: Schedu
     return run(requests, schedule.first(), schedule.start_up, seconds, policy=schedule, interval=5.0)
 
 
-def _by_pain(schedule: Schedule, rates: "np.typing.NDArray[np.float64]", layout: str) -> list[tuple[Role, int]]:
+def _by_pain(schedule: Schedule, rates: "np.typing.NDArray[np.float64]", sizing: Sizing) -> list[tuple[Role, int]]:
     """Return (role, first slot) of every stretch, those first where one worker less is expected to hurt least."""
-    sizing = tables(layout)
     found: list[tuple[float, Role, int]] = []
     for role in schedule.slots:
         for first in range(0, len(rates), STRETCH):

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import islice, pairwise
 from typing import Any
@@ -92,12 +92,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     alarms: dict[str, int] = {}
 
 
-@cache
-def tables(layout: str) -> Sizing:
-    """Return what the closed forms say of this engine and these requests: where runs begin, and what no one beats."""
+def sizing_of(layout: str, requests: Iterable[TrafficRequest]) -> Sizing:
+    """Return what the closed forms say of this engine and these requests' lengths, whatever their rate."""
     mix: Bins = {}
-    rng = random.Random(0)
-    for request in islice(plain(1.0, rng, shape=LENGTHS, kind="mix"), 4000):
+    for request in requests:
         count_into(mix, shape_bin(request.isl, request.osl, 0.0))
     model = Table.of_metrics(known().metrics["self-benchmark"])
     limits = Limits(ENGINE.max_seqs, ENGINE.max_batched_tokens, ENGINE.kv_blocks * ENGINE.block_size)
@@ -109,14 +107,22 @@ def tables(layout: str) -> Sizing:
     )
 
 
-def fleet(layout: str, rate: float, price: float | None = None) -> dict[Role, int]:
-    """Return the workers that are cheapest at a rate (requests/s) that is known and stays."""
-    sizing = tables(layout)
-    if price is not None:
-        sizing = Sizing(sizing.tables, sizing.price / PRICE * price)
+@cache
+def tables(layout: str) -> Sizing:
+    """Return what the closed forms say of our own mix of requests: what no one beats."""
+    return sizing_of(layout, islice(plain(1.0, random.Random(0), shape=LENGTHS, kind="mix"), 4000))
+
+
+def priced(sizing: Sizing, price: float) -> Sizing:
+    """Return it with another price of a miss, in GPU time of a request."""
+    return Sizing(sizing.tables, sizing.price / PRICE * price)
+
+
+def fleet(layout: str, rate: float, sizing: Sizing | None = None) -> dict[Role, int]:
+    """Return the workers that are cheapest at a rate (requests/s) that is known and stays, of our own mix or another."""
     bounds = {role: Bounds(1, GPUS_MAX, 1) for role in LAYOUTS[layout]}
     sure = Demand(np.array([max(rate, 1e-3)]), np.ones(1))
-    return dict(sizing.best(sure, bounds, GPUS_MAX).workers)
+    return dict((sizing or tables(layout)).best(sure, bounds, GPUS_MAX).workers)
 
 
 @cache
@@ -163,6 +169,21 @@ class Timed:
         self.planner.check()
 
 
+class Noted:
+    """A policy whose wishes are kept: ``wanted`` has every pool's, window by window."""
+
+    def __init__(self, policy: ScalePolicy) -> None:
+        self.policy = policy
+        self.wanted: dict[str, list[int]] = {}
+
+    def decide(self, seen: Observation) -> Mapping[str, int] | None:
+        found = self.policy.decide(seen)
+        for model in seen.models.values():
+            for name, pool in model.pools.items():
+                self.wanted.setdefault(name, []).append((found or {}).get(name, pool.desired))
+        return found
+
+
 def run(
     requests: Sequence[TrafficRequest],
     workers: dict[Role, int],
@@ -183,8 +204,9 @@ def run(
     records: list[RequestRecord] = []
     ticks: list[TickRecord] = []
     timed = None if planner is None else Timed(planner)
+    noted = None if policy is None else Noted(policy)
     plan = plan_of(workers, start_up, seconds, policy_interval=interval)
-    cluster = Cluster(plan, requests, policy=policy, planner=timed, ticked=ticks.append, record=records.append)
+    cluster = Cluster(plan, requests, policy=noted, planner=timed, ticked=ticks.append, record=records.append)
     if distort is not None and cluster.seeing is not None:
         cluster.seeing.look = _distorted(cluster.seeing.look, distort)  # type: ignore[method-assign]
     started = time.perf_counter()
@@ -196,7 +218,7 @@ def run(
         bins.setdefault(int(record.arrival // 300.0), []).append(kept)
     ttfts = [record.ttft for record in records if record.ttft is not None]
     itls = [record.itl.mean for record in records if record.itl is not None]
-    turns, changes = _turns(ticks)
+    turns, changes = _turns(_wanted(ticks) if noted is None else noted.wanted)
     hours = seconds / 3600.0
     return Result(
         attainment=sum(good) / len(good) if good else 1.0,
@@ -221,12 +243,17 @@ def _distorted(
     return lambda *args: distort(look(*args))
 
 
-def _turns(ticks: Sequence[TickRecord]) -> tuple[int, int]:
+def _wanted(ticks: Sequence[TickRecord]) -> dict[str, list[int]]:
+    """Return what a planner wanted of each pool, tick by tick."""
+    pools = ticks[-1].pools if ticks else ()
+    return {pool: [tick.pools[pool].target for tick in ticks if pool in tick.pools] for pool in pools}
+
+
+def _turns(wanted: Mapping[str, Sequence[int]]) -> tuple[int, int]:
     """Count changes of direction, and changes, of what was wanted of each pool."""
     turns = changes = 0
-    for pool in ticks[-1].pools if ticks else ():
-        wanted = [tick.pools[pool].target for tick in ticks if pool in tick.pools]
-        steps = [after - before for before, after in pairwise(wanted) if after != before]
+    for counts in wanted.values():
+        steps = [after - before for before, after in pairwise(counts) if after != before]
         changes += len(steps)
         turns += sum((before > 0) != (after > 0) for before, after in pairwise(steps))
     return turns, changes
