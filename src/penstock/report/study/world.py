@@ -119,7 +119,7 @@ def priced(sizing: Sizing, price: float) -> Sizing:
 
 
 def fleet(layout: str, rate: float, sizing: Sizing | None = None) -> dict[Role, int]:
-    """Return the workers that are cheapest at a rate (requests/s) that is known and stays, of our own mix or another."""
+    """Return the workers that are cheapest at a rate (requests/s) that is known and stays."""
     bounds = {role: Bounds(1, GPUS_MAX, 1) for role in LAYOUTS[layout]}
     sure = Demand(np.array([max(rate, 1e-3)]), np.ones(1))
     return dict((sizing or tables(layout)).best(sure, bounds, GPUS_MAX).workers)
