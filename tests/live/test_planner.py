@@ -229,15 +229,14 @@ def test_a_planner_that_is_killed_freezes_counts_and_the_next_one_goes_on(tmp_pa
 
 
 def test_other_settings_count_while_it_runs(tmp_path):
-    with planned(tmp_path, AGGREGATED + following(rate=0.001, most=2)) as cluster:
+    config = following(rate=0.001, most=2).replace('window: "2"', 'window: "60"')  # one request counts for a minute
+    with planned(tmp_path, AGGREGATED + config) as cluster:
         assert cluster.chat("Hello")[0] == 200
         until(lambda: ready(cluster) == {"main": 2}, 30, lambda: logs(cluster))
         penstock(cluster, "set", "planner.advisory=true")
         until(lambda: (report(cluster) or {}).get("advisory") is True, 30, lambda: logs(cluster))
         penstock(cluster, "set", "planner.budget.max_gpus=3")
-        found = until_reported(
-            cluster, lambda found: cluster.chat("Hello")[0] == 200 and found["pools"]["main"]["target"] == 3
-        )
+        found = until_reported(cluster, lambda found: found["pools"]["main"]["target"] == 3)
         assert found["restarts"] == 0  # it was not lost, only told other things
         assert ready(cluster) == {"main": 2}
 

@@ -150,6 +150,21 @@ async def test_a_plugin_that_fails_is_left_alone_and_the_tick_goes_on(tmp_path: 
         assert "RuntimeError: the price list is gone" in said[-1].because[0].text
 
 
+async def test_a_bug_of_ours_in_asking_is_told_at_once_and_the_tick_goes_on(tmp_path, monkeypatch, caplog) -> None:
+    async with Stand(settings(tmp_path), [Wants(5)]) as stand, serving(Most(3), stand.host.address):
+
+        async def breaks(ask: Any, endpoint: str) -> Any:
+            raise ZeroDivisionError("ours")
+
+        monkeypatch.setattr(stand.host._calls, "ask", breaks)
+        await stand.until(lambda: stand.desired["decode"] == 5)
+        said = await stand.until(
+            lambda: [s for t in stand.ticks for s in t.said if s.id == "p" and s.result == "error"]
+        )
+        assert "ZeroDivisionError" in said[0].because[0].text
+    assert "by a bug of ours" in caplog.text
+
+
 async def test_one_that_is_slow_has_no_say_and_nobody_waits_longer_than_its_deadline(tmp_path: Path) -> None:
     class Slow(Most):
         def evaluate(self, context: Context) -> Result:

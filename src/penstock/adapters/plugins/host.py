@@ -110,7 +110,12 @@ class PluginHost:
         if seat is None:
             self._post(Answered(id=ask.id, plugin=ask.plugin, error="it takes part no more"))
             return
-        self._post(await self._calls.ask(ask, seat.spec.endpoint))
+        try:
+            answered = await self._calls.ask(ask, seat.spec.endpoint)
+        except Exception as error:  # supervision boundary: the tick hears of our bug at once, not at its deadline
+            log.exception("asking planner plugin %s failed by a bug of ours", ask.plugin)
+            answered = Answered(id=ask.id, plugin=ask.plugin, error=f"asking it failed: {error!r}")
+        self._post(answered)
 
     async def _look_after(self, id: str, plugin: ExternalPlugin) -> None:
         """Call a plugin that does not register, and let it take part for as long as it answers."""
