@@ -24,6 +24,8 @@ import traffic
 from plan import Cell, Place
 from table import page, page_with
 
+from penstock.kernel.threads import ONE_THREAD
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PATIENCE = 400.0
@@ -66,9 +68,7 @@ class Peer:
             self._process = None
 
     def _start(self) -> subprocess.Popen[str]:
-        # One thread each: numeric libraries with more of them wait for each other on a busy machine.
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        environment = {**os.environ, **threads, "PYTHONPATH": str(ROOT / "src"), "DYN_LOG": "error"}
+        environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT / "src"), "DYN_LOG": "error"}
         with self._log.open("a") as log:
             return subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment

@@ -1,5 +1,6 @@
 """The command line as a whole: every help works, is quick, and no error of a user is a traceback."""
 
+import os
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ import click
 import pytest
 
 from penstock.cli.main import COMMANDS, HIDDEN, cli
+from penstock.kernel.threads import ONE_THREAD
 
 
 def every_command() -> dict[str, click.Command]:
@@ -65,6 +67,17 @@ def test_help_imports_nothing_heavy():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize(("own", "threads"), [({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")])
+def test_a_command_that_computes_has_one_thread_per_process_unless_told_otherwise(own, threads):
+    code = (
+        "import os, sys; from penstock.cli.main import main; main(['study', 'planner', '--help']); "
+        "assert 'numpy' not in sys.modules; sys.exit(os.environ['OPENBLAS_NUM_THREADS'])"
+    )
+    env = {name: value for name, value in os.environ.items() if name not in ONE_THREAD} | own
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
+    assert found.stderr.strip() == threads
 
 
 def test_help_and_version_of_the_module(penstock):

@@ -267,6 +267,7 @@ def test_what_is_an_archives_alone_is_refused_for_a_trace(penstock, tmp_path):
     assert "are of archives" in result.output
 
 
+@pytest.mark.slow
 def test_the_public_archive_is_read_whole(penstock, traces):
     found = json.loads(penstock("trace", "info", str(traces / "servegen" / "m-large.tar.xz"), "--json").output)
     assert (found["clients"], found["clients_with_lengths"], found["span_s"]) == (162, 12, 14 * 86_400.0)

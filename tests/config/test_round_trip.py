@@ -79,13 +79,13 @@ def structs(group: type[Settings]) -> st.SearchStrategy[Any]:
     return st.builds(group, **parts)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(structs(ClusterSettings))
 def test_resolved_yaml_reads_back(made):
     assert read(resolved_yaml(made, secrets=True)) == made
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(structs(ClusterSettings))
 def test_the_form_for_people_reads_back_but_for_secrets(made):
     assert read(shown_yaml(made, {})) == bare(made)

@@ -233,7 +233,7 @@ def test_one_of_two_frontends_is_drained_under_load(tmp_path: Path) -> None:
         until(lambda: len(cluster.get("/admin/status")[1]["frontends"]) == 1, 30)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("http_server", ["fast", pytest.param("plain", marks=pytest.mark.slow)])
 def test_a_rolling_restart_under_load_fails_no_request(tmp_path: Path, processes: int, http_server: str) -> None:
     arguments = ["--frontend.port", str(free_port()), "--frontend.processes", str(processes), *FAST]
@@ -257,6 +257,7 @@ def changes(cluster: Served) -> list[tuple[Any, ...]]:
     return [(line["key"], line["old"], line["new"], line["by"]) for line in lines]
 
 
+@pytest.mark.slow
 def test_a_setting_is_taken_by_all_frontends_and_by_those_that_come_later(tmp_path: Path) -> None:
     two = ["--frontend.port", str(free_port()), "--frontend.processes", "2", *FAST]
     key = "admin-key-for-the-test"

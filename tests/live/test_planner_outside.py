@@ -13,7 +13,7 @@ import pytest
 from tests.live.cluster import until
 from tests.live.test_planner import AGGREGATED, ROOT, logs, planned, ready
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 TOKEN = "a-token-of-the-live-tests"
 EXAMPLE = ROOT / "examples" / "planner-plugin" / "price_of_day.py"
 

@@ -12,6 +12,7 @@ import click
 
 from penstock import __version__
 from penstock.kernel.errors import ConfigError, PenstockError
+from penstock.kernel.threads import ONE_THREAD
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("penstock.cli.up", "Start a cluster from a config, or the simulated default."),
@@ -41,6 +42,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Name -> module with a ``command``, and its line in the help; a test holds the line to the command's own."""
 HIDDEN = {"engine": "penstock.cli.engine", "frontend": "penstock.cli.frontend"}
 """What the supervisor's children can be run as by hand."""
+COMPUTE = ("planner", "study", "simulate")
+"""Commands that compute; none of them starts engines, whose threads are their own affair."""
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -56,6 +59,8 @@ class LazyGroup(click.Group):
         module = HIDDEN.get(cmd_name) or COMMANDS.get(cmd_name, (None, ""))[0]
         if module is None:
             return None
+        if cmd_name in COMPUTE:
+            os.environ.update({**ONE_THREAD, **os.environ})
         found: click.Command = importlib.import_module(module).command
         return found
 

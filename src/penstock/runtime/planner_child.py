@@ -11,6 +11,7 @@ from pathlib import Path
 
 from penstock.config.cluster import ClusterSettings
 from penstock.kernel.errors import PenstockError
+from penstock.kernel.threads import ONE_THREAD
 from penstock.planner.settings import PlannerSettings
 from penstock.runtime.children import Child
 from penstock.runtime.frontends import secrets_of
@@ -75,7 +76,7 @@ class PlannerChild:
             "penstock.cli.planner_process",
             ["--run", str(self._run)],
             log_path=self._run / "logs" / "planner.log",
-            env={**os.environ, **secrets_of(self.settings)},
+            env={**ONE_THREAD, **os.environ, **secrets_of(self.settings)},
         )
 
 
