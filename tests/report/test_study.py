@@ -132,7 +132,12 @@ def test_no_run_is_there_twice_and_everybody_takes_part(full):
     assert {cell.layout for cell in wanted} == {"aggregated", "disaggregated"}
     assert {cell.start_up for cell in wanted} == {0.0, 60.0, 120.0, 300.0}
     assert {cell.fault for cell in wanted} == {"", *FAULTS}
-    assert {cell.seed for cell in wanted} == ({1, 2, 3} if full else {1})
+    beside = [cell.seed for cell in wanted if cell.who in cells.BESIDE and not cell.fault]
+    assert set(beside) == ({1, 2, 3} if full else {1})
+    fronts = {(cell.who, cell.traffic) for cell in wanted if cell.seed == 3}
+    untuned = {traffic.name for traffic in OWN if not traffic.tuning}
+    for who in ("slo", cells.STATIC):
+        assert {name for other, name in fronts if other == who} >= untuned, "claims come with the range over seeds"
     assert {cell.traffic for cell in wanted} == {traffic.name for traffic in OWN}, "without files no public trace"
 
 

@@ -78,6 +78,7 @@ def _against_clairvoyant(done: Sequence[Done]) -> str:
                 _median(ratios, "{:.2f}"),
                 _range(ratios, "{:.2f}"),
                 _median(above, "{:.2f}"),
+                _range(above, "{:.2f}"),
             ]
         )
     if not rows:
@@ -89,8 +90,9 @@ def _against_clairvoyant(done: Sequence[Done]) -> str:
         "",
         "at attainment",
         "GPU-hours / clairvoyant's",
-        "seeds",
+        "over seeds",
         "static's / ours",
+        "over seeds",
     ]
     return (
         "## Against somebody who knows the arrivals\n\nGPU-hours of `slo` at 99 % (or at the most that both reach), "
