@@ -243,8 +243,18 @@ def test_a_fault_begins_after_a_third_of_the_run_and_changes_no_count_of_replica
         pools = [(pool.ready, pool.desired, len(pool.engines)) for _, _, pool in after.pools()]
         assert pools == [(3, 3, 3)]
     if fault == "gap":
-        assert distort(seen(305.0, 3)).models["m"].traffic is None
-        assert distort(seen(500.0, 3)).models["m"].traffic is not None
+        gone, back = distort(seen(305.0, 3, running=2)).models["m"], distort(seen(500.0, 3, running=2)).models["m"]
+        assert gone.traffic is None and back.traffic is not None
+        assert [engine.running for engine in gone.pools["main"].engines] == [None] * 3
+        assert [engine.running for engine in back.pools["main"].engines] == [2] * 3
+
+
+def test_while_sources_are_stale_they_repeat_what_they_said_last():
+    distort = FAULTS["stale"](900.0)
+    distort(seen(290.0, 3, running=2, queued=1))
+    model = distort(seen(305.0, 4, running=9, queued=7)).models["m"]
+    assert (model.health, model.queued, model.pools["main"].ready) == ("stale", 1, 4)
+    assert [engine.running for engine in model.pools["main"].engines] == [2] * 3
 
 
 # --- cut off, and from end to end -----------------------------------------------------------------------------------

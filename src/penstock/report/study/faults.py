@@ -1,27 +1,29 @@
-"""What goes wrong with metrics? One fault at a time, on the way from the cluster to who scales."""
+"""What goes wrong with metrics? One fault at a time, on the way from the cluster to who scales.
+
+Counts of replicas stay true: who scales has ordered them, and hears of them from the connector.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
-from penstock.planner.seen import ModelSeen, Observation
+from penstock.planner.seen import EngineSeen, ModelSeen, Observation, PoolSeen
 
 Distort = Callable[[Observation], Observation]
-
-
-def _models(seen: Observation, change: Callable[[ModelSeen], ModelSeen]) -> Observation:
-    return msgspec.structs.replace(seen, models={name: change(model) for name, model in seen.models.items()})
+SECONDS = 180.0
+"""How long a source is gone, or repeats itself; it begins after a third of the run."""
 
 
 def gap(seconds: float) -> Distort:
-    """The source can't be read for three minutes, around a third of the run."""
-    begin = seconds / 3.0
+    """Nothing can be read for three minutes: no traffic, no engine."""
+
+    def change(model: ModelSeen) -> ModelSeen:
+        pools = {name: _engines(pool, map(_silent, pool.engines)) for name, pool in model.pools.items()}
+        return msgspec.structs.replace(model, traffic=None, why="connection refused", queued=None, pools=pools)
 
     def distort(seen: Observation) -> Observation:
-        if not begin <= seen.at < begin + 180.0:
-            return seen
-        return _models(seen, lambda model: msgspec.structs.replace(model, traffic=None, why="connection refused"))
+        return _models(seen, change) if _during(seen, seconds) else seen
 
     return distort
 
@@ -46,55 +48,31 @@ def nan(seconds: float) -> Distort:
 
 
 def stale(seconds: float) -> Distort:
-    """For three minutes the source repeats what it said before."""
-    begin = seconds / 3.0
+    """For three minutes all sources repeat what they said before."""
     kept: list[Observation] = []
 
     def distort(seen: Observation) -> Observation:
-        if not begin <= seen.at < begin + 180.0:
+        if not _during(seen, seconds):
             kept[:] = [seen]
             return seen
-        old = kept[0]
-
-        def change(name: str, model: ModelSeen) -> ModelSeen:
-            return msgspec.structs.replace(model, traffic=old.models[name].traffic, health="stale")
-
-        return msgspec.structs.replace(seen, models={name: change(name, model) for name, model in seen.models.items()})
+        models = {name: _as_before(model, kept[0].models[name]) for name, model in seen.models.items()}
+        return msgspec.structs.replace(seen, models=models)
 
     return distort
 
 
 def silent_engine(seconds: float) -> Distort:
     """The first engine of every pool tells nothing from a third of the run on."""
-    begin = seconds / 3.0
+
+    def change(model: ModelSeen) -> ModelSeen:
+        pools = {
+            name: _engines(pool, (*map(_silent, pool.engines[:1]), *pool.engines[1:]))
+            for name, pool in model.pools.items()
+        }
+        return msgspec.structs.replace(model, pools=pools)
 
     def distort(seen: Observation) -> Observation:
-        if seen.at < begin:
-            return seen
-
-        def change(model: ModelSeen) -> ModelSeen:
-            pools = {
-                name: msgspec.structs.replace(
-                    pool,
-                    engines=tuple(
-                        msgspec.structs.replace(
-                            engine,
-                            steps=None,
-                            running=None,
-                            waiting=None,
-                            queued_prefill_tokens=None,
-                            decode_kv=None,
-                        )
-                        if place == 0
-                        else engine
-                        for place, engine in enumerate(pool.engines)
-                    ),
-                )
-                for name, pool in model.pools.items()
-            }
-            return msgspec.structs.replace(model, pools=pools)
-
-        return _models(seen, change)
+        return seen if seen.at < seconds / 3.0 else _models(seen, change)
 
     return distort
 
@@ -105,3 +83,25 @@ FAULTS: dict[str, Callable[[float], Distort]] = {
     "stale": stale,
     "silent engine": silent_engine,
 }
+
+
+def _during(seen: Observation, seconds: float) -> bool:
+    return seconds / 3.0 <= seen.at < seconds / 3.0 + SECONDS
+
+
+def _models(seen: Observation, change: Callable[[ModelSeen], ModelSeen]) -> Observation:
+    return msgspec.structs.replace(seen, models={name: change(model) for name, model in seen.models.items()})
+
+
+def _as_before(model: ModelSeen, old: ModelSeen) -> ModelSeen:
+    pools = {name: _engines(pool, old.pools[name].engines) for name, pool in model.pools.items()}
+    return msgspec.structs.replace(model, traffic=old.traffic, queued=old.queued, health="stale", pools=pools)
+
+
+def _engines(pool: PoolSeen, engines: Iterable[EngineSeen]) -> PoolSeen:
+    return msgspec.structs.replace(pool, engines=tuple(engines))
+
+
+def _silent(engine: EngineSeen) -> EngineSeen:
+    told = ("steps", "running", "waiting", "queued_prefill_tokens", "queued_decode_kv", "decode_kv")
+    return msgspec.structs.replace(engine, **dict.fromkeys(told))
