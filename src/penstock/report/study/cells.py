@@ -14,7 +14,7 @@ from penstock.report.study import clairvoyant
 from penstock.report.study.contenders import BY_NAME, CONTENDERS
 from penstock.report.study.faults import FAULTS
 from penstock.report.study.traces import ALL, OWN, PUBLIC
-from penstock.report.study.world import LAYOUTS, Result, fleet, run
+from penstock.report.study.world import LAYOUTS, Result, fleet, run, sizing_of, tables
 
 STATIC, CLAIRVOYANT = "static", "clairvoyant"
 START_UPS = (0.0, 60.0, 120.0, 300.0)
@@ -134,13 +134,15 @@ def carry_out(cell: Cell, traces: str | None) -> Done:
     if cell.who == CLAIRVOYANT:
         found = clairvoyant.search(requests, seconds, cell.layout, cell.start_up)
         return Done(cell=cell, results=tuple(found))
+    # A public trace has lengths of its own, and fleets for ours would be of another size.
+    sizing = tables(cell.layout) if traffic.file is None else sizing_of(cell.layout, requests)
     if cell.who == STATIC:
         mean = len(requests) / seconds
         workers: dict[Role, int] = {
-            role: max(1, round(count * cell.knob)) for role, count in fleet(cell.layout, mean).items()
+            role: max(1, round(count * cell.knob)) for role, count in fleet(cell.layout, mean, sizing).items()
         }
         return Done(cell=cell, results=(run(requests, workers, cell.start_up, seconds),))
-    first = fleet(cell.layout, sum(request.at < 60.0 for request in requests) / 60.0)
+    first = fleet(cell.layout, sum(request.at < 60.0 for request in requests) / 60.0, sizing)
     made = BY_NAME[cell.who].make(cell.knob, cell.layout, cell.start_up)
     distort = FAULTS[cell.fault](seconds) if cell.fault else None
     return Done(cell=cell, results=(run(requests, first, cell.start_up, seconds, distort=distort, **made),))

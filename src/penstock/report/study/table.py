@@ -133,8 +133,8 @@ def _against_field(done: Sequence[Done]) -> str:
     head = ["traffic", "layout", "start-up s", "policy", "its best attainment", "fewer misses of slo", "over its knob"]
     return (
         "## Against the field, at equal GPU-hours\n\nFor each value of the other policy's knob: how many fewer "
-        "requests `slo` misses at the same GPU-hours (its own front, lines between points). Where that begins above them "
-        "the value is left out; where it ends below them its last point counts. Negative is more.\n\n"
+        "requests `slo` misses at the same GPU-hours (its own front, lines between points). Where it begins above them "
+        "the value is left out, where it ends below them its last point counts. Negative is more.\n\n"
         + _markdown(head, rows)
     )
 
