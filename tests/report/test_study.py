@@ -1,6 +1,7 @@
 """Fronts by hand, the list of runs, a study that goes on where it was cut off, and a tiny one from end to end."""
 
 import csv
+import json
 import time
 from collections import Counter
 from pathlib import Path
@@ -255,6 +256,17 @@ def test_while_sources_are_stale_they_repeat_what_they_said_last():
     model = distort(seen(305.0, 4, running=9, queued=7)).models["m"]
     assert (model.health, model.queued, model.pools["main"].ready) == ("stale", 1, 4)
     assert [engine.running for engine in model.pools["main"].engines] == [2] * 3
+
+
+def test_fleets_for_a_public_trace_are_those_of_its_own_lengths(tmp_path, monkeypatch):
+    lines = [{"timestamp": 100 * n, "input_length": 64, "output_length": 4, "hash_ids": [n]} for n in range(300)]
+    (tmp_path / "short.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setitem(ALL, "short", StudyTraffic("short", 30.0, file="short.jsonl"))
+    cell = cells.Cell(traffic="short", layout="aggregated", start_up=0.0, seed=1, who=cells.STATIC, knob=1.0)
+    (result,) = cells.carry_out(cell, str(tmp_path)).results
+    assert result.requests == 300 and result.attainment == 1.0
+    assert result.gpu_hours < 1.5 * 30.0 / 3600.0, "one worker; ours at that rate would be ten or more"
+    assert sum(fleet("aggregated", 10.0).values()) >= 10
 
 
 # --- cut off, and from end to end -----------------------------------------------------------------------------------
