@@ -33,7 +33,7 @@ test: dev lint types ## Lint, types, import contracts and all tests; under ten m
 	$(BIN)/python -m tests.run
 
 test-fast: dev ## Only the pure rooms' tests
-	$(BIN)/python -m pytest tests/kernel tests/router tests/planner tests/engine tests/traffic tests/simulate
+	$(BIN)/python -m tests.run pure
 
 test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 3 minutes to install 2.7 GB, then ten
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)

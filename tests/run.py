@@ -17,6 +17,8 @@ SUITES: dict[str, list[str]] = {
         "tests/engine",
         "tests/traffic",
         "tests/simulate",
+        "-m",
+        "not slow",
         "-n",
         "2",
     ],

@@ -64,7 +64,7 @@ def runs(draw):
 
 @pytest.mark.parametrize("name", NAMES)
 @given(looks=runs(), ceiling=st.none() | st.integers(0, 12))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_it_answers_whatever_it_sees_and_a_restart_changes_nothing(name, looks, ceiling):
     options = PlannerSettings(policy=name, load_interval=30.0, throughput_interval=90.0)
     budget = BudgetSettings(max_gpus=ceiling)

@@ -23,6 +23,8 @@ KNOWN = Known(metrics={"self-benchmark": perf_metrics(ENGINE)})
 INPUTS = Inputs(known={"": {"prefill": KNOWN, "decode": KNOWN, "aggregated": KNOWN}})
 SECONDS, CEILING = 300.0, 8
 POLICIES = ["load-classic", "sla-classic", "throughput-fpm", "load-fpm", "load-fpm-1.6", "hybrid"]
+QUICK = {("load-classic", "aggregated"), ("sla-classic", "disaggregated"), ("hybrid", "disaggregated")}
+"""Each takes seconds, so the others are among the slow ones."""
 LAYOUTS = {"aggregated": {"main": "aggregated"}, "disaggregated": {"prefill": "prefill", "decode": "decode"}}
 
 
@@ -61,8 +63,14 @@ def run(policy: str, layout: str, target: str = "sla") -> tuple[list[RequestReco
     return records, ticks
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "layout"),
+    [
+        pytest.param(policy, layout, marks=() if (policy, layout) in QUICK else pytest.mark.slow)
+        for policy in POLICIES
+        for layout in LAYOUTS
+    ],
+)
 def test_replicas_follow_a_ramp_within_the_ceiling_and_no_request_is_lost(policy, layout):
     records, ticks = run(policy, layout)
     assert len(records) == len(ramp())

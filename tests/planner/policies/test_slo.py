@@ -219,7 +219,7 @@ def test_a_stricter_class_needs_more_workers() -> None:
 
 def test_three_roles_are_sized_together() -> None:
     fleet = Fleet({"aggregated": 2, "prefill": 2, "decode": 2}, lead=60.0)
-    records = fleet.run(900.0, lambda at: 5.0)
+    records = fleet.run(400.0, lambda at: 5.0)
     chosen = told(records[-1])["chosen"]
     assert set(chosen["workers"]) == {"aggregated", "prefill", "decode"} and chosen["kept"] > 0.97
 
