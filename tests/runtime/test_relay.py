@@ -19,6 +19,7 @@ from penstock.router.events import Noted, WorkerJoined
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
 from penstock.runtime import relay as module
+from penstock.runtime.durable import Durable
 from penstock.runtime.feeds import Feeds
 from penstock.runtime.live import Live
 from penstock.runtime.opening import open_relayed, open_relays
@@ -339,6 +340,25 @@ async def test_a_router_that_starts_late_learns_the_index_from_jetstream(durable
     engine.work(100)
     await durable.same(early, late)
     assert early.held == late.held
+
+
+async def test_a_beat_does_not_ask_for_what_is_being_asked_for(durable: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    past = Durable.past
+
+    async def slow(self: Durable, *words: Any) -> Any:
+        await asyncio.sleep(10 * module.BEAT)
+        return await past(self, *words)
+
+    monkeypatch.setattr(Durable, "past", slow)
+    engine = durable.begin()
+    relays = durable.relays
+    assert relays is not None
+    await until(lambda: relays._link.client is not None)
+    engine.work(60)
+    await until(lambda: durable.relay.next == engine.publisher.next_sequence)
+    await until(lambda: durable.relay._outbox.empty())
+    await durable.same(durable.side())
+    assert durable.relay.answered == 0
 
 
 async def test_jetstream_that_lost_its_disk_is_filled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

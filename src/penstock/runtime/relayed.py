@@ -76,6 +76,8 @@ class RelayedFeed:
         self._seen = -1
         self._told = -1
         """The number of the last beat."""
+        self._asking = 0
+        """Questions under way."""
         self._queue: asyncio.Queue[Part | None] = asyncio.Queue()
 
     async def batches(self) -> AsyncIterator[KvBatch]:
@@ -103,6 +105,13 @@ class RelayedFeed:
         Returns: what the relay still has of them, or one batch with everything that is held; None without an answer.
             The very first time, what the broker kept, where it keeps anything.
         """
+        self._asking += 1
+        try:
+            return await self._replay(first, timeout)
+        finally:
+            self._asking -= 1
+
+    async def _replay(self, first: int, timeout: float) -> list[KvBatch] | None:
         try:
             async with asyncio.timeout(timeout):
                 await self._link.connected.wait()
@@ -140,7 +149,7 @@ class RelayedFeed:
     async def _missed(self, told: int) -> list[KvBatch]:
         """Ask for what a beat told of and what did not come until the next one: a beat may overtake its batches."""
         due, self._told = self._told, told
-        if due <= self._seen:
+        if due <= self._seen or self._asking:  # what is asked for already may hold it; if not, the next beat tells
             return []
         self.beats_missed += 1
         return await self.replay(self._seen + 1, TIMEOUT) or []
