@@ -57,7 +57,10 @@ def main(names: list[str]) -> int:
         print(f"== {name}", flush=True)
         arguments = [part for part in SUITES[name] if not part.startswith("tests/") or Path(part).is_dir()]
         found = subprocess.run(
-            [sys.executable, "-m", "pytest", "-rs", *arguments], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "pytest", "-rs", "--durations=8", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         print(found.stdout, found.stderr, sep="", flush=True)
         took[name] = time.monotonic() - started
