@@ -280,6 +280,7 @@ def test_advice_touches_nothing(tmp_path):
         assert 'dynamo_planner_engine_queued_prefill_tokens{model="sim",worker_id="main-0",dp_rank="0"}' in metrics
 
 
+@pytest.mark.slow
 def test_a_planner_beside_a_cluster_scales_it(tmp_path):
     (tmp_path / "alone.yaml").write_text(following(rate=0.01, most=2))
     with served(tmp_path, "up", "--set", "frontend.port=0", "--models.sim.pools.main.replicas", "1") as cluster:

@@ -270,6 +270,7 @@ def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     until(lambda: "runs.dir" in cluster.text, 5, lambda: cluster.text)
 
 
+@pytest.mark.slow
 def test_losing_the_discovery_folder_freezes_membership_and_traffic_goes_on(tmp_path: Path) -> None:
     with served(tmp_path, "up", *FAST) as cluster:
         discovery = cluster.run / "discovery"

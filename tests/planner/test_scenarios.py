@@ -134,7 +134,7 @@ def edge(workers: int) -> float:
     return tables("aggregated").tables["aggregated"].capacity(workers, share=0.97)
 
 
-@pytest.mark.parametrize("near", [0.95, 1.05])
+@pytest.mark.parametrize("near", [pytest.param(0.95, marks=pytest.mark.slow), 1.05])
 def test_a_steady_load_near_a_threshold_does_not_flap(near):
     rate, seconds = near * edge(4), 1500.0
     found = run(arrivals(lambda at: rate, seconds), {"aggregated": 4}, seconds)
