@@ -12,6 +12,7 @@ from penstock.planner.policies import Inputs, plugins_of
 from penstock.planner.settings import BudgetSettings, PlannerSettings, SloTargets, StartSettings
 from penstock.report.study import baselines
 from penstock.report.study.world import GPUS_MAX, ITL, LAYOUTS, TTFT, known
+from penstock.simulate.scaling import ScalePolicy
 
 Made = Mapping[str, Any]
 """Arguments of `penstock.report.study.world.run`: ``planner`` or ``policy``."""
@@ -75,6 +76,15 @@ def _floored(**more: Any) -> Callable[[float, str, float], Made]:
     return make
 
 
+def _ruled(rule: Callable[[float, int], ScalePolicy], interval: float) -> Callable[[float, str, float], Made]:
+    """Return what makes one of the other autoscalers, which looks every so many seconds."""
+
+    def make(knob: float, layout: str, start_up: float) -> Made:
+        return {"policy": rule(knob, GPUS_MAX // len(LAYOUTS[layout])), "interval": interval}
+
+    return make
+
+
 _TIGHTER = (1.0, 0.7, 0.5, 0.35)
 _FLOORS = (1.0, 3.0, 5.0, 7.0)
 CONTENDERS: tuple[Contender, ...] = (
@@ -93,35 +103,8 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("load-fpm", _tightened("load-fpm"), "service level x", 1.0, _TIGHTER),
     Contender("load-fpm-1.6", _tightened("load-fpm-1.6"), "service level x", 1.0, _TIGHTER),
     Contender("hybrid", _tightened("hybrid"), "service level x", 1.0, _TIGHTER),
-    Contender(
-        "HPA-like",
-        lambda target, layout, start_up: {
-            "policy": baselines.hpa(target, GPUS_MAX // len(LAYOUTS[layout])),
-            "interval": 15.0,
-        },
-        "KV use aimed at",
-        0.7,
-        (0.8, 0.6, 0.4, 0.25),
-    ),
-    Contender(
-        "KEDA-like",
-        lambda waiting, layout, start_up: {
-            "policy": baselines.keda(waiting, GPUS_MAX // len(LAYOUTS[layout])),
-            "interval": 15.0,
-        },
-        "waiting per replica",
-        5.0,
-        (10.0, 5.0, 2.0, 0.5),
-    ),
-    Contender(
-        "Ray-Serve-like",
-        lambda ongoing, layout, start_up: {
-            "policy": baselines.RayServe(ongoing, GPUS_MAX // len(LAYOUTS[layout])),
-            "interval": 10.0,
-        },
-        "ongoing per replica",
-        16.0,
-        (32.0, 16.0, 10.0, 6.0),
-    ),
+    Contender("HPA-like", _ruled(baselines.hpa, 15.0), "KV use aimed at", 0.7, (0.8, 0.6, 0.4, 0.25)),
+    Contender("KEDA-like", _ruled(baselines.keda, 15.0), "waiting per replica", 5.0, (10.0, 5.0, 2.0, 0.5)),
+    Contender("Ray-Serve-like", _ruled(baselines.RayServe, 10.0), "ongoing per replica", 16.0, (32.0, 16.0, 10.0, 6.0)),
 )
 BY_NAME = {contender.name: contender for contender in CONTENDERS}
