@@ -6,10 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from penstock.kernel.threads import ONE_THREAD
-
-os.environ.update({**ONE_THREAD, **os.environ})  # before anything imports numpy, in all that tests start, too
-
 settings.register_profile(
     "penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], print_blob=True
 )

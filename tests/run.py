@@ -3,11 +3,14 @@
 usage: python -m tests.run [SUITE ...]      without names: all of `SUITES`, in order
 """
 
+import os
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from penstock.kernel.threads import ONE_THREAD
 
 SUITES: dict[str, list[str]] = {
     "pure": [
@@ -60,6 +63,7 @@ def main(names: list[str]) -> int:
             [sys.executable, "-m", "pytest", "-rs", "--durations=8", *arguments],
             capture_output=True,
             text=True,
+            env={**ONE_THREAD, **os.environ},
             check=False,
         )
         print(found.stdout, found.stderr, sep="", flush=True)
