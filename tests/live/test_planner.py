@@ -101,6 +101,10 @@ def until_reported(cluster: Served, fits: Callable[[dict[str, Any]], bool]) -> d
     return found[0]
 
 
+def at_rest(pool: dict[str, Any], replicas: int) -> bool:
+    return bool(pool["target"] == pool["ready"] == replicas and not pool["starting"] and not pool["draining"])
+
+
 def logs(cluster: Served) -> str:
     log = cluster.run / "logs" / "planner.log"
     return cluster.text + (log.read_text() if log.exists() else "no log of the planner")
@@ -154,6 +158,7 @@ def follows(folder: Path, config: str, *, before: float, busy: float, after: flo
         most = highest(cluster, bench.is_alive)
         bench.join()
         until(lambda: set(ready(cluster).values()) == {1}, 30, lambda: logs(cluster))
+        until_reported(cluster, lambda said: all(at_rest(pool, 1) for pool in said["pools"].values()))
         explained = penstock(cluster, "explain", "scale", "--limit", "100")
         assert "requests/s of sim at" in explained
         assert "follow (propose): override" in explained
@@ -265,7 +270,8 @@ def test_what_a_person_sets_is_noticed_and_left_alone(tmp_path):
 def test_advice_touches_nothing(tmp_path):
     port = free_port()
     words = ["--planner.advisory", "true", "--planner.metrics_port", str(port)]
-    with planned(tmp_path, AGGREGATED + following(rate=0.01), *words) as cluster:
+    config = following(rate=0.01).replace('window: "2"', 'window: "60"')  # one request counts for a minute
+    with planned(tmp_path, AGGREGATED + config, *words) as cluster:
         assert cluster.chat("Hello")[0] == 200
         until(lambda: (report(cluster) or {})["outcome"] == "advise", 20, lambda: logs(cluster))
         assert ready(cluster) == {"main": 1}
