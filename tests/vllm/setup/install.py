@@ -54,6 +54,12 @@ folder.mkdir(exist_ok=True)
 """
 
 
+SPINS, SLEEPS = "agent_config.pthrDelay = 0\n", "agent_config.pthrDelay = 1000\n"
+"""What NIXL's Python layer sets, and what it is to be: the microseconds for which the thread that drives UCX may sleep.
+At 0 it never sleeps, and two servers keep both cores of a small machine busy for nothing: one does not hear the other
+then within the five seconds that vLLM waits for a handshake."""
+
+
 class Failed(Exception):
     """The environment can't be made; the message says why and what to do."""
 
@@ -90,6 +96,7 @@ def install(venv: Path) -> None:
         state = _state(python)
     if state["nixl"] != NIXL and _pip(python, "install", "--no-deps", f"nixl=={NIXL}", f"nixl-cu12=={NIXL}"):
         raise Failed(f"nixl {NIXL} could not be installed into {venv}")
+    _let_nixl_sleep(venv)
     if state["foreign"] and _pip(python, "uninstall", "-y", *state["foreign"]):
         raise Failed(f"{', '.join(state['foreign'])} can't be taken out of {venv}")
     if state["named"] is None or "cpu" not in state["named"]:
@@ -114,6 +121,16 @@ def python311() -> str:
         ):
             return candidate
     raise Failed(NO_PYTHON if not wanted else f"PYTHON311={wanted} is no Python 3.11\n{NO_PYTHON}")
+
+
+def _let_nixl_sleep(venv: Path) -> None:
+    (layer,) = venv.glob("lib/python3*/site-packages/nixl_cu12/_api.py")
+    text = layer.read_text()
+    if SLEEPS in text:
+        return
+    if SPINS not in text:
+        raise Failed(f"{layer} does not set the delay of NIXL's thread as NIXL {NIXL} does: see SPINS in {__file__}")
+    layer.write_text(text.replace(SPINS, SLEEPS))
 
 
 def _install_penstock(python: Path, venv: Path, *, known: bool) -> None:
