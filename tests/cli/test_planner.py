@@ -60,6 +60,21 @@ def test_a_decision_says_what_why_and_against_what():
         assert line in text
 
 
+def test_a_forecast_says_how_high_how_sure_and_who_was_believed():
+    predicted = {
+        "horizons": [0.0, 30.0, 60.0, 300.0],
+        "quantiles": {"0.5": [2.0, 3.0, 4.0, 5.0], "0.9": [2.5, 3.5, 4.5, 7.25], "0.98": [9.0, 9.0, 9.0, 9.0]},
+        "source": "ensemble",
+        "weights": {"level-2": 0.004, "curve-30": 0.25, "trend-0.3": 0.746},
+    }
+    model = {**tick()["models"]["m"], "predicted": predicted}
+    assert (
+        "  forecast: m: 2.00 requests/s now (P90 2.50), 4.00 requests/s in 60 s (P90 4.50), 5.00 requests/s in 300 s "
+        "(P90 7.25); ensemble of trend-0.3 74.6 %, curve-30 25.0 %\n"
+    ) in decision_text(tick(models={"m": model}))
+    assert "forecast:" not in decision_text(tick())
+
+
 def test_traffic_that_is_not_known_is_said_so():
     text = decision_text(tick(models={"m": {"health": "broken", "rate": None}}))
     assert "the traffic of m is broken, so it is not known" in text

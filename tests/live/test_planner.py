@@ -269,7 +269,7 @@ def test_what_a_person_sets_is_noticed_and_left_alone(tmp_path):
 
 def test_advice_touches_nothing(tmp_path):
     port = free_port()
-    words = ["--planner.advisory", "true", "--planner.metrics_port", str(port)]
+    words = ["--planner.advisory", "true", "--planner.metrics_port", str(port), "--planner.records_max", "1500"]
     config = following(rate=0.01).replace('window: "2"', 'window: "60"')  # one request counts for a minute
     with planned(tmp_path, AGGREGATED + config, *words) as cluster:
         assert cluster.chat("Hello")[0] == 200
@@ -278,6 +278,7 @@ def test_advice_touches_nothing(tmp_path):
         decided = asked(cluster, "explain", "scale")["decisions"][0]
         assert decided["pools"]["main"]["target"] > 1
         assert "it only advises" in penstock(cluster, "status")
+        until((cluster.run / "planner.1.jsonl").exists, 20, lambda: logs(cluster))
         from urllib.request import urlopen
 
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:

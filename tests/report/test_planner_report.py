@@ -215,6 +215,15 @@ def test_a_folder_without_records_is_an_error_with_a_next_step(tmp_path: Path) -
     assert len(read_ticks(tmp_path)) == 1  # a crash cut the last line off
 
 
+def test_a_run_whose_records_began_anew_is_read_with_the_part_before(tmp_path: Path) -> None:
+    first, second = tick(1, 5.0, 1), tick(2, 10.0, 2)
+    write(tmp_path, [first])
+    (tmp_path / "planner.jsonl").rename(tmp_path / "planner.1.jsonl")
+    assert [found.tick for found in read_ticks(tmp_path)] == [1]
+    write(tmp_path, [second])
+    assert [found.tick for found in read_ticks(tmp_path)] == [1, 2]
+
+
 @pytest.mark.parametrize("most", [50, 400])
 def test_thinning_keeps_the_extremes(most: int) -> None:
     points: Any = [(float(n), math.sin(n / 40) + (9.0 if n == 4321 else 0.0)) for n in range(10_000)]

@@ -356,6 +356,16 @@ def test_the_newest_records_are_read_from_the_end(tmp_path):
     assert len(newest(path, 100_000)) == 20_000
 
 
+def test_the_newest_records_go_on_in_the_part_before(tmp_path):
+    path = tmp_path / "planner.jsonl"
+    (tmp_path / "planner.1.jsonl").write_bytes(b"1\n2\n3\n")
+    assert newest(path, 2) == [b"3", b"2"]  # the next part has no line yet
+    path.write_bytes(b"4\n5\n")
+    assert newest(path, 1) == [b"5"]
+    assert newest(path, 3) == [b"5", b"4", b"3"]
+    assert newest(path, 9) == [b"5", b"4", b"3", b"2", b"1"]
+
+
 def test_a_disk_that_is_full_stops_no_planner(tmp_path, caplog):
     from penstock.runtime.planning.state import PlannerState, write_state
 

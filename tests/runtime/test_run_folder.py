@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.errors import ConfigError
-from penstock.runtime.run_folder import LineWriter, RunFolder
+from penstock.runtime.run_folder import LineWriter, RunFolder, earlier
 
 
 def test_a_run_has_its_anchor_and_its_config(tmp_path: Path) -> None:
@@ -32,6 +32,21 @@ def test_lines_are_written_in_order_on_flush(tmp_path: Path) -> None:
     writer.flush()
     assert [json.loads(line)["n"] for line in writer.path.read_text().splitlines()] == [0, 1, 2, 3]
     assert writer.written == 4
+
+
+def test_a_file_that_is_full_begins_anew_and_the_one_before_stays(tmp_path: Path) -> None:
+    writer = LineWriter(tmp_path / "planner.jsonl", bytes_max=20)
+    for number in range(7):  # 8 bytes each
+        writer.write({"n": number})
+        writer.flush()
+
+    def numbers(path: Path) -> list[int]:
+        return [json.loads(line)["n"] for line in path.read_text().splitlines()]
+
+    assert earlier(writer.path).name == "planner.1.jsonl"
+    assert numbers(earlier(writer.path)) == [3, 4, 5]
+    assert numbers(writer.path) == [6]
+    assert writer.written == 7
 
 
 def test_a_full_disk_keeps_the_lines_and_writes_them_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,9 @@ from penstock.cli.client import Client
 from penstock.cli.output import percent, seconds_text, table
 
 POOL_HEADINGS = ("POOL", "READY", "STARTING", "DRAINING", "FAILED", "GIVEN UP", "WANTED", "PROPOSED", "TARGET")
+FORECAST_RANKS, FORECAST_AHEAD = ("0.5", "0.9"), (0.0, 60.0, 300.0)
+"""Of a rate's forecast: the ranks and the horizons (seconds) that are shown."""
+WEIGHT_LEAST = 0.01
 CANDIDATES_MAX = 12
 """Rows of candidates that are shown of one decision; ``--json`` has all."""
 
@@ -78,6 +81,7 @@ def decision_text(record: Mapping[str, Any]) -> str:
     for flip in record["flips"]:
         lines.append(f"  role: {flip['count']} of {flip['model']} from {flip['frm']} to {flip['to']}")
     lines += [f"  seen: {line}" for line in _seen(record["models"])]
+    lines += [f"  forecast: {line}" for line in _forecast(record["models"])]
     rows = [
         [
             name,
@@ -123,6 +127,23 @@ def _seen(models: Mapping[str, Any]) -> Iterable[str]:
         if tick["queued"]:
             words.append(f"{tick['queued']} wait in the router")
         yield f"{model}: {', '.join(words)}"
+
+
+def _forecast(models: Mapping[str, Any]) -> Iterable[str]:
+    """Say what was expected of each model whose rate was told with quantiles, now and later, and who was believed."""
+    for model, tick in models.items():
+        told = tick.get("predicted", {})
+        middle, high = (told.get("quantiles", {}).get(rank) for rank in FORECAST_RANKS)
+        if middle is None or high is None:
+            continue
+        words = [
+            f"{middle[place]:.2f} requests/s {f'in {ahead:.0f} s' if ahead else 'now'} (P90 {high[place]:.2f})"
+            for place, ahead in enumerate(told["horizons"])
+            if ahead in FORECAST_AHEAD
+        ]
+        weights = sorted(told.get("weights", {}).items(), key=lambda item: -item[1])
+        believed = ", ".join(f"{name} {percent(weight)}" for name, weight in weights if weight >= WEIGHT_LEAST)
+        yield f"{model}: {', '.join(words)}" + _after(believed, f"; {told['source']} of ")
 
 
 def _evidence(plugin: str, evidence: Mapping[str, Any]) -> list[str]:

@@ -94,6 +94,15 @@ class PlanningSettings(PlannerSettings, frozen=True, kw_only=True):
     metrics_port: Annotated[
         int, Knob("Port for the planner's metrics (dynamo_planner_*) at /metrics; 0 shows none.", ge=0, le=65535)
     ] = 0
+    records_max: Annotated[
+        int,
+        Knob(
+            "Size from which planner.jsonl begins anew, about a day of ticks: the part before is planner.1.jsonl, and "
+            "older parts are deleted; reports and explain scale read these two. 0 keeps everything.",
+            unit="bytes",
+            ge=0,
+        ),
+    ] = 64 << 20
     report: PlannerReportSettings = PlannerReportSettings()
     tensorboard: Annotated[
         str | None, Knob("Folder for TensorBoard event files with the scalars of every tick; unset writes none.")

@@ -45,6 +45,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         isl, osl: mean tokens of prompt and output.
         quantiles: of the arrival rate (requests/s), by rank, at each of ``horizons`` seconds from now.
         source: which predictor, for people.
+        weights: of those whose forecasts are mixed, by name, where it is a mixture.
     """
 
     seconds: float
@@ -56,6 +57,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     horizons: tuple[float, ...] = ()
     quantiles: Mapping[float, tuple[float, ...]] = {}
     source: str = ""
+    weights: Mapping[str, float] = {}
 
     def filled(self, weaker: "Prediction") -> "Prediction":
         """Return this one, with what it leaves open taken from another."""
@@ -64,7 +66,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) is None:
                 changes[name] = getattr(weaker, name)
         if not self.quantiles:
-            changes |= {"horizons": weaker.horizons, "quantiles": weaker.quantiles}
+            changes |= {"horizons": weaker.horizons, "quantiles": weaker.quantiles, "weights": weaker.weights}
         return msgspec.structs.replace(self, **changes)
 
 

@@ -22,8 +22,9 @@ from penstock.report.planner_story import TARGET, Decision, Series, Story, tell
 from penstock.report.planner_tables import write_tables
 from penstock.report.run_files import json_of, lines
 from penstock.report.svg import Axis
+from penstock.runtime.planning.report import RECORDS
+from penstock.runtime.run_folder import earlier
 
-RECORDS = "planner.jsonl"
 PAGE = "planner-report.html"
 DECISIONS_SHOWN = 400
 """Of a run's decisions; decisions.csv has them all."""
@@ -75,11 +76,14 @@ def read_ticks(folder: Path) -> list[TickRecord]:
     """
     decode = msgspec.json.Decoder(TickRecord).decode
     found: list[TickRecord] = []
-    for number, line in enumerate(lines(folder / RECORDS, needed=True), 1):
-        try:
-            found.append(decode(line))
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"{folder / RECORDS}, line {number}, is no planner's record: {error}") from error
+    before = earlier(folder / RECORDS)
+    for path in (before, folder / RECORDS):
+        # Between the end of one part and the first line of the next, the earlier one is all there is.
+        for number, line in enumerate(lines(path, needed=path != before and not before.exists()), 1):
+            try:
+                found.append(decode(line))
+            except msgspec.DecodeError as error:
+                raise ConfigError(f"{path}, line {number}, is no planner's record: {error}") from error
     if not found:
         raise ConfigError(f"{folder / RECORDS} has no tick yet", hint="the first one comes after planner.load_interval")
     return sorted(found, key=lambda tick: tick.at)

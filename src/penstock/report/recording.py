@@ -18,9 +18,10 @@ from penstock.kernel.records import RequestRecord
 from penstock.kernel.values import Target
 from penstock.kernel.windows import Load, Timeline, Window, columns_of, pool_of, pools_of
 from penstock.report import past
-from penstock.report.planner import RECORDS, read_ticks
+from penstock.report.planner import read_ticks
 from penstock.report.planner_story import CHANGES, lead_of
 from penstock.report.run_files import json_of, last_line, lines, number_rows
+from penstock.runtime.planning.report import RECORDS
 
 WINDOWS_MAX = 720
 """About the most windows that a browser is sent, as many as of a live cluster: a day has them of two minutes."""

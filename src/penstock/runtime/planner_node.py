@@ -76,7 +76,7 @@ class PlannerNode:
         keeping = Keeping(
             said,
             metrics=PlannerMetrics(slo_ttft=planning.slo.ttft, slo_itl=planning.slo.itl, watts=planning.budget.watts),
-            records=None if run is None else LineWriter(run / RECORDS),
+            records=None if run is None else LineWriter(run / RECORDS, bytes_max=planning.records_max),
             store=store,
             ttl=max(settings.discovery.ttl, 3 * planning.base),
         )

@@ -81,15 +81,25 @@ class RunFolder:
         return LineWriter(self.path / name)
 
 
+def earlier(path: Path) -> Path:
+    """Return where the lines are that were in a file before it began anew: ``x.1.jsonl`` of ``x.jsonl``."""
+    return path.with_name(f"{path.stem}.1{path.suffix}")
+
+
 class LineWriter:
     """Append JSON lines off the hot path: `write` only buffers, `flush` does the I/O and never raises.
 
     A full or vanished disk must not stop traffic: lines are kept up to ``lines_max``, then the oldest are dropped
     and counted, and the first error and the recovery are logged. `flush` may run in a thread of its own.
+
+    Args:
+        bytes_max: the file begins anew once it has so many, and the one before is kept as `earlier`; 0 lets it grow.
+            For one writer only.
     """
 
-    def __init__(self, path: Path, lines_max: int = 20_000) -> None:
+    def __init__(self, path: Path, lines_max: int = 20_000, bytes_max: int = 0) -> None:
         self.path = path
+        self._bytes_max = bytes_max
         self.written = 0
         self.lost = 0
         self.failing: str | None = None
@@ -112,6 +122,8 @@ class LineWriter:
         if not lines:
             return
         try:
+            if self._bytes_max and self.path.exists() and self.path.stat().st_size >= self._bytes_max:
+                self.path.replace(earlier(self.path))
             self._append(b"\n".join(lines) + b"\n")
         except OSError as error:
             if self.failing is None:

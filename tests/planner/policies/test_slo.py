@@ -232,6 +232,9 @@ def test_every_tick_says_why_and_from_what_it_chose() -> None:
     assert {"lead", "demand", "chosen", "candidates", "price", "stress", "speed"} <= set(evidence)
     costs = [one["cost"] for one in evidence["candidates"]]
     assert len(costs) >= 2 and costs == sorted(costs)
+    (tick,) = records[-1].models.values()
+    weights = tick.predicted["weights"]
+    assert len(weights) > 3 and sum(weights.values()) == pytest.approx(1.0, abs=0.01)
 
 
 def told(record: TickRecord) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class SloPredict:
                         rank: tuple(round(float(x), 4) for x in row) for rank, row in zip(RANKS, found, strict=True)
                     },
                     source="ensemble",
+                    weights=self.forecast.weights(),
                     **self._last,
                 )
             }

@@ -10,11 +10,12 @@ import msgspec
 from penstock.kernel.wire import WireDecoder
 from penstock.planner.proposals import Because
 from penstock.planner.record import PoolTick, TickRecord
+from penstock.runtime.run_folder import earlier
 
 REPORT = "planner/report"
 """Key in the store under which the newest `PlannerReport` stands, for as long as its planner lives."""
 RECORDS = "planner.jsonl"
-"""File of the run folder with a `penstock.planner.record.TickRecord` per line."""
+"""File of the run folder with a `penstock.planner.record.TickRecord` per line; older ones are in its `earlier` file."""
 STATE = "planner-state.msgpack"
 """File of the run folder from which a planner that takes over goes on."""
 ALARMS_KEPT = 20
@@ -81,11 +82,21 @@ def changes_of(pools: Mapping[str, PoolTick]) -> dict[str, tuple[int, int]]:
 
 
 def newest(path: Path, limit: int, *, every: bool = True) -> list[bytes]:
-    """Return the last lines of a file of records, the newest first; none where there is no such file. Blocks.
+    """Return the last lines of a file of records and of its `earlier` one, the newest first. Blocks.
 
     Args:
         every: also those of ticks in which nothing was to change.
+    Returns:
+        None of a file that is not there.
     """
+    found: list[bytes] = []
+    for part in (path, earlier(path)):
+        if len(found) < limit:
+            found += _newest(part, limit - len(found), every=every)
+    return found
+
+
+def _newest(path: Path, limit: int, *, every: bool) -> list[bytes]:
     found: list[bytes] = []
     try:
         with path.open("rb") as file:
