@@ -17,6 +17,7 @@ from penstock.config.problems import Origin
 from penstock.config.write import init_yaml, plain_settings, shown_yaml
 from penstock.config.yaml_source import read_yaml
 from penstock.kernel.settings import Field, Settings, is_group, without_none
+from tests.depth import deep
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=12)
 
@@ -79,13 +80,13 @@ def structs(group: type[Settings]) -> st.SearchStrategy[Any]:
     return st.builds(group, **parts)
 
 
-@settings(max_examples=25)
+@settings(max_examples=deep(25))
 @given(structs(ClusterSettings))
 def test_resolved_yaml_reads_back(made):
     assert read(resolved_yaml(made, secrets=True)) == made
 
 
-@settings(max_examples=15)
+@settings(max_examples=deep(15))
 @given(structs(ClusterSettings))
 def test_the_form_for_people_reads_back_but_for_secrets(made):
     assert read(shown_yaml(made, {})) == bare(made)

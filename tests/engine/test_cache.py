@@ -10,6 +10,7 @@ from penstock.engine.cache import BlockCache
 from penstock.engine.run_cache import RunCache
 from penstock.simulate.names import PrefixNames
 from penstock.traffic.request import TrafficRequest
+from tests.depth import deep
 
 BLOCKS = 24
 
@@ -150,6 +151,6 @@ class RunTwins(CacheTwins):
 
 
 for twins in (CacheTwins, RunTwins):
-    twins.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+    twins.TestCase.settings = settings(max_examples=deep(150), stateful_step_count=40, deadline=None)
 test_the_cache_counts_as_a_naive_one = CacheTwins.TestCase
 test_the_cache_of_runs_counts_as_a_naive_one = RunTwins.TestCase

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.engine.events import Abort, ClearCache, Release, Submit
 from penstock.engine.settings import SimSettings, TimingSettings, TransferSettings
 from penstock.kernel.machine import Event
+from tests.depth import deep
 from tests.engine.driving import Driven
 from tests.engine.models import SLOW, profile_with_experts
 from tests.engine.oracle import Oracle
@@ -144,13 +145,13 @@ def assert_equal(config: SimSettings, work: Work) -> Driven:
 
 
 @given(small_engines(), workloads())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=deep(250), deadline=None)
 def test_the_lazy_engine_equals_the_naive_one(config: SimSettings, work: Work) -> None:
     assert_equal(config, work)
 
 
 @given(small_engines(), workloads(), st.lists(st.integers(0, 3_000_000_000), max_size=6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=deep(100), deadline=None)
 def test_tokens_are_out_when_the_naive_engine_says(config: SimSettings, work: Work, looks: list[int]) -> None:
     oracle = naive(config, work)
     driven = drive(config, work)
@@ -168,7 +169,7 @@ def test_tokens_are_out_when_the_naive_engine_says(config: SimSettings, work: Wo
 
 
 @given(small_engines(), workloads(), st.integers(0, 3_000_000_000))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=deep(100), deadline=None)
 def test_a_snapshot_taken_at_any_time_changes_nothing(config: SimSettings, work: Work, at: int) -> None:
     straight = drive(config, work).run()
     broken = drive(config, work).run(until=at)
@@ -182,7 +183,7 @@ def test_a_snapshot_taken_at_any_time_changes_nothing(config: SimSettings, work:
 
 
 @given(small_engines(), workloads(), st.lists(st.integers(0, 3_000_000_000), max_size=8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=deep(100), deadline=None)
 def test_looking_at_statistics_changes_nothing(config: SimSettings, work: Work, looks: list[int]) -> None:
     straight = drive(config, work).run()
     watched = drive(config, work)

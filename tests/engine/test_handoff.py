@@ -11,6 +11,7 @@ from penstock.engine.settings import SimSettings, TransferSettings
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import MILLISECOND, SECOND, Event, Wake, Woken, nanos
 from penstock.kernel.runs import chain_of, plain
+from tests.depth import deep
 from tests.engine.driving import Driven
 from tests.engine.test_engine import SMALL, only
 from tests.engine.test_engine_equals_oracle import TABLE, small_engines
@@ -170,7 +171,7 @@ def test_an_abort_frees_what_was_reserved_and_kv_that_comes_then_is_nobody_s() -
 
 
 @given(small_engines(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=deep(100), deadline=None)
 def test_runs_of_blocks_come_to_the_same(config: SimSettings, data: st.DataObject) -> None:
     """Prompts that come as runs and as single names: the same milestones, KV events and snapshots."""
     of_names: list[tuple[int, Event]] = []

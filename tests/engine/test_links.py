@@ -11,6 +11,7 @@ from penstock.engine.links import Cancel, Links, Transfer, Transferred
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import MILLISECOND, SECOND, Event, Nanos, Woken, nanos
 from penstock.kernel.simulation import Simulation
+from tests.depth import deep
 
 Timed = list[tuple[Nanos, Event]]
 STEP = 2 * MILLISECOND
@@ -173,7 +174,7 @@ def links_of(bandwidths: dict[str, float], latency: Nanos) -> Links:
 
 
 @given(traffic(), st.sampled_from([0, 50 * MILLISECOND]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=deep(60), deadline=None)
 def test_transfers_are_over_when_the_naive_twin_says_and_no_byte_is_lost(
     case: tuple[dict[str, float], Timed], latency: Nanos
 ) -> None:
@@ -193,7 +194,7 @@ def test_transfers_are_over_when_the_naive_twin_says_and_no_byte_is_lost(
 
 
 @given(traffic(), st.integers(0, 3 * SECOND))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=deep(60), deadline=None)
 def test_a_snapshot_taken_at_any_time_changes_nothing(case: tuple[dict[str, float], Timed], at: Nanos) -> None:
     bandwidths, events = case
     straight = Driven(links_of(bandwidths, 5), events).run()

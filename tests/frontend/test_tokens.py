@@ -17,6 +17,7 @@ from penstock.frontend.template import ChatTemplate, TemplateFailed, plain_text
 from penstock.frontend.tokens import PromptTokenizer, load_tokenizer
 from penstock.kernel.errors import ClientError, ConfigError, OverloadedError
 from penstock.kernel.hashing import block_hashes
+from tests.depth import deep
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -74,7 +75,7 @@ pieces = st.lists(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @given(pieces, st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=deep(150))
 def test_tokens_by_parts_equal_tokens_of_the_whole(family: str, parts: list[str], special: bool) -> None:
     tokenizer = CACHED[family]
     text = "".join(parts)

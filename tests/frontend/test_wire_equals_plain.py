@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config.frontend import FrontendSettings, LimitSettings, SecuritySettings
+from tests.depth import deep
 from tests.frontend import stand as stands
 from tests.frontend.raw import Answer, connect, read_answer
 from tests.frontend.stand import Stand, stand
@@ -165,7 +166,7 @@ def same(plain: Answer, fast: Answer) -> None:
     assert fast.body == plain.body
 
 
-@settings(max_examples=100)
+@settings(max_examples=deep(100))
 @given(st.lists(requests(last=False), max_size=3), requests(last=True), st.data())
 def test_same_bytes_same_answers(
     pair: Pair, first: list[tuple[bytes, bool]], final: tuple[bytes, bool], data: st.DataObject
@@ -188,7 +189,7 @@ JUNK = st.binary(max_size=60) | st.sampled_from(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=deep(60))
 @given(requests(last=False), st.integers(0, 400), JUNK, st.integers(0, 5))
 def test_spoilt_bytes_are_refused_or_understood_alike(
     pair: Pair, asked: tuple[bytes, bool], at: int, junk: bytes, gone: int

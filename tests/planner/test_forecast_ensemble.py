@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.planner.forecast.ensemble import RANKS, RateForecast
 from penstock.planner.forecast.experts import Curve, Expert, Level, Seasonal, Trend, usual
+from tests.depth import deep
 
 WIDTH = 15.0
 HORIZONS = (0.0, 15.0, 60.0, 120.0, 300.0, 600.0)
@@ -103,7 +104,7 @@ def test_windows_of_any_length_add_up_to_the_same_bins():
     assert whole.bins == 6, "a window of no time says nothing"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=deep(40), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 100_000), st.sampled_from([1.0, 5.0, 15.0, 200.0])), max_size=40))
 def test_whatever_comes_there_is_a_number_never_below_zero_and_ascending_in_rank(windows):
     forecast = RateForecast(WIDTH)

@@ -22,6 +22,7 @@ from penstock.simulate.cluster import Cluster
 from penstock.simulate.plan import Plan, PoolPlan
 from penstock.traffic.request import TrafficRequest
 from penstock.traffic.workloads import plain
+from tests.depth import deep
 
 SERVICE = Service(TTFT, ITL)
 NAMES: dict[str, Role] = {"main": "aggregated", "prefill": "prefill", "decode": "decode"}
@@ -99,7 +100,7 @@ def test_more_load_never_helps_and_more_workers_never_hurt(role):
     assert (found >= 0.0).all() and (found <= 1.0).all() and not np.isnan(found).any()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=deep(30), deadline=None)
 @given(st.floats(0.01, 100.0), st.integers(1, 64), st.sampled_from(list(TABLES)))
 def test_a_share_is_a_share_at_any_rate(rate, workers, role):
     found = MODEL.kept(role, np.array([rate]), np.array([float(workers)]))

@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.kernel.values import RequestId, Target, WorkerId
 from penstock.router.active import ActiveSequences, Load
+from tests.depth import deep
 
 A, B = Target(WorkerId("a")), Target(WorkerId("b"))
 CHAINS = [[1, 2, 3, 4], [1, 2, 7, 8, 9], [5, 6], []]
@@ -106,4 +107,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestActive = Machine.TestCase
-TestActive.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestActive.settings = settings(max_examples=deep(60), stateful_step_count=40, deadline=None)

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from penstock.kernel.machine import SECOND
 from penstock.kernel.values import Target, WorkerId
 from penstock.router.approximate import ApproximateIndex
+from tests.depth import deep
 
 TARGETS = [Target(WorkerId("a")), Target(WorkerId("a"), 1), Target(WorkerId("b"))]
 A, RANK, B = TARGETS
@@ -92,7 +93,7 @@ class ApproximateMachine(RuleBasedStateMachine):
 
 
 TestApproximate = ApproximateMachine.TestCase
-TestApproximate.settings = settings(max_examples=100, stateful_step_count=40)
+TestApproximate.settings = settings(max_examples=deep(100), stateful_step_count=40)
 
 
 def test_a_placement_counts_until_its_time_is_over() -> None:

@@ -18,6 +18,7 @@ from penstock.router.index import ExactIndex
 from penstock.router.indexer import Held
 from penstock.router.names import wordless
 from penstock.router.span import KEY, SPAN_MAX
+from tests.depth import deep
 from tests.router.radix_oracle import Path, RadixOracle
 
 BLOCK = 2
@@ -229,7 +230,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndex = IndexMachine.TestCase
-TestIndex.settings = settings(max_examples=60, stateful_step_count=40)
+TestIndex.settings = settings(max_examples=deep(60), stateful_step_count=40)
 
 
 @pytest.mark.parametrize("seed", range(60))

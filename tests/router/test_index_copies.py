@@ -18,6 +18,7 @@ from penstock.router.events import KvObserved, WorkerJoined
 from penstock.router.index import ExactIndex
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
+from tests.depth import deep
 
 BLOCK = 2
 COPYING, PLAIN = Target(WorkerId("copying")), Target(WorkerId("plain"))
@@ -169,4 +170,4 @@ class Copies(RuleBasedStateMachine):
 
 
 TestCopies = Copies.TestCase
-TestCopies.settings = settings(max_examples=60, stateful_step_count=30)
+TestCopies.settings = settings(max_examples=deep(60), stateful_step_count=30)

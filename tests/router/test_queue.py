@@ -7,6 +7,7 @@ from penstock.kernel.machine import SECOND
 from penstock.kernel.values import RequestId
 from penstock.router.queue import POLICIES, RequestQueue, Waiting
 from penstock.router.settings import QueueSettings
+from tests.depth import deep
 
 
 def waiting(name: str, arrived: float = 0.0, **changes: int) -> Waiting:
@@ -71,7 +72,7 @@ items = st.lists(
 
 
 @given(st.sampled_from(sorted(POLICIES)), items)
-@settings(max_examples=150)
+@settings(max_examples=deep(150))
 def test_it_serves_as_a_sorted_list_would(policy: str, rows: list[tuple[int, int, int, int, bool]]) -> None:
     rows.sort(key=lambda row: row[0])
     queue = filled(policy)

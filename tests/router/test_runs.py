@@ -17,6 +17,7 @@ from penstock.router.run_index import RunIndex
 from penstock.router.run_load import RunLoad
 from penstock.simulate.names import PrefixNames
 from penstock.traffic.request import TrafficRequest
+from tests.depth import deep
 
 TARGETS = [Target(WorkerId(f"w{n}"), 0) for n in range(3)]
 PROMPTS = st.tuples(st.integers(0, 1), st.integers(1, 6), st.integers(0, 3), st.integers(1, 9))
@@ -132,5 +133,5 @@ class Twins(RuleBasedStateMachine):
             assert self.index.pairs(target) == self.index_by_block.pairs(target)
 
 
-Twins.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Twins.TestCase.settings = settings(max_examples=deep(150), stateful_step_count=40, deadline=None)
 test_runs_say_what_blocks_say = Twins.TestCase

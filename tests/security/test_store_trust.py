@@ -12,6 +12,7 @@ from penstock.adapters.stores.file import FileStore
 from penstock.adapters.stores.layout import Entry, ForeignEntry, decode, encode, file_name
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.wire import NewerVersion
+from tests.depth import deep
 
 OURS, OTHER = ClusterSecret("the secret of this cluster"), ClusterSecret("the secret of another one")
 CARD = b'{"version":1,"card":{"id":"evil","epoch":1,"model":"m","url":"http://evil.example"}}'
@@ -56,7 +57,7 @@ async def test_an_entry_under_another_key_or_lease_is_foreign(store):
     assert set(await store.list("workers/")) == {"workers/ours"}
 
 
-@settings(max_examples=200)
+@settings(max_examples=deep(200))
 @given(st.integers(0, 10_000), st.integers(1, 255), st.binary(max_size=50))
 def test_no_changed_byte_passes(place, change, value):
     entry = Entry(key="workers/a", value=value, lease="l")

@@ -19,6 +19,7 @@ from penstock.frontend.prompts import Hashing, Prompts
 from penstock.frontend.sandbox import ONE_MAX, SOURCE_MAX, BoundedEnvironment
 from penstock.frontend.template import ChatTemplate, TemplateFailed, TemplateSlow
 from penstock.frontend.tokens import builtin_folder, load_tokenizer
+from tests.depth import deep
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -260,7 +261,7 @@ PIECES = st.sampled_from(
 HEAD = "{% macro say(x) %}[{{ x }}]{% endmacro %}{% set ns = namespace(seen=0) %}"
 
 
-@settings(max_examples=80)
+@settings(max_examples=deep(80))
 @given(
     st.lists(PIECES, max_size=8),
     st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text(max_size=12)), max_size=4),

@@ -27,6 +27,7 @@ from penstock.simulate.scaling import Steps
 from penstock.traffic.request import TrafficRequest
 from penstock.traffic.sessions import Sessions
 from penstock.traffic.workloads import workload
+from tests.depth import deep
 
 SIM = SimSettings(block_size=16, kv_blocks=2000, max_len=20_000, emit_decode_blocks=False)
 
@@ -227,7 +228,7 @@ def test_a_cordoned_worker_gets_nothing_until_it_is_put_back() -> None:
     assert not [at for at in sent if 5.0 < at < 15.0] and [at for at in sent if at > 15.0]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=deep(15), deadline=None)
 @given(st.integers(0, 10**6))
 def test_nothing_goes_missing_whatever_befalls(seed: int) -> None:
     rng = random.Random(seed)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.engine.settings import SimSettings
 from penstock.router.settings import AffinitySettings, CostSettings, IndexSettings, Mode, RouterSettings
 from penstock.simulate.plan import Fault, Plan, PoolPlan
+from tests.depth import deep
 from tests.simulate.test_cluster import Run, chat
 
 CASES = st.fixed_dictionaries(
@@ -61,7 +62,7 @@ def plans(case: dict[str, Any]) -> Plan:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=deep(60), deadline=None)
 @given(CASES)
 def test_runs_and_blocks_come_to_the_same(case: dict[str, Any]) -> None:
     plan = plans(case)

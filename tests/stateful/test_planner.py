@@ -1,6 +1,5 @@
 """Whatever befalls a planner, its limits hold, one tick is under way, and a restart changes nothing that it does."""
 
-import os
 import random
 from collections.abc import Sequence
 
@@ -15,9 +14,10 @@ from penstock.planner.planner import Planner
 from penstock.planner.plugins import Plugin
 from penstock.planner.policies import Inputs, plugins_of
 from penstock.planner.settings import BudgetSettings, PlannerSettings, SloTargets
+from tests.depth import seeds
 from tests.stateful.planner_world import BASE, Made, Past, Wanderer, World
 
-SEEDS = int(os.environ.get("PENSTOCK_SEEDS", "240"))
+SEEDS = 240
 CHUNK = 60
 
 
@@ -80,7 +80,7 @@ def replayed(made: Made, past: Past) -> Planner:
     return planner
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize("first", seeds(SEEDS, CHUNK))
 def test_whatever_happens_the_limits_hold_and_a_restart_changes_nothing(first: int) -> None:
     scaled = kinds = 0
     seen = set[str]()

@@ -1,19 +1,18 @@
 """Kill at any moment: over thousands of seeds, no request is lost, none ends twice, nothing goes to the gone."""
 
-import os
-
 import msgspec
 import pytest
 
 from penstock.kernel.machine import Effect, Event, Nanos
 from penstock.router.router import Router
+from tests.depth import seeds
 from tests.stateful.cluster import MODEL, Cluster
 
-SEEDS = int(os.environ.get("PENSTOCK_SEEDS", "2000"))
+SEEDS = 2000
 CHUNK = 100
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize("first", seeds(SEEDS, CHUNK))
 def test_every_request_ends_once_whatever_dies(first: int) -> None:
     migrations = handoffs = 0
     for seed in range(first, first + CHUNK):

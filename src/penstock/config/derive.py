@@ -23,6 +23,7 @@ RESERVED = {
     "PENSTOCK_REQUIRE": "used by the project's own tests",
     "PENSTOCK_TRACES": "used by the project's own tests and benchmarks",
     "PENSTOCK_SEEDS": "used by the project's own tests",
+    "PENSTOCK_DEPTH": "used by the project's own tests",
     "PENSTOCK_CHAOS_SECONDS": "used by the project's own tests",
     "PENSTOCK_SIM_FAULTS": "used by the project's own tests: simulated engines take orders to misbehave",
     "PENSTOCK_SOAK_SECONDS": "used by the project's own tests",

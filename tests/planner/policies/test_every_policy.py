@@ -10,6 +10,7 @@ from penstock.kernel.values import StepStats
 from penstock.planner.policies import Inputs, make, plugins_of
 from penstock.planner.seen import Observation, Traffic
 from penstock.planner.settings import BudgetSettings, PlannerSettings
+from tests.depth import deep
 from tests.planner.policies.looks import Ticks, look, pool, traffic
 from tests.planner.policies.test_fpm import INPUTS
 
@@ -64,7 +65,7 @@ def runs(draw):
 
 @pytest.mark.parametrize("name", NAMES)
 @given(looks=runs(), ceiling=st.none() | st.integers(0, 12))
-@settings(max_examples=25)
+@settings(max_examples=deep(25))
 def test_it_answers_whatever_it_sees_and_a_restart_changes_nothing(name, looks, ceiling):
     options = PlannerSettings(policy=name, load_interval=30.0, throughput_interval=90.0)
     budget = BudgetSettings(max_gpus=ceiling)
