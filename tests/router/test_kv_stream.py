@@ -206,6 +206,16 @@ def test_a_run_of_old_numbers_is_a_publisher_that_counts_anew() -> None:
     assert world.blocks == set(range(200, 207)) and world.stream.state == "exact"
 
 
+def test_repeats_between_new_numbers_are_no_new_beginning() -> None:
+    world = Believed()
+    world.observe(batch(0, stored(0)))
+    for number in range(1, 20):
+        world.observe(batch(number, stored(number)))
+        assert world.observe(batch(number, stored(number))).replay_from is None
+    assert world.stream.duplicates == 19 and world.stream.restarts == 0
+    assert world.blocks == set(range(20)) and world.stream.state == "exact"
+
+
 def test_an_answer_may_run_ahead_of_the_wire() -> None:
     world = Believed()
     world.observe(batch(0), batch(2, stored(2)))

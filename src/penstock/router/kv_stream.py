@@ -24,7 +24,8 @@ from penstock.router.events import KvObserved, ReplayEnded
 StreamState = Literal["exact", "recovering", "approximate"]
 
 _LATE_RUN = 3
-"""So many consecutive numbers from the past are no late duplicates but a publisher that started over."""
+"""So many consecutive numbers from the past, and none that is new between them, are no late duplicates but a publisher
+that started over."""
 
 
 class StreamOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +181,7 @@ class KvStream:
                 return self._late(number, events)
             self.duplicates += 1  # an answer had it before it came by itself
             return StreamOutcome()
+        self._late_run = 0
         if self._recovering:
             return self._wait(number, events)
         if number == self.next:

@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 import numpy as np
 import pytest
+from aiohttp import web
 
 from penstock.adapters.engines.describe import describe, measured_speed
 from penstock.adapters.engines.kv_subscriber import KvSubscriber
@@ -239,6 +240,24 @@ async def test_an_answer_stops_when_its_client_goes_away() -> None:
         unary.cancel()
         await until(lambda: server.live.load == 0)
         assert server.live.engine.counters(server.live.now()).ended["abort"] == 2
+
+
+async def test_a_client_that_leaves_while_it_is_written_to_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = web.StreamResponse.write
+
+    async def closing(self: web.StreamResponse, data: bytes) -> None:
+        assert self._req is not None and self._req.transport is not None
+        self._req.transport.close()  # between the end of the connection and the word of it
+        await write(self, data)
+
+    monkeypatch.setattr(web.StreamResponse, "write", closing)
+    async with serving(SLOW) as (http, server):
+        with pytest.raises(aiohttp.ClientError):
+            await chunks(http, "/v1/completions", {"prompt": "x", "max_tokens": 4000, "ignore_eos": True})
+        await until(lambda: server.live.load == 0)
+    assert not caplog.records
 
 
 async def test_what_it_says_of_itself_is_read_by_the_describer() -> None:

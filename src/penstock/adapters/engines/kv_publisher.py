@@ -21,6 +21,10 @@ _BREATH = 256
 """Batches sent to one replay client before other tasks get a turn."""
 
 
+BUFFER_STEPS = 10_000
+"""Batches that are kept for replay, as vLLM does unless it is told otherwise."""
+
+
 class KvPublisher:
     """Publish KV events on free loopback ports; `endpoint` and `replay_endpoint` tell which.
 
@@ -38,7 +42,7 @@ class KvPublisher:
         host: str = "127.0.0.1",
         topic: str = "",
         rank: int = 0,
-        buffer_steps: int = 10_000,
+        buffer_steps: int = BUFFER_STEPS,
         hwm: int = 100_000,
         secret: ClusterSecret | None = None,
     ) -> None:

@@ -131,7 +131,10 @@ class Generator:
                     parts.append(b"data: [DONE]\n\n")
             # One write per tick: what fell due together goes in one packet.
             if parts:
-                await response.write(b"".join(parts))
+                try:
+                    await response.write(b"".join(parts))
+                except ConnectionResetError:
+                    return response  # its client has left: that is no error, and what still runs of it is aborted
             if breaks is not None and (left == 0 or any(choice.sent >= breaks for choice in choices)):
                 if request.transport is not None:
                     request.transport.abort()

@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from penstock import __version__
-from penstock.adapters.engines.kv_publisher import KvPublisher
+from penstock.adapters.engines.kv_publisher import BUFFER_STEPS, KvPublisher
 from penstock.adapters.engines.sim.faults import Faults, FaultyPublisher
 from penstock.adapters.engines.sim.generate import Generator, problem, read_json
 from penstock.adapters.engines.sim.handoff import Role
@@ -32,6 +32,8 @@ from penstock.kernel.values import KvEvent
 
 DIMENSIONS = 64
 BODY_MAX = 64 * 1024 * 1024
+SPOILT_BUFFER_STEPS = 1_000_000
+"""Batches of KV events kept where faults may be switched on: a test then holds an index against all that was said."""
 _json = msgspec.json.Encoder()
 
 
@@ -137,6 +139,7 @@ class SimServer:
         self._kv_events = kv_events
         self._secret = secret
         self._host = host
+        self._buffer_steps = BUFFER_STEPS
         self._began = int(time.time())
         self._benchmark: bytes | None = None
         self.publisher: KvPublisher | None = None
@@ -167,12 +170,19 @@ class SimServer:
         add.add_post("/kv_release", self._kv_release)
         if faults:
             add.add_post("/fault", self._fault)
+            self._buffer_steps = SPOILT_BUFFER_STEPS
         return app
 
     async def _life(self, app: web.Application) -> AsyncIterator[None]:
         replay: asyncio.Task[None] | None = None
         if self._kv_events and self.settings.prefix_caching:
-            self.publisher = FaultyPublisher(self.faults, host=self._host, topic=self._topic, secret=self._secret)
+            self.publisher = FaultyPublisher(
+                self.faults,
+                host=self._host,
+                topic=self._topic,
+                buffer_steps=self._buffer_steps,
+                secret=self._secret,
+            )
             replay = asyncio.create_task(self.publisher.serve_replay())
         self.live = LiveEngine(
             self.settings,
