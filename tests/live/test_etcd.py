@@ -50,6 +50,7 @@ def ready(cluster: Served) -> set[str]:
     return {name for name, worker in workers(cluster).items() if worker["state"] == "ready"}
 
 
+@pytest.mark.slow
 def test_engines_join_through_etcd_and_a_revoked_lease_drains_one_of_them(tmp_path: Path, etcd: Etcd) -> None:
     with served(tmp_path, *up(etcd), env=SECRET) as cluster:
         assert ready(cluster) == {"main-0", "main-1"}
@@ -78,6 +79,7 @@ def test_engines_join_through_etcd_and_a_revoked_lease_drains_one_of_them(tmp_pa
         assert f"drains/{theirs}" not in asyncio.run(standing(etcd))
 
 
+@pytest.mark.slow
 def test_traffic_goes_on_without_etcd_and_membership_is_right_again_after_it(tmp_path: Path, etcd: Etcd) -> None:
     with served(tmp_path, *up(etcd), env=SECRET) as cluster, load(cluster, 4) as callers:
         for lose in (lambda: None, etcd.forget):

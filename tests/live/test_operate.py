@@ -146,6 +146,7 @@ def test_a_pool_can_be_emptied_and_filled(tmp_path: Path) -> None:
         assert cluster.chat()[0] == 200
 
 
+@pytest.mark.slow
 def test_a_drained_engine_finishes_what_it_has_and_stays_away_until_that_is_undone(tmp_path: Path) -> None:
     slow = ["--set", "models.sim.pools.main.replicas=2"]
     with served(tmp_path, "up", "--frontend.port", "0", *slow) as cluster:

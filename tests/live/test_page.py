@@ -265,6 +265,7 @@ async def test_several_frontends_are_one_page(tmp_path: Path) -> None:
 # --- what is said when there is nothing to show -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_an_empty_cluster_and_no_request_are_said_in_words(tmp_path: Path) -> None:
     with served(tmp_path, "up", *FAST) as cluster:
         assert post(f"{cluster.url}/admin/scale", {"pools": {"main": 0}})[0] == 200

@@ -83,6 +83,7 @@ class Scaler:
         self.process.wait()
 
 
+@pytest.mark.slow
 def test_it_reads_a_prometheus_and_somebody_else_carries_its_decisions_out(tmp_path, etcd):
     scaler = Scaler(etcd)
     with served(tmp_path, "up", "--set", "frontend.port=0", "--models.sim.pools.main.replicas", "1") as cluster:

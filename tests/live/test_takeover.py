@@ -59,6 +59,7 @@ def stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
 
 
+@pytest.mark.slow
 def test_a_namespace_has_one_live_owner(tmp_path: Path) -> None:
     state = {"PENSTOCK_STATE_DIR": str(tmp_path / "state")}
     mine = ["--supervise.namespace", "prod", "--frontend.port", "0", *FAST]

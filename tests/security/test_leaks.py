@@ -17,6 +17,7 @@ import pytest
 
 from tests.live.cluster import Served, free_port, post, request, served, until
 
+pytestmark = pytest.mark.slow
 API, ADMIN, CLUSTER = "sk-MARK-api-key", "sk-MARK-admin-key", "MARK-cluster-secret-0001"
 TEXT = "MARK-of-a-prompt"
 """In prompts, messages, tools, documents and whatever else a client says."""

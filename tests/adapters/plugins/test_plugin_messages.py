@@ -97,6 +97,7 @@ PREDICTIONS = st.builds(
     horizons=st.just((0.0, 60.0)),
     quantiles=st.dictionaries(st.floats(0, 1), st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), max_size=3),
     source=st.text(max_size=9),
+    weights=st.dictionaries(st.text(max_size=5), st.floats(0, 1), max_size=3),
 )
 BECAUSE = st.builds(
     Because,
@@ -172,6 +173,7 @@ def flip(**given: Any) -> dict[str, Any]:
         (predicted(isl=-1.0), "predict", "isl of m is -1"),
         (predicted(horizons=[0.0], quantiles=[{"rank": 0.5}]), "predict", "0 rates for 1"),
         (predicted(quantiles=[{"rank": 1.5}]), "predict", "ranks go from 0 to 1"),
+        (predicted(weights={"mine": -1.0}), "predict", "the weight of 'mine' for m is -1"),
     ],
 )
 def test_what_means_nothing_is_not_taken(answer: dict[str, Any], stage: Any, words: str | None) -> None:

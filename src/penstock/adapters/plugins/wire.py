@@ -114,6 +114,9 @@ def _check_prediction(model: str, prediction: Prediction) -> None:
             )
         if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
             raise Unfit(f"quantile {rank:g} of {model} has a rate below 0, or one that is no number")
+    for name, weight in prediction.weights.items():
+        if not (math.isfinite(weight) and weight >= 0):
+            raise Unfit(f"the weight of {name!r} for {model} is {weight:g}; it takes 0 or more")
 
 
 def _check_override(result: Override) -> None:
