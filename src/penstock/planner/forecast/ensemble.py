@@ -131,18 +131,12 @@ class RateForecast:
         return found
 
     def weights(self) -> dict[str, float]:
-        """Return each expert's weight at the middle horizon, and with it its fading loss is told."""
+        """Return each expert's weight at the middle horizon; together they are 1."""
         number = len(AHEAD) // 2
         return {
             expert.name: round(float(weight), 4)
             for expert, weight in zip(self.experts, self._weights(number), strict=True)
         }
-
-    def losses(self) -> dict[str, float]:
-        """Return each expert's mean fading error at the middle horizon, of the square root of a rate."""
-        number = len(AHEAD) // 2
-        seen = np.maximum(self._seen[number], 1e-9)
-        return {e.name: round(float(x), 4) for e, x in zip(self.experts, self._loss[number] / seen, strict=True)}
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
