@@ -73,6 +73,8 @@ def test_a_forecast_says_how_high_how_sure_and_who_was_believed():
         "(P90 7.25); ensemble of trend-0.3 74.6 %, curve-30 25.0 %\n"
     ) in decision_text(tick(models={"m": model}))
     assert "forecast:" not in decision_text(tick())
+    model["predicted"] = {**predicted, "horizons": [7.0, 8.0, 9.0, 10.0]}
+    assert "forecast:" not in decision_text(tick(models={"m": model}))
 
 
 def test_traffic_that_is_not_known_is_said_so():

@@ -141,6 +141,8 @@ def _forecast(models: Mapping[str, Any]) -> Iterable[str]:
             for place, ahead in enumerate(told["horizons"])
             if ahead in FORECAST_AHEAD
         ]
+        if not words:
+            continue  # a plugin's, of other moments
         weights = sorted(told.get("weights", {}).items(), key=lambda item: -item[1])
         believed = ", ".join(f"{name} {percent(weight)}" for name, weight in weights if weight >= WEIGHT_LEAST)
         yield f"{model}: {', '.join(words)}" + _after(believed, f"; {told['source']} of ")
