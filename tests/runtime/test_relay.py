@@ -354,6 +354,12 @@ async def test_a_beat_does_not_ask_for_what_is_being_asked_for(durable: World, m
     relays = durable.relays
     assert relays is not None
     await until(lambda: relays._link.client is not None)
+
+    def heard() -> bool:
+        engine.work(1)  # what it says before it is subscribed to shows only with its next word
+        return durable.relay.next > 0
+
+    await until(heard)
     engine.work(60)
     await until(lambda: durable.relay.next == engine.publisher.next_sequence)
     await until(lambda: durable.relay._outbox.empty())
