@@ -52,8 +52,6 @@ folder.mkdir(exist_ok=True)
 (folder / "INSTALLER").write_text("penstock-tests\\n")
 (folder / "RECORD").write_text("")
 """
-
-
 SPINS, SLEEPS = "agent_config.pthrDelay = 0\n", "agent_config.pthrDelay = 1000\n"
 """What NIXL's Python layer sets, and what it is to be: the microseconds for which the thread that drives UCX may sleep.
 At 0 it never sleeps, and two servers keep both cores of a small machine busy for nothing: one does not hear the other

@@ -19,8 +19,6 @@ from penstock.kernel.values import KvEvent
 END = b"\xff" * 8
 _BREATH = 256
 """Batches sent to one replay client before other tasks get a turn."""
-
-
 BUFFER_STEPS = 10_000
 """Batches that are kept for replay, as vLLM does unless it is told otherwise."""
 
