@@ -136,6 +136,27 @@ async def test_ids_are_never_used_twice_at_a_time(ward):
     await here.settled(ready=4)
 
 
+async def test_one_that_is_let_in_again_comes_as_itself_also_while_it_still_ends(ward, tmp_path):
+    asked, end = tmp_path / "asked", tmp_path / "end"
+    os.mkfifo(end)
+    lingers = f"""
+import signal, sys
+def ending(*_):
+    open({str(asked)!r}, "w").close()
+    open({str(end)!r}).read()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, ending)
+{TINY.replace("signal.signal", "None and signal.signal")}"""
+    here = await ward().up(3, Template("main", lambda w, p, g: tiny(w, p, g, lingers if w == "main-1" else TINY)))
+    await here.connector.scale("main", 1, without=["main-0", "main-1"])
+    await eventually(asked.exists)
+    await here.connector.scale("main", 2, without=["main-0"])
+    assert "main-3" not in await here.pids(), "nobody takes its place"
+    end.write_text("")
+    await here.settled(ready=2)
+    assert sorted(await here.pids()) == ["main-1", "main-2"]
+
+
 async def test_gpus_belong_to_one_engine_each_and_come_back(ward):
     here = await ward(gpus=(0, 1, 2, 5, 7)).up(2, Template("main", tiny, gpus=2))
     found = (await here.connector.pools())["main"]

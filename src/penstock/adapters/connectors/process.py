@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping
+from itertools import chain, count
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,8 @@ class _Pool:
         self.configured = replicas
         self.desired = replicas
         self.without: frozenset[str] = frozenset()
+        self.recalled: set[int] = set()
+        """Numbers of those that were left out and no longer are: one that is missing is one of these first."""
         self.lives: dict[int, Life] = {}
 
 
@@ -150,6 +153,8 @@ class ProcessConnector:
             each = found.template.gpus
             reason = f": each has {each} of the GPUs {self._means.gpus}" if each else ""
             raise ConnectorError(f"pool {pool} can have 0 to {most} replicas, not {replicas}{reason}")
+        let_in = found.without.difference(without)
+        found.recalled.update(number for name in let_in if (number := _number(found, name)) is not None)
         found.desired, found.without = replicas, frozenset(without)
         self._reconcile(found)
 
@@ -210,12 +215,16 @@ class ProcessConnector:
             if missing > 0 and not life.wanted and life.may_stay and life.worker not in pool.without:
                 life.want(True)
                 missing -= 1
-        number = 0
-        while missing > 0:
+        recalled = {number for number in pool.recalled if f"{pool.template.component}-{number}" not in pool.without}
+        # One that still ends is not replaced by another: it comes again, once its number is free.
+        pool.recalled = {number for number in recalled if number in pool.lives and not pool.lives[number].wanted}
+        missing -= len(pool.recalled)
+        for number in chain(sorted(recalled), count()):
+            if missing <= 0:
+                break
             if number not in pool.lives and f"{pool.template.component}-{number}" not in pool.without:
                 pool.lives[number] = Life(self._means, pool.name, pool.template, number)
                 missing -= 1
-            number += 1
 
     def _limit(self, pool: _Pool) -> int:
         each = pool.template.gpus
@@ -231,6 +240,12 @@ class ProcessConnector:
     def _news(self) -> None:
         for event in self._watchers:
             event.set()
+
+
+def _number(pool: _Pool, worker: str) -> int | None:
+    """Return 1 for ``main-1``; None for a name that no engine of the pool has."""
+    component, _, number = worker.rpartition("-")
+    return int(number) if component == pool.template.component and number.isdecimal() else None
 
 
 def _same(survivor: Survivor, template: Template, number: int) -> bool:
