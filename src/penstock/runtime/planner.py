@@ -84,6 +84,7 @@ class PlannerDriver:
                 tick=self._settings.base,
                 refuses=self.planner.refuses,
                 seats=lambda: self.planner.registry.seats,
+                refused=self.keeping.metrics.refused,
             )
             await self._host.start()
         self.post(Woken())

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.adapters.plugins.host import PluginHost
+from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
 from penstock.kernel.machine import Event, Woken
 from penstock.planner.context import Context
 from penstock.planner.events import Alarm, Ask, Look, Looked, PluginCame, Scale, Scaled, Ticked
@@ -45,6 +46,7 @@ class Stand:
         self.desired = {"decode": 2}
         self.ticks: list[TickRecord] = []
         self.alarms: list[Alarm] = []
+        self.metrics = PlannerMetrics()
         self.changed = asyncio.Event()
         self.host = PluginHost(
             settings.plugins,
@@ -52,6 +54,7 @@ class Stand:
             tick=settings.base,
             refuses=self.planner.refuses,
             seats=lambda: self.planner.registry.seats,
+            refused=self.metrics.refused,
         )
         self.live.on(Look, lambda now, _, look: self.live.post("planner", self.look(now / 1e9, look)))
         self.live.on(Ask, lambda _, __, ask: self.host.ask(ask))

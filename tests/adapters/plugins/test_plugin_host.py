@@ -259,7 +259,8 @@ async def test_who_is_refused_hears_why(tmp_path: Path, token: str | None, given
         assert reply.reject_text and reply.protocol_version == "1.0"
         assert TOKEN not in reply.reject_text and OTHER not in reply.reject_text
         assert not [seat for seat in stand.planner.registry.seats.values() if seat.spec.outside]
-        assert stand.host.registry.refused == {code: 1}
+        counted = f'penstock_planner_plugin_registrations_refused_total{{code="{code}"}} 1'
+        assert counted in stand.metrics.render()
 
 
 async def test_nobody_takes_the_id_of_a_built_in_one(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class PluginHost:
         tick: seconds between two ticks.
         refuses: `penstock.planner.planner.Planner.refuses`.
         seats: who takes part at present, such as ``lambda: planner.registry.seats``; it is only read.
+        refused: told the code of every registration that is refused.
     Raises:
         ConfigError: gRPC is not installed, or tokens can't be read.
     """
@@ -48,12 +49,15 @@ class PluginHost:
         tick: float,
         refuses: Callable[[Spec], str | None],
         seats: Callable[[], Mapping[str, Seat]],
+        refused: Callable[[str], None],
     ) -> None:
         self._grpc = need_grpc()
         self._settings, self._give, self._seats = settings, post, seats
         self._tokens = tokens_of(settings)
         self._calls = Calls(settings, self._tokens, tick)
-        self.registry = Registry(settings, self._tokens, self._calls, self._post, refuses=refuses, seats=seats)
+        self.registry = Registry(
+            settings, self._tokens, self._calls, self._post, refuses=refuses, seats=seats, refused=refused
+        )
         self._server: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.address: str | None = None

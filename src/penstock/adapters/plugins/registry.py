@@ -49,6 +49,7 @@ class Registry:
     Args:
         refuses: says why the planner can't take a plugin as ``code: sentence``, or None.
         seats: who takes part at present; the planner may have put somebody out meanwhile.
+        refused: told the code of every registration that is refused.
     """
 
     def __init__(
@@ -60,13 +61,12 @@ class Registry:
         *,
         refuses: Callable[[Spec], str | None],
         seats: Callable[[], Mapping[str, Seat]],
+        refused: Callable[[str], None],
     ) -> None:
         self._settings, self._tokens, self._calls, self._post = settings, tokens, calls, post
-        self._refuses, self._seats = refuses, seats
+        self._refuses, self._seats, self._refused = refuses, seats, refused
         self._sessions: dict[str, Session] = {}
         self._coming: set[str] = set()
-        self.refused: dict[str, int] = {}
-        """Code -> how many registrations were refused by it."""
 
     def handler(self) -> Any:
         """Return the generic handler that a gRPC server takes."""
@@ -80,15 +80,12 @@ class Registry:
             },
         )
 
-    def count_refused(self, code: str) -> None:
-        self.refused[code] = self.refused.get(code, 0) + 1
-
     async def _register(self, request: Any, context: Any) -> Any:
         reply = message("RegisterReply")
         try:
             session = await self._accept(request, _metadata(context))
         except Refused as error:
-            self.count_refused(error.code)
+            self._refused(error.code)
             return reply(accepted=False, reject_code=error.code, reject_text=str(error), protocol_version=PROTOCOL)
         return reply(
             accepted=True,

@@ -89,6 +89,9 @@ class PlannerMetrics:
         self.outcomes = new.counter(name + "ticks_total", "Ticks by what came of them.", "outcome")
         self.health = new.gauge(name + "source_fresh", "1 where a model's traffic can be read.", "model", "health")
         self.alarms = new.counter(name + "alarms_total", "What somebody should look at, by kind.", "code")
+        self.refusals = new.counter(
+            name + "plugin_registrations_refused_total", "Plugins that were not let in, by what they were told.", "code"
+        )
         self.attainment = new.gauge(name + "in_slo_ratio", "Share of judged requests within the SLO.", "model")
         self.gpus = new.gauge(name + "gpus", "GPUs paid for now.")
         self.estimates = EstimateMetrics(new, PREFIX, watts)
@@ -154,6 +157,10 @@ class PlannerMetrics:
         for model, role, replicas in targets:
             gauge = self.wanted["prefill" if role == "prefill" else "decode"]
             gauge.set(model, to=gauge.get(model) + replicas)
+
+    def refused(self, code: str) -> None:
+        """Count a plugin that was not let in."""
+        self.refusals.add(code)
 
     def alarmed(self, code: str) -> None:
         """Count something that somebody should look at."""
