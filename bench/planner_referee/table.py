@@ -69,18 +69,20 @@ def summary(done: Done) -> str:
                     f"{_middle(p.gpu_hours for p in mine.values()):.2f}",
                     _gain(mine, static),
                     _gain(mine, peer),
+                    _spared(mine, peer),
                     ", ".join(sorted({found.whose for found in beside.values()})) or "none so cheap",
                     str(len(mine)),
                 ]
             )
-    head = ["place", "miss_cost", "in SLO", "GPU-h", "over static", "over their best", "which is", "seeds"]
+    head = ["place", "miss_cost", "in SLO", "GPU-h", "over static", "over their best", "fewer misses"]
+    head += ["which is", "seeds"]
     return (
         "### Ours at equal GPU-hours\n\nPoints (percentage points of all requests) that `slo` keeps more than static "
         "fleets, and than the best of all of the peer's modes and knobs (lines between the points of their fronts), at "
         "the same GPU-hours: median over seeds, and the range. A range with both signs, or a median within "
         f"{EVEN:g} points, is a *tie*. Where a front ends below ours, its last point counts: nobody has to spend "
-        "more.\n\n"
-        + _markdown(head, rows, "llrrrrlr")
+        "more. *Fewer misses* says of their best's misses how many ours spares.\n\n"
+        + _markdown(head, rows, "llrrrrrlr")
         + "\n\n"
         + " ".join(
             f"Against {whom} that is {said.count('ahead')} times ahead, {said.count('tie')} times a tie and "
@@ -195,6 +197,19 @@ def _gain(mine: Mapping[int, Point], others: Mapping[int, Sequence[Point]]) -> s
     if len(found) > 1:
         text += f" ({_signed(min(found))} to {_signed(max(found))})"
     return f"{text} tie" if verdict(found) == "tie" else text
+
+
+def _spared(mine: Mapping[int, Point], others: Mapping[int, Sequence[Point]]) -> str:
+    """Return which share of another front's misses at the same GPU-hours are not missed."""
+    found = []
+    for seed, point in mine.items():
+        other = at(others.get(seed, ()), point.gpu_hours)
+        if other is not None and other.kept < 1.0:
+            found.append((point.kept - other.kept) / (1.0 - other.kept))
+    if not found:
+        return "-"
+    text = f"{statistics.median(found):.0%}"
+    return text if len(found) < 2 else f"{text} ({min(found):.0%} to {max(found):.0%})"
 
 
 def _signed(points: float) -> str:
