@@ -221,7 +221,7 @@ def test_the_page_tells_gains_over_seeds_and_calls_a_mixed_sign_a_tie(bench: dic
             (plan.Entry("static", "static", "3", {}), 3.0, 0.8),
             (plan.Entry("static", "static", "5", {}), 5.0, 1.0),
             (plan.Entry("ours", "slo", "miss_cost 20", {}), 4.0, kept),
-            (plan.Entry("peer", "latency", "default", {}), 3.5, 0.6),
+            (plan.Entry("peer", "latency", "default", {}), 3.5, 0.5),
         ):
             row = {"gpu_hours": hours, "attainment": share, "turns": 2.0, "ttft_p99": 0.4}
             done[plan.Cell(place, seed, entry)] = row
@@ -229,8 +229,8 @@ def test_the_page_tells_gains_over_seeds_and_calls_a_mixed_sign_a_tie(bench: dic
     half = {begun: {"gpu_hours": 4.0, "attainment": 0.1, "turns": 2.0, "ttft_p99": 0.4}}
     text = table.page(done | half, [*done, begun, plan.Cell(place, 3, plan.Entry("static", "static", "3", {}))])
     assert "Seeds that are not whole are left out: 2 of 10 runs." in text
-    assert "| +0.0 (-5.0 to +5.0) tie | +30.0 (+25.0 to +35.0) | 75% (62% to 88%) | latency | 2 |" in text
-    assert "| peer: latency | default | 60.0% | 3.50 | -25.0 (-25.0 to -25.0) | - | 2 | 0.40 |" in text
+    assert "| +0.0 (-5.0 to +5.0) tie | +40.0 (+35.0 to +45.0) | 80% (70% to 90%) | latency | 2 |" in text
+    assert "| peer: latency | default | 50.0% | 3.50 | -35.0 (-35.0 to -35.0) | - | 2 | 0.40 |" in text
     assert (
         table.page_with(f"a\n{table.BEGIN}\nold\n{table.END}\nb\n", "new") == f"a\n{table.BEGIN}\nnew\n{table.END}\nb\n"
     )
