@@ -4,7 +4,7 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plan import GPUS, ITL, TTFT, Cell, Place
@@ -60,7 +60,6 @@ def summary(done: Done) -> str:
             mine = points(here, "slo", knob)
             for whom, other in zip(verdicts, (static, peer), strict=True):
                 verdicts[whom].append(verdict(gains(mine, other)))
-            beside = {seed: found for seed, point in mine.items() if (found := at(peer.get(seed, ()), point.gpu_hours))}
             rows.append(
                 [
                     place.name,
@@ -70,7 +69,7 @@ def summary(done: Done) -> str:
                     _gain(mine, static),
                     _gain(mine, peer),
                     _spared(mine, peer),
-                    ", ".join(sorted({found.whose for found in beside.values()})) or "none so cheap",
+                    ", ".join(sorted({theirs.whose for _, theirs in beside(mine, peer)})) or "none so cheap",
                     str(len(mine)),
                 ]
             )
@@ -170,14 +169,15 @@ def _point(cell: Cell, row: Mapping[str, Any]) -> Point:
     return Point(row["gpu_hours"], row["attainment"], whose)
 
 
+def beside(mine: Mapping[int, Point], others: Mapping[int, Sequence[Point]]) -> list[tuple[Point, Point]]:
+    """Return each seed's point with what another front keeps at the same GPU-hours, where it has something so cheap."""
+    found = ((point, at(others.get(seed, ()), point.gpu_hours)) for seed, point in mine.items())
+    return [(point, other) for point, other in found if other is not None]
+
+
 def gains(mine: Mapping[int, Point], others: Mapping[int, Sequence[Point]]) -> list[float]:
     """Return by how many points more is kept than by another front at the same GPU-hours, seed by seed."""
-    found = []
-    for seed, point in mine.items():
-        other = at(others.get(seed, ()), point.gpu_hours)
-        if other is not None:
-            found.append(100.0 * (point.kept - other.kept))
-    return found
+    return [100.0 * (point.kept - other.kept) for point, other in beside(mine, others)]
 
 
 def verdict(found: Sequence[float]) -> str:
@@ -193,23 +193,20 @@ def _gain(mine: Mapping[int, Point], others: Mapping[int, Sequence[Point]]) -> s
     found = gains(mine, others)
     if not found:
         return "-"
-    text = _signed(statistics.median(found))
-    if len(found) > 1:
-        text += f" ({_signed(min(found))} to {_signed(max(found))})"
+    text = _ranged(found, _signed)
     return f"{text} tie" if verdict(found) == "tie" else text
 
 
 def _spared(mine: Mapping[int, Point], others: Mapping[int, Sequence[Point]]) -> str:
     """Return which share of another front's misses at the same GPU-hours are not missed."""
-    found = []
-    for seed, point in mine.items():
-        other = at(others.get(seed, ()), point.gpu_hours)
-        if other is not None and other.kept < 1.0:
-            found.append((point.kept - other.kept) / (1.0 - other.kept))
-    if not found:
-        return "-"
-    text = f"{statistics.median(found):.0%}"
-    return text if len(found) < 2 else f"{text} ({min(found):.0%} to {max(found):.0%})"
+    found = [(p.kept - other.kept) / (1.0 - other.kept) for p, other in beside(mine, others) if other.kept < 1.0]
+    return _ranged(found, "{:.0%}".format) if found else "-"
+
+
+def _ranged(found: Sequence[float], shown: Callable[[float], str]) -> str:
+    """Return the median, and the range where there are several."""
+    text = shown(statistics.median(found))
+    return text if len(found) < 2 else f"{text} ({shown(min(found))} to {shown(max(found))})"
 
 
 def _signed(points: float) -> str:

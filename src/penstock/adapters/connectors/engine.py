@@ -40,6 +40,15 @@ class Template(NamedTuple):
     launch: Callable[[str, int, Sequence[int]], LaunchLike]
     gpus: int = 0
 
+    def worker(self, number: int) -> str:
+        """Return the id of the engine with a number."""
+        return f"{self.component}-{number}"
+
+    def number(self, worker: str) -> int | None:
+        """Return the number of the engine with an id; None where it is none of these."""
+        component, _, number = worker.rpartition("-")
+        return int(number) if component == self.component and number.isdecimal() else None
+
 
 class Care(Protocol):
     """What the rest of a supervisor does about engines."""

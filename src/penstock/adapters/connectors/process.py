@@ -153,9 +153,11 @@ class ProcessConnector:
             each = found.template.gpus
             reason = f": each has {each} of the GPUs {self._means.gpus}" if each else ""
             raise ConnectorError(f"pool {pool} can have 0 to {most} replicas, not {replicas}{reason}")
-        let_in = found.without.difference(without)
-        found.recalled.update(number for name in let_in if (number := _number(found, name)) is not None)
-        found.desired, found.without = replicas, frozenset(without)
+        let_in, found.without = found.without.difference(without), frozenset(without)
+        named = found.template.number
+        found.recalled |= {number for worker in let_in if (number := named(worker)) is not None}
+        found.recalled -= {named(worker) for worker in without}
+        found.desired = replicas
         self._reconcile(found)
 
     async def watch(self) -> AsyncIterator[Mapping[str, PoolScale]]:
@@ -215,14 +217,14 @@ class ProcessConnector:
             if missing > 0 and not life.wanted and life.may_stay and life.worker not in pool.without:
                 life.want(True)
                 missing -= 1
-        recalled = {number for number in pool.recalled if f"{pool.template.component}-{number}" not in pool.without}
+        recalled = pool.recalled
         # One that still ends is not replaced by another: it comes again, once its number is free.
         pool.recalled = {number for number in recalled if number in pool.lives and not pool.lives[number].wanted}
         missing -= len(pool.recalled)
         for number in chain(sorted(recalled), count()):
             if missing <= 0:
                 break
-            if number not in pool.lives and f"{pool.template.component}-{number}" not in pool.without:
+            if number not in pool.lives and pool.template.worker(number) not in pool.without:
                 pool.lives[number] = Life(self._means, pool.name, pool.template, number)
                 missing -= 1
 
@@ -242,16 +244,10 @@ class ProcessConnector:
             event.set()
 
 
-def _number(pool: _Pool, worker: str) -> int | None:
-    """Return 1 for ``main-1``; None for a name that no engine of the pool has."""
-    component, _, number = worker.rpartition("-")
-    return int(number) if component == pool.template.component and number.isdecimal() else None
-
-
 def _same(survivor: Survivor, template: Template, number: int) -> bool:
     """Tell whether a survivor is what we would start now under its number."""
     resources = survivor.resources
-    launch = template.launch(f"{template.component}-{number}", resources.port, resources.gpus)
+    launch = template.launch(template.worker(number), resources.port, resources.gpus)
     return list(launch.argv) == survivor.entry.command and len(resources.gpus) == template.gpus
 
 

@@ -66,7 +66,7 @@ class Life:
     def __init__(
         self, means: Means, pool: str, template: Template, number: int, survivor: Survivor | None = None
     ) -> None:
-        self.worker = f"{template.component}-{number}"
+        self.worker = template.worker(number)
         self.number = number
         self.state: ReplicaState = "starting"
         self.reason: str | None = None
