@@ -188,13 +188,15 @@ def test_a_prior_is_corrected_and_old_passes_are_forgotten():
 
 
 def test_windows_that_tell_too_little_teach_nothing():
-    live = LiveRegression()
+    live = LiveRegression(Straight())
+    for wall in (0.0, 5e-324, 2e-6):
+        assert not live.learn(StepStats(passes=3, wall=wall, prefill_tokens=9000, decode_seqs=1, decode_kv=1))
     assert not live.learn(StepStats(passes=3, wall=None, prefill_tokens=1, decode_seqs=1, decode_kv=1))
     assert not live.learn(StepStats(passes=3, wall=0.1, prefill_tokens=1, decode_seqs=1))
     assert not live.learn(
         StepStats(passes=1, wall=1.0, prefill_tokens=1, decode_seqs=1, decode_kv=1, estimated=("wall",))
     )
-    assert live.count == 0
+    assert live.count == 0 and live.factor == 1.0
 
 
 def test_what_was_learnt_survives_a_restart():

@@ -64,9 +64,11 @@ class LiveRegression:
 
     def learn(self, steps: StepStats) -> bool:
         """Take in one window of passes of one engine; False where it tells too little."""
-        if steps.wall is None or steps.passes <= 0 or steps.wall <= 0.0 or steps.decode_kv is None:
+        if steps.wall is None or steps.passes <= 0 or steps.decode_kv is None:
             return False
         if steps.prefill_tokens is None or steps.decode_seqs is None or "wall" in steps.estimated:
+            return False
+        if steps.wall < LEAST * steps.passes:  # no engine is so quick: what was measured is a broken clock
             return False
         n = float(steps.passes)
         self.add(steps.prefill_tokens / n, steps.decode_seqs / n, steps.decode_kv / n, steps.wall / n)
