@@ -175,11 +175,16 @@ class Told:
     """Answers of a Prometheus by part of the query; what is not named has no series."""
 
     def __init__(self, **numbers: float | str) -> None:
-        self.numbers: dict[str, float | str] = {"timestamp": 1.0, **numbers}
+        self.numbers: dict[str, float | str] = {"timestamp": 1.0, "model_ready": 1, **numbers}
+        self.empty = 0
+        """How many questions come before the first scrape."""
 
     async def query(self, request: web.Request) -> web.Response:
         text = str((await request.post())["query"])
         result = []
+        if self.empty > 0:
+            self.empty -= 1
+            return web.json_response({"status": "success", "data": {"resultType": "vector", "result": []}})
         for part, value in self.numbers.items():
             tested = text.startswith("count(")
             if part in text if part == "timestamp" or tested else f"{part}[" in text:
@@ -202,6 +207,23 @@ async def test_each_look_takes_its_share_of_the_window_and_loses_nothing():
         assert sum(part.seconds for part in parts) == pytest.approx(6.0)
         late = (await reading(mine, 200.0)).traffic
         assert (late.seconds, late.arrived) == (WINDOW, 10)  # of what was before the window nobody knows
+        await mine.close()
+
+
+@pytest.mark.parametrize("empty", [1, 2, 9, 17, 18, 19, 20, 30])
+async def test_a_first_scrape_between_two_questions_is_no_missing_series(empty):
+    told = Told(**REQUESTS)
+    told.empty = empty
+    async with answering(told.query) as url:
+        mine = source(url)
+        for n in range(4):
+            found = await reading(mine, 100.0 + n)
+            if found.traffic is not None:
+                break
+            assert "nothing is scraped" in found.why or "none of the queries" in found.why
+        assert (found.traffic.arrived, found.traffic.at_end) == (10, False)
+        silent = {tested.query.name for tested in mine.tested if not tested.series}
+        assert silent.isdisjoint({"alive", "started", "input_sum", "input_count"})
         await mine.close()
 
 

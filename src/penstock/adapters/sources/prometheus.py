@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,31 +194,38 @@ class PrometheusSource:
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
+    async def _answers(self, text: Callable[[Query], str]) -> list[tuple[Query, dict[str, float]]]:
+        """Ask each query in the words that ``text`` gives it: whether it is scraped at all before everything else.
+
+        A first scrape may land between two questions. In this order none says "no series" of a frontend that was
+        scraped when it was asked whether it is.
+        """
+        alive, others = self.queries.alive, [*self.queries.numbers, *waiting(self.queries)]
+        first = await self._ask(text(alive))
+        answers = await asyncio.gather(*(self._ask(text(query)) for query in others))
+        return [(alive, first), *zip(others, answers, strict=True)]
+
     async def _numbers(self) -> dict[str, dict[str, float]]:
-        asked = [*self.queries.numbers, self.queries.alive, *waiting(self.queries)]
-        answers = await asyncio.gather(*(self._ask(query.text) for query in asked))
-        return {query.name: answer for query, answer in zip(asked, answers, strict=True)}
+        return {query.name: answer for query, answer in await self._answers(lambda query: query.text)}
 
     async def _test(self) -> None:
         """Ask how many series each query reads, and say which one reads none."""
-        asked = [self.queries.alive, *self.queries.numbers, *waiting(self.queries)]
-        counts = await asyncio.gather(*(self._ask(f"count({query.selector})") for query in asked))
-        self.tested = [
+        tested = [
             Tested(query=query, series=round(sum(map(_finite, count.values()))))
-            for query, count in zip(asked, counts, strict=True)
+            for query, count in await self._answers(lambda query: f"count({query.selector})")
         ]
-        if all(not tested.series for tested in self.tested):
-            names = ", ".join(sorted({tested.query.selector for tested in self.tested}))
-            self.tested = []  # it is tested again: whoever is to be scraped may come later
+        silent = [one.query for one in tested if not one.series]
+        # Until it is scraped it is tested again: whoever is to be scraped may come later.
+        if len(silent) == len(tested):
+            names = ", ".join(sorted({query.selector for query in silent}))
             raise Unreadable(f"none of the queries matches anything at {self._settings.url}: {names}")
-        for tested in self.tested:
-            if not tested.series:
-                log.warning(
-                    "query %s matches nothing at %s: %s has no series yet",
-                    tested.query.name,
-                    self._settings.url,
-                    tested.query.selector,
-                )
+        if self.queries.alive in silent:
+            raise Unreadable(f"nothing is scraped: {self.queries.alive.selector} has no series at {self._settings.url}")
+        self.tested = tested
+        for query in silent:
+            log.warning(
+                "query %s matches nothing at %s: %s has no series yet", query.name, self._settings.url, query.selector
+            )
 
     async def _ask(self, query: str) -> dict[str, float]:
         """Return model (lower case) -> value; where series tell none, the same for every model.

@@ -22,13 +22,11 @@ ROUTER_HAS = ("input", "output", "ttft", "itl", "hits")
 
 
 class Query(NamedTuple):
-    """One query. ``needed``: without its answer there is no traffic; ``selector``: the series that it reads, by which
-    it tests itself."""
+    """One query. ``selector``: the series that it reads, by which it tests itself."""
 
     name: str
     text: str
     selector: str
-    needed: bool = False
 
 
 class Queries(NamedTuple):
@@ -58,10 +56,10 @@ def queries(source: MetricsSource, window: float, namespace: str | None) -> Quer
         label = None if namespace is None else namespace.replace("-", "_")
     own = "" if label is None else f'dynamo_namespace="{_escaped(label)}"'
 
-    def counted(name: str, metric: str, more: str = "", *, needed: bool = False) -> Query:
+    def counted(name: str, metric: str, more: str = "") -> Query:
         inside = ",".join(part for part in (own, more) if part)
         selector = f"{metric}{{{inside}}}" if inside else metric
-        return Query(name, f"sum{by} (increase({selector}[{span}]))", selector, needed)
+        return Query(name, f"sum{by} (increase({selector}[{span}]))", selector)
 
     found = [
         counted("started", f"{prefix}requests_started_total"),
