@@ -236,7 +236,7 @@ async def test_engines_of_a_killed_supervisor_are_taken_over(ward, tmp_path):
 
 
 async def test_nobody_takes_them_over_and_they_end_by_themselves(tmp_path):
-    pids = killed_supervisor(tmp_path / "a", grace=0.5)
+    pids = killed_supervisor(tmp_path / "a", grace=2)
     assert all(alive(pid) for pid in pids)
     until(lambda: not any(alive(pid) for pid in pids))
 
