@@ -1,6 +1,6 @@
 """Run every suite, say how long each took, and end with one line that counts passes, failures and skips.
 
-usage: python -m tests.run [SUITE ...]      without names: all of `SUITES`, in order
+usage: python -m tests.run [SUITE ...]      without names: all of `SUITES` but those of `ONLY_BY_NAME`, in order
 """
 
 import os
@@ -12,20 +12,11 @@ from pathlib import Path
 
 from penstock.kernel.threads import ONE_THREAD
 
+PURE = ["tests/kernel", "tests/router", "tests/planner", "tests/engine", "tests/traffic", "tests/simulate"]
+STATEFUL = ["tests/stateful"]
 SUITES: dict[str, list[str]] = {
-    "pure": [
-        "tests/kernel",
-        "tests/router",
-        "tests/planner",
-        "tests/engine",
-        "tests/traffic",
-        "tests/simulate",
-        "-m",
-        "not slow",
-        "-n",
-        "2",
-    ],
-    "stateful": ["tests/stateful", "-n", "2"],
+    "pure": [*PURE, "-m", "not slow", "-n", "2"],
+    "stateful": [*STATEFUL, "-n", "2"],
     "shell": [
         "tests/config",
         "tests/cli",
@@ -43,11 +34,21 @@ SUITES: dict[str, list[str]] = {
     ],
     "live": ["tests/live", "-m", "not slow"],
     "vllm": ["tests/vllm"],
+    "random": [
+        "tests",
+        *(f"--ignore={folder}" for folder in [*PURE, *STATEFUL]),
+        "-m",
+        "hypothesis and not slow",
+        "-n",
+        "2",
+    ],
 }
 """Suite -> pytest arguments. Live tests start processes and share the machine's two cores, so they go alone.
 
 The vLLM tests are here to be skipped by name: `make test-vllm` makes what they need and runs them.
 """
+ONLY_BY_NAME = ("random",)
+"""The random tests of the other folders: they are in their suites as well, and go alone where they go in depth."""
 
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
@@ -55,7 +56,7 @@ _COUNT = re.compile(r"(\d+) (passed|failed|skipped|error)")
 def main(names: list[str]) -> int:
     counts = dict.fromkeys(("passed", "failed", "skipped", "error"), 0)
     took: dict[str, float] = {}
-    for name in names or SUITES:
+    for name in names or (name for name in SUITES if name not in ONLY_BY_NAME):
         started = time.monotonic()
         print(f"== {name}", flush=True)
         arguments = [part for part in SUITES[name] if not part.startswith("tests/") or Path(part).is_dir()]
