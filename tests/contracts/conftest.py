@@ -86,7 +86,10 @@ class FileHarness:
     def __init__(self, root: Path, secret: str = "") -> None:
         self.root = root
         self._secret = secret
-        self._aside = root.with_name("aside")
+        self._folder, self._file = root.with_name("a folder"), root.with_name("a file")
+        self._folder.mkdir()
+        self._file.write_text("not a directory")
+        root.symlink_to(self._folder)
         self._stores: list[FileStore] = []
         self._children: list[subprocess.Popen[str]] = []
 
@@ -108,12 +111,16 @@ class FileHarness:
 
     def fail(self) -> None:
         """A file stands where the directory should be: this stops root as well, which permissions would not."""
-        self.root.rename(self._aside)
-        self.root.write_text("not a directory")
+        self._put_in_place(self._file)
 
     def mend(self) -> None:
-        self.root.unlink()
-        self._aside.rename(self.root)
+        self._put_in_place(self._folder)
+
+    def _put_in_place(self, path: Path) -> None:
+        """At one stroke: where nothing stood for a moment, a store that renews would make a directory anew."""
+        link = self.root.with_name("next")
+        link.symlink_to(path)
+        link.replace(self.root)
 
     async def close(self) -> None:
         for child in self._children:
