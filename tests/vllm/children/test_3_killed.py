@@ -14,8 +14,7 @@ from tests.live.cluster import Served, alive
 from tests.vllm.asking import Answer, ask, asking, chat, completion, events, path_of, take
 from tests.vllm.children.conftest import WORKERS
 from tests.vllm.load import Prompts, drive
-from tests.vllm.server import START_LIMIT
-from tests.vllm.waiting import eventually
+from tests.vllm.waiting import comes_back, eventually
 
 LONG = 800
 """Output tokens of the streams that are cut: some seconds."""
@@ -78,15 +77,16 @@ async def test_a_killed_engine_costs_nobody_an_answer(cluster: Served) -> None:
 
         # Nothing of the killed engine stays behind, and it comes back by itself.
         await eventually(lambda: not any(alive(pid) for pid in family), 30.0, lambda: str(family))
-        await eventually(lambda: came_back(cluster, victim, restarts[victim]), START_LIMIT)
-        assert worker_of(cluster, victim)["pid"] not in family
+        again = await comes_back(cluster, victim, restarts[victim])
+        assert again["pid"] not in family
         served = await ask(http, cluster.url, completion("Back?", 8), headers={"x-penstock-worker": victim})
         assert served.status == 200 and served.worker == victim
         ended.set()
         answers = await load
     assert [a for a in answers if a.status != 200 or a.error or a.finish_reason is None] == []
     assert {a.worker for a in answers} >= {survivor}
-    assert worker_of(cluster, survivor)["epoch"] == restarts[survivor]
+    epochs = {worker["id"]: worker["epoch"] for worker in cluster.get("/admin/status")[1]["workers"]}
+    assert epochs[survivor] == restarts[survivor]
     assert f"engine {victim}: ended with status -9" in cluster.text
 
 
@@ -123,17 +123,6 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
 def endless(prompts: Prompts, ended: asyncio.Event) -> Iterator[dict[str, Any]]:
     while not ended.is_set():
         yield completion(prompts.next(), prompts.output())
-
-
-def worker_of(cluster: Served, worker: str) -> dict[str, Any]:
-    found = cluster.get("/admin/status")[1]["workers"]
-    return next((one for one in found if one["id"] == worker), {"state": "away", "epoch": 0})
-
-
-def came_back(cluster: Served, worker: str, epoch: int) -> bool:
-    """Tell whether a worker serves in a later life than the one of an epoch, whose row may still be there."""
-    found = worker_of(cluster, worker)
-    return bool(found["state"] == "ready" and found["epoch"] > epoch)
 
 
 def descendants(pid: int) -> set[int]:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.live.cluster import Served, request
 from tests.vllm.asking import Answer, ask, asking, completion
-from tests.vllm.server import START_LIMIT, counter
-from tests.vllm.waiting import eventually
+from tests.vllm.server import counter
+from tests.vllm.waiting import comes_back, eventually
 
 PREFILL, DECODE = "prefill-0", "decode-0"
 
@@ -118,8 +118,7 @@ async def test_a_server_that_is_killed_costs_no_answer(cluster: Served, victim: 
     answers = await killed_under_load(cluster, victim)
     assert [answer.output_tokens for answer in answers] == [120] * 8
     assert all(answer.done for answer in answers)
-    # All may be answered before it is missed: its row is there until then.
-    await eventually(lambda: rows(cluster).get(victim, {"epoch": killed})["epoch"] > killed, limit=START_LIMIT)
+    await comes_back(cluster, victim, killed)
     assert rows(cluster).keys() == {PREFILL, DECODE}
     await nothing_is_held(cluster)
     async with asking() as http:
