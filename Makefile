@@ -4,8 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 VLLM   := $(abspath $(or $(PENSTOCK_VLLM_VENV),.venv-vllm))
+LLAMA  := $(abspath $(or $(PENSTOCK_LLAMACPP_VENV),.venv-llamacpp))
 
-.PHONY: soak up install dev test test-fast test-vllm lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-fidelity bench-disaggregation bench-planner clean help
+.PHONY: soak up install dev test test-fast test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-fidelity bench-disaggregation bench-planner clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -35,9 +36,13 @@ test: dev lint types ## Lint, types, import contracts and all tests; under ten m
 test-fast: dev ## Only the pure rooms' tests
 	$(BIN)/python -m tests.run pure
 
-test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 3 minutes to install 2.7 GB, then ten
+test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 3 minutes to install 2.7 GB, then 24
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm -v -rs --durations=12
+
+test-llamacpp: dev ## Prove the planner on llama.cpp's own servers: they are built first, in some ten minutes
+	$(BIN)/python tests/llamacpp/setup/install.py $(LLAMA)
+	PENSTOCK_LLAMACPP_VENV=$(LLAMA) PENSTOCK_REQUIRE=llamacpp $(BIN)/python -m pytest tests/llamacpp -v -rs --durations=3
 
 lint: dev ## Format, lint and import contracts
 	$(BIN)/ruff format --check src tests bench

@@ -13,20 +13,21 @@ from pathlib import Path
 import msgspec
 
 from penstock.engine.engine import Engine
-from penstock.engine.events import Finished, Submit
+from penstock.engine.events import EngineFinished, SubmitRequest
 from penstock.engine.settings import SimSettings
 from penstock.kernel.machine import SECOND, Effect, Event
 from penstock.kernel.simulation import Simulation
+from penstock.kernel.values import Prompt
 
 TRACE_BLOCK = 512
 
 
 def run(name: str, settings: SimSettings, workers: int, load: list[tuple[int, Event]]) -> None:
     """Run a load round robin and print what came of it."""
-    done: list[Finished] = []
+    done: list[EngineFinished] = []
 
     def world(now: int, sender: str, effect: Effect) -> tuple[()]:
-        if type(effect) is Finished:
+        if type(effect) is EngineFinished:
             done.append(effect)
         return ()
 
@@ -57,7 +58,7 @@ def synthetic(count: int, rate: float, isl: int, osl: int) -> list[tuple[int, Ev
     for number in range(count):
         at += rng.expovariate(rate)
         lengths = {"isl": rng.randint(1, 2 * isl), "max_tokens": rng.randint(1, 2 * osl)}
-        load.append((round(at * SECOND), Submit(id=str(number), **lengths)))
+        load.append((round(at * SECOND), SubmitRequest(id=str(number), **lengths)))
     return load
 
 
@@ -68,7 +69,9 @@ def mooncake(path: Path, block: int) -> list[tuple[int, Event]]:
     for number, line in enumerate(path.read_bytes().splitlines()):
         row = msgspec.json.decode(line)
         blocks = [h * per + i for h in row["hash_ids"] for i in range(per)][: row["input_length"] // block]
-        submit = Submit(id=str(number), isl=row["input_length"], blocks=blocks, max_tokens=max(1, row["output_length"]))
+        submit = SubmitRequest(
+            id=str(number), prompt=Prompt(row["input_length"], blocks), max_tokens=max(1, row["output_length"])
+        )
         load.append((row["timestamp"] * 1_000_000, submit))
     return load
 

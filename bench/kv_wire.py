@@ -6,7 +6,7 @@ python bench/kv_wire.py
 import statistics
 import time
 
-from penstock.adapters.engines.kv_wire import KvDecoder, encode_batch
+from penstock.adapters.engines.kv_events.kv_event_codec import KvDecoder, encode_batch
 from penstock.kernel.values import KvEvent, KvRemoved, KvStored
 
 ROUNDS, REPEATS = 200, 7

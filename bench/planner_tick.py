@@ -9,14 +9,14 @@ import sys
 import time
 
 from penstock.kernel.machine import Woken, nanos
-from penstock.kernel.values import Role, StepStats, WorkerId
+from penstock.kernel.values import Pool, Role, Slo, StepStats, WorkerId
 from penstock.planner import events as planning
-from penstock.planner.performance.sources import Known
+from penstock.planner.observation import EngineState, ModelState, Observation, PoolState, Traffic
+from penstock.planner.performance.speed_sources import KnownSpeeds
 from penstock.planner.planner import Planner
-from penstock.planner.policies import Inputs, plugins_of
-from penstock.planner.seen import EngineSeen, ModelSeen, Observation, PoolSeen, Traffic
-from penstock.planner.settings import BudgetSettings, PlannerSettings, SloTargets
-from penstock.planner.shapes import shape_bin
+from penstock.planner.policies import PolicyInputs, plugins_of
+from penstock.planner.settings import BudgetSettings, PlannerSettings
+from penstock.planner.sizing.workload_mix import shape_bin
 
 TICK = 5.0
 METRICS = {
@@ -48,27 +48,27 @@ def look(at: float, rate: float, workers: dict[Role, int]) -> Observation:
         shapes=shapes,
     )
     pools = {
-        role: PoolSeen(
-            role=role,
-            desired=count,
+        role: PoolState(
+            pool=Pool(model="m", role=role, desired=count),
             ready=count,
             engines=tuple(
-                EngineSeen(worker=WorkerId(f"{role}-{n}"), role=role, steps=STEPS, running=20, waiting=0)
+                EngineState(worker=WorkerId(f"{role}-{n}"), role=role, steps=STEPS, running=20, waiting=0)
                 for n in range(count)
             ),
         )
         for role, count in workers.items()
     }
-    return Observation(at=at, window=TICK, models={"m": ModelSeen(traffic=traffic, pools=pools, queued=0)})
+    return Observation(at=at, window=TICK, models={"m": ModelState(traffic=traffic, pools=pools, queued=0)})
 
 
 def measure(workers: dict[Role, int], ticks: int) -> tuple[float, float]:
     """Return median and highest milliseconds of a tick."""
     total = sum(workers.values())
-    settings = PlannerSettings(
-        slo=SloTargets(ttft=2.0, itl=0.03), budget=BudgetSettings(max_gpus=round(total * 1.25), min_replicas=1)
+    settings = PlannerSettings(budget=BudgetSettings(max_gpus=round(total * 1.25), min_replicas=1))
+    known = PolicyInputs(
+        slo=Slo(ttft=2.0, itl=0.03),
+        speeds={"": {role: KnownSpeeds(metrics={"self-benchmark": METRICS}) for role in workers}},
     )
-    known = Inputs(known={"": {role: Known(metrics={"self-benchmark": METRICS}) for role in workers}})
     planner = Planner(settings, plugins_of(settings, known), strict=True)
     taken = []
     for number in range(ticks + 20):
@@ -76,8 +76,8 @@ def measure(workers: dict[Role, int], ticks: int) -> tuple[float, float]:
         seen = look(at, total * (0.8 + 0.2 * math.sin(at / 200.0)), workers)
         started = time.perf_counter()
         for effect in planner.handle(nanos(at), Woken()):
-            if isinstance(effect, planning.Look):
-                planner.handle(nanos(at), planning.Looked(id=effect.id, observation=seen))
+            if isinstance(effect, planning.Observe):
+                planner.handle(nanos(at), planning.Observed(id=effect.id, observation=seen))
         if number >= 20:
             taken.append((time.perf_counter() - started) * 1e3)
     return statistics.median(taken), max(taken)

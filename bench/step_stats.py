@@ -1,8 +1,9 @@
 """How far off are the sums that we estimate of an engine's passes? The simulated engine knows the truth.
 
 ``python bench/step_stats.py``: the real router and four simulated engines on virtual time, at three loads. Every window
-of 5 s, what `penstock.runtime.stats_estimate` makes of the router's requests (with all that vLLM's plug-in tells exact,
-and with what its /metrics tells alone) is compared with what each engine did. The numbers are the same everywhere.
+of 5 s, what `penstock.runtime.node.step_stats_estimate` makes of the router's requests (with all that vLLM's plug-in
+reports exactly, and with what its /metrics reports alone) is compared with what each engine did. The numbers are the
+same everywhere.
 """
 
 import argparse
@@ -14,24 +15,23 @@ from typing import Any
 
 import msgspec
 
-from penstock.adapters.engines.scraped import Scraped
-from penstock.adapters.engines.sim.dialect import SIM
-from penstock.adapters.engines.sim.metrics import Metrics, render
+from penstock.adapters.engines.dialects.simulated import SIM
+from penstock.adapters.engines.sim.sim_metrics import SimMetrics, render
+from penstock.adapters.engines.stats.step_stats_metrics import ScrapedSteps
 from penstock.engine.engine import Engine
-from penstock.engine.events import Finished as EngineFinished
-from penstock.engine.events import FirstToken as EngineFirst
-from penstock.engine.events import KvChanged, Started, Submit
+from penstock.engine.events import EngineFinished, EngineStarted, KvChanged, SubmitRequest
+from penstock.engine.events import EngineFirstToken as EngineFirst
 from penstock.engine.settings import SimSettings
 from penstock.kernel.hashing import SCHEME
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos, Wake, Woken
 from penstock.kernel.simulation import Answer, Simulation
-from penstock.kernel.stats import percentile
-from penstock.kernel.values import RequestId, StepStats, Target, WorkerCard, WorkerId
+from penstock.kernel.statistics import percentile
+from penstock.kernel.values import Prompt, RequestId, StepStats, Target, WorkerCard, WorkerId
 from penstock.router.events import Arrived, Dispatch, Finished, FirstToken, KvObserved, WorkerJoined
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
-from penstock.runtime.stats import LOOKS
-from penstock.runtime.stats_estimate import Look, completed, look
+from penstock.runtime.node.engine_stats import LOOKS
+from penstock.runtime.node.step_stats_estimate import LoadLook, completed, look
 
 WORKERS = 4
 WINDOW = 5.0
@@ -55,11 +55,11 @@ class Cluster:
         self.size = self.settings.block_size
         self.router = Router(RouterSettings(), seed=seed)
         self.engines = {WorkerId(f"w{n}"): Engine(self.settings) for n in range(WORKERS)}
-        self.metrics = {worker: Metrics(self.settings.max_len) for worker in self.engines}
-        self.scraped = {worker: Scraped(SIM.counters) for worker in self.engines}
-        self.looks: dict[WorkerId, list[Look]] = {worker: [] for worker in self.engines}
+        self.metrics = {worker: SimMetrics(self.settings.max_len) for worker in self.engines}
+        self.scraped = {worker: ScrapedSteps(SIM.counters) for worker in self.engines}
+        self.looks: dict[WorkerId, list[LoadLook]] = {worker: [] for worker in self.engines}
         self.sequences = dict.fromkeys(self.engines, 0)
-        self.asked: dict[RequestId, Submit] = {}
+        self.asked: dict[RequestId, SubmitRequest] = {}
         self.attempts: dict[RequestId, int] = {}
         self.cached: dict[RequestId, int] = {}
         self.arrived: dict[RequestId, Nanos] = {}
@@ -95,15 +95,15 @@ class Cluster:
         head = rng.randrange(HEADS)
         blocks = [1 + head * 64 + i for i in range(shared)]
         blocks += [(1 << 40) + int(request[1:]) * 64 + i for i in range(full - shared)]
-        self.asked[request] = Submit(id=request, isl=isl, blocks=blocks, max_tokens=rng.randint(1, 500))
-        self.simulation.post(at, "router", Arrived(id=request, model="sim", isl=isl, blocks=blocks))
+        self.asked[request] = SubmitRequest(id=request, prompt=Prompt(isl, blocks), max_tokens=rng.randint(1, 500))
+        self.simulation.post(at, "router", Arrived(id=request, model="sim", prompt=Prompt(isl, blocks)))
 
     def world(self, now: Nanos, sender: str, effect: Effect) -> Iterable[Answer]:
         if isinstance(effect, Dispatch):
             self.attempts[effect.id] = effect.attempt
             self.arrived[effect.id] = now
             yield now, effect.target.worker, self.asked[effect.id]
-        elif isinstance(effect, Started):
+        elif isinstance(effect, EngineStarted):
             self.cached[effect.id] = effect.cached
         elif isinstance(effect, EngineFirst):
             self.metrics[WorkerId(sender)].first_token(effect.at - self.arrived[effect.id])

@@ -11,10 +11,10 @@ import asyncio
 import json
 import sys
 
-from penstock.runtime.planning.virtual import Decision, connect
+from penstock.runtime.planning.virtual_keys_access import VirtualDecision, connect
 
 
-async def scale(decision: Decision) -> None:
+async def scale(decision: VirtualDecision) -> None:
     """Make it so many workers; return when they serve, and when those that go have finished what they had."""
     sys.stdout.write(json.dumps(decision._asdict()) + "\n")
     sys.stdout.flush()

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from penstock.kernel.threads import ONE_THREAD
+from penstock.kernel.numeric_threads import ONE_THREAD
 
 PURE = ["tests/kernel", "tests/router", "tests/planner", "tests/engine", "tests/traffic", "tests/simulate"]
 STATEFUL = ["tests/stateful"]
@@ -33,7 +33,7 @@ SUITES: dict[str, list[str]] = {
         "3",
     ],
     "live": ["tests/live", "-m", "not slow"],
-    "vllm": ["tests/vllm"],
+    "engines": ["tests/vllm", "tests/llamacpp"],
     "random": [
         "tests",
         *(f"--ignore={folder}" for folder in [*PURE, *STATEFUL]),
@@ -45,7 +45,8 @@ SUITES: dict[str, list[str]] = {
 }
 """Suite -> pytest arguments. Live tests start processes and share the machine's two cores, so they go alone.
 
-The vLLM tests are here to be skipped by name: `make test-vllm` makes what they need and runs them.
+The tests of real engines are here to be skipped by name: `make test-vllm` and `make test-llamacpp` make what they need
+and run them.
 """
 ONLY_BY_NAME = ("random",)
 """The random tests of the other folders: they are in their suites as well, and go alone where they go in depth."""

@@ -10,16 +10,17 @@ from typing import Any
 from plan import BLOCK, GPU, MAX_LEN, Layout, Model, Work
 from workloads import requests_of
 
-from penstock.engine.capacity import kv_blocks_of
-from penstock.engine.gpus import GPUS
-from penstock.engine.model_shape import shape_of
+from penstock.engine.kv_capacity import kv_blocks_of
 from penstock.engine.settings import SimSettings, TimingSettings, TransferSettings
-from penstock.kernel.records import RequestRecord, weighted_percentile
-from penstock.kernel.stats import percentile
+from penstock.engine.timing.gpus import GPUS
+from penstock.engine.timing.model_shape import shape_of
+from penstock.kernel.request_record import RequestRecord, weighted_percentile
+from penstock.kernel.statistics import percentile
+from penstock.kernel.values import Slo
 from penstock.router.settings import HandoffSettings, RouterSettings
-from penstock.simulate.cluster import Cluster
-from penstock.simulate.plan import Plan, PoolPlan
-from penstock.traffic.request import TrafficRequest
+from penstock.simulate.simulated_cluster import SimulatedCluster
+from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
+from penstock.traffic.traffic_request import TrafficRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def measure(cell: Cell, traces: Path | None, count: int | None = None) -> Outcom
     return judged(simulated(plan_of(cell), traffic), cell.work.pairs)
 
 
-def plan_of(cell: Cell) -> Plan:
+def plan_of(cell: Cell) -> SimulationPlan:
     """Return the cluster of a cell: one pool for each role, on the same GPUs."""
     layout, model = cell.layout, cell.work.model
     chunks = {"aggregated": layout.chunk}
@@ -74,9 +75,10 @@ def plan_of(cell: Cell) -> Plan:
         )
         for role, count in layout.workers.items()
     }
+    router = RouterSettings(handoff=HandoffSettings(conditional=layout.conditional))
     ttft, itl = layout.slo or (None, None)
-    handoff = HandoffSettings(conditional=layout.conditional, ttft=ttft, itl=itl)
-    return Plan(model=model.name, pools=pools, router=RouterSettings(handoff=handoff), seed=cell.seed)
+    slo = Slo(ttft=ttft, itl=itl)
+    return SimulationPlan(model=model.name, pools=pools, router=router, slo=slo, seed=cell.seed)
 
 
 def sim_of(model: Model, chunk: int, link: float = 1.0, *, whole: bool = False) -> SimSettings:
@@ -102,10 +104,10 @@ def kv_bytes(model: Model) -> int:
     return round(shape.kv_bytes(shape.dtype))
 
 
-def simulated(plan: Plan, traffic: Sequence[TrafficRequest]) -> tuple[Cluster, list[RequestRecord]]:
+def simulated(plan: SimulationPlan, traffic: Sequence[TrafficRequest]) -> tuple[SimulatedCluster, list[RequestRecord]]:
     """Run a cluster to its end."""
     records: list[RequestRecord] = []
-    cluster = Cluster(plan, traffic, record=records.append)
+    cluster = SimulatedCluster(plan, traffic, record=records.append)
     gc.disable()  # a run makes no cycles, and a walk over its growing heap costs a fifth of it
     try:
         cluster.run()
@@ -114,7 +116,7 @@ def simulated(plan: Plan, traffic: Sequence[TrafficRequest]) -> tuple[Cluster, l
     return cluster, records
 
 
-def judged(run: tuple[Cluster, list[RequestRecord]], pairs: Sequence[tuple[float, float]]) -> Outcome:
+def judged(run: tuple[SimulatedCluster, list[RequestRecord]], pairs: Sequence[tuple[float, float]]) -> Outcome:
     """Hold a run's records against service levels."""
     cluster, records = run
     done = [one for one in records if one.outcome == "ok"]
@@ -125,7 +127,7 @@ def judged(run: tuple[Cluster, list[RequestRecord]], pairs: Sequence[tuple[float
     return Outcome(
         submitted=len(records),
         ok=len(done),
-        shares=[sum(one.within(*pair) for one in records) / len(records) for pair in pairs],
+        shares=[sum(one.within(Slo(ttft=pair[0], itl=pair[1])) for one in records) / len(records) for pair in pairs],
         ttft_mean=mean(ttft) if ttft else None,
         ttft_p90=percentile(ttft, 0.9) if ttft else None,
         itl_mean=mean(itl) if itl else None,

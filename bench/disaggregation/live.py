@@ -19,8 +19,9 @@ from cell import Cell, judged, plan_of, sim_of, simulated
 from plan import SMALL, Layout, Work
 from workloads import requests_of
 
-from penstock.kernel.records import RequestRecord, decode_records
-from penstock.traffic.request import TrafficRequest
+from penstock.kernel.request_record import RequestRecord, decode_records
+from penstock.kernel.values import Slo
+from penstock.traffic.traffic_request import TrafficRequest
 
 WORK = Work("long prompts", SMALL, (8.0,), (0.5, 3.0), (0.009, 0.030))
 """Of four workers: as much for each as the third load of the sweep."""
@@ -120,7 +121,7 @@ def write(path: Path, requests: Sequence[TrafficRequest]) -> None:
 
 def _row(who: str, layout: Layout, records: Sequence[RequestRecord], slowed: float, more: Row) -> Row:
     def share(ttft: float, itl: float) -> float:
-        return sum(one.within(ttft * slowed, itl * slowed) for one in records) / len(records)
+        return sum(one.within(Slo(ttft=ttft * slowed, itl=itl * slowed)) for one in records) / len(records)
 
     done = [one for one in records if one.ttft is not None and one.itl is not None]
     return {

@@ -29,7 +29,7 @@ class Climb:
     def key(self) -> tuple[Any, ...]:
         """What its rows say of it."""
         layout = self.layout
-        return self.part, self.work.name, layout.name, _conditional(layout), layout.link, self.seed
+        return self.part, self.work.name, layout.name, layout.conditional, layout.link, self.seed
 
 
 def climbed(climb: Climb) -> list[Row]:
@@ -43,7 +43,7 @@ def climbed(climb: Climb) -> list[Row]:
                 "work": climb.work.name,
                 "layout": climb.layout.name,
                 "family": climb.layout.family,
-                "conditional": _conditional(climb.layout),
+                "conditional": climb.layout.conditional,
                 "link": climb.layout.link,
                 "rate": rate,
                 "seed": climb.seed,
@@ -76,7 +76,7 @@ def variants(layout: Layout, work: Work) -> list[Layout]:
     weighs the middle pair of the work. Of an aggregated one, prompts that are not split over passes.
     """
     middle = work.pairs[middle_of(work)]
-    by_time = replace(layout, conditional="auto", slo=middle)
+    by_time = replace(layout, conditional="slo", slo=middle)
     if layout.family == "aggregated":
         return [replace(layout, chunk=WHOLE, whole=True)]
     if layout.family == "mix":
@@ -92,7 +92,3 @@ def variants(layout: Layout, work: Work) -> list[Layout]:
 def middle_of(work: Work) -> int:
     """Return the number of the pair with the middle TTFT and the second ITL."""
     return len(work.ttft) // 2 * len(work.itl) + 1
-
-
-def _conditional(layout: Layout) -> str:
-    return f"{layout.conditional} by time" if layout.slo else layout.conditional

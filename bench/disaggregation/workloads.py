@@ -8,11 +8,11 @@ from pathlib import Path
 
 from plan import MAX_LEN, Work
 
-from penstock.traffic import slices
-from penstock.traffic.azure import AzureTrace
+from penstock.traffic import trace_slices
+from penstock.traffic.formats.azure import AzureTrace
+from penstock.traffic.formats.mooncake import MooncakeTrace
 from penstock.traffic.lengths import Lognormal
-from penstock.traffic.mooncake import MooncakeTrace
-from penstock.traffic.request import TrafficRequest
+from penstock.traffic.traffic_request import TrafficRequest
 from penstock.traffic.workloads import Plain, agent, plain
 
 OWN: dict[str, Callable[[float, random.Random], Iterator[TrafficRequest]]] = {
@@ -33,8 +33,8 @@ def requests_of(work: Work, rate: float, seed: int, traces: Path | None, count: 
         assert traces is not None
         parts = _parts(traces / work.trace)
         found = list(islice(parts[seed % len(parts)], count))
-        found = list(slices.scale_rate(found, rate * (found[-1].at - found[0].at) / len(found)))
-    return list(slices.rebase(found))
+        found = list(trace_slices.scale_rate(found, rate * (found[-1].at - found[0].at) / len(found)))
+    return list(trace_slices.rebase(found))
 
 
 @cache
@@ -42,8 +42,8 @@ def _parts(path: Path) -> list[Sequence[TrafficRequest]]:
     """Deal a trace into three: conversations from end to end where hash ids tell them, else stretches of time."""
     with path.open("rb") as lines:
         rows = list(AzureTrace(lines) if path.suffix == ".csv" else MooncakeTrace(lines))
-    fits = [one for one in slices.spread_ties(rows) if one.isl + one.osl <= MAX_LEN]
+    fits = [one for one in trace_slices.spread_ties(rows) if one.isl + one.osl <= MAX_LEN]
     if all(one.hash_ids for one in fits):
-        return list(slices.deal_conversations(fits, 3))
+        return list(trace_slices.deal_conversations(fits, 3))
     third = len(fits) // 3
     return [fits[start : start + third] for start in (0, third, 2 * third)]

@@ -19,7 +19,7 @@ from errors import Compared, Served, between, compare
 from replay import Arrival, replay
 from sweep import BUDGET, MAX_SEQS, alike, cases, fit, write_profile
 
-from penstock.config.timing_files import load_timing
+from penstock.config.files.timing_files import load_timing
 from penstock.engine.settings import SimSettings, TimingSettings
 
 HERE = Path(__file__).resolve().parent
@@ -121,9 +121,7 @@ def live(venv: Path, folder: Path, say: Callable[[str], None]) -> Live:
     swept = alike(found["passes"])
     cost = fit(swept)
     write_profile(folder / "profile", cost, LAYERS, MAX_LEN)
-    timing = TimingSettings(
-        kind="operators", model=str(folder / "model"), profile=str(folder / "profile"), operator_gap_ms=0.0
-    )
+    timing = TimingSettings(kind="operators", model=str(folder / "model"), profile=str(folder / "profile"))
     settings = SimSettings(
         block_size=BLOCK,
         kv_blocks=BLOCKS - 1,  # vLLM keeps one for itself

@@ -1,42 +1,142 @@
-"""How near does the engine come to a measured GPU run? Llama-3.1-8B on one RTX PRO 6000, 300 requests at 10 per second.
+"""How near does the engine come to measured GPU runs? Each is a real vLLM's, as LLMServingSim (MIT) leaves one.
 
-Run and profile are LLMServingSim's (MIT). Nothing is fitted to the run: the operators' times are the profile's, and the
-gap between two of them is the start value.
+A run is ``NAME__requests.jsonl`` and ``NAME__meta.json``, in most cases with ``NAME__timeseries.csv``; the profile of
+that GPU's operators lies beside it, in ``profile_NAME/<data type>/tp<N>``. All that the engine is told stands in those:
+arrivals, lengths, limits, and the blocks of the KV cache where the run says how many it had. Nothing is fitted to it.
 """
 
 import csv
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from errors import Compared, Served, compare
 from replay import Arrival, replay
 
-from penstock.config.timing_files import load_timing
-from penstock.engine.capacity import kv_blocks_of
-from penstock.engine.gpus import named
-from penstock.engine.model_shape import shape_of
+from penstock.config.files.timing_files import load_timing
+from penstock.engine.kv_capacity import with_blocks
 from penstock.engine.settings import SimSettings, TimingSettings
+from penstock.engine.timing.gpus import GPUS
+from penstock.engine.timing.known_models import model_named
 
-RUN = "vllm_real"
-SERIES = "RTXPRO6000_Llama-3.1-8B__timeseries.csv"
-REQUESTS = "RTXPRO6000_Llama-3.1-8B__requests.jsonl"
-PROFILE = Path("profile_RTXPRO6000_Llama-3.1-8B") / "bf16" / "tp1"
-MODEL = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-OPERATORS, NO_GAP = "operators", "operators, no gap between them"
-MAX_SEQS, MAX_BATCHED, BLOCK = 128, 2048, 16
-"""As the run's meta.json says; the block size is that of its profile."""
+FOLDER = "vllm_real"
+META = "__meta.json"
+BLOCK = 16
+"""Tokens per block where a run does not say: vLLM's default on GPUs, and that of the profiles."""
+OPERATORS, ROOFLINE = "operators", "roofline, defaults"
+
+
+class NotARun(Exception):
+    """A folder or file does not hold a measured run; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A measured run: where its files are, and what its engine was."""
+
+    name: str
+    folder: Path
+    kwargs: Mapping[str, Any]
+    """Arguments that vLLM was started with."""
+    block_size: int
+    kv_blocks: int | None
+    """As the engine counted them when it started; None where the run does not say."""
+
+    async_scheduling: bool
+    """Whether it planned a pass when the one before it started; vLLM's default since 0.14."""
+
+    @property
+    def model(self) -> str:
+        return str(self.kwargs["model"])
+
+    @property
+    def gpu(self) -> str:
+        """Name of the GPU in the engine's table: the run's own begins with it."""
+        told = self.name.lower().replace("-", "").replace("_", "")
+        return max((name for name in GPUS if told.startswith(name)), key=len, default=self.name)
+
+    @property
+    def tensor_parallel(self) -> int:
+        return int(self.kwargs.get("tensor_parallel_size") or 1)
+
+    @property
+    def data_parallel(self) -> int:
+        return int(self.kwargs.get("data_parallel_size") or 1)
+
+    @property
+    def expert_parallel(self) -> int:
+        return self.tensor_parallel * self.data_parallel if self.kwargs.get("enable_expert_parallel") else 1
+
+    @property
+    def max_seqs(self) -> int:
+        return int(self.kwargs["max_num_seqs"])
+
+    @property
+    def max_batched(self) -> int:
+        return int(self.kwargs["max_num_batched_tokens"])
+
+    @property
+    def profile(self) -> Path:
+        """Folder of the operators' profile.
+
+        Raises:
+            NotARun: there is none for that many GPUs.
+        """
+        found = sorted((self.folder / f"profile_{self.name}").glob(f"*/tp{self.tensor_parallel}"))
+        if not found:
+            raise NotARun(
+                f"{self.name} has no profile_{self.name}/<data type>/tp{self.tensor_parallel} in {self.folder}"
+            )
+        return found[0]
+
+    def requests(self) -> list["Request"]:
+        return requests_of((self.folder / f"{self.name}__requests.jsonl").read_text().splitlines())
+
+    def series(self) -> list["Second"]:
+        return seconds_of((self.folder / f"{self.name}__timeseries.csv").read_text().splitlines())
+
+
+def run_of(meta: Path) -> Run:
+    """Return the run of a ``NAME__meta.json``.
+
+    Raises:
+        NotARun: it is not there, or lacks the engine's arguments.
+    """
+    try:
+        told = json.loads(meta.read_text())
+        kwargs, cache = told["engine_kwargs"], told.get("kv_cache") or {}
+    except (OSError, ValueError, KeyError) as error:
+        raise NotARun(f"{meta} says of no run what its engine was: {error!r}") from error
+    blocks = cache.get("num_gpu_blocks")
+    scheduler = (told.get("resolved_config") or {}).get("scheduler_config") or {}
+    return Run(
+        meta.name.removesuffix(META),
+        meta.parent,
+        kwargs,
+        int(cache.get("block_size") or BLOCK),
+        # vLLM keeps one block of these for itself: what has no KV of its own is said to lie there.
+        None if blocks is None else int(blocks) - 1,
+        bool(scheduler.get("async_scheduling", True)),
+    )
+
+
+def runs_of(paths: Iterable[Path]) -> list[Run]:
+    """Return the runs of folders (all that lie in one), meta files or the common beginnings of a run's files.
+
+    Raises:
+        NotARun: a path holds none.
+    """
+    found = []
+    for path in paths:
+        metas = (
+            [path] if path.is_file() or (path.parent.is_dir() and not path.is_dir()) else sorted(path.glob(f"*{META}"))
+        )
+        if not metas:
+            raise NotARun(f"no measured run in {path}: there is no NAME{META}")
+        found += [run_of(meta if meta.name.endswith(META) else meta.parent / f"{meta.name}{META}") for meta in metas]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,43 +193,45 @@ def seconds_of(lines: Iterable[str]) -> list[Second]:
     ]
 
 
-def settings_of(timing: TimingSettings) -> SimSettings:
+def settings_of(run: Run, timing: TimingSettings) -> SimSettings:
     """Return the engine of the run."""
+    # Ranks of the attention are one engine here: what each may have adds up, and a pass waits for the fullest.
+    ranks = run.data_parallel
     return SimSettings(
-        block_size=BLOCK,
-        kv_blocks=kv_blocks_of(shape_of(MODEL), named("rtxpro6000"), block_size=BLOCK),
-        max_seqs=MAX_SEQS,
-        max_batched_tokens=MAX_BATCHED,
+        block_size=run.block_size,
+        kv_blocks="auto" if run.kv_blocks is None else run.kv_blocks * ranks,
+        max_seqs=run.max_seqs * ranks,
+        max_batched_tokens=run.max_batched * ranks,
+        async_scheduling=run.async_scheduling,
         timing=timing,
-        emit_decode_blocks=False,
     )
 
 
-def timings(folder: Path, model: Path) -> dict[str, TimingSettings]:
-    """Return what is compared, by what the table calls it; ``model`` is a file with `MODEL` in it."""
-    profile = {"kind": "operators", "model": str(model), "profile": str(folder / PROFILE)}
-    return {
-        OPERATORS: TimingSettings(**profile),
-        NO_GAP: TimingSettings(**profile, operator_gap_ms=0.0),
-        "roofline, start values": TimingSettings(kind="roofline", model=str(model), gpu="rtxpro6000"),
+def timings(run: Run, model: Path) -> dict[str, TimingSettings]:
+    """Return what is compared, by what the table calls it; ``model`` is the model's ``config.json``."""
+    common = {
+        "model": str(model),
+        "gpu": run.gpu,
+        "tensor_parallel": run.tensor_parallel,
+        "expert_parallel": run.expert_parallel,
     }
+    profile = {"kind": "operators", "profile": str(run.profile), **common}
+    return {OPERATORS: TimingSettings(**profile), ROOFLINE: TimingSettings(kind="roofline", **common)}
 
 
-def read(folder: Path) -> list[Request]:
-    return requests_of((folder / REQUESTS).read_text().splitlines())
+def write_model(run: Run, path: Path) -> None:
+    """Write the ``config.json`` of the run's model, of which the run has no more than the name."""
+    path.write_text(json.dumps(model_named(run.model)))
 
 
-def write_model(path: Path) -> None:
-    path.write_text(json.dumps(MODEL))
-
-
-def compared(folder: Path, model: Path) -> dict[str, list[Compared]]:
-    """Return the figures of every timing beside the real ones; ``model`` is the file to write `MODEL` to."""
-    write_model(model)
-    rows = read(folder)
+def compared(run: Run, model: Path) -> dict[str, list[Compared]]:
+    """Return the figures of every timing beside the real ones; ``model`` is where to write the model's config to."""
+    write_model(run, model)
+    rows = run.requests()
     real = [Served(row.arrived, row.first, row.last, row.osl) for row in rows]
     arrivals = [Arrival(row.arrived, row.isl, row.osl) for row in rows]
     found = {}
-    for name, timing in timings(folder, model).items():
-        found[name] = compare(real, replay(arrivals, settings_of(timing), load_timing(timing)))
+    for name, timing in timings(run, model).items():
+        table = load_timing(timing)
+        found[name] = compare(real, replay(arrivals, with_blocks(settings_of(run, timing), table), table))
     return found

@@ -8,12 +8,11 @@ moments, or starts them at another time than the engine did: such contradictions
 """
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from measured import MAX_BATCHED, MAX_SEQS, Request
+from measured import Request, Run
 
-from penstock.engine.timing import Timing
+from penstock.engine.timing.timing_model import TimingModel
 from penstock.kernel.machine import SECOND
 
 SAME = 0.001
@@ -36,6 +35,7 @@ class Pass:
     chunks: list[tuple[int, int]] = field(default_factory=list)
     kv: int = 0
     seqs: int = 0
+    longest: int = 0
     firsts: list[Request] = field(default_factory=list)
     lasts: list[Running] = field(default_factory=list)
     start: float = 0.0
@@ -45,11 +45,11 @@ class Pass:
     def prompt_tokens(self) -> int:
         return sum(new for _, new in self.chunks)
 
-    def profiled(self, timing: Timing) -> float:
+    def profiled(self, timing: TimingModel) -> float:
         """Return what the profile says it takes, in seconds."""
         if self.chunks:
-            return timing.mixed(self.prompt_tokens, self.chunks, self.kv, self.seqs) / SECOND
-        return timing.decode(self.kv, self.seqs) / SECOND
+            return timing.mixed(self.prompt_tokens, self.chunks, self.kv, self.seqs, self.longest) / SECOND
+        return timing.run(self.kv, self.seqs, 1, self.longest).after(1) / SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,9 @@ class Recovered:
 class _Rule:
     """vLLM's rule: ``ahead`` passes are planned before the one under way has ended."""
 
-    def __init__(self, requests: Sequence[Request], ahead: int) -> None:
-        self.waiting = deque(sorted(requests, key=lambda request: request.queued))
+    def __init__(self, run: Run, ahead: int) -> None:
+        self._run = run
+        self.waiting = deque(sorted(run.requests(), key=lambda request: request.queued))
         self.running: list[Running] = []
         self.planned: deque[Pass] = deque()
         self.milestones = self.contradicted = 0
@@ -82,15 +83,21 @@ class _Rule:
     def plan(self, now: float) -> None:
         """Plan as many passes as the rule allows at this moment."""
         while len(self.planned) <= self._ahead:
-            one, budget = Pass(), MAX_BATCHED
+            one, budget = Pass(), self._run.max_batched
             for run in self.running:
                 if run.computed < run.request.isl:
                     budget -= self._compute(one, run, budget)
                 elif run.planned < run.request.osl:
-                    one.seqs, one.kv = one.seqs + 1, one.kv + run.request.isl + run.planned
+                    reads = run.request.isl + run.planned
+                    one.seqs, one.kv, one.longest = one.seqs + 1, one.kv + reads, max(one.longest, reads)
                     budget -= 1
                     self._token(one, run)
-            while self.waiting and len(self.running) < MAX_SEQS and budget and self.waiting[0].queued <= now + SAME:
+            while (
+                self.waiting
+                and len(self.running) < self._run.max_seqs
+                and budget
+                and self.waiting[0].queued <= now + SAME
+            ):
                 run = Running(self.waiting.popleft())
                 self.running.append(run)
                 self._check(abs(run.request.scheduled - now) <= SAME)
@@ -127,14 +134,14 @@ class _Rule:
         self.contradicted += not fits
 
 
-def recover(requests: Sequence[Request], timing: Timing, ahead: int, until: float) -> Recovered:
+def recover(run: Run, timing: TimingModel, ahead: int, until: float) -> Recovered:
     """Return the run's passes up to a moment, as a rule makes them.
 
     Args:
         timing: bridges passes that no milestone tells of; longer than a hundred of those it can miscount them.
         ahead: 0 plans a pass when the one before it has ended, 1 when that one starts (asynchronous scheduling).
     """
-    rule, found, stretch, since, now = _Rule(requests, ahead), [], [], 0.0, 0.0
+    rule, found, stretch, since, now = _Rule(run, ahead), [], [], 0.0, 0.0
     while now < until:
         rule.plan(now)
         if not rule.planned:

@@ -7,7 +7,7 @@ from typing import Any
 from errors import Served
 
 from penstock.engine.engine import Engine
-from penstock.engine.events import Finished, Submit
+from penstock.engine.events import EngineFinished, SubmitRequest
 from penstock.engine.settings import SimSettings
 from penstock.kernel.machine import SECOND
 from penstock.kernel.simulation import Simulation
@@ -26,20 +26,22 @@ def replay(arrivals: Sequence[Arrival], settings: SimSettings, table: Mapping[st
     """Return what becomes of the requests, in their order.
 
     Args:
-        table: what `penstock.config.timing_files.load_timing` says of the settings' timing.
+        table: what `penstock.config.files.timing_files.load_timing` says of the settings' timing.
     Raises:
         RuntimeError: the engine refused one of them, so that the rest is another run than the real one.
     """
-    done: dict[str, Finished] = {}
+    done: dict[str, EngineFinished] = {}
 
     def world(now: int, sender: str, effect: object) -> tuple[()]:
-        if isinstance(effect, Finished):
+        if isinstance(effect, EngineFinished):
             done[effect.id] = effect
         return ()
 
     simulation = Simulation({"engine": Engine(settings, table=table)}, world)
     for number, row in enumerate(arrivals):
-        submit = Submit(id=str(number), isl=row.isl, max_tokens=row.osl, ignore_eos=True)
+        # Blocks have names, of the answer too: a request that is preempted finds its own again, as in a real engine.
+        prompt = [number, *range(1, row.isl)]
+        submit = SubmitRequest(id=str(number), tokens=prompt, max_tokens=row.osl, ignore_eos=True)
         simulation.post(round(row.at * SECOND), "engine", submit)
     simulation.run()
     if len(done) != len(arrivals):
@@ -47,7 +49,7 @@ def replay(arrivals: Sequence[Arrival], settings: SimSettings, table: Mapping[st
     return [served(done[str(number)]) for number in range(len(arrivals))]
 
 
-def served(end: Finished) -> Served:
+def served(end: EngineFinished) -> Served:
     if end.first is None:
         raise RuntimeError(f"request {end.id} ended without a token")
     return Served(end.arrived / SECOND, end.first / SECOND, end.at / SECOND, end.tokens)

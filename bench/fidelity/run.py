@@ -1,8 +1,9 @@
-"""How near does the simulated engine come to real ones? A measured GPU run, and a live vLLM on this machine.
+"""How near does the simulated engine come to real ones? Measured GPU runs, and a live vLLM on this machine.
 
-usage: python bench/fidelity/run.py [--only measured|passes|live] [--docs docs/fidelity.md] [--keep FOLDER]
+usage: python bench/fidelity/run.py [RUN ...] [--only measured|passes|live] [--docs docs/fidelity.md] [--keep FOLDER]
 
-The measured run is looked for in PENSTOCK_TRACES, else in ../shared/traces; vLLM in PENSTOCK_VLLM_VENV, else in
+RUN is a NAME__meta.json, or a folder of such, with what `measured` says beside it. Without one, runs are looked for in
+PENSTOCK_TRACES, else in ../shared/traces; vLLM in PENSTOCK_VLLM_VENV, else in
 .venv-vllm, where `make test-vllm` puts it. A part whose needs are absent is left out by name, and its table stays as it
 is; with neither the command ends with status 77. It takes about five minutes, nearly all of it the live part.
 """
@@ -22,8 +23,9 @@ import table
 from passes import recover
 from tail import steps_at_the_end
 
-from penstock.config.timing_files import load_timing
-from penstock.engine.timing import timing_of
+from penstock.config.files.timing_files import load_timing
+from penstock.engine.kv_capacity import with_blocks
+from penstock.engine.timing.timing_model import timing_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ABSENT = 77
@@ -37,7 +39,7 @@ class Absent(Exception):
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
-    parts: dict[str, Callable[[Path], str]] = {
+    parts: dict[str, Callable[[argparse.Namespace, Path], str]] = {
         "measured": measured_part,
         "passes": passes_part,
         "live": live_part,
@@ -49,7 +51,7 @@ def main(arguments: list[str]) -> int:
             if options.only not in (None, name):
                 continue
             try:
-                text = part(folder)
+                text = part(options, folder)
             except Absent as absent:
                 print(f"left out: {name} ({absent})", file=sys.stderr)
                 continue
@@ -60,37 +62,41 @@ def main(arguments: list[str]) -> int:
     return 0 if done else ABSENT
 
 
-def measured_part(folder: Path) -> str:
-    return table.measured(measured.compared(measured_run(), folder / "config.json"), today())
+def measured_part(options: argparse.Namespace, folder: Path) -> str:
+    found = [(run, measured.compared(run, folder / "config.json")) for run in runs_of(options)]
+    return "\n\n".join(table.measured(run, rows, today()) for run, rows in found)
 
 
-def passes_part(folder: Path) -> str:
-    run, model = measured_run(), folder / "config.json"
-    measured.write_model(model)
-    known = measured.timings(run, model)
-    spaced, alone = (
-        timing_of(known[name], measured.settings_of(known[name]).capacity, load_timing(known[name]))
-        for name in (measured.OPERATORS, measured.NO_GAP)
-    )
-    ours, theirs = (recover(measured.read(run), spaced, ahead, PASSES_UNTIL) for ahead in (0, 1))
-    series = measured.seconds_of((run / measured.SERIES).read_text().splitlines())
-    tail = steps_at_the_end(measured.read(run), series, alone)
-    return table.recovered(ours, theirs, tail, alone)
+def passes_part(options: argparse.Namespace, folder: Path) -> str:
+    parts = []
+    for run in runs_of(options):
+        model = folder / "config.json"
+        measured.write_model(run, model)
+        settings = measured.timings(run, model)[measured.OPERATORS]
+        read = load_timing(settings)
+        engine = with_blocks(measured.settings_of(run, settings), read)
+        timing = timing_of(settings, engine.capacity, read)
+        parts.append(table.steps_at_the_end(run, steps_at_the_end(run.requests(), run.series(), timing)))
+        if run.kv_blocks is None:  # where blocks run short, what a pass has in it does not follow from the rule alone
+            ours, theirs = (recover(run, timing, ahead, PASSES_UNTIL) for ahead in (0, 1))
+            parts.append(table.recovered(ours, theirs, timing))
+    return "\n\n".join(parts)
 
 
-def measured_run() -> Path:
-    """Return the folder of the measured run.
+def runs_of(options: argparse.Namespace) -> list[measured.Run]:
+    """Return the measured runs that are asked for.
 
     Raises:
-        Absent: it is not there.
+        Absent: there are none.
     """
-    run = Path(os.environ.get("PENSTOCK_TRACES") or ROOT.parent / "shared" / "traces") / measured.RUN
-    if not (run / measured.PROFILE).is_dir():
-        raise Absent(f"no measured run at {run}: set PENSTOCK_TRACES")
-    return run
+    usual = Path(os.environ.get("PENSTOCK_TRACES") or ROOT.parent / "shared" / "traces") / measured.FOLDER
+    try:
+        return measured.runs_of(options.runs or [usual])
+    except measured.NotARun as error:
+        raise Absent(f"{error}: set PENSTOCK_TRACES") from error
 
 
-def live_part(folder: Path) -> str:
+def live_part(options: argparse.Namespace, folder: Path) -> str:
     venv = Path(os.environ.get("PENSTOCK_VLLM_VENV") or ROOT / ".venv-vllm").expanduser()
     if not (venv / "bin" / "vllm").exists():
         raise Absent(f"no vLLM in {venv}: `make test-vllm` puts it there, or set PENSTOCK_VLLM_VENV")
@@ -106,6 +112,7 @@ def today() -> str:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="a measured run, or a folder of such")
     parser.add_argument("--only", choices=("measured", "passes", "live"), help="this part alone")
     parser.add_argument("--docs", type=Path, help="replace the tables in this page")
     parser.add_argument("--keep", type=Path, help="a folder for the plan, the log, the passes and the profile")

@@ -7,10 +7,11 @@ from statistics import median
 
 from errors import LATENCIES, POINTS, Compared
 from live import Live
+from measured import Run
 from passes import Recovered, Stretch
 from tail import Steps
 
-from penstock.engine.timing import Timing
+from penstock.engine.timing.timing_model import TimingModel
 
 TPOT_MEAN, TTFT_MEAN, PERCENTILE = 0.01, 0.04, 0.10
 """Goals on the measured GPU run, as shares: the best published simulator's means, and every percentile."""
@@ -25,9 +26,11 @@ NOT_QUIET = "**The machine was busy with other things: these errors don't count.
 HEAD = ["| | mean | p50 | p90 | p99 | each request |", "|---|---:|---:|---:|---:|---:|"]
 
 
-def measured(found: Mapping[str, Sequence[Compared]], day: str) -> str:
-    """Return the part on the measured GPU run; the first timing is the one that the goals are for."""
-    lines = [f"{day}. Errors of mean and percentiles; *each request*: median of the sizes of the requests' own.", ""]
+def measured(run: Run, found: Mapping[str, Sequence[Compared]], day: str) -> str:
+    """Return the part on a measured GPU run; the first timing is the one that the goals are for."""
+    blocks = "KV blocks as the GPU has room for" if run.kv_blocks is None else f"{run.kv_blocks:,} KV blocks"
+    lines = [f"### {run.name}", "", f"{run.model}, {blocks}, at most {run.max_seqs} sequences.", ""]
+    lines += [f"{day}. Errors of mean and percentiles; *each request*: median of the sizes of the requests' own.", ""]
     lines += HEAD
     goal = next(iter(found.values()))
     for name in LATENCIES:
@@ -39,13 +42,12 @@ def measured(found: Mapping[str, Sequence[Compared]], day: str) -> str:
     return "\n".join([*lines, "", *_verdicts(goal)])
 
 
-def recovered(ours: Recovered, theirs: Recovered, tail: Sequence[Steps], timing: Timing) -> str:
+def recovered(ours: Recovered, theirs: Recovered, timing: TimingModel) -> str:
     """Return the part on the measured run's passes.
 
     Args:
         ours, theirs: planned when the pass before has ended, and when it starts.
-        tail: the steps at the end of the run.
-        timing: the operators' times alone, with no gap between them.
+        timing: what passes take by the profile.
     """
     lines = [
         "| a pass is planned when the one before it | milestones | contradicted |",
@@ -53,7 +55,7 @@ def recovered(ours: Recovered, theirs: Recovered, tail: Sequence[Steps], timing:
         f"| ends | {ours.milestones} | {ours.contradicted} |",
         f"| starts | {theirs.milestones} | {theirs.contradicted} |",
         "",
-        "| passes | stretches | longer than their operators, ms per pass |",
+        "| passes | stretches | longer than by the profile, ms per pass |",
         "|---|---:|---:|",
     ]
     decoding = [one for one in theirs.stretches if not any(each.chunks for each in one.passes)]
@@ -69,10 +71,15 @@ def recovered(ours: Recovered, theirs: Recovered, tail: Sequence[Steps], timing:
         if group:
             more = median(_longer(one, timing) - usual * (len(one.passes) - 1) for one in group)
             lines.append(f"| with a prompt, {low + 1} to {high:,} tokens | {len(group)} | {_ms(more)} |")
+    return "\n".join(lines)
+
+
+def steps_at_the_end(run: Run, tail: Sequence[Steps]) -> str:
+    """Return the part on the steps at the end of a run."""
     shown = " | ".join(f"{one.seqs:.0f}" for one in tail)
-    lines += ["", f"| sequences at the end of the run, second by second | {shown} |", f"|---|{'---:|' * len(tail)}"]
+    lines = [f"| {run.name}: sequences at its end, second by second | {shown} |", f"|---|{'---:|' * len(tail)}"]
     lines.append(f"| step, ms | {' | '.join(f'{one.real * 1e3:.1f}' for one in tail)} |")
-    lines.append(f"| longer than its operators, ms | {' | '.join(_ms(one.real - one.operators) for one in tail)} |")
+    lines.append(f"| longer than by the profile, ms | {' | '.join(_ms(one.real - one.operators) for one in tail)} |")
     return "\n".join(lines)
 
 
@@ -131,7 +138,7 @@ def write(page: Path, part: str, text: str) -> None:
     page.write_text(replaced(page.read_text(), part, text))
 
 
-def _longer(one: Stretch, timing: Timing) -> float:
+def _longer(one: Stretch, timing: TimingModel) -> float:
     """Return by how many seconds a stretch is longer than what its passes' operators take."""
     return one.real - sum(each.profiled(timing) for each in one.passes)
 

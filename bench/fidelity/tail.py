@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from measured import Request, Second
 
-from penstock.engine.timing import Timing
+from penstock.engine.timing.timing_model import TimingModel
 from penstock.kernel.machine import SECOND
 
 SLICES = 100
@@ -27,7 +27,7 @@ class Steps:
     operators: float
 
 
-def steps_at_the_end(requests: Sequence[Request], series: Sequence[Second], timing: Timing) -> list[Steps]:
+def steps_at_the_end(requests: Sequence[Request], series: Sequence[Second], timing: TimingModel) -> list[Steps]:
     """Return the steps of each second after the last prompt, in order."""
     apart = _apart(requests, series)
     last_prompt = max(second.end for second in series if second.prompt)
@@ -45,9 +45,14 @@ def steps_at_the_end(requests: Sequence[Request], series: Sequence[Second], timi
             ]
             if reading:
                 sequences += len(reading) / SLICES
-                steps += len(reading) / SLICES / (timing.decode(round(sum(reading)), len(reading)) / SECOND)
+                steps += len(reading) / SLICES / (_step(reading, timing) / SECOND)
         found.append(Steps(sequences, sequences / second.generated, sequences / steps))
     return found
+
+
+def _step(reading: Sequence[float], timing: TimingModel) -> float:
+    """Return what one step of sequences of such lengths takes, in nanoseconds."""
+    return timing.run(round(sum(reading)), len(reading), 1, round(max(reading))).after(1)
 
 
 def _apart(requests: Sequence[Request], series: Sequence[Second]) -> float:

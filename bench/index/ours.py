@@ -8,7 +8,7 @@ from measure import measure, report
 from workload import BLOCK, Sequence, Workload
 
 from penstock.kernel.values import KvRemoved, KvStored, Target, WorkerId
-from penstock.router.index import ExactIndex
+from penstock.router.kv_index.exact_index import ExactIndex
 
 
 class Ours:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.traffic import slices
-from penstock.traffic.bound import infinite_cache_bound
-from penstock.traffic.mooncake import MooncakeTrace
-from penstock.traffic.request import TrafficRequest
+from penstock.traffic import trace_slices
+from penstock.traffic.formats.mooncake import MooncakeTrace
+from penstock.traffic.hit_rate_bound import infinite_cache_bound
+from penstock.traffic.traffic_request import TrafficRequest
 
 MODES = ("kv", "round_robin", "least_loaded", "random")
 
@@ -81,9 +81,9 @@ def cut(trace: str, whole: Sequence[TrafficRequest], repeat: int, run_seconds: f
     """
     span = whole[-1].at - whole[0].at
     parts = max(1, round(span / (run_seconds * SPEED_UP)))
-    fits = [request for request in slices.spread_ties(whole) if request.isl + request.osl <= MAX_LEN]
-    dealt = slices.deal_conversations(fits, parts)[repeat % parts]
-    kept = list(slices.scale_rate(slices.rebase(dealt), parts))
+    fits = [request for request in trace_slices.spread_ties(whole) if request.isl + request.osl <= MAX_LEN]
+    dealt = trace_slices.deal_conversations(fits, parts)[repeat % parts]
+    kept = list(trace_slices.scale_rate(trace_slices.rebase(dealt), parts))
     return Slice(trace, repeat, kept, len(whole) - len(fits), parts)
 
 

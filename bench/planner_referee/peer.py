@@ -22,7 +22,7 @@ from dynamo.mocker.utils.planner_profiler_perf_data_converter import convert_pro
 from dynamo.replay.planner import planner_replay_adapter
 from policy import Engine, Policy, Watched, planner_of
 
-from penstock.planner.performance.sources import Known
+from penstock.planner.performance.speed_sources import KnownSpeeds
 
 SWEEP = Path(dynamo.planner.__file__).parent / "tests" / "data" / "profiling_results" / "H200_TP1P_TP1D"
 """The profile that the peer ships: Llama-3.1-8B FP8 on one H200."""
@@ -120,7 +120,7 @@ def run(job: dict[str, Any], table: Path) -> dict[str, Any]:
 
 
 def ours(job: dict[str, Any], points: dict[str, Any]) -> Policy:
-    known = Known(metrics={"self-benchmark": points})
+    known = KnownSpeeds(metrics={"self-benchmark": points})
     engine = job["engine"]
     room = Engine(
         kv_tokens=engine["num_gpu_blocks"] * engine["block_size"],

@@ -20,7 +20,7 @@ ENGINE = {
 }
 PER_WORKER = 2.2
 """Requests per second for which one of the workers is there that everybody begins with."""
-STATIC = {"aggregated": (3, 4, 5, 6, 8), "disaggregated": ((2, 1), (3, 1), (3, 2), (4, 2), (5, 2))}
+STATIC = {"aggregated": (3, 4, 5, 6, 8, 10), "disaggregated": ((2, 1), (3, 1), (3, 2), (4, 2), (5, 2))}
 MISS_COSTS = (2.5, 5.0, 20.0, 60.0, 240.0)
 """Values of our one knob, planner.slo.miss_cost, from lean to eager."""
 
@@ -60,8 +60,15 @@ class Cell(NamedTuple):
 
 
 _LOAD = {"optimization_target": "sla", "enable_throughput_scaling": False, "enable_load_scaling": True}
-_FLOORS: dict[str, dict[str, Any]] = {"default": {}, "min_endpoint 3": {"min_endpoint": 3}}
-_SLA: dict[str, dict[str, Any]] = {"default": {}, "SLA x 0.6": {"service_level_times": 0.6}}
+_FLOORS: dict[str, dict[str, Any]] = {
+    "default": {},
+    **{f"min_endpoint {least}": {"min_endpoint": least} for least in (3, 5, 6, 8, 10, 13, GPUS)},
+}
+"""To the ceiling: with a floor that suffices for the peak, a mode of the peer is a static fleet, and has its front."""
+_SLA: dict[str, dict[str, Any]] = {
+    "default": {},
+    **{f"SLA x {factor:g}": {"service_level_times": factor} for factor in (0.6, 0.4)},
+}
 PEER: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
     "throughput": ({"optimization_target": "throughput"}, _FLOORS),
     "latency": ({"optimization_target": "latency"}, _FLOORS),
@@ -76,6 +83,7 @@ MAIN = (
     Place("waves", "aggregated", 120.0),
     Place("a slow wave and a burst", "aggregated", 120.0),
     Place("ramps", "aggregated", 120.0),
+    Place("bursts", "aggregated", 120.0),
 )
 MORE = (
     Place("waves", "aggregated", 0.0),
@@ -84,6 +92,11 @@ MORE = (
 )
 """Places with fewer seeds."""
 QUICK = (Place("six-fold spike", "aggregated", 120.0),)
+
+
+def roles_of(place: Place) -> tuple[str, ...]:
+    """Return the roles of a place's workers."""
+    return ("decode",) if place.layout == "aggregated" else ("prefill", "decode")
 
 
 def entries(place: Place, *, quick: bool) -> Iterator[Entry]:
@@ -97,6 +110,9 @@ def entries(place: Place, *, quick: bool) -> Iterator[Entry]:
         yield Entry("ours", "slo", f"miss_cost {cost:g}", {"miss_cost": cost})
     for policy, (settings, knobs) in PEER.items():
         for knob, more in knobs.items():
+            # A floor holds for each role; two of them above the ceiling are none of this peer's settings.
+            if more.get("min_endpoint", 0) > GPUS // len(roles_of(place)):
+                continue
             if not quick or knob == "default":
                 yield Entry("peer", policy, knob, {**settings, **more})
 

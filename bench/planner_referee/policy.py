@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.kernel.machine import Event, Wake, Woken, nanos
-from penstock.kernel.values import Role, StepStats, WorkerId
+from penstock.kernel.values import Pool, Role, Slo, StepStats, WorkerId
 from penstock.planner import events as planning
-from penstock.planner.performance.sources import Known
+from penstock.planner.observation import EngineState, ModelState, Observation, PoolState, Traffic
+from penstock.planner.performance.speed_sources import KnownSpeeds
 from penstock.planner.planner import Planner
-from penstock.planner.policies import Inputs, plugins_of
-from penstock.planner.seen import EngineSeen, ModelSeen, Observation, PoolSeen, Traffic
-from penstock.planner.settings import BudgetSettings, PlannerMode, PlannerSettings, PolicyName, SloTargets
+from penstock.planner.policies import PolicyInputs, plugins_of
+from penstock.planner.settings import BudgetSettings, PlannerMode, PlannerSettings, PolicyName, SloPolicySettings
 
 MODEL = "model"
 ROLES: Mapping[str, Mapping[str, Role]] = {
@@ -52,7 +52,7 @@ class Fleet:
         self._before: float | None = None
         """Second of the tick before, in which whatever is new now was ordered."""
 
-    def look(self, told: Told, name: str, at: float, engine: Engine) -> PoolSeen:
+    def look(self, told: Told, name: str, at: float, engine: Engine) -> PoolState:
         """Return what is to be seen of the pool at second ``at``."""
         active, starting = list(told[f"active_{name}_ids"]), list(told[f"starting_{name}_ids"])
         ordered = at if self._before is None else self._before
@@ -67,13 +67,12 @@ class Fleet:
         self._before = at
         if self.desired is None:
             self.desired = len(active) + len(starting)
-        return PoolSeen(
-            role=self.role,
-            desired=self.desired,
+        return PoolState(
+            pool=Pool(model=MODEL, role=self.role, desired=self.desired),
             ready=len(active),
             starting=tuple(sorted((at - since for since in self._since.values()), reverse=True)),
             draining=len(told[f"draining_{name}_ids"]),
-            came=tuple(came),
+            start_up_times=tuple(came),
             engines=_engines(told[f"{name}_fpm_snapshots"], active, self.role, engine),
         )
 
@@ -111,8 +110,8 @@ class Policy:
                 match effect:
                     case Wake():
                         self._wake = effect.at / 1e9
-                    case planning.Look():
-                        events.append(planning.Looked(id=effect.id, observation=seen))
+                    case planning.Observe():
+                        events.append(planning.Observed(id=effect.id, observation=seen))
                     case planning.Scale():
                         targets.update(effect.targets)
                         events.append(planning.Scaled(id=effect.id))
@@ -128,7 +127,7 @@ class Policy:
         pools = {name: fleet.look(told, name, at, self._engine) for name, fleet in self.fleets.items()}
         traffic = told.get("traffic")
         window = self.planner.settings.base if traffic is None else float(traffic["duration_s"])
-        seen = ModelSeen(traffic=None if traffic is None else self._traffic(traffic), pools=pools, queued=None)
+        seen = ModelState(traffic=None if traffic is None else self._traffic(traffic), pools=pools, queued=None)
         return Observation(at=at, window=window, models={MODEL: seen})
 
     def _traffic(self, told: Told) -> Traffic:
@@ -184,7 +183,7 @@ class Watched:
 
 def planner_of(
     layout: str,
-    known: Known,
+    known: KnownSpeeds,
     *,
     ttft: float,
     itl: float,
@@ -199,10 +198,8 @@ def planner_of(
         known: the profile that the peer's planner is given too.
         ttft, itl: the service level in seconds; ``gpus``: the ceiling.
     """
-    own = SloTargets()
-    slo = SloTargets(
-        ttft=ttft,
-        itl=itl,
+    own = SloPolicySettings()
+    slo = SloPolicySettings(
         miss_cost=own.miss_cost if miss_cost is None else miss_cost,
         hold=own.hold if hold is None else hold,
     )
@@ -214,18 +211,18 @@ def planner_of(
         slo=slo,
         budget=BudgetSettings(max_gpus=gpus),
     )
-    inputs = Inputs(known={"": dict.fromkeys(ROLES[layout].values(), known)})
+    inputs = PolicyInputs(slo=Slo(ttft=ttft, itl=itl), speeds={"": dict.fromkeys(ROLES[layout].values(), known)})
     return Planner(settings, plugins_of(settings, inputs), strict=True)
 
 
-def _engines(snapshots: Sequence[Told], active: Sequence[int], role: Role, engine: Engine) -> tuple[EngineSeen, ...]:
+def _engines(snapshots: Sequence[Told], active: Sequence[int], role: Role, engine: Engine) -> tuple[EngineState, ...]:
     """Return the engines that serve; a snapshot is of an engine's newest pass, and one that did none has no news."""
     by_worker = {int(each["worker_id"]): each for each in snapshots}
     return tuple(_engine(worker, by_worker.get(worker), role, engine) for worker in active)
 
 
-def _engine(worker: int, told: Told | None, role: Role, engine: Engine) -> EngineSeen:
-    seen = EngineSeen(
+def _engine(worker: int, told: Told | None, role: Role, engine: Engine) -> EngineState:
+    seen = EngineState(
         worker=WorkerId(str(worker)),
         role=role,
         kv_tokens=engine.kv_tokens,

@@ -24,7 +24,7 @@ import traffic
 from plan import Cell, Place
 from table import page, page_with
 
-from penstock.kernel.threads import ONE_THREAD
+from penstock.kernel.numeric_threads import ONE_THREAD
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

@@ -5,11 +5,11 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from penstock.report.study.traces import ALL, STEP
+from penstock.report.study.study_traffic import ALL, STEP
+from penstock.traffic.formats.mooncake import MooncakeTrace
 from penstock.traffic.lengths import Lognormal
-from penstock.traffic.mooncake import MooncakeTrace
-from penstock.traffic.request import TrafficRequest
-from penstock.traffic.shapes import Pieces, follow
+from penstock.traffic.rate_profiles import PiecewiseProfile, follow
+from penstock.traffic.traffic_request import TrafficRequest
 from penstock.traffic.workloads import Plain, plain
 
 FASTER = 3.0
@@ -40,7 +40,7 @@ def requests(name: str, seed: int, folder: Path | None) -> list[TrafficRequest]:
     kind = ALL[name]
     assert kind.rate is not None
     levels = [FASTER * kind.rate(step * STEP) for step in range(int(kind.seconds / STEP))]
-    shape = Pieces([step * STEP for step in range(len(levels))], levels)
+    shape = PiecewiseProfile([step * STEP for step in range(len(levels))], levels)
 
     def starts(rate: float) -> Iterator[float]:
         return follow(shape, rate, rng)

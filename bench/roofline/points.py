@@ -5,19 +5,19 @@ once, and how attention was split over more than 8 GPUs.
 """
 
 import csv
-import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
-from models import CONFIGS
-
-from penstock.engine.calibrate import Measured
-from penstock.engine.gpus import GPUS
-from penstock.engine.model_shape import Dtype, shape_of
+from penstock.engine.timing.gpus import GPUS
+from penstock.engine.timing.known_models import known_model
+from penstock.engine.timing.model_shape import Dtype, ModelShape, shape_of
+from penstock.engine.timing.roofline_fit import MeasuredPoint
+from penstock.kernel.values import RequestShape
 
 GPUS_MAX = 8
-SHAPES = {name: shape_of(config, name) for name, config in CONFIGS.items()}
 WEIGHTS: dict[str, Dtype] = {"nvfp4": "fp4", "fp8": "fp8", "fp8_block": "fp8"}
 _IN_ID = re.compile(r"_tp(\d+)(?:_\d+)?_ep(?:\d+|none)")
 
@@ -27,51 +27,66 @@ class Point:
     """A measured point, and whose: ``group`` is (engine, GPU, model, precision)."""
 
     group: tuple[str, str, str, str]
-    measured: Measured
-    fitted: bool
-    """Whether it is of the half that constants are fitted on; decided by a hash of its id."""
+    measured: MeasuredPoint
+
+    @property
+    def model(self) -> str:
+        return self.group[2]
 
 
-def points_of(lines: Iterable[str]) -> tuple[list[Point], int]:
-    """Return the points that can be used, and how many rows can't."""
-    found, left_out = [], 0
+def points_of(lines: Iterable[str]) -> tuple[list[Point], Counter[str]]:
+    """Return the points that can be used, and how many rows can't, by the reason."""
+    found: list[Point] = []
+    left_out: Counter[str] = Counter()
     for row in csv.DictReader(lines):
-        point = _point(row) if row["mode"] == "agg" else None
-        if point is None:
-            left_out += 1
+        point = _point(row) if row["mode"] == "agg" else "disaggregated"
+        if isinstance(point, str):
+            left_out[point] += 1
         else:
             found.append(point)
     return found, left_out
 
 
-def _point(row: dict[str, str]) -> Point | None:
+@cache
+def _shape(path: str) -> tuple[str, ModelShape] | None:
+    """Return the model of a path without the data type of its weights, and its shape; None where it is not known."""
+    name = re.sub(r"(?i)-(fp8|nvfp4|fp4|instruct|dynamic)(?=-|$)", "", path.rsplit("/", 1)[-1])
+    config = known_model(name)
+    return None if config is None else (name, shape_of(config, name))
+
+
+def _point(row: dict[str, str]) -> Point | str:
     replicas = int(row["attention_dp_size"] or 1) or 1
     tensor = int(row["tp_size"])
     # Some rows give the product of all kinds of parallelism as tp_size; the GPUs then stand in the id.
     told = _IN_ID.search(row["id"])
     gpus = int(told.group(1)) if told else tensor * replicas
     if gpus > GPUS_MAX:
-        return None
+        return f"over {GPUS_MAX} GPUs"
     experts = int(row["moe_ep_size"] or 1) or 1
     tensor = min(tensor, gpus)
     engine, gpu = row["backend"], row["system"].removesuffix("_sxm")
-    name = next(name for name in CONFIGS if name in row["model_path"])
+    known = _shape(row["model_path"])
+    if known is None:
+        return f"{row['model_path']}: no shape is known"
+    if gpu not in GPUS:
+        return f"{gpu}: no such GPU"
+    name, shape = known
     quantised = row["gemm_quant_mode"]
-    shape = SHAPES[name]
+    own_dtype = shape.expert_dtype == "mxfp4"
     return Point(
-        group=(engine, gpu, name, "mxfp4" if name == "gpt-oss-120b" else quantised or "bf16"),
-        measured=Measured(
+        group=(engine, gpu, name, "mxfp4" if own_dtype else quantised or "bf16"),
+        measured=MeasuredPoint(
             shape=shape,
             gpu=GPUS[gpu],
             tensor_parallel=tensor,
             expert_parallel=experts if shape.experts and experts <= gpus else 1,
-            weight_dtype=None if name == "gpt-oss-120b" else WEIGHTS.get(quantised),
+            weight_dtype=None if own_dtype else WEIGHTS.get(quantised, "bf16"),
             kv_dtype="fp8" if engine == "trtllm" and quantised else None,
-            isl=int(row["isl"]),
-            osl=int(row["osl"]),
+            request=RequestShape(int(row["isl"]), int(row["osl"])),
             concurrency=int(row["batch_size"]) * replicas,
             prefill_first=engine == "sglang",
             tpot=float(row["silicon_tpot_ms"]) / 1e3,
+            ttft=float(row["silicon_ttft_ms"]) / 1e3,
         ),
-        fitted=hashlib.sha256(row["id"].encode()).digest()[0] % 2 == 0,
     )

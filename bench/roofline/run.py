@@ -1,72 +1,95 @@
-"""How far is the roofline from measured engines? Fits its constants on half of the points and reports the other half.
+"""How far is the roofline from measured engines? Fits it through the engine, and reports models that it has not seen.
 
-usage: python bench/roofline/run.py [--points measured_points.csv] [--docs docs/timing.md]
+usage: python bench/roofline/run.py [--points FILE ...] [--fit FILE] [--docs docs/timing.md]
 
-The points are looked for in PENSTOCK_TRACES, else in ../shared/traces; without them the command says so and ends with
-status 77. It takes about two minutes, of which most is fitting once more without each group.
+Points are in the layout of aiconfigurator's measured_points.csv, looked for in PENSTOCK_TRACES, else in
+../shared/traces; without them the command says so and ends with status 77. With --points, files are only reported on:
+what is fitted is fitted on --fit. It takes about five minutes.
 """
 
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from points import GPUS_MAX, Point, points_of
-from table import constants, errors, page_with
+from closed_loop import Looped, closed_loop
+from points import Point, points_of
+from table import Row, as_setting, constants, errors, page_with
 
-from penstock.engine.calibrate import fit
 from penstock.engine.settings import Calibration
+from penstock.engine.timing.roofline_fit import START, PredictedPoint, fit, predicted
 
 ROOT = Path(__file__).resolve().parents[2]
-FEWEST = 20
-"""Points of an (engine, GPU) pair that eight constants of its own are fitted on, at least."""
 ABSENT = 77
+ROUNDS = 4
+"""Of simulating the points and fitting to what the simulation makes of them; the last changes nothing any more."""
+FITTED = 220
+"""Points that a fit simulates, at most: every so many of the file, which is in the order of engines and models."""
+MIXING = ("vllm", "trtllm")
+"""Engines that are fitted on: they compute prompts beside decoding, as the simulated engine does. SGLang does not."""
 
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
-    if not options.points.is_file():
-        print(f"no measured points at {options.points}: set PENSTOCK_TRACES or --points", file=sys.stderr)
+    files = [options.fit, *options.points]
+    absent = [str(path) for path in files if not path.is_file()]
+    if absent:
+        print(f"no measured points at {', '.join(absent)}: set PENSTOCK_TRACES or --points", file=sys.stderr)
         return ABSENT
-    points, left_out = points_of(options.points.read_text().splitlines())
-    text = report(points, left_out)
+    text = report(options.fit, options.points)
     print(text)
     if options.docs is not None:
         options.docs.write_text(page_with(options.docs.read_text(), text))
     return 0
 
 
-def report(points: list[Point], left_out: int) -> str:
+def report(fitted_on: Path, others: Sequence[Path]) -> str:
     """Return what the page says."""
-    seen = [point for point in points if point.fitted]
-    held = [point for point in points if not point.fitted]
-    everywhere = fit([point.measured for point in seen])
-    without = {
-        group: fit([point.measured for point in seen if point.group != group])
-        for group in sorted({point.group for point in held})
+    points, left_out = points_of(fitted_on.read_text().splitlines())
+    lines = [f"{len(points):,} points; not used are " + ", ".join(f"{n} ({why})" for why, n in left_out.items()) + "."]
+    everywhere = fitted(points)
+    unseen = {
+        model: fitted([point for point in points if point.model != model])
+        for model in sorted({point.model for point in points})
     }
-    pairs = {}
-    for pair in sorted({point.group[:2] for point in seen}):
-        own = [point.measured for point in seen if point.group[:2] == pair]
-        if len(own) >= FEWEST:
-            pairs[pair] = fit(own)
-    named = [("all points", everywhere), *((f"{engine}, {gpu}", found) for (engine, gpu), found in pairs.items())]
-    return "\n".join(
-        [
-            f"{len(points):,} aggregated points on up to {GPUS_MAX} GPUs: {len(seen)} fitted on, {len(held)} held out; "
-            f"{left_out} rows of the file are not used.",
-            "",
-            *constants(named),
-            "",
-            *errors(held, Calibration(), everywhere, without, pairs),
-        ]
-    )
+    named = [("all points", everywhere), *((f"all but {model}", one) for model, one in unseen.items())]
+    lines += ["", *constants(named), "", f"All points, for `sim.timing`: {as_setting(everywhere)}"]
+    shipped = Calibration()
+    rows = [
+        Row(point, closed_loop(point, unseen[point.model]), closed_loop(point, everywhere), closed_loop(point, shipped))
+        for point in points
+    ]
+    lines += ["", *errors(rows, ("model unseen", "fitted", "shipped"))]
+    for path in others:
+        more, left_out = points_of(path.read_text().splitlines())
+        lines += ["", f"{path.name}: {len(more):,} points; not used are {dict(left_out)}.", ""]
+        lines += errors([Row(point, closed_loop(point, shipped)) for point in more], ("shipped",))
+    return "\n".join(lines)
+
+
+def fitted(points: Sequence[Point]) -> Calibration:
+    """Return the calibration under which the engine, simulated, is nearest to the points."""
+    mixing = [point for point in points if point.group[0] in MIXING]
+    some = mixing[:: max(1, -(-len(mixing) // FITTED))]
+    measured = [point.measured for point in some]
+    found = fit(measured)
+    for _ in range(ROUNDS):
+        looped = [closed_loop(point, found) for point in some]
+        found = fit(measured, START, [_scale(point, one, found) for point, one in zip(some, looped, strict=True)])
+    return found
+
+
+def _scale(point: Point, looped: Looped, calibration: Calibration) -> PredictedPoint:
+    closed = predicted(point.measured, calibration)
+    return PredictedPoint(looped.tpot / closed.tpot, looped.ttft / closed.prompt)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     traces = Path(os.environ.get("PENSTOCK_TRACES") or ROOT.parent / "shared" / "traces")
-    parser.add_argument("--points", type=Path, default=traces / "measured" / "measured_points.csv")
+    parser.add_argument("--points", type=Path, nargs="*", default=[], help="files that are only reported on")
+    parser.add_argument("--fit", type=Path, default=traces / "measured" / "measured_points.csv")
     parser.add_argument("--docs", type=Path, help="replace the table in this page")
     return parser.parse_args(arguments)
 

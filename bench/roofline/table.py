@@ -1,71 +1,68 @@
-"""How do fitted constants and their errors become the page's table?"""
+"""Fitted constants and their errors as the page's table."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
+from closed_loop import Looped
 from points import Point
 
-from penstock.engine.calibrate import NAMES, predicted_tpot
 from penstock.engine.settings import Calibration
+from penstock.engine.timing.roofline_fit import NAMES
 
 BEGIN, END = "<!-- begin table -->", "<!-- end table -->"
-Group = tuple[str, str, str, str]
 
 
-def error(point: Point, calibration: Calibration) -> float:
-    """Return by what share the prediction is off: 0.1 is 10 % too long."""
-    return predicted_tpot(point.measured, calibration) / point.measured.tpot - 1.0
+class Row:
+    """A point, and what the engine makes of it under one calibration after another."""
 
-
-def median(errors: Iterable[float]) -> str:
-    """Return the median size of the errors in per cent."""
-    sizes = [abs(value) for value in errors]
-    return f"{100 * statistics.median(sizes):.1f}" if sizes else "-"
+    def __init__(self, point: Point, *looped: Looped) -> None:
+        self.group = point.group
+        self.model = point.model
+        self.tpot = [one.tpot / point.measured.tpot - 1.0 for one in looped]
+        self.ttft = [one.ttft / (point.measured.ttft or one.ttft) - 1.0 for one in looped]
 
 
 def constants(rows: Sequence[tuple[str, Calibration]]) -> list[str]:
     """Return a table of calibrations by name."""
-    lines = [f"| fitted on half of | {' | '.join(NAMES)} |", f"|---|{'---:|' * len(NAMES)}"]
+    lines = [f"| fitted on | {' | '.join(NAMES)} |", f"|---|{'---:|' * len(NAMES)}"]
     for name, calibration in rows:
         values = msgspec.structs.asdict(calibration)
         lines.append(f"| {name} | {' | '.join(f'{values[key]:.3g}' for key in NAMES)} |")
     return lines
 
 
-def errors(
-    held: Sequence[Point],
-    start: Calibration,
-    everywhere: Calibration,
-    without: dict[Group, Calibration],
-    pairs: dict[tuple[str, str], Calibration],
-) -> list[str]:
-    """Return the held-out half by group: median error in per cent, and the median of the signed one."""
-    lines = [
-        "| engine | GPU | model | weights | points | start values | fitted | signed | group unseen | per engine, GPU |",
-        "|---|---|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    groups: dict[Group, list[Point]] = {}
-    for point in held:
-        groups.setdefault(point.group, []).append(point)
+def as_setting(calibration: Calibration) -> str:
+    """Return a fit as `sim.timing` takes it."""
+    values = msgspec.structs.asdict(calibration)
+    return f"`calibration: {{{', '.join(f'{key}: {values[key]:.3g}' for key in NAMES)}}}`"
+
+
+def errors(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    """Return the median size of the errors in per cent by group, signed in brackets for the first calibration."""
+    head = " | ".join(f"{what} {name}" for what in ("TPOT", "TTFT") for name in names)
+    rule = f"|---|---|---|---|---:|{'---:|' * 2 * len(names)}"
+    lines = [f"| engine | GPU | model | weights | points | {head} |", rule]
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
     for group in sorted(groups):
-        points = groups[group]
-        fitted = [error(point, everywhere) for point in points]
-        pair = pairs.get(group[:2])
-        lines.append(
-            f"| {' | '.join(group)} | {len(points)} | {median(error(point, start) for point in points)} "
-            f"| {median(fitted)} | {100 * statistics.median(fitted):+.1f} "
-            f"| {median(error(point, without[group]) for point in points)} "
-            f"| {median(error(point, pair) for point in points) if pair else '-'} |"
-        )
-    lines.append(
-        f"| all | | | | {len(held)} | {median(error(point, start) for point in held)} "
-        f"| {median(error(point, everywhere) for point in held)} "
-        f"| {100 * statistics.median(error(point, everywhere) for point in held):+.1f} "
-        f"| {median(error(point, without[point.group]) for point in held)} "
-        f"| {median(error(point, pairs[point.group[:2]]) for point in held if point.group[:2] in pairs)} |"
-    )
+        lines.append(_line(" | ".join(group), groups[group], len(names)))
+    for model in sorted({row.model for row in rows}):
+        lines.append(_line(f"all | | {model} | ", [row for row in rows if row.model == model], len(names)))
+    if rows:
+        lines.append(_line("all | | | ", rows, len(names)))
     return lines
+
+
+def _line(name: str, rows: Sequence[Row], count: int) -> str:
+    cells = []
+    for series in ("tpot", "ttft"):
+        for i in range(count):
+            values = [getattr(row, series)[i] for row in rows]
+            signed = f" ({100 * statistics.median(values):+.0f})" if i == 0 else ""
+            cells.append(f"{100 * statistics.median(abs(value) for value in values):.1f}{signed}")
+    return f"| {name} | {len(rows)} | {' | '.join(cells)} |"
 
 
 def page_with(page: str, text: str) -> str:

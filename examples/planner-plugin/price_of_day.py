@@ -1,6 +1,6 @@
 """Two plugins of the planner: no more replicas than the hour's price allows, and a forecast from yesterday's table.
 
-The classes run in the planner's process as they stand (planner.plugins.modules), or in this one:
+The classes run in the planner's process as they stand (planner.plugins.use), or in this one:
 
     python price_of_day.py cap --registry unix:///run/penstock/plugins.sock --table 'batch=0-7:8,7-19:3,19-24:6'
 
@@ -15,9 +15,9 @@ import signal
 import time
 from collections.abc import Callable
 
-from penstock.planner.context import Context
-from penstock.planner.plugins import Spec, Stateless
-from penstock.planner.proposals import Accept, Because, Override, Predicted, Prediction, Result, Target
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.plugin_registry import PluginSpec, StatelessPlugin
+from penstock.planner.plugins.proposals import Accept, Override, PoolTarget, Predicted, Prediction, Reason, Result
 
 log = logging.getLogger("price_of_day")
 
@@ -46,7 +46,7 @@ def hour_utc() -> float:
     return time.time() / 3600 % 24
 
 
-class Cap(Stateless):
+class Cap(StatelessPlugin):
     """CONSTRAIN: at most so many replicas of a pool at this hour.
 
     Args:
@@ -56,28 +56,28 @@ class Cap(Stateless):
     """
 
     def __init__(
-        self, spec: Spec, table: str, begins: float | None = None, hour: Callable[[], float] = hour_utc
+        self, spec: PluginSpec, table: str, begins: float | None = None, hour: Callable[[], float] = hour_utc
     ) -> None:
         self.spec = spec
         self._table = read_table(table)
         self._begins, self._hour = begins, hour
 
-    def evaluate(self, context: Context) -> Result:
+    def evaluate(self, context: PluginContext) -> Result:
         hour = self._hour() if self._begins is None else (self._begins + context.at / 3600) % 24
         targets, reasons = [], []
         for pool, hours in self._table.items():
             most = at_hour(hours, hour)
             if most is None or pool not in context.baseline:
                 continue
-            targets.append(Target(pool=pool, replicas=int(most), kind="at_most"))
+            targets.append(PoolTarget(pool=pool, replicas=int(most), kind="at_most"))
             if context.baseline[pool] > most:
                 text = f"{pool}: {context.baseline[pool]} were proposed; at hour {hour:.1f} the price allows {most:.0f}"
                 facts = {"pool": pool, "hour": round(hour, 2), "most": int(most)}
-                reasons.append(Because(code="price", text=text, facts=facts))
-        return Override(targets=tuple(targets), because=tuple(reasons)) if targets else Accept()
+                reasons.append(Reason(code="price", text=text, facts=facts))
+        return Override(targets=tuple(targets), reasons=tuple(reasons)) if targets else Accept()
 
 
-class Daily(Stateless):
+class Daily(StatelessPlugin):
     """PREDICT: requests per second of a model by the hour, from a table; it says nothing of lengths.
 
     Args:
@@ -87,7 +87,7 @@ class Daily(Stateless):
 
     def __init__(
         self,
-        spec: Spec,
+        spec: PluginSpec,
         table: str,
         seconds: float = 60.0,
         begins: float | None = None,
@@ -97,7 +97,7 @@ class Daily(Stateless):
         self._table, self._seconds = read_table(table), seconds
         self._begins, self._hour = begins, hour
 
-    def evaluate(self, context: Context) -> Result:
+    def evaluate(self, context: PluginContext) -> Result:
         hour = self._hour() if self._begins is None else (self._begins + context.at / 3600) % 24
         found = {}
         for model, hours in self._table.items():
@@ -115,14 +115,14 @@ def at_hour(hours: Hours, hour: float) -> float | None:
 
 async def serve(args: argparse.Namespace) -> None:
     # Imported here: in the planner's process nothing of gRPC is needed.
-    from penstock.adapters.plugins.serving import PluginServer
+    from penstock.adapters.plugins.plugin_server import PluginServer
 
     if args.kind == "cap":
         plugin: Cap | Daily = Cap(
-            Spec(id=args.id or "price-of-day", stage="constrain", priority=50, needs=("pools",)), args.table
+            PluginSpec(id=args.id or "price-of-day", stage="constrain", priority=50, needs=("pools",)), args.table
         )
     else:
-        plugin = Daily(Spec(id=args.id or "daily", stage="predict", priority=5), args.table)
+        plugin = Daily(PluginSpec(id=args.id or "daily", stage="predict", priority=5), args.table)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

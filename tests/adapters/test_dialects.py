@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 
 from penstock.adapters.engines.describe import describe, healthy, lacking, ready
-from penstock.adapters.engines.dialect import samples
-from penstock.adapters.engines.dialects import DIALECTS, dialect_of
-from penstock.adapters.engines.vllm import reachable
+from penstock.adapters.engines.dialects.dialect import samples
+from penstock.adapters.engines.dialects.dialect_registry import DIALECTS, dialect_of
+from penstock.adapters.engines.dialects.vllm import reachable
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
 from tests.adapters.answering import answering
@@ -207,6 +207,11 @@ def test_fields_travel_where_each_engine_looks_for_them() -> None:
     }
     assert dialect_of("openai").fields("m", **asked) == {}
     assert dialect_of("vllm").fields("m") == {}
+
+
+def test_a_llama_cpp_gets_no_request_id_for_its_python_server_refuses_one_that_is_no_uuid() -> None:
+    assert dialect_of("vllm").headers("req-1") == {"x-request-id": "req-1"}
+    assert dialect_of("llamacpp").headers("req-1") == {}
 
 
 def test_a_kind_that_nobody_knows_is_taken_as_plain() -> None:

@@ -8,9 +8,9 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from penstock.adapters.engines.kv_publisher import END, KvPublisher
-from penstock.adapters.engines.kv_subscriber import KvSubscriber
-from penstock.adapters.engines.kv_wire import encode_batch
+from penstock.adapters.engines.kv_events.kv_event_codec import encode_batch
+from penstock.adapters.engines.kv_events.kv_publisher import END, KvPublisher
+from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
 from penstock.adapters.seams import KvBatch
 from penstock.kernel.values import KvCleared, KvRemoved
 

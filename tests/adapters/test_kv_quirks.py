@@ -10,16 +10,16 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from penstock.adapters.engines.kv_subscriber import KvSubscriber
-from penstock.adapters.engines.kv_wire import KvDecoder, encode_batch
+from penstock.adapters.engines.kv_events.kv_event_codec import KvDecoder, encode_batch
+from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
 from penstock.adapters.engines.launch import free_port
 from penstock.adapters.seams import KvBatch
 from penstock.kernel.errors import EngineError
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, KvStored, Target, WorkerId
 from penstock.router.events import KvObserved
-from penstock.router.index import ExactIndex
-from penstock.router.kv_stream import KvStream
+from penstock.router.kv_index.exact_index import ExactIndex
+from penstock.router.kv_index.kv_event_stream import KvEventStream
 
 PATIENCE = 30.0
 SESSION = Path(__file__).parent / "data" / "vllm-0.32-session.jsonl"
@@ -34,7 +34,7 @@ class View:
     def __init__(self) -> None:
         self.index = ExactIndex(BLOCK)
         self.index.join(W, native=False, copies=True)  # as for vLLM
-        self.stream = KvStream()
+        self.stream = KvEventStream()
         self.number = 0
 
     def hear(self, *events: KvEvent) -> None:

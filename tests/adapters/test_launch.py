@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engines.known import known_of
 from penstock.adapters.engines.launch import Launch, launch_of
-from penstock.config.cluster import PoolSettings, VllmSettings
+from penstock.adapters.engines.pool_overrides import overrides_of
+from penstock.config.settings.cluster_settings import LlamacppSettings, PoolSettings, VllmSettings
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.steps import STATS_ENV
+from penstock.kernel.pass_report import STATS_ENV
 
 
 def flag(launch: Launch, name: str) -> str:
@@ -90,7 +90,20 @@ def test_priorities_are_sent_on_only_where_the_engine_schedules_by_them() -> Non
     for pool in (vllm(args=("--scheduling-policy=fcfs",)), PoolSettings(engine="vllm", priority=False)):
         other = launch_of("main-0", "tiny", pool, port=1)
         assert "--scheduling-policy" not in other.argv
-        assert "labels" not in other.card
+        assert not other.card.get("labels")
+
+
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        (("-tp", "4", "--pipeline-parallel-size=2"), {"tp_size": "4", "pp_size": "2"}),
+        (("--tensor_parallel_size", "8", "-pp", "1"), {"tp_size": "8"}),
+        ((), {}),
+    ],
+)
+def test_the_card_says_over_how_many_gpus_an_engine_is_spread(args, found) -> None:
+    labels = launch_of("w", "m", vllm(args=args), port=1).card["labels"]
+    assert {name: labels[name] for name in labels if name != "priority"} == found
 
 
 def test_a_simulated_engine_takes_priorities_where_it_schedules_by_them() -> None:
@@ -110,16 +123,16 @@ def test_what_an_operator_says_of_servers_goes_to_the_one_that_is_meant() -> Non
         topic="kv",
         block_size=32,
     )
-    first, second = known_of(pool, one), known_of(pool, two)
+    first, second = overrides_of(pool, one), overrides_of(pool, two)
     assert first["events"] == ("tcp://gpu1:1", "tcp://gpu1:2") and first["ranks"] == 2
     assert first["replay"] == ("tcp://gpu1:4", "tcp://gpu1:5") and "stats" not in first
     assert second["events"] == ("@tcp://gpu0:3",) and second["stats"] == "tcp://gpu2:6" and "replay" not in second
     assert first["engine"] == "vllm" and first["topic"] == "kv" and first["block_size"] == 32
     assert "labels" not in first  # nobody said that it schedules by priority
     single = PoolSettings(urls=(one,), events=("tcp://gpu1:1",), priority=True)
-    assert known_of(single, one)["events"] == ("tcp://gpu1:1",)
-    assert known_of(single, one)["labels"] == {"priority": "on"}
-    assert "engine" not in known_of(single, one)  # the default is no statement
+    assert overrides_of(single, one)["events"] == ("tcp://gpu1:1",)
+    assert overrides_of(single, one)["labels"] == {"priority": "on"}
+    assert "engine" not in overrides_of(single, one)  # the default is no statement
 
 
 def test_sizes_of_the_pool_become_flags_and_card() -> None:
@@ -134,19 +147,25 @@ def test_sizes_of_the_pool_become_flags_and_card() -> None:
     assert launch.card["kv_blocks"] == 100
 
 
+def test_the_card_says_how_many_sequences_a_pass_takes() -> None:
+    assert launch_of("w", "m", vllm(args=("--max-num-seqs", "16")), port=1).card["max_seqs"] == 16
+    assert "max_seqs" not in launch_of("w", "m", vllm(), port=1).card
+
+
 def test_gpus_are_made_visible_and_shared_by_one_engine() -> None:
     assert launch_of("w", "m", vllm(), port=1, gpus=(3,)).env["CUDA_VISIBLE_DEVICES"] == "3"
     assert "--tensor-parallel-size" not in launch_of("w", "m", vllm(), port=1, gpus=(3,)).argv
     two = launch_of("w", "m", vllm(), port=1, gpus=(0, 2))
     assert two.env["CUDA_VISIBLE_DEVICES"] == "0,2"
     assert flag(two, "--tensor-parallel-size") == "2"
+    assert two.card["labels"]["tp_size"] == "2"
     assert "CUDA_VISIBLE_DEVICES" not in launch_of("w", "m", vllm(), port=1).env
 
 
 def test_a_simulated_engine_says_itself_where_it_listens() -> None:
     launch = launch_of("main-0", "sim", PoolSettings(sim=SimSettings(kv_blocks=77)), port=0)
     assert launch.url is None
-    assert launch.argv[1:3] == ("-m", "penstock.adapters.engines.sim.process")
+    assert launch.argv[1:3] == ("-m", "penstock.adapters.engines.sim.sim_process")
     assert json.loads(flag(launch, "--settings"))["kv_blocks"] == 77
     assert launch.card["max_seqs"] == SimSettings().max_seqs
 
@@ -156,3 +175,35 @@ def test_what_can_not_be_started_is_refused_with_the_way_out() -> None:
         launch_of("w", "m", PoolSettings(engine="sglang"), port=1)
     with pytest.raises(ConfigError, match="does not say which port"):
         launch_of("w", "m", vllm(), port=0)
+
+
+def llamacpp(**settings: object) -> PoolSettings:
+    return PoolSettings(engine="llamacpp", max_len=4096, llamacpp=LlamacppSettings(**settings))
+
+
+def test_llama_server_gets_its_port_its_name_and_the_pages_that_are_read_of_it() -> None:
+    launch = launch_of("main-0", "tiny", llamacpp(command="/opt/llama-server", model="/m/a.gguf"), port=8123)
+    assert launch.argv[0] == "/opt/llama-server"
+    assert flag(launch, "--model") == "/m/a.gguf" and flag(launch, "--alias") == "tiny"
+    assert flag(launch, "--port") == "8123" and flag(launch, "--host") == "127.0.0.1"
+    assert flag(launch, "--ctx-size") == "4096"
+    assert "--metrics" in launch.argv and "--slots" in launch.argv
+    assert launch.url == "http://127.0.0.1:8123"
+    assert launch.card["engine"] == "llamacpp" and "max_seqs" not in launch.card
+
+
+def test_the_server_of_the_python_package_finishes_what_it_began_and_takes_one_at_a_time() -> None:
+    launch = launch_of("main-0", "tiny", llamacpp(command="/venv/bin/python", model="/m/a.gguf"), port=8123)
+    assert launch.argv[:3] == ("/venv/bin/python", "-m", "llama_cpp.server")
+    assert flag(launch, "--model_alias") == "tiny" and flag(launch, "--n_ctx") == "4096"
+    assert flag(launch, "--interrupt_requests") == "false"
+    assert launch.card["max_seqs"] == 1
+    own = launch_of("w", "tiny", llamacpp(command="python3", model="/m/a.gguf", args=("--n_ctx", "512")), port=1)
+    assert flag(own, "--n_ctx") == "512"
+
+
+def test_llamacpp_gets_its_gpus_and_must_be_given_a_port() -> None:
+    launch = launch_of("w", "tiny", llamacpp(model="/m/a.gguf", env={"A": "b"}), port=1, gpus=(2, 3))
+    assert launch.env == {"CUDA_VISIBLE_DEVICES": "2,3", "A": "b"}
+    with pytest.raises(ConfigError, match="port"):
+        launch_of("w", "tiny", llamacpp(model="/m/a.gguf"), port=0)

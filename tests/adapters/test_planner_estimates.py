@@ -5,26 +5,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.adapters.telemetry.exposition import Registry
-from penstock.adapters.telemetry.planner_estimates import EstimateMetrics
-from penstock.planner.plugins import FAILURES_MAX, OPEN_SECONDS, Seat, Spec
-from penstock.planner.proposals import Override, Target
-from penstock.planner.seen import ModelSeen, Observation, PoolSeen
+from penstock.adapters.telemetry.planner_estimate_metrics import PlannerEstimateMetrics
+from penstock.adapters.telemetry.prometheus_text import MetricRegistry
+from penstock.planner.observation import ModelState, Observation
+from penstock.planner.plugins.plugin_registry import FAILURES_MAX, OPEN_SECONDS, PluginSlot, PluginSpec
+from penstock.planner.plugins.proposals import Override, PoolTarget
+from tests.planner.pool_states import pool_state
 from tests.report.planner_runs import tick
 
 
-def shown(metrics: EstimateMetrics, registry: Registry) -> dict[str, float]:
+def shown(metrics: PlannerEstimateMetrics, registry: MetricRegistry) -> dict[str, float]:
     lines = [line for line in registry.render().splitlines() if not line.startswith("#")]
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
 @pytest.fixture
-def registry() -> Registry:
-    return Registry()
+def registry() -> MetricRegistry:
+    return MetricRegistry()
 
 
-def test_estimates_are_of_the_worst_engine_and_capacity_of_its_role(registry: Registry) -> None:
-    metrics = EstimateMetrics(registry, "p_")
+def test_estimates_are_of_the_worst_engine_and_capacity_of_its_role(registry: MetricRegistry) -> None:
+    metrics = PlannerEstimateMetrics(registry, "p_")
     estimates = [{"worker": "a", "ttft": 0.2, "itl": None}, {"worker": "b", "ttft": 0.5, "itl": 0.01}]
     evidence = {"load": {"decode": estimates}, "throughput": {"m": {"decode": {"capacity": {"rate": 4.5}}}}}
     metrics.ticked(tick(1, 5.0, 2, evidence=evidence))
@@ -40,32 +41,32 @@ def test_estimates_are_of_the_worst_engine_and_capacity_of_its_role(registry: Re
     "evidence",
     ["x", {"decode": "x"}, {"decode": ["x", {"ttft": "fast"}]}, {"m": {"decode": {"capacity": {"rate": {}}}}}],
 )
-def test_evidence_of_any_kind_breaks_nothing(registry: Registry, evidence: Any) -> None:
-    metrics = EstimateMetrics(registry, "p_")
+def test_evidence_of_any_kind_breaks_nothing(registry: MetricRegistry, evidence: Any) -> None:
+    metrics = PlannerEstimateMetrics(registry, "p_")
     metrics.ticked(tick(1, 5.0, 2, evidence={"somebody's": evidence}))
     assert not [name for name in shown(metrics, registry) if "estimated" in name or "capacity" in name]
 
 
-def test_power_is_of_what_should_be_and_unknown_where_a_replica_does_not_say(registry: Registry) -> None:
-    metrics = EstimateMetrics(registry, "p_", watts=4000.0)
-    pool = PoolSeen(role="decode", desired=2, ready=2, watts=700.0)
-    seen = Observation(at=5.0, window=5.0, models={"m": ModelSeen(traffic=None, pools={"decode": pool})})
+def test_power_is_of_what_should_be_and_unknown_where_a_replica_does_not_say(registry: MetricRegistry) -> None:
+    metrics = PlannerEstimateMetrics(registry, "p_", watts=4000.0)
+    pool = pool_state(role="decode", desired=2, ready=2, watts=700.0)
+    seen = Observation(at=5.0, window=5.0, models={"m": ModelState(traffic=None, pools={"decode": pool})})
     metrics.saw(seen)
     metrics.ticked(tick(1, 5.0, 2, 4))
     found = shown(metrics, registry)
     assert (found["p_power_projected_watts"], found["p_power_budget_total_watts"]) == (2800.0, 4000.0)
     assert found["p_power_budget_utilization"] == 0.7
-    other = EstimateMetrics(Registry(), "p_")
+    other = PlannerEstimateMetrics(MetricRegistry(), "p_")
     silent = {"decode": msgspec.structs.replace(pool, watts=None)}
-    other.saw(msgspec.structs.replace(seen, models={"m": ModelSeen(traffic=None, pools=silent)}))
+    other.saw(msgspec.structs.replace(seen, models={"m": ModelState(traffic=None, pools=silent)}))
     other.ticked(tick(1, 5.0, 2, 4))
     assert other.power.get() == 0.0
 
 
-def test_plugins_show_their_circuit_latency_and_what_is_held(registry: Registry) -> None:
-    metrics = EstimateMetrics(registry, "p_")
-    seat = Seat(Spec(id="cap", stage="constrain", hold="hold_last", outside=True), None, 0.0)
-    seat.succeeded(10.0, Override(targets=(Target(pool="decode", replicas=2, kind="at_most"),)))
+def test_plugins_show_their_circuit_latency_and_what_is_held(registry: MetricRegistry) -> None:
+    metrics = PlannerEstimateMetrics(registry, "p_")
+    seat = PluginSlot(PluginSpec(id="cap", stage="constrain", hold="hold_last", outside=True), None, 0.0)
+    seat.succeeded(10.0, Override(targets=(PoolTarget(pool="decode", replicas=2, kind="at_most"),)))
     seat.seconds = 0.25
     metrics.seats({"cap": seat}, 25.0, took=0.02)
     found = shown(metrics, registry)

@@ -32,7 +32,7 @@ DECISION = {
     "model": "sim",
     "mode": "kv",
     "chosen": ["main-1", 0],
-    "because": "it holds 1 of 4 blocks",
+    "reason": "it holds 1 of 4 blocks",
     "isl": 256,
     "blocks": 4,
     "queued": 0.0,
@@ -105,6 +105,12 @@ def healthy_status() -> dict[str, Any]:
         "queue": {"sim": {"length": 0}},
         "requests": {"inflight": 1, "total": 8, "ok": 7, "failed": 0, "rejected": 0, "cancelled": 0},
         "hit_rate": 0.5,
+        "last_minute": {
+            "ended": 7,
+            **{f"ttft_{quantile}": 0.25 for quantile in ("p50", "p95", "p99")},
+            **{f"itl_{quantile}": 0.0051 for quantile in ("p50", "p95", "p99")},
+        },
+        "crashes": [],
         "findings": [],
         "frontends": ["frontend-0"],
     }

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock.cli import doctor_checks
-from penstock.cli.client import Client
-from penstock.cli.doctor_checks import check_clock, check_disk, check_ports, check_status
-from penstock.config.load import load
+from penstock.cli.doctor_checks import local_checks
+from penstock.cli.doctor_checks.local_checks import check_clock, check_disk, check_ports, check_status
+from penstock.cli.shared.admin_client import AdminClient
+from penstock.config.reading.load import load
 from tests.cli.conftest import worker
 
 
@@ -55,7 +55,7 @@ def test_show_says_where_values_came_from_and_hides_secrets(penstock, tmp_path):
     assert "level: debug  # environment PENSTOCK_LOGS__LEVEL" in result.output
     assert "port: 81  # flag frontend.port" in result.output
     assert "hush" not in result.output
-    assert yaml.safe_load(result.output)["frontend"]["keep_alive"] == "75s"
+    assert yaml.safe_load(result.output)["frontend"]["heartbeat"] == "15s"
     found = json.loads(penstock("config", "show", "c.yaml", "--json", env=env).output)
     assert found["settings"]["router"]["mode"] == "random"
     assert found["origins"]["router.mode"] == "c.yaml:1:16"
@@ -75,16 +75,16 @@ def findings(result):
 @pytest.fixture
 def quiet(monkeypatch):
     """A machine with room and free ports, whatever this one has."""
-    monkeypatch.setattr(doctor_checks, "bind_error", lambda host, port: None)
-    monkeypatch.setattr(doctor_checks, "DISK_WARN", 0)
-    monkeypatch.setattr(doctor_checks, "DISK_ERROR", 0)
+    monkeypatch.setattr(local_checks, "bind_error", lambda host, port: None)
+    monkeypatch.setattr(local_checks, "DISK_WARN", 0)
+    monkeypatch.setattr(local_checks, "DISK_ERROR", 0)
 
 
 def test_a_healthy_machine_without_a_cluster_is_no_error(penstock, quiet, monkeypatch):
     def nobody(self, path):
-        raise doctor_checks.Unreachable("no cluster answers", hint="start one")
+        raise local_checks.ClusterUnreachable("no cluster answers", hint="start one")
 
-    monkeypatch.setattr(Client, "get", nobody)
+    monkeypatch.setattr(AdminClient, "get", nobody)
     result = penstock("doctor", "--json")
     assert result.exit_code == 0
     found = findings(result)
@@ -133,7 +133,7 @@ def test_a_bad_config_is_an_error_for_each_problem(penstock, quiet, tmp_path):
 def test_a_tokenizer_that_is_not_there_is_an_error_and_none_a_warning(penstock, quiet, tmp_path):
     (tmp_path / "c.yaml").write_text("models: {a: {tokenizer: ./none, pools: {p: {}}}, b: {pools: {p: {}}}}\n")
     found = findings(penstock("doctor", "c.yaml", "--json"))
-    assert "models.a.tokenizer: is not there" in found["tokenizer", "error"]
+    assert "models.a.tokenizer: ./none is not there" in found["tokenizer", "error"]
     assert found["tokenizer", "warning"].startswith("b without a local tokenizer")
 
 
@@ -155,22 +155,22 @@ def test_a_port_that_is_taken_is_an_error_unless_the_cluster_has_it(cluster):
 
 def test_the_disk_of_the_run_folder(tmp_path, monkeypatch):
     assert [f.level for f in check_disk(tmp_path / "runs")] == (["ok"])
-    monkeypatch.setattr(doctor_checks, "DISK_WARN", 1 << 80)
+    monkeypatch.setattr(local_checks, "DISK_WARN", 1 << 80)
     assert [f.level for f in check_disk(tmp_path)] == ["warning"]
-    monkeypatch.setattr(doctor_checks, "DISK_ERROR", 1 << 80)
+    monkeypatch.setattr(local_checks, "DISK_ERROR", 1 << 80)
     assert [f.level for f in check_disk(tmp_path)] == ["error"]
     assert [f.level for f in check_disk(Path("/proc/nothing"))] == ["error"]
 
 
 def test_limits_and_clocks(monkeypatch):
-    monkeypatch.setattr(doctor_checks, "FILES_WARN", 1 << 60)
-    assert [f.level for f in doctor_checks.check_files_limit()] in (["warning"], ["ok"])
-    client = Client("http://127.0.0.1:9")
+    monkeypatch.setattr(local_checks, "FILES_WARN", 1 << 60)
+    assert [f.level for f in local_checks.check_files_limit()] in (["warning"], ["ok"])
+    client = AdminClient("http://127.0.0.1:9")
     client.date = "Tue, 01 Jan 2030 00:00:00 GMT"
     assert [f.level for f in check_clock(client)] == ["warning"]
     client.date = "nonsense"
     assert [f.level for f in check_clock(client)] == ["info"]
-    monkeypatch.setattr(doctor_checks, "CLOCK_MIN", 1 << 60)
+    monkeypatch.setattr(local_checks, "CLOCK_MIN", 1 << 60)
     assert [f.level for f in check_clock(client)] == ["error"]
-    monkeypatch.setattr(doctor_checks, "PYTHON_MIN", (99, 0))
-    assert [f.level for f in doctor_checks.check_python()] == ["error"]
+    monkeypatch.setattr(local_checks, "PYTHON_MIN", (99, 0))
+    assert [f.level for f in local_checks.check_python()] == ["error"]

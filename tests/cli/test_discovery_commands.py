@@ -4,10 +4,10 @@ import signal
 import subprocess
 import sys
 
-from penstock.adapters.planes.forwarder import ForwardedPlane
-from penstock.cli.doctor_discovery import check_discovery
-from penstock.config.cluster import ClusterSettings
-from penstock.config.discovery import DiscoverySettings, EtcdSettings, NatsSettings
+from penstock.adapters.planes.zmq_forwarder import ForwardedPlane
+from penstock.cli.doctor_checks.discovery_checks import check_discovery
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.config.settings.discovery_settings import DiscoverySettings, EtcdSettings, NatsSettings
 from penstock.kernel.secret import ClusterSecret
 from tests import server_fixtures
 from tests.contracts.test_plane_contract import LAST, heard, until_last
@@ -54,13 +54,14 @@ def test_the_doctor_says_that_etcd_and_nats_answer(etcd, nats) -> None:
         assert [(finding.check, finding.level) for finding in found] == [("etcd", "ok"), ("nats", "ok")]
 
 
-def test_the_doctor_says_what_can_not_be_reached_and_where_to_look(tmp_path) -> None:
+def test_the_doctor_says_what_can_not_be_reached_and_where_to_look(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("penstock.adapters.nats_link.TIMEOUT", 0.2)
     away = free_ports(2)
     settings = DiscoverySettings(
         store="etcd",
         etcd=EtcdSettings(urls=(f"http://127.0.0.1:{away[0]}",)),
         plane="nats",
-        nats=NatsSettings(urls=(f"nats://127.0.0.1:{away[1]}",), timeout=0.2),
+        nats=NatsSettings(urls=(f"nats://127.0.0.1:{away[1]}",)),
     )
     found = check_discovery(ClusterSettings(discovery=settings))
     assert [finding.level for finding in found] == ["error", "error"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import doctor_probe
-from penstock.cli.client import Client
-from penstock.cli.doctor_probe import Said, probe
+from penstock.cli.doctor_checks import cache_probe
+from penstock.cli.doctor_checks.cache_probe import CacheAccount, probe
+from penstock.cli.shared.admin_client import AdminClient
 from tests.cli.conftest import FakeCluster, worker
 
 
@@ -57,16 +57,16 @@ def engine() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_probe, "PATIENCE", 0.2)
+    monkeypatch.setattr(cache_probe, "PATIENCE", 0.2)
 
 
-def said(cluster: FakeCluster, *, unknown: bool = False, **row: Any) -> list[Said]:
+def said(cluster: FakeCluster, *, unknown: bool = False, **row: Any) -> list[CacheAccount]:
     cluster.status["workers"] = [worker("main-0", engine="vllm", **row)]
-    client = Client(cluster.url)
+    client = AdminClient(cluster.url)
     return list(probe(client, client, client.get("/admin/status"), unknown=unknown))
 
 
-def only(found: list[Said]) -> Said:
+def only(found: list[CacheAccount]) -> CacheAccount:
     assert len(found) == 1, found
     return found[0]
 
@@ -163,7 +163,7 @@ def test_who_can_not_or_must_not_be_asked_is_left_alone(cluster: FakeCluster) ->
     finding = only(said(cluster, why_not="is draining"))
     assert finding.level == "info" and "it is draining" in finding.text
     cluster.status["workers"] = [worker("main-0", engine="openai")]
-    client = Client(cluster.url)
+    client = AdminClient(cluster.url)
     status = client.get("/admin/status")
     assert only(list(probe(client, client, status, unknown=False))).level == "info"
     assert cluster.probed.pins == []

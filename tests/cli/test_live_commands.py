@@ -1,12 +1,18 @@
 """status, top, explain and chat against a fake cluster: what they ask, print, and give a script."""
 
 import json
+import os
+import pty
+import subprocess
+import sys
+import termios
 
 import pytest
 
-from penstock.cli.output import WALL_KEYS, seconds_text, table, walled
+from penstock.cli.shared.output import WALL_KEYS, seconds_text, table, walled
 from penstock.cli.top import requests_per_second
 from tests.cli.conftest import worker
+from tests.live.cluster import until
 
 
 def test_status_shows_models_workers_and_counts(penstock, cluster):
@@ -101,6 +107,68 @@ def test_top_draws_the_status_and_ends_after_its_looks(penstock, cluster):
     assert result.exit_code == 0
     assert "main-0" in result.output
     assert len(cluster.asked) == 2
+
+
+def crowded(status):
+    """A cluster of long names and large numbers, in which much has gone wrong."""
+    name = "meta-llama-Llama-3.1-70B-Instruct-FP8-dynamic"
+    big = {"requests": 1_234_567, "failures": 4321, "restarts": 12, "active_requests": 256, "kv_blocks": 16_384}
+    crash = {"name": f"{name}-0", "kind": "engine", "count": 12, "reason": "was killed by SIGKILL", "at": 0.0}
+    status["models"] = [{**status["models"][0], "name": name, "tokenizer": "/models/" + name, "inflight": 1024}]
+    status["workers"] = [
+        worker(f"{name}-{n}", **big, active_blocks=16_000, why_not="breaker is open", breaker="open", state="ready")
+        for n in range(3)
+    ]
+    status["crashes"] = [{**crash, "name": f"{name}-{n}"} for n in range(7)]
+    text = f"{name}-0 was killed by SIGKILL at 12:00:00 UTC, for the 12th time; it was started again"
+    status["findings"] = [{"level": "warning", "text": text, "hint": f"see logs/{name}-0.log in the run folder"}]
+
+
+@pytest.mark.parametrize("words", [["status"], ["top", "--looks", "1"]])
+def test_status_and_top_fit_80_columns(penstock, cluster, monkeypatch, words):
+    monkeypatch.setenv("COLUMNS", "80")
+    crowded(cluster.status)
+    result = penstock(*words, "--url", cluster.url)
+    assert result.exit_code == 0, result.output
+    too_long = [line for line in result.output.splitlines() if len(line) > 80]
+    assert not too_long
+    said = " ".join(result.output.split())
+    for part in (
+        "TTFT p50 250 ms",
+        "ITL p50 5.1 ms",
+        "RESTARTS",
+        "12 times",
+        "it was killed by SIGKILL",
+        "2 processes",
+    ):
+        assert part in said, part
+
+
+def test_a_wide_status_has_every_column(penstock, cluster, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    crowded(cluster.status)
+    result = penstock("status", "--wide", "--url", cluster.url)
+    for part in ("TOKENIZER", "URL", "KV EVENTS", "meta-llama-Llama-3.1-70B-Instruct-FP8-dynamic-2"):
+        assert part in result.output
+
+
+def test_q_leaves_top_and_the_terminal_is_as_it_was(cluster):
+    main, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    words = [sys.executable, "-m", "penstock", "top", "--every", "60", "--url", cluster.url]
+    process = subprocess.Popen(words, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        assert process.stdout is not None
+        until(lambda: termios.tcgetattr(terminal) != before, 20)  # it hears single keys by now
+        os.write(main, b"xq")
+        assert process.wait(20) == 0, process.stdout.read()
+        assert termios.tcgetattr(terminal) == before
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        os.close(main)
+        os.close(terminal)
 
 
 def test_requests_per_second_is_unknown_after_a_restart():

@@ -8,8 +8,8 @@ import time
 import click
 import pytest
 
-from penstock.cli.main import COMMANDS, HIDDEN, cli
-from penstock.kernel.threads import ONE_THREAD
+from penstock.cli.main import COMMANDS, GROUPS, HIDDEN, cli
+from penstock.kernel.numeric_threads import ONE_THREAD
 
 
 def every_command() -> dict[str, click.Command]:
@@ -45,6 +45,14 @@ def test_every_command_has_help_with_an_example(penstock, name):
 def test_the_lines_of_the_help_are_those_of_the_commands():
     for name, (_, line) in COMMANDS.items():
         assert ALL[name].short_help == line
+
+
+def test_the_help_has_every_command_under_one_heading_and_fits_80_columns(penstock):
+    named = [name for names in GROUPS.values() for name in names]
+    assert sorted(named) == sorted(COMMANDS)
+    shown = penstock("--help").output
+    assert all(f"{heading}:" in shown for heading in GROUPS)
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_every_option_has_a_help():

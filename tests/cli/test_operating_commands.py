@@ -6,7 +6,7 @@ import pytest
 
 from penstock.cli import drain, restart, scale
 from penstock.cli import set as setting
-from penstock.cli.waiting import NotDone, wait_for
+from penstock.cli.shared.waiting import NotDone, wait_for
 
 
 def replica(name: str, state: str = "ready", reason: str | None = None) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Asked:
 
 
 def test_waiting_ends_when_there_is_nothing_missing_or_no_patience(monkeypatch, capsys):
-    monkeypatch.setattr("penstock.cli.waiting.EVERY", 0.001)
+    monkeypatch.setattr("penstock.cli.shared.waiting.EVERY", 0.001)
     client: Any = Asked({"n": 2}, {"n": 1}, {"n": 1}, {"n": 0})
     look = lambda found: f"{found['n']} to go" if found["n"] else None  # noqa: E731
     assert wait_for(client, "/x", 60, look) == {"n": 0}

@@ -1,6 +1,7 @@
 """explain scale, the planner's part of status, and dry runs: what a person reads."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,17 @@ from click.testing import CliRunner
 
 from penstock.cli.explain_scale import decision_text, planner_text, scale_text
 from penstock.cli.main import cli
-from penstock.config.load import load
-from penstock.config.planner import PlanningSettings
+from penstock.config.reading.load import load
+from penstock.config.reading.units import parse_number
+from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.kernel.errors import ConfigError
-from penstock.runtime.planner_child import policy_of
-from penstock.runtime.planning.building import build_connector, build_source, only_model, pools_of
+from penstock.report.planner.planner_dry_run import dry_run
+from penstock.report.planner.planner_report_page import read_ticks
+from penstock.report.simulation.simulation_options import SimulateOptions
+from penstock.report.simulation.simulation_run import traffic_of
+from penstock.runtime.planning.planner_assembly import build_connector, build_source, only_model, pools_of
+from penstock.runtime.planning.planner_inputs import inputs_of
+from penstock.runtime.supervision.planner_child import policy_of
 
 ROOT = Path(__file__).resolve().parents[2]
 POOL = {"ready": 2, "starting": 1, "draining": 0, "failed": 0, "given_up": 1, "desired": 3, "proposed": 5, "target": 4}
@@ -24,7 +31,7 @@ def because(text: str, code: str = "test") -> dict[str, Any]:
 
 
 def tick(**more: Any) -> dict[str, Any]:
-    model = {"health": "fresh", "rate": 7.25, "isl": 1024.0, "osl": 100.0, "hit_rate": None, "ttft": 0.2, "itl": None}
+    model = {"health": "fresh", "rate": 7.25, "shape": {"isl": 1024.0, "osl": 100.0}, "ttft": 0.2, "itl": None}
     found = {
         "tick": 7,
         "at": 35.0,
@@ -32,11 +39,13 @@ def tick(**more: Any) -> dict[str, Any]:
         "outcome": "apply",
         "models": {"m": {**model, "judged": 8, "in_slo": 6, "queued": 3, "predicted": {}}},
         "pools": {"main": POOL},
-        "said": [{"id": "slo", "stage": "propose", "result": "override", "targets": {"main": 5}, "because": []}],
+        "plugin_results": [
+            {"id": "slo", "stage": "propose", "result": "override", "targets": {"main": 5}, "reasons": []}
+        ],
         "chosen": [because("demand is to be 12 requests/s")],
         "bound": [because("8 GPUs are the ceiling")],
         "alternatives": [because("other wanted 9; slo is stronger")],
-        "evidence": {"slo": {"lead": 60.0, "candidates": [{"workers": n, "kept": 0.9} for n in range(20)]}},
+        "evidence": {"slo": {"lead": 60.0, "candidates": [{"workers": n, "attainment": 0.9} for n in range(20)]}},
         "flips": [{"model": "m", "frm": "decode", "to": "prefill", "count": 1}],
         "gpus": 3,
         "late": 0.0,
@@ -58,6 +67,19 @@ def test_a_decision_says_what_why_and_against_what():
         "rejected: other wanted 9; slo is stronger",
     ):
         assert line in text
+
+
+def test_each_pool_is_shown_with_its_own_reason():
+    why = "decode 1 -> 2: an engine is full"
+    pools = {"prefill": POOL, "decode": {**POOL, "why": why}, "other": {**POOL, "why": "wanted"}}
+    chosen = [because("prefill is down to its last replica"), because(why)]
+    text = decision_text(tick(pools=pools, chosen=chosen))
+    lines = [line for line in text.splitlines() if "because" in line]
+    assert lines == [
+        "  because decode 1 -> 2: an engine is full",
+        "  because other: wanted",
+        "  because prefill is down to its last replica",
+    ]
 
 
 def test_a_forecast_says_how_high_how_sure_and_who_was_believed():
@@ -101,10 +123,10 @@ def test_status_says_how_the_planner_is():
         "outcome": "keep",
         "pools": {"main": POOL},
         "health": {"m": "stale"},
-        "reason": [because("demand is to be 12 requests/s")],
+        "why": "main 3 -> 4, because demand is to be 12 requests/s",
         "changed": 35.0,
         "bound": [],
-        "alarms": [{"at": 12.0, "because": because("a plugin is silent")}],
+        "alarms": [{"at": 12.0, "reason": because("a plugin is silent")}],
         "restarts": 2,
     }
     text = planner_text(report)
@@ -113,7 +135,7 @@ def test_status_says_how_the_planner_is():
         "m stale",
         "restarted 2 times",
         "main: 4 wanted, 2 ready, 1 starting, 1 given up",
-        "last change 5.0 s before that: demand is to be 12 requests/s",
+        "last change 5.0 s before that: main 3 -> 4, because demand is to be 12 requests/s",
         "alarm at second 12: a plugin is silent",
     ):
         assert part in text
@@ -189,6 +211,35 @@ def test_without_a_cluster_it_must_be_said_where_to_look_and_whom_to_tell():
         build_connector(settings, None)
 
 
+def test_the_example_goes_up_and_down_within_three_minutes(tmp_path):
+    """The load that its header names, as the bench makes it, on the pools and the planner of the file."""
+    file = ROOT / "examples" / "planner.yaml"
+    (line,) = re.findall(r"# +penstock bench (--workload.*)", file.read_text())
+    words = dict(zip(line.split()[::2], line.split()[1::2], strict=True))
+    seconds = float(parse_number(words["--duration"], "s"))
+    assert seconds <= 180.0 and words["--workload"] == "fixed"
+    assert {words["--slo-ttft"], words["--slo-itl"]} == {"2s", "60ms"}
+    options = SimulateOptions(
+        workload="fixed",
+        rate=float(words["--rate"]),
+        arrivals=words["--arrivals"],
+        prompt=words["--prompt"],
+        answer=words["--answer"],
+        duration=seconds,
+    )
+    trace = tmp_path / "trace.jsonl"
+    with trace.open("w") as rows:
+        for number, one in enumerate(traffic_of(options)[0]()):
+            blocks = [8 * number + place for place in range(8)]
+            row = {"timestamp": 1e3 * one.at, "input_length": one.isl, "output_length": one.osl, "hash_ids": blocks}
+            rows.write(json.dumps(row) + "\n")
+    text = dry_run(str(file), (), trace, start_up=4.0, out=tmp_path)
+    (run,) = tmp_path.glob("*dry-run*")
+    targets = [tick.pools["main"].target for tick in read_ticks(run)]
+    assert targets[0] == 1 and max(targets) >= 5 and targets[-1] <= 3
+    assert 85.0 < float(re.findall(r"requests: ([0-9.]+) % within", text)[0]) <= 100.0
+
+
 def test_one_model_is_scaled_by_somebody_else():
     several = load(ROOT / "examples" / "two-models.yaml").settings
     with pytest.raises(ConfigError, match=r"say with planner\.virtual\.model"):
@@ -204,9 +255,12 @@ def test_a_section_of_its_own_turns_the_planner_on():
     assert load(ROOT / "examples" / "planner.yaml").settings.planner.enabled
 
 
-def test_the_service_level_of_the_cluster_is_kept_unless_the_planner_has_its_own():
-    settings = load(None, ["slo.ttft=300ms", "slo.itl=20ms", "planner.slo.itl=30ms"]).settings
-    assert (settings.planning.slo.ttft, settings.planning.slo.itl) == (0.3, 0.03)
+def test_the_planner_keeps_the_slo_of_the_cluster_and_half_a_second_without_one():
+    settings = load(None, ["slo.ttft=300ms", "slo.itl=20ms", "slo.classes={batch: {weight: 0}}"]).settings
+    inputs = inputs_of(settings)
+    assert (inputs.ttft, inputs.itl, inputs.slo.classes["batch"].weight) == (0.3, 0.02, 0.0)
+    nothing = inputs_of(load(None).settings)
+    assert (nothing.ttft, nothing.itl) == (0.5, 0.05)
 
 
 def test_what_decides_has_a_name():

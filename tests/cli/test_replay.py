@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from penstock.cli import replay, simulate
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.journal import Frames, frame
+from penstock.kernel.journal_frames import Frames, frame
 
 
 @pytest.fixture(scope="module")

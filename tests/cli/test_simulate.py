@@ -1,6 +1,7 @@
 """What does a person get of ``penstock simulate``: a table, a run folder like a live one, and errors with a name?"""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from click.testing import CliRunner
 
 from penstock.cli.simulate import command
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.records import decode_records
+from penstock.kernel.request_record import decode_records
 
 SHORT = ["--workload", "chat", "--rate", "6", "--duration", "15", "--no-html"]
 
@@ -61,7 +62,7 @@ def test_the_run_folder_has_the_files_of_a_live_run(tmp_path: Path) -> None:
     records = decode_records((folder / "requests.jsonl").read_bytes().splitlines())
     assert len(records) == found["requests"]["submitted"] and all(record.blocks for record in records)
     decisions = [json.loads(line) for line in (folder / "decisions.jsonl").read_text().splitlines()]
-    assert len(decisions) == len(records) and all(one["because"] and one["candidates"] for one in decisions)
+    assert len(decisions) == len(records) and all(one["reason"] and one["candidates"] for one in decisions)
     page = (folder / "report.html").read_text()
     head, *rows = (folder / "metrics.csv").read_text().splitlines()
     assert head.startswith("seconds,inflight,queued,") and [row.split(",")[0] for row in rows] == ["10", "20"]
@@ -123,6 +124,13 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:04.0319569,396,109
 2023-11-16 18:17:04.0781490,879,55
 """
+
+
+def test_a_service_level_refuses_none_of_a_trace(tmp_path: Path, traces: Path) -> None:
+    rows = str(traces / "mooncake_conversation_first6000.jsonl")
+    slo = ["--set", "slo.ttft=500ms", "--set", "slo.itl=50ms"]
+    found = variants(tmp_path, "--trace", rows, "--workers", "8", "--speed-up", "4", "--no-html", *slo)[0]["requests"]
+    assert found["rejected"] == 0 and found["ok"] == found["submitted"] == 6000
 
 
 def test_other_formats_are_told_by_their_first_lines(tmp_path: Path) -> None:
@@ -215,3 +223,13 @@ def test_one_pool_is_split_into_prefill_and_decode(tmp_path: Path) -> None:
     assert simulate(tmp_path, *SHORT, *split, "--fault", flip).exception is None
     wrong = simulate(tmp_path, *SHORT, "--prefill", "1")
     assert isinstance(wrong.exception, ConfigError) and "belong together" in str(wrong.exception)
+
+
+def test_a_model_on_a_gpu_needs_no_config(tmp_path: Path) -> None:
+    """A well-known name, a GPU and clients: blocks are those of the GPU, and the run says where its timing is from."""
+    flags = ["--model", "meta-llama/Llama-3.1-8B", "--gpu", "rtx4090", "--concurrency", "8", "--workload", "fixed"]
+    (variant,) = variants(tmp_path, *flags, "--prompt", "500", "--answer", "100")
+    (note,) = [note for note in variant["notes"] if note.startswith("timing of main")]
+    assert "roofline of meta-llama/Llama-3.1-8B on 1 rtx4090" in note and "not fitted to" in note
+    assert re.search(r"2,\d{3} KV blocks", note)
+    assert variant["requests"]["ok"] == 80

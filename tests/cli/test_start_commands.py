@@ -11,12 +11,12 @@ import pytest
 def started(monkeypatch):
     """Stand in for the runtime; collects what it would have started."""
     calls: list[tuple[Any, ...]] = []
-    module = types.ModuleType("penstock.runtime.supervisor")
+    module = types.ModuleType("penstock.runtime.supervision.supervisor")
     module.run = lambda loaded, *, command, finished, reload: calls.append((command, loaded.settings)) or 0  # type: ignore[attr-defined]
-    joining = types.ModuleType("penstock.runtime.joining")
+    joining = types.ModuleType("penstock.runtime.supervision.joining")
     joining.join = lambda *given: calls.append(given) or 0  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "penstock.runtime.supervisor", module)
-    monkeypatch.setitem(sys.modules, "penstock.runtime.joining", joining)
+    monkeypatch.setitem(sys.modules, "penstock.runtime.supervision.supervisor", module)
+    monkeypatch.setitem(sys.modules, "penstock.runtime.supervision.joining", joining)
     return calls
 
 
@@ -212,7 +212,7 @@ def test_help_all_lists_every_setting(penstock):
 
 
 def test_bench_hands_its_options_on(penstock, monkeypatch):
-    bench = pytest.importorskip("penstock.report.bench")
+    bench = pytest.importorskip("penstock.report.bench.bench_run")
     got = []
     monkeypatch.setattr(bench, "main", lambda options: got.append(options) or 1)
     arguments = ["http://127.0.0.1:9", "--workload", "rag", "--rate", "600/min", "--duration", "2m", "--json"]
@@ -223,7 +223,7 @@ def test_bench_hands_its_options_on(penstock, monkeypatch):
 
 
 def test_bench_defaults_are_those_of_its_options(penstock, monkeypatch):
-    bench = pytest.importorskip("penstock.report.bench")
+    bench = pytest.importorskip("penstock.report.bench.bench_run")
     got = []
     monkeypatch.setattr(bench, "main", lambda options: got.append(options) or 0)
     assert penstock("bench", "--workload", "chat").exit_code == 0
@@ -232,7 +232,10 @@ def test_bench_defaults_are_those_of_its_options(penstock, monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "module"),
-    [(["engine", "sim"], "penstock.adapters.engines.sim.process"), (["frontend"], "penstock.frontend.process")],
+    [
+        (["engine", "sim"], "penstock.adapters.engines.sim.sim_process"),
+        (["frontend"], "penstock.frontend.frontend_process"),
+    ],
 )
 def test_hidden_commands_pass_their_arguments_on(penstock, monkeypatch, arguments, module):
     got = []

@@ -2,16 +2,27 @@
 
 import pytest
 
-from penstock.config.checks import file_problems, is_loopback
-from penstock.config.load import load
-from penstock.config.problems import ConfigProblems
+from penstock.config.checks import is_loopback
+from penstock.config.reading.load import load
+from penstock.config.reading.problems import ConfigProblems
 
 MODEL = "models={m: {pools: {a: %s}}}"
 
 
-def problems(*overrides):
+def load_target(**thresholds):
+    knobs = {
+        "kv_up": "decode_scale_up_kv_rate",
+        "kv_down": "decode_scale_down_kv_rate",
+        "queue_up": "prefill_scale_up_queue_tokens",
+        "queue_down": "prefill_scale_down_queue_tokens",
+    }
+    given = [f"planner.classic.thresholds.{knobs[name]}={value}" for name, value in thresholds.items()]
+    return ["planner.optimization_target=load", *given]
+
+
+def problems(*overrides, files=False):
     try:
-        load(None, overrides)
+        load(None, overrides, files=files)
     except ConfigProblems as error:
         return [str(problem) for problem in error.problems]
     return []
@@ -54,8 +65,20 @@ def problems(*overrides):
         (['frontend.security.api_keys=["a b"]'], "a key that is empty, has spaces"),
         (["frontend.security.api_keys=a", "frontend.security.admin_keys=a"], "must not open /admin"),
         (["frontend.proxied_routes=/metrics"], "is no route under /v1"),
-        (["router.breaker.open_max=1s"], "below open_for"),
-        (["supervise.restart_backoff=2m"], "below restart_backoff"),
+        (["router.breaker.open_for=61s"], "out of range: above 0 and 60 or less"),
+        (["supervise.restart_backoff=2m"], "out of range: above 0 and 30 or less"),
+        (["planner.policy=hybrid", "planner.load_interval=3m"], "not shorter than planner.throughput_interval 180 s"),
+        (["planner.budget.min_gpus=9", "planner.budget.max_gpus=8"], "is 9, above planner.budget.max_gpus 8"),
+        (["planner.plugins.use={mine: {}}"], "planner.plugins.use.mine: has neither a module nor an endpoint"),
+        (["planner.plugins.use={mine: {module: m, endpoint: 'unix:///p'}}"], "use.mine: has a module and an endpoint"),
+        (
+            load_target(kv_up=0.4, kv_down=0.6, queue_up=9, queue_down=1),
+            "is 0.6, and decode_scale_up_kv_rate is",
+        ),
+        (
+            load_target(kv_up=0.4, kv_down=0.2, queue_up=9),
+            "prefill_scale_down_queue_tokens: is not set",
+        ),
     ],
 )
 def test_a_contradiction_is_told(overrides, said):
@@ -74,6 +97,10 @@ def test_a_contradiction_is_told(overrides, said):
         ["frontend.processes=2", "frontend.port=9000"],
         [MODEL % "{urls: ['http://127.0.0.1:8001'], block_size: 16}"],
         ["models={m: {pools: {a: {urls: ['http://h:1'], block_size: 64}, b: {}}}}"],
+        ["planner.policy=load-fpm", "planner.load_interval=3m"],
+        ["planner.budget.min_gpus=8", "planner.budget.max_gpus=8"],
+        ["planner.plugins.use={mine: {module: m}, other: {endpoint: 'unix:///p'}}"],
+        load_target(kv_up=0.6, kv_down=0.2, queue_up=9, queue_down=1),
     ],
 )
 def test_what_fits_together_is_left_alone(overrides):
@@ -88,16 +115,36 @@ def test_loopback(host, yes):
 def test_files_that_the_settings_name_are_looked_for(tmp_path):
     cert = tmp_path / "cert.pem"
     cert.write_text("x")
-    settings = load(
-        None,
-        [
-            f"frontend.security.tls_cert={cert}",
-            "frontend.security.tls_key=/nowhere/key.pem",
-            f"models.sim.tokenizer={tmp_path}",
-        ],
-    ).settings
-    first, second = (str(problem) for problem in file_problems(settings))
-    assert "/nowhere/key.pem: frontend.security.tls_key: is not there" in first
-    assert "models.sim.tokenizer: has no tokenizer.json" in second
+    overrides = [
+        f"frontend.security.tls_cert={cert}",
+        "frontend.security.tls_key=/nowhere/key.pem",
+        f"models.sim.tokenizer={tmp_path}",
+    ]
+    first, second = problems(*overrides, files=True)
+    assert "frontend.security.tls_key: /nowhere/key.pem is not there" in first
+    assert "models.sim.tokenizer: " in second and "has no tokenizer.json" in second
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert len(file_problems(settings)) == 1
+    assert len(problems(*overrides, files=True)) == 1
+
+
+def test_contradictions_and_missing_files_are_told_at_once_with_their_lines(tmp_path):
+    config = tmp_path / "cluster.yaml"
+    config.write_text(
+        "planner:\n"
+        "  policy: hybrid\n"
+        "  load_interval: 5m\n"
+        "  budget:\n"
+        "    max_gpus: 4\n"
+        "    min_gpus: 8\n"
+        "  classic:\n"
+        "    profile: /nowhere/profile\n"
+    )
+    with pytest.raises(ConfigProblems) as found:
+        load(config, files=True)
+    told = [(problem.origin.text.removeprefix(str(config)), problem.path) for problem in found.value.problems]
+    assert told == [
+        (":3:18", "planner.load_interval"),
+        (":6:15", "planner.budget.min_gpus"),
+        (":8:14", "planner.classic.profile"),
+    ]
+    assert "profile folder /nowhere/profile has no profile" in str(found.value)

@@ -8,12 +8,12 @@ from typing import Annotated
 import pytest
 
 import penstock
-from penstock.config.cluster import ClusterSettings, ModelSettings, PoolSettings
-from penstock.config.derive import ANY_KEY, RESERVED, derive, entry_type, env_name, fields_by_name
-from penstock.config.docs import configuration_page
-from penstock.config.load import load
-from penstock.config.schema import json_schema
-from penstock.config.write import init_yaml, value_text
+from penstock.config.derived.docs import configuration_page
+from penstock.config.derived.json_schema import json_schema
+from penstock.config.derived.knobs import ANY_KEY, RESERVED, derive, entry_type, env_name, fields_by_name
+from penstock.config.derived.yaml_writer import init_yaml, value_text
+from penstock.config.reading.load import load
+from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.kernel.settings import Field, Knob, Settings, fields_of, is_group
 
 KNOBS = derive(ClusterSettings)
@@ -79,6 +79,8 @@ def with_entry(knob, path, folder):
     if ANY_KEY not in knob.path or knob.path[0] == "models":
         return None
     tree = {}
+    if knob.path[:3] == ("planner", "plugins", "use"):  # a plugin is in a module, or elsewhere
+        tree = {"endpoint" if knob.path[-1] == "module" else "module": "x"}
     for part in reversed(path[: knob.path.index(ANY_KEY) + 1]):
         tree = {part: tree}
     file = folder / "entry.yaml"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.config.load import load
-from penstock.config.problems import ConfigProblems
+from penstock.config.reading.load import load
+from penstock.config.reading.problems import ConfigProblems
 
 
 @pytest.mark.parametrize(

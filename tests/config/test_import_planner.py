@@ -10,12 +10,14 @@ import yaml
 from click.testing import CliRunner
 
 from penstock.cli.main import cli
-from penstock.config.derive import derive
-from penstock.config.import_planner import Imported, import_planner
-from penstock.config.import_tables import RULES
-from penstock.config.load import load
-from penstock.config.planner import PlanningSettings
+from penstock.config.derived.knobs import derive
+from penstock.config.importing.dynamo_options import Imported, import_options
+from penstock.config.importing.planner_options import RULES
+from penstock.config.reading.load import load
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.values import Slo
 
 PLUGIN = {
     "plugin_id": "cap",
@@ -144,6 +146,19 @@ TODAY_LEFT = {
     "plugin_registration.admin.mode",
 }
 """What becomes nothing, whatever its value."""
+TODAY_SAME = {
+    "kalman_q_level",
+    "kalman_q_trend",
+    "kalman_r",
+    "kalman_min_points",
+    "metric_pulling_prometheus_request_timeout_seconds",
+    "max_num_fpm_samples",
+    "fpm_sample_bucket_size",
+    "load_min_observations",
+    "scheduling.tick_max_duration_seconds",
+    "plugin_registration.transport.max_message_size_bytes",
+}
+"""What is a constant here, with the value above."""
 
 FIFTEEN = """
 --namespace=dynamo --environment=local --served-model-name=vllm --no-operation --log-dir=log/planner
@@ -163,14 +178,18 @@ python3 -m dynamo.planner.planner_sla --environment virtual --backend vllm --nam
 
 
 def plain(imported: Imported) -> dict[str, Any]:
-    return {told.option: (dict(told.became), told.why) for told in imported.told}
+    return {told.option: (dict(told.became), told.why) for told in imported.notes}
 
 
 def accepted(imported: Imported, tmp_path: Path) -> PlanningSettings:
-    """Load the section as a cluster's config."""
+    """Load the settings as a cluster's config; return the planner's."""
+    return loaded(imported, tmp_path).planner
+
+
+def loaded(imported: Imported, tmp_path: Path) -> ClusterSettings:
     file = tmp_path / "cluster.yaml"
     file.write_text(imported.yaml())
-    return load(file).settings.planner
+    return load(file).settings
 
 
 def nested(options: dict[str, Any]) -> dict[str, Any]:
@@ -187,17 +206,19 @@ def nested(options: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_option_of_today_is_translated_or_explained(tmp_path: Path) -> None:
     assert set(TODAY) <= set(RULES["planner-config"])
-    imported = import_planner(json.dumps(nested(TODAY)))
+    imported = import_options(json.dumps(nested(TODAY)))
     assert imported.generation == "planner-config"
     told = plain(imported)
     assert set(told) == set(TODAY)
-    assert {name for name, (became, _) in told.items() if not became} == TODAY_LEFT
+    assert {name for name, (became, _) in told.items() if not became} == TODAY_LEFT | TODAY_SAME
+    assert {name for name, (_, why) in told.items() if why == "as here"} == TODAY_SAME
     assert all(why for became, why in told.values() if not became)
     assert not [why for _, why in told.values() if "unknown key" in why or "can't be read" in why]
-    assert "hidden-hidden" not in imported.yaml() + str(imported.told)
+    assert "hidden-hidden" not in imported.yaml() + str(imported.notes)
     settings = accepted(imported, tmp_path)
     assert (settings.mode, settings.policy, settings.connector) == ("disaggregated", "throughput-fpm", "virtual")
-    assert (settings.slo.ttft, settings.slo.itl, settings.budget.max_gpus, settings.budget.min_gpus) == (
+    slo = loaded(imported, tmp_path).slo
+    assert (slo.ttft, slo.itl, settings.budget.max_gpus, settings.budget.min_gpus) == (
         0.5,
         0.05,
         8,
@@ -211,21 +232,22 @@ def test_every_option_of_today_is_translated_or_explained(tmp_path: Path) -> Non
     assert settings.classic.thresholds.decode_scale_up_kv_rate == 0.9
     assert settings.classic.forecast.predictor == "arima"
     assert settings.plugins.heartbeat == 30 and settings.plugins.listen == "unix:///run/registry.sock"
-    cap = settings.plugins.external["cap"]
+    cap = settings.plugins.use["cap"]
     assert (cap.stage, cap.priority, cap.interval, cap.hold, cap.window) == ("constrain", 50, 30, "hold_last", 60)
     assert (cap.needs, cap.requires) == (("traffic", "engines"), ("predictions",))
-    mine = settings.plugins.modules["mine"]
+    mine = settings.plugins.use["mine"]
     assert (mine.module, mine.name, mine.stage, mine.options) == ("my.scaling", "Cap", "propose", {"n": "3"})
 
 
 @pytest.mark.parametrize("name", [name for name in TODAY if name not in TODAY_LEFT])
 def test_each_option_alone_makes_a_config(name: str, tmp_path: Path) -> None:
-    imported = import_planner(json.dumps(nested({name: TODAY[name]})), "planner-config")
+    imported = import_options(json.dumps(nested({name: TODAY[name]})), "planner-config")
     accepted(imported, tmp_path)
     became, why = plain(imported)[name]
     assert became or why
+    knobs = derive(ClusterSettings)
     for path in became:
-        assert any(_fits(path, knob.dotted) for knob in derive(PlanningSettings)), path
+        assert any(_fits(where, knob.dotted) for knob in knobs for where in (path, f"planner.{path}")), path
 
 
 def _fits(path: str, knob: str) -> bool:
@@ -234,35 +256,50 @@ def _fits(path: str, knob: str) -> bool:
 
 
 def test_all_fifteen_options_of_the_threshold_planner(tmp_path: Path) -> None:
-    imported = import_planner(f"PYTHONPATH=/workspace python components/planner.py {FIFTEEN}".replace("\n", " "))
-    assert imported.generation == "load-classic" and not imported.left and len(imported.told) == 15
+    imported = import_options(f"PYTHONPATH=/workspace python components/planner.py {FIFTEEN}".replace("\n", " "))
+    assert imported.generation == "load-classic" and len(imported.notes) == 15
+    assert {told.option: told.why for told in imported.left} == {
+        "--namespace": "it names keys in etcd and a label in Prometheus, and neither is used here",
+        "--served-model-name": "models are those of the config: models.NAME",
+        "--decode-engine-num-gpu": "it belongs to the pool: models.NAME.pools.POOL.gpus: 1, of role decode",
+        "--prefill-engine-num-gpu": "it belongs to the pool: models.NAME.pools.POOL.gpus: 1, of role prefill",
+        "--metric-pulling-interval": "as here",
+    }
     settings = accepted(imported, tmp_path)
     assert (settings.policy, settings.advisory, settings.tensorboard) == ("load-classic", True, "log/planner")
-    assert settings.connector == "process"
+    assert (settings.connector, settings.budget.max_gpus, settings.budget.min_gpus) == ("process", 8, 1)
     assert settings.classic.load == PlanningSettings().classic.load  # the same names, and the same defaults
+
+
+def test_an_option_that_is_a_constant_here_says_whether_its_value_is_the_same() -> None:
+    for given, why in ((5, "as here"), (8, "it is fixed at 5 here")):
+        imported = import_options(f"load_min_observations: {given}\n", "planner-config")
+        assert plain(imported)["load_min_observations"] == ({}, why)
+    unbounded = import_options("max_gpu_budget: -1\n", "load-classic")
+    assert not unbounded.notes[0].became and "set planner.budget.max_gpus" in unbounded.notes[0].why
 
 
 def test_options_as_a_deployments_yaml_are_the_same(tmp_path: Path) -> None:
     text = "Frontend:\n  port: 8000\nPlanner:\n  environment: local\n  no-operation: false\n  log-dir: log/planner\n"
     text += "  decode-kv-scale-up-threshold: 0.8\n"
-    imported = import_planner(text)
+    imported = import_options(text)
     assert set(plain(imported)) == {"environment", "no-operation", "log-dir", "decode-kv-scale-up-threshold"}
     settings = accepted(imported, tmp_path)
     assert settings.classic.load.decode_kv_scale_up_threshold == 0.8 and not settings.advisory
-    flags = import_planner("dynamo serve graphs:F -f d.yaml --Planner.environment=local --Planner.log-dir=log/planner")
+    flags = import_options("dynamo serve graphs:F -f d.yaml --Planner.environment=local --Planner.log-dir=log/planner")
     assert set(plain(flags)) >= {"--Planner.environment", "--Planner.log-dir"}
 
 
 def test_the_planner_with_correction_factors(tmp_path: Path) -> None:
-    imported = import_planner(EARLY.replace("\n", " "))
+    imported = import_options(EARLY.replace("\n", " "))
     assert imported.generation == "sla-classic"
     assert {told.option for told in imported.left} == {"--backend", "--isl", "--osl"}
     settings = accepted(imported, tmp_path)
-    assert (settings.policy, settings.slo.ttft, settings.slo.itl) == ("sla-classic", 0.5, 0.05)
+    assert (settings.policy, loaded(imported, tmp_path).slo) == ("sla-classic", Slo(ttft=0.5, itl=0.05))
     assert settings.classic.sla.no_correction and settings.classic.forecast.predictor == "prophet"
     assert settings.classic.profile == "profiling_results" and settings.metrics_port == 9085
-    later = import_planner("planner --no-correction --ttft 200 --itl 20")
-    assert accepted(later, tmp_path).slo.ttft == 0.2
+    later = import_options("planner --no-correction --ttft 200 --itl 20")
+    assert loaded(later, tmp_path).slo.ttft == 0.2
     assert "read as milliseconds" in plain(later)["--ttft"][1]
 
 
@@ -275,17 +312,17 @@ def test_the_planner_with_correction_factors(tmp_path: Path) -> None:
     ],
 )
 def test_which_loops_run_says_the_policy(options: dict[str, Any], policy: str, tmp_path: Path) -> None:
-    imported = import_planner(json.dumps({"optimization_target": "sla", **options}))
+    imported = import_options(json.dumps({"optimization_target": "sla", **options}))
     settings = accepted(imported, tmp_path)
     assert (settings.policy, settings.optimization_target) == (policy, "sla")
-    assert (settings.slo.ttft, settings.slo.itl) == (0.5, 0.05)  # its defaults, where nothing else is said
+    assert loaded(imported, tmp_path).slo == Slo(ttft=0.5, itl=0.05)  # its defaults, where nothing else is said
 
 
 def test_what_is_not_given_keeps_its_meaning(tmp_path: Path) -> None:
-    imported = import_planner("ttft: 300\n")
+    imported = import_options("ttft: 300\n")
     settings = accepted(imported, tmp_path)
     assert (settings.optimization_target, settings.mode, settings.budget.max_gpus) == ("throughput", "disaggregated", 8)
-    assert {told.option for told in imported.told if told.implied} == {"optimization_target", "mode", "max_gpu_budget"}
+    assert {told.option for told in imported.notes if told.implied} == {"optimization_target", "mode", "max_gpu_budget"}
 
 
 def external(**plugin: Any) -> dict[str, Any]:
@@ -296,8 +333,8 @@ def external(**plugin: Any) -> dict[str, Any]:
     ("options", "name", "words"),
     [
         ({"ttft_ms": "fast"}, "ttft_ms", "its value can't be read"),
-        ({"ttft_ms": -3}, "ttft_ms", "planner.slo.ttft"),
-        ({"ttft_ms": math.nan}, "ttft_ms", "planner.slo.ttft"),
+        ({"ttft_ms": -3}, "ttft_ms", "slo.ttft"),
+        ({"ttft_ms": math.nan}, "ttft_ms", "slo.ttft"),
         ({"mode": "both"}, "mode", "it takes one of disagg"),
         ({"environment": "kubernetes"}, "environment", "no connector for Kubernetes"),
         ({"max_gpu_budget": 1.5}, "max_gpu_budget", "no whole number"),
@@ -311,7 +348,7 @@ def external(**plugin: Any) -> dict[str, Any]:
     ],
 )
 def test_what_can_not_be_translated_says_why(options: dict[str, Any], name: str, words: str, tmp_path: Path) -> None:
-    imported = import_planner(yaml.safe_dump(options), "planner-config")
+    imported = import_options(yaml.safe_dump(options), "planner-config")
     became, why = plain(imported)[name]
     assert not became and words in why
     accepted(imported, tmp_path)  # and what is left of it is a config all the same
@@ -320,15 +357,15 @@ def test_what_can_not_be_translated_says_why(options: dict[str, Any], name: str,
 @pytest.mark.parametrize("text", ["", "[1, 2]", "42", "a: [", "python planner.py", "'--open"])
 def test_only_what_can_not_be_read_is_an_error(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        import_planner(text)
+        import_options(text)
     (tmp_path / "f").write_text(text)
     assert CliRunner().invoke(cli, ["config", "import", str(tmp_path / "f")]).exit_code != 0
 
 
 def test_a_config_of_the_whole_deployment_is_looked_into() -> None:
     request = {"spec": {"model": "m", "features": {"planner": {"optimization_target": "load", "mode": "agg"}}}}
-    assert import_planner(yaml.safe_dump(request)).planner["optimization_target"] == "load"
-    inline = import_planner("python -m dynamo.planner --config '" + json.dumps({"mode": "agg"}) + "'")
+    assert import_options(yaml.safe_dump(request)).planner["optimization_target"] == "load"
+    inline = import_options("python -m dynamo.planner --config '" + json.dumps({"mode": "agg"}) + "'")
     assert inline.planner["mode"] == "aggregated"
 
 

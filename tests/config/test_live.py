@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from penstock.config.cluster import ClusterSettings
-from penstock.config.derive import derive
-from penstock.config.live import changed, differences, live_knobs, live_values, with_values
-from penstock.config.problems import ConfigProblems
+from penstock.config.derived.knobs import derive
+from penstock.config.live_knobs import changed, differences, live_knobs, live_values, with_values
+from penstock.config.reading.problems import ConfigProblems
+from penstock.config.settings.cluster_settings import ClusterSettings
 
 DEFAULT = ClusterSettings()
 
@@ -40,7 +40,7 @@ def test_what_changes_is_told_with_old_and_new():
         (["router.cost.overlap_credt=2"], "did you mean router.cost.overlap_credit?"),
         (["router.cost.overlap_credit=-1"], "is out of range: 0 or more"),
         (["router.cost.overlap_credit=much"], "router.cost.overlap_credit"),
-        (["router.breaker.open_max=1"], "below open_for"),
+        (["router.queue.wait_max=0"], "is out of range: above 0"),
         (["router.mode"], "is no name=value"),
     ],
 )
@@ -85,6 +85,6 @@ def test_secrets_are_told_without_their_values():
 
 
 def test_the_page_says_which_are_live():
-    from penstock.config.docs import configuration_page
+    from penstock.config.derived.docs import configuration_page
 
     assert configuration_page().count("*Live.*") == sum(knob.knob.live for knob in derive(ClusterSettings))

@@ -4,9 +4,9 @@ import io
 
 import pytest
 
-from penstock.config.cluster import ClusterSettings, PoolSettings
-from penstock.config.load import load, load_group, load_resolved, resolved_yaml
-from penstock.config.problems import ConfigProblems
+from penstock.config.reading.load import load, load_group, load_resolved, resolved_yaml
+from penstock.config.reading.problems import ConfigProblems
+from penstock.config.settings.cluster_settings import ClusterSettings, PoolSettings
 from penstock.kernel.errors import ConfigError
 
 
@@ -45,7 +45,7 @@ router:
     host_credit: -1
   queue:
     wait_max: 5 lightyears
-  breaker: {open_for: 2m, open_max: 1s}
+  breaker: {open_for: 2m}
 frontend:
   port: 70000
   host: 0.0.0.0
@@ -66,7 +66,7 @@ models:
         "c.yaml:6:18: router.cost.host_credit: '-1' is out of range: 0 or more",
         "c.yaml:8:15: router.queue.wait_max: '5 lightyears' has the unknown unit 'lightyears', such as 200ms, 5s, 2m "
         "or 1h",
-        "c.yaml:9:37: router.breaker.open_max: is 1 s, below open_for 120 s",
+        "c.yaml:9:23: router.breaker.open_for: '2m' is out of range: above 0 and 60 or less s",
         "c.yaml:11:9: frontend.port: '70000' is out of range: 0 to 65535",
         "c.yaml:12:9: frontend.host: 0.0.0.0 is reached by other machines, but there is no API key (set "
         "PENSTOCK_FRONTEND__SECURITY__API_KEYS, or frontend.security.insecure: true if you mean it)",

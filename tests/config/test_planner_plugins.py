@@ -4,23 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.load import load
-from penstock.config.planner_plugins import load_plugins
+from penstock.config.files.plugin_modules import load_plugins
+from penstock.config.reading.load import load
 from penstock.kernel.errors import ConfigError
-from penstock.planner.context import Context
-from penstock.planner.proposals import Override
-from penstock.planner.seen import Observation
-from penstock.planner.settings_plugins import ModulePlugin, PluginSettings
+from penstock.planner.observation import Observation
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.proposals import Override
+from penstock.planner.settings_plugins import PluginEntry, PluginSettings
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "planner-plugin"
 
 BROKEN = """
-from penstock.planner.plugins import Stateless
+from penstock.planner.plugins.plugin_registry import StatelessPlugin
 
 class NoPlugin:
     def __init__(self, spec): self.spec = spec
 
-class OwnSpec(Stateless):
+class OwnSpec(StatelessPlugin):
     spec = None
     def __init__(self, spec): pass
     def evaluate(self, context): pass
@@ -31,7 +31,7 @@ def fails(spec, number=1):
 
 
 def loaded(**plugin: object) -> list[object]:
-    return list(load_plugins(PluginSettings(modules={"mine": ModulePlugin(**plugin)})))  # type: ignore[arg-type]
+    return list(load_plugins(PluginSettings(use={"mine": PluginEntry(**plugin)})))  # type: ignore[arg-type]
 
 
 def test_the_example_runs_in_the_planners_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_the_example_runs_in_the_planners_process(monkeypatch: pytest.MonkeyPatc
     assert (plugin.spec.id, plugin.spec.priority, plugin.spec.outside) == ("mine", 7, False)
     for at, most in ((0.0, 4), (1801.0, 2)):
         look = Observation(at=at, window=5.0, models={})
-        answer = plugin.evaluate(Context(1, at, [look], {"decode": 9}))
+        answer = plugin.evaluate(PluginContext(1, at, [look], {"decode": 9}))
         assert isinstance(answer, Override) and answer.targets[0].replicas == most
 
 
@@ -52,7 +52,6 @@ def broken(name: str, **options: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("plugin", "words"),
     [
-        ({}, "planner.plugins.modules.mine.module is not set"),
         ({"module": "no_such_module_here"}, "mine.module: no_such_module_here can't be imported"),
         ({"module": "syntax_is_wrong"}, "SyntaxError"),
         (broken("NoPlugins"), "did you mean NoPlugin?"),
@@ -83,5 +82,5 @@ def test_the_plugin_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.Mon
     file = tmp_path / "cluster.yaml"
     file.write_text(section.split("```")[0].replace("my_scaling", "my_scaling_of_the_document"))
     (plugin,) = load_plugins(load(file).settings.planner.plugins)
-    answer = plugin.evaluate(Context(1, 5.0, [Observation(at=5.0, window=5.0, models={})], {"decode": 9}))
+    answer = plugin.evaluate(PluginContext(1, 5.0, [Observation(at=5.0, window=5.0, models={})], {"decode": 9}))
     assert isinstance(answer, Override) and answer.targets[0].replicas == 3

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock.config.cluster import ClusterSettings
-from penstock.config.derive import entry_type, fields_by_name
-from penstock.config.load import fill_empty_groups, resolved_yaml
-from penstock.config.model import build, check_tree, model_of
-from penstock.config.problems import Origin
-from penstock.config.write import init_yaml, plain_settings, shown_yaml
-from penstock.config.yaml_source import read_yaml
-from penstock.kernel.settings import Field, Settings, is_group, without_none
+from penstock.config.derived.knobs import entry_type, fields_by_name
+from penstock.config.derived.yaml_writer import init_yaml, plain_settings, shown_yaml
+from penstock.config.reading.load import fill_empty_groups, resolved_yaml
+from penstock.config.reading.problems import ValueOrigin
+from penstock.config.reading.pydantic_model import build, check_tree, model_of
+from penstock.config.reading.yaml_source import read_yaml
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.kernel.settings import Field, Settings, is_group, or_word, without_none
 from tests.depth import deep
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=12)
@@ -24,7 +24,7 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), m
 
 def read(text: str) -> ClusterSettings:
     """Read a config without the cross checks, which random values would fail."""
-    tree, problems = read_yaml(text, lambda line, column: Origin("file", f"{line}:{column}"))
+    tree, problems = read_yaml(text, lambda line, column: ValueOrigin("file", f"{line}:{column}"))
     assert problems == []
     assert tree is not None
     fill_empty_groups(ClusterSettings, tree)
@@ -38,7 +38,7 @@ def read(text: str) -> ClusterSettings:
 def values(field: Field) -> st.SearchStrategy[Any]:
     knob = field.knob
     assert knob is not None
-    plain = without_none(field.type)
+    plain, word = or_word(without_none(field.type))
     low = knob.ge if knob.ge is not None else knob.gt
     high = knob.le if knob.le is not None else knob.lt
     if get_origin(plain) is Literal:
@@ -62,8 +62,11 @@ def values(field: Field) -> st.SearchStrategy[Any]:
         made = st.dictionaries(NAMES, numbers, max_size=3)
     else:
         assert get_origin(plain) is tuple
-        item = st.integers(0, 9) if get_args(plain)[0] is int else NAMES
-        made = st.lists(item, max_size=3).map(tuple)
+        items = get_args(plain)
+        item = {int: st.integers(0, 9), float: st.floats(0, 1e15)}.get(items[0], NAMES)
+        made = st.lists(item, max_size=3).map(tuple) if ... in items else st.tuples(*[item] * len(items))
+    if word is not None:
+        return made | st.just(word)
     return made if plain is field.type else st.none() | made
 
 

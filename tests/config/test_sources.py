@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.config.load import load
-from penstock.config.problems import ConfigProblems
+from penstock.config.reading.load import load
+from penstock.config.reading.problems import ConfigProblems
 
 
 def problem(overrides=(), env=None, path=None):
@@ -92,7 +92,7 @@ def test_dashes_do_for_underscores_and_spaces_do_not_hurt():
         ("router.mode", "is no name=value"),
         ("=kv", "is no name=value"),
         ("router.mod=kv", "did you mean router.mode?"),
-        ("overlap_credit=2", "is no setting"),
+        ("overlap_credit=2", "is not a setting"),
         ("router.mode.x=1", "router.mode is a single value"),
         ("router=kv", "takes a mapping, such as {key: value}"),
         ("models={a: }}", "is no YAML"),

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.config.timing_aiconfigurator import Predictions, predicted_profile, profile_of
-from penstock.config.timing_files import load_timing
+from penstock.config.files.aiconfigurator_timing import Predictions, predicted_profile, profile_of
+from penstock.config.files.timing_files import load_timing
 from penstock.engine.settings import SimSettings, TimingSettings, checked
-from penstock.engine.timing import timing_of
+from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.errors import ConfigError
 
 SETTINGS = TimingSettings(kind="aiconfigurator", model="Qwen/Qwen3-32B", gpu="h200", tensor_parallel=2)

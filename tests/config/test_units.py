@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.units import UnreadableNumber, format_number, parse_number
+from penstock.config.reading.units import UnreadableNumber, format_number, parse_number
 
 
 @pytest.mark.parametrize(

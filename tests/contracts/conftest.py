@@ -11,17 +11,18 @@ from typing import Any, Protocol
 
 import pytest
 
-from penstock.adapters.planes.forwarder import ForwardedPlane, Forwarder
-from penstock.adapters.planes.inproc import InprocBus, InprocPlane
-from penstock.adapters.planes.nats import NatsPlane
-from penstock.adapters.planes.zmq import ZmqPlane
-from penstock.adapters.seams import Connector, ConnectorError, EventPlane, PoolScale, Replica, Store
-from penstock.adapters.stores.etcd import EtcdStore
+from penstock.adapters.planes.inproc_plane import InprocBus, InprocPlane
+from penstock.adapters.planes.nats_plane import NatsPlane
+from penstock.adapters.planes.zmq_forwarder import ForwardedPlane, Forwarder
+from penstock.adapters.planes.zmq_plane import ZmqPlane
+from penstock.adapters.seams import Connector, ConnectorError, EventPlane, Store
 from penstock.adapters.stores.etcd_client import EtcdClient
-from penstock.adapters.stores.file import FileStore
-from penstock.adapters.stores.memory import MemorySpace, MemoryStore
-from penstock.config.discovery import NatsSettings
+from penstock.adapters.stores.etcd_store import EtcdStore
+from penstock.adapters.stores.file_store import FileStore
+from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
+from penstock.config.settings.discovery_settings import NatsSettings
 from penstock.kernel.secret import ClusterSecret
+from penstock.kernel.values import Pool, Replica
 from tests import server_fixtures
 from tests.adapters.connectors.holding import Ward
 from tests.servers import Etcd, Nats
@@ -35,7 +36,7 @@ SECRET = ClusterSecret(TEXT)
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from penstock.adapters.stores.file import FileStore
+from penstock.adapters.stores.file_store import FileStore
 from penstock.kernel.secret import ClusterSecret
 
 async def main(root, secret, key, value, ttl):
@@ -50,7 +51,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 ETCD_OWNER = """
 import asyncio, sys
-from penstock.adapters.stores.etcd import EtcdStore
+from penstock.adapters.stores.etcd_store import EtcdStore
 from penstock.adapters.stores.etcd_client import EtcdClient
 from penstock.kernel.secret import ClusterSecret
 
@@ -361,9 +362,9 @@ class ElsewhereConnector:
         self.closed = False
         self.operator = asyncio.create_task(self.operate())
 
-    async def pools(self) -> Mapping[str, PoolScale]:
-        found = tuple(Replica(name, "ready", pid=number) for name, number in self.there.items())
-        return {"main": PoolScale(self.wanted, found)}
+    async def pools(self) -> Mapping[str, Pool]:
+        found = tuple(Replica(id=name, state="ready", pid=number) for name, number in self.there.items())
+        return {"main": Pool(model="m", desired=self.wanted, replicas=found)}
 
     async def scale(self, pool: str, replicas: int, *, without: Collection[str] = ()) -> None:
         if pool != "main" or not 0 <= replicas <= 100:
@@ -371,7 +372,7 @@ class ElsewhereConnector:
         self.wanted, self.without = replicas, set(without)
         await self.tell()
 
-    async def watch(self) -> AsyncIterator[Mapping[str, PoolScale]]:
+    async def watch(self) -> AsyncIterator[Mapping[str, Pool]]:
         while not self.closed:
             yield await self.pools()
             async with self.changed:

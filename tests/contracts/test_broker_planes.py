@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.planes.forwarder import ForwardedPlane, Forwarder
-from penstock.adapters.planes.nats import NatsPlane
-from penstock.config.discovery import NatsSettings
+from penstock.adapters.planes.nats_plane import NatsPlane
+from penstock.adapters.planes.zmq_forwarder import ForwardedPlane, Forwarder
+from penstock.config.settings.discovery_settings import NatsSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.secret import ClusterSecret
 from tests.contracts.test_etcd_store import certificate

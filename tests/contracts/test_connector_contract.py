@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
-from penstock.adapters.seams import ConnectorError, PoolScale
+from penstock.adapters.seams import ConnectorError
+from penstock.kernel.values import Pool
 
 
-async def settled(harness, ready: int) -> PoolScale:
+async def settled(harness, ready: int) -> Pool:
     """Wait until a pool has what is wanted of it; return it."""
     async with asyncio.timeout(30):
         async for pools in harness.connector.watch():
@@ -17,8 +18,8 @@ async def settled(harness, ready: int) -> PoolScale:
     raise AssertionError("the watch ended")
 
 
-def ids(found: PoolScale) -> set[str]:
-    return {replica.id for replica in found.replicas}
+def ids(found: Pool) -> set[str]:
+    return set(found.ids)
 
 
 async def test_a_pool_starts_as_it_was_configured(connectors):

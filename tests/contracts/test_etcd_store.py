@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from penstock.adapters.seams import StoreUnavailable
-from penstock.adapters.stores.etcd import EtcdStore
 from penstock.adapters.stores.etcd_client import (
     Compacted,
-    Compare,
-    Delete,
     EtcdClient,
+    EtcdCompare,
+    EtcdDelete,
+    EtcdLogin,
+    EtcdPut,
     LeaseNotFound,
-    Login,
-    Put,
 )
+from penstock.adapters.stores.etcd_store import EtcdStore
 from penstock.adapters.tls import client_context
 from tests.cable import Cable
 from tests.conftest import skip_or_fail
@@ -265,14 +265,14 @@ async def test_what_is_no_etcd_is_said_to_be_none(etcds):
 
 async def test_a_transaction_holds_or_changes_nothing(client, tmp_path):
     key, other = f"{tmp_path.name}/k".encode(), f"{tmp_path.name}/other".encode()
-    assert await client.txn([Compare(key, None)], [Put(key, b"1")])
-    assert not await client.txn([Compare(key, None)], [Put(key, b"2"), Put(other, b"2")])
-    assert await client.txn([Compare(key, b"1")], [Put(key, b"2"), Put(other, b"2")])
+    assert await client.txn([EtcdCompare(key, None)], [EtcdPut(key, b"1")])
+    assert not await client.txn([EtcdCompare(key, None)], [EtcdPut(key, b"2"), EtcdPut(other, b"2")])
+    assert await client.txn([EtcdCompare(key, b"1")], [EtcdPut(key, b"2"), EtcdPut(other, b"2")])
     found = await client.get(key)
     assert found is not None
     assert found.value == b"2"
     assert found.created < found.revision
-    assert await client.txn([Compare(key, b"2")], [Delete(key)])
+    assert await client.txn([EtcdCompare(key, b"2")], [EtcdDelete(key)])
     assert await client.get(key) is None
     assert await client.delete_prefix(tmp_path.name.encode()) == 1
 
@@ -316,16 +316,16 @@ async def test_a_user_with_a_password_is_let_in_also_after_etcd_forgot_the_token
             argv = words.split(" ", 2) if words.startswith("user add") else words.split()
             env = {**os.environ, "ETCDCTL_API": "3"}
             await asyncio.to_thread(subprocess.run, [*ctl, *argv], check=True, capture_output=True, env=env, timeout=30)
-        for login, hint in ((None, "discovery.etcd.user"), (Login("router", "wrong"), "refuses user 'router'")):
+        for login, hint in ((None, "discovery.etcd.user"), (EtcdLogin("router", "wrong"), "refuses user 'router'")):
             stranger = EtcdStore(EtcdClient([server.url], login=login))
             with pytest.raises(StoreUnavailable, match=hint):
                 await stranger.put("k", b"1", ttl=TTL)
             await stranger.close()
-        elsewhere = EtcdStore(EtcdClient([server.url], login=Login("router", "pw with spaces")), prefix="other/")
+        elsewhere = EtcdStore(EtcdClient([server.url], login=EtcdLogin("router", "pw with spaces")), prefix="other/")
         with pytest.raises(StoreUnavailable, match="permission denied"):
             await elsewhere.list("")
         await elsewhere.close()
-        store = EtcdStore(EtcdClient([server.url], login=Login("router", "pw with spaces")), settle=0.3)
+        store = EtcdStore(EtcdClient([server.url], login=EtcdLogin("router", "pw with spaces")), settle=0.3)
         await store.put("k", b"1", ttl=TTL)
         async with watching(store, "") as watcher:
             assert watcher.alive == {"k": b"1"}

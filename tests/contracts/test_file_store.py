@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.adapters.seams import StoreUnavailable
-from penstock.adapters.stores.layout import Entry, Lease, decode, encode, file_name
+from penstock.adapters.stores.file_layout import FileEntry, FileLease, decode, encode, file_name
 from penstock.adapters.stores.lease_book import LeaseBook
 
 PATIENCE = 30.0
@@ -36,8 +36,8 @@ def test_file_names_are_safe_and_tell_keys_apart(keys):
 
 @given(st.binary(max_size=200), st.integers(0, 400))
 def test_a_key_file_cut_short_anywhere_is_not_ours(value, cut):
-    raw = encode(Entry(key="workers/ä", value=value, lease="l"))
-    assert decode(raw) == Entry(key="workers/ä", value=value, lease="l")
+    raw = encode(FileEntry(key="workers/ä", value=value, lease="l"))
+    assert decode(raw) == FileEntry(key="workers/ä", value=value, lease="l")
     if cut < len(raw):
         assert decode(raw[:cut]) is None
     assert decode(value + b"\n" + raw) is None
@@ -90,7 +90,7 @@ async def test_what_is_not_ours_is_left_alone_and_counted(files):
     store = files.open()
     await store.put("k", b"1", ttl=5.0)
     keys, leases = files.root / "keys", files.root / "leases"
-    (keys / "half.key").write_bytes(encode(Entry(key="half", value=b"whole", lease=None))[:-2])
+    (keys / "half.key").write_bytes(encode(FileEntry(key="half", value=b"whole", lease=None))[:-2])
     (keys / "junk.key").write_bytes(b"\xff\xfe\x00")
     (keys / "copy of k.key").write_bytes((keys / "k.key").read_bytes())
     (keys / "notes.txt").write_text("hello")
@@ -105,7 +105,7 @@ async def test_what_is_not_ours_is_left_alone_and_counted(files):
 async def test_a_key_of_a_lease_that_nobody_holds_is_not_alive(files):
     store = files.open()
     await store.put("k", b"1", ttl=5.0)
-    (files.root / "keys" / "orphan.key").write_bytes(encode(Entry(key="orphan", value=b"", lease="never")))
+    (files.root / "keys" / "orphan.key").write_bytes(encode(FileEntry(key="orphan", value=b"", lease="never")))
     assert await store.list("") == {"k": b"1"}
 
 
@@ -130,7 +130,7 @@ class Room:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "owner.lease"
         self.now, self.wall = 1000.0, 50_000.0
-        self.path.write_bytes(msgspec.json.encode(Lease(ttl=9.0, pid=1, host="here")))
+        self.path.write_bytes(msgspec.json.encode(FileLease(ttl=9.0, pid=1, host="here")))
         self.book = LeaseBook(folder, monotonic=lambda: self.now, wall=lambda: self.wall)
 
     def renew(self) -> None:

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from penstock.adapters.planes.zmq import ZmqPlane
-from penstock.adapters.seams import EventPlane, Message
+from penstock.adapters.planes.zmq_plane import ZmqPlane
+from penstock.adapters.seams import EventPlane, PlaneMessage
 
 PATIENCE = 30.0
 LAST = b"last"
 
 
-async def heard(messages: AsyncIterator[Message], *senders: tuple[EventPlane, str]) -> None:
+async def heard(messages: AsyncIterator[PlaneMessage], *senders: tuple[EventPlane, str]) -> None:
     """Publish until a subscription hears every sender: connections are made in the background."""
     missing = {plane.name for plane, _ in senders}  # type: ignore[attr-defined]
     next_one = asyncio.ensure_future(anext(messages))
@@ -28,8 +28,8 @@ async def heard(messages: AsyncIterator[Message], *senders: tuple[EventPlane, st
         next_one.cancel()
 
 
-async def until_last(messages: AsyncIterator[Message], senders: int = 1) -> list[Message]:
-    out: list[Message] = []
+async def until_last(messages: AsyncIterator[PlaneMessage], senders: int = 1) -> list[PlaneMessage]:
+    out: list[PlaneMessage] = []
     async with asyncio.timeout(PATIENCE):
         while senders:
             message = await anext(messages)
@@ -108,7 +108,7 @@ async def test_what_a_slow_subscriber_lost_shows_as_a_gap(planes):
         await a.publish("t", b"x" * 8192)
         if i % 100 == 0:
             await asyncio.sleep(0)
-    got: list[Message] = []
+    got: list[PlaneMessage] = []
     async with asyncio.timeout(PATIENCE):
         while not got or got[-1].payload != LAST:
             await a.publish("t", LAST)
@@ -129,7 +129,7 @@ async def test_closing_ends_the_subscriptions_that_wait(planes):
     await a.publish("t", b"to nobody")
 
 
-async def _drain(messages: AsyncIterator[Message]) -> None:
+async def _drain(messages: AsyncIterator[PlaneMessage]) -> None:
     async for _ in messages:
         pass
 

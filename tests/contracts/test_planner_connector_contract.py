@@ -9,21 +9,29 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from penstock.adapters.connectors.scaling_seam import PoolFound, ScaleConnector
-from penstock.adapters.connectors.virtual import VirtualConnector
+from penstock.adapters.connectors.scale_connector import ScaleConnector
+from penstock.adapters.connectors.virtual_connector import VirtualConnector
 from penstock.adapters.connectors.webhook import WebhookConnector
 from penstock.adapters.stores.etcd_client import EtcdClient
-from penstock.adapters.stores.memory import MemorySpace, MemoryStore
-from penstock.config.planner import VirtualSettings, WebhookSettings
+from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
+from penstock.config.settings.planning_settings import VirtualSettings, WebhookSettings
 from penstock.kernel.errors import PenstockError
-from penstock.planner.proposals import Because
-from penstock.runtime.planning.remote import RemoteConnector
-from penstock.runtime.planning.virtual import VirtualClient, connect, keys_of
-from penstock.runtime.planning.wishing import WishConnector
-from penstock.runtime.wishes import DESIRED, POOLS, PoolReport, PoolWish, ReplicaReport, decode, put
+from penstock.kernel.values import Pool, Replica
+from penstock.planner.plugins.proposals import Reason
+from penstock.runtime.cluster_state.desired_state import (
+    DESIRED,
+    POOLS,
+    PoolSpec,
+    PoolStatus,
+    decode,
+    put,
+)
+from penstock.runtime.planning.admin_api_connector import AdminApiConnector
+from penstock.runtime.planning.desired_state_connector import DesiredStateConnector
+from penstock.runtime.planning.virtual_keys_access import VirtualClient, connect, keys_of
 from tests.servers import Etcd
 
-WHY = (Because(code="test", text="a test wants it"),)
+WHY = (Reason(code="test", text="a test wants it"),)
 
 
 class Harness(Protocol):
@@ -40,16 +48,17 @@ class Harness(Protocol):
     async def close(self) -> None: ...
 
 
-def report(name: str, replicas: int) -> PoolReport:
-    found = tuple(ReplicaReport(id=f"{name}-{n}", state="ready") for n in range(replicas))
-    return PoolReport(pool=name, model="m", kind="process", role=name, desired=replicas, replicas=found)  # type: ignore[arg-type]
+def report(name: str, replicas: int) -> PoolStatus:
+    found = tuple(Replica(id=f"{name}-{n}", state="ready") for n in range(replicas))
+    pool = Pool(model="m", role=name, desired=replicas, replicas=found)  # type: ignore[arg-type]
+    return PoolStatus(pool=pool, kind="process")
 
 
 class Wishes:
     def __init__(self) -> None:
         self.space = MemorySpace()
         self.store = MemoryStore(self.space)
-        self.connector: ScaleConnector = WishConnector(MemoryStore(self.space))
+        self.connector: ScaleConnector = DesiredStateConnector(MemoryStore(self.space))
 
     async def open(self) -> "Wishes":
         for name in ("prefill", "decode"):
@@ -59,7 +68,7 @@ class Wishes:
     async def obey(self) -> dict[str, int]:
         wanted = {"prefill": 1, "decode": 1}
         for key, raw in (await self.store.list(DESIRED)).items():
-            wish = decode(PoolWish, raw)
+            wish = decode(PoolSpec, raw)
             assert wish is not None
             wanted[key.removeprefix(DESIRED)] = wish.replicas
         for name, count in wanted.items():
@@ -84,7 +93,7 @@ class Virtual:
 
     async def obey(self) -> dict[str, int]:
         decision = await self.client.get()
-        if decision.decision_id < 0:
+        if decision is None:
             return {"prefill": 1, "decode": 1}
         await self.client.complete(decision)
         assert decision.num_prefill_workers is not None
@@ -119,10 +128,10 @@ class OverHttp:
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         if kind == "remote":
-            self.connector = RemoteConnector(self.url, "key")
+            self.connector = AdminApiConnector(self.url, "key")
         else:
-            settings = WebhookSettings(url=f"{self.url}/hook", secret="s" * 16, tries=1, timeout=1.0)
-            pools = {name: PoolFound(model="m", role=name, desired=1) for name in self.wanted}  # type: ignore[arg-type]
+            settings = WebhookSettings(url=f"{self.url}/hook", secret="s" * 16, tries=1)
+            pools = {name: Pool(model="m", role=name, desired=1) for name in self.wanted}  # type: ignore[arg-type]
             self.connector = WebhookConnector(settings, pools=pools)
         return self
 
@@ -135,7 +144,10 @@ class OverHttp:
         return web.json_response({"pools": {}})
 
     async def _desired(self, request: web.Request) -> web.Response:
-        pools = [{**msgspec.to_builtins(report(name, count)), "name": name} for name, count in self.wanted.items()]
+        pools = [
+            {**msgspec.to_builtins(report(name, count).pool), "kind": "process", "name": name}
+            for name, count in self.wanted.items()
+        ]
         return web.json_response({"pools": pools})
 
     async def obey(self) -> dict[str, int]:

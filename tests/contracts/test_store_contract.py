@@ -6,7 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from penstock.adapters.seams import Change, Store, StoreUnavailable
+from penstock.adapters.seams import Store, StoreChange, StoreUnavailable
 
 TTL = 0.6
 PATIENCE = 30.0
@@ -19,7 +19,7 @@ ODD_KEYS += ["a" * 240, "a" * 190 + ".key"]
 class Watcher:
     """Follow a store the way its users do, and note each change."""
 
-    def __init__(self, changes: AsyncIterator[Sequence[Change]]) -> None:
+    def __init__(self, changes: AsyncIterator[Sequence[StoreChange]]) -> None:
         self._changes = changes
         self.alive: dict[str, bytes] = {}
         self.gone: list[str] = []

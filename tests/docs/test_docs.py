@@ -8,11 +8,11 @@ import click
 import pytest
 
 from penstock.cli.main import COMMANDS, HIDDEN, cli
-from penstock.cli.settings import SettingsCommand
-from penstock.config.cluster import ClusterSettings
-from penstock.config.derive import RESERVED, derive
-from penstock.config.docs import configuration_page
-from penstock.config.load import load
+from penstock.cli.shared.settings_flags import SettingsCommand
+from penstock.config.derived.docs import configuration_page
+from penstock.config.derived.knobs import RESERVED, derive
+from penstock.config.reading.load import load
+from penstock.config.settings.cluster_settings import ClusterSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -3,8 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.engine.block_cache import BlockCache
 from penstock.engine.engine import Engine
-from penstock.engine.events import Finished, FirstToken, KvChanged, Pull, Pulled, Rejected, Started
+from penstock.engine.events import (
+    EngineFinished,
+    EngineFirstToken,
+    EngineRejected,
+    EngineStarted,
+    KvChanged,
+    KvPulled,
+    PullKv,
+)
+from penstock.engine.run_cache import RunCache
 from penstock.engine.settings import SimSettings
 from penstock.kernel.machine import Effect, Event
 from penstock.kernel.simulation import Simulation
@@ -28,7 +38,7 @@ class Driven:
         pulls: Mapping[str, tuple[int, bool]] | None = None,
         runs: bool = False,
     ) -> None:
-        self.engine = Engine(settings, table=table, runs=runs)
+        self.engine = Engine(settings, table=table, cache=RunCache if runs else BlockCache)
         self._pulls = pulls or {}
         self.told: list[tuple] = []
         self.kv: list[tuple] = []
@@ -43,10 +53,10 @@ class Driven:
         return self
 
     def _world(self, now: int, name: str, effect: Effect) -> tuple:
-        if isinstance(effect, Pull) and effect.id in self._pulls:
+        if isinstance(effect, PullKv) and effect.id in self._pulls:
             self.told.append(as_line(effect))
             wait, ok = self._pulls[effect.id]
-            return ((effect.at + wait, "engine", Pulled(id=effect.id, ok=ok)),)
+            return ((effect.at + wait, "engine", KvPulled(id=effect.id, ok=ok)),)
         line = as_line(effect)
         if line is not None:
             assert line[2] <= now
@@ -61,15 +71,15 @@ class Driven:
 
 def as_line(effect: Effect) -> tuple | None:
     """Return a milestone as the oracle writes it."""
-    if isinstance(effect, Started):
+    if isinstance(effect, EngineStarted):
         return ("started", effect.id, effect.at, effect.cached)
-    if isinstance(effect, FirstToken):
+    if isinstance(effect, EngineFirstToken):
         return ("first", effect.id, effect.at, None)
-    if isinstance(effect, Finished):
-        return (effect.reason, effect.id, effect.at, (effect.tokens, effect.held))
-    if isinstance(effect, Pull):
+    if isinstance(effect, EngineFinished):
+        return (effect.reason, effect.id, effect.at, (effect.tokens, effect.blocks_retained))
+    if isinstance(effect, PullKv):
         return ("pull", effect.id, effect.at, effect.tokens)
-    if isinstance(effect, Rejected):
+    if isinstance(effect, EngineRejected):
         return ("rejected", effect.id, effect.at, None)
     return None
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from penstock.engine.events import Abort, ClearCache, Pulled, Release, Submit
-from penstock.engine.output import Answer, accepted
+from penstock.engine.events import AbortRequest, ClearCache, KvPulled, ReleaseKv, SubmitRequest
 from penstock.engine.settings import SimSettings
-from penstock.engine.timing import timing_of
+from penstock.engine.simulated_output import SimulatedOutput, accepted
+from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import Event
 
@@ -20,10 +20,10 @@ from penstock.kernel.machine import Event
 class Seq:
     """One request: all its blocks in a list, each a name or None."""
 
-    def __init__(self, submit: Submit, number: int, settings: SimSettings) -> None:
+    def __init__(self, submit: SubmitRequest, number: int, settings: SimSettings) -> None:
         self.submit, self.number = submit, number
-        self.prompt = submit.isl if submit.tokens is None else len(submit.tokens)
-        self.answer = Answer(submit, settings)
+        self.prompt = submit.prompt_tokens
+        self.answer = SimulatedOutput(submit, settings)
         self.out = 0
         self.computed = 0
         self.blocks: list[int | None] = []
@@ -63,7 +63,7 @@ class Oracle:
         self.timing = timing_of(settings.timing, settings.capacity, table)
         self.waiting: list[Seq] = []
         self.running: list[Seq] = []
-        self.free = settings.kv_blocks
+        self.free = settings.blocks
         self.refs: dict[int, int] = {}
         self.idle: list[int] = []
         self.told: list[tuple] = []  # (what, id or None, time, more)
@@ -122,11 +122,11 @@ class Oracle:
 
     def event(self, now: int, event: Event) -> None:
         self.heard.append((now, event))
-        if isinstance(event, Submit):
+        if isinstance(event, SubmitRequest):
             seq = Seq(event, self.number, self.s)
             total = seq.prompt + (min(1, event.max_tokens) if event.hold else event.max_tokens)
             need = ceil((total - 1 + self.s.speculative_tokens) / self.s.block_size)
-            usable = self.s.kv_blocks - int(self.s.kv_blocks * self.s.watermark)
+            usable = self.s.blocks - int(self.s.blocks * self.s.watermark)
             there = self.running + self.waiting + self.pulling + self.landed + [seq for _, seq in self.held]
             taken = any(event.id == other.submit.id for other in there)
             if seq.prompt < 1 or event.max_tokens < 1 or total > self.s.max_len or need > usable or taken:
@@ -137,7 +137,7 @@ class Oracle:
             self.tokens_out[event.id] = []
             if self.s.scheduling == "priority":
                 self.waiting.sort(key=lambda seq: seq.key)
-        elif isinstance(event, Abort):
+        elif isinstance(event, AbortRequest):
             for line in (self.waiting, self.running, self.pulling, self.landed):
                 for seq in line:
                     if seq.submit.id == event.id:
@@ -145,13 +145,13 @@ class Oracle:
                         self.drop(seq)
                         self.told.append(("abort", event.id, now, (seq.out, 0)))
                         return
-        elif isinstance(event, Release):
+        elif isinstance(event, ReleaseKv):
             for entry in self.held:
                 if entry[1].submit.id == event.id:
                     self.held.remove(entry)
                     self.drop(entry[1])
                     return
-        elif isinstance(event, Pulled):
+        elif isinstance(event, KvPulled):
             for seq in self.pulling:
                 if seq.submit.id == event.id:
                     self.pulling.remove(seq)
@@ -217,8 +217,8 @@ class Oracle:
         if not self.s.prefix_caching:
             return []
         submit = seq.submit
-        if submit.blocks is not None and submit.tokens is None:
-            return list(submit.blocks)[: min(tokens, seq.prompt) // self.s.block_size]
+        if submit.prompt is not None and submit.tokens is None:
+            return list(submit.prompt.blocks)[: min(tokens, seq.prompt) // self.s.block_size]
         if submit.tokens is None:
             return []
         text = list(submit.tokens)
@@ -325,7 +325,7 @@ class Oracle:
                 for other in self.running:
                     if not other.decodes:
                         whole += max(0, ceil(other.known / s.block_size) - len(other.blocks))
-            if whole > self.available() - int(s.kv_blocks * s.watermark):
+            if whole > self.available() - int(s.blocks * s.watermark):
                 break
             self.waiting.pop(0)
             for name in names:
@@ -343,7 +343,7 @@ class Oracle:
                 self.told.append(("pull", seq.submit.id, now, seq.brought))
                 if seq.submit.id in self.pulls:
                     wait, ok = self.pulls[seq.submit.id]
-                    self.events.append((now + wait, Pulled(id=seq.submit.id, ok=ok)))
+                    self.events.append((now + wait, KvPulled(id=seq.submit.id, ok=ok)))
                     self.events.sort(key=lambda pair: pair[0])
                 continue
             self.running.append(seq)
@@ -377,10 +377,10 @@ class Oracle:
                 ms += t.constant_decode_ms
         else:
             if new:
-                ms += t.prefill_quadratic * new * new + t.prefill_linear * new + t.prefill_base
+                ms += t.prefill[0] * new * new + t.prefill[1] * new + t.prefill[2]
             if reads:
-                u = min(1.0, sum(reads) / (self.s.kv_blocks * self.s.block_size))
-                ms += max(1.0, t.decode_quadratic * u * u + t.decode_linear * u + t.decode_base)
+                u = min(1.0, sum(reads) / (self.s.blocks * self.s.block_size))
+                ms += max(1.0, t.decode[0] * u * u + t.decode[1] * u + t.decode[2])
         return ms * 1e6 / t.speed_up
 
     def finish_pass(self, work: list[tuple[Seq, int, bool]], end: int) -> None:

@@ -1,15 +1,25 @@
 """What does the engine do, told one situation at a time?"""
 
+import msgspec
 import pytest
 
-from penstock.engine.benchmark import perf_metrics
 from penstock.engine.engine import Engine
-from penstock.engine.events import Abort, ClearCache, Finished, FirstToken, KvChanged, Rejected, Started, Submit
+from penstock.engine.events import (
+    AbortRequest,
+    ClearCache,
+    EngineFinished,
+    EngineFirstToken,
+    EngineRejected,
+    EngineStarted,
+    KvChanged,
+    SubmitRequest,
+)
+from penstock.engine.self_benchmark import perf_metrics
 from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import MILLISECOND, Wake, Woken
-from penstock.kernel.values import KvCleared, KvStored
+from penstock.kernel.values import KvCleared, KvStored, Prompt
 from tests.engine.driving import Driven
 
 CONSTANT = TimingSettings(
@@ -25,7 +35,7 @@ def only(effects: object, kind: type) -> object:
 
 def test_a_request_is_three_looks_at_the_engine_however_long_its_answer() -> None:
     settings = SimSettings(timing=CONSTANT, emit_decode_blocks=False)
-    driven = Driven(settings, [(0, Submit(id="a", isl=100, max_tokens=10_000))]).run()
+    driven = Driven(settings, [(0, SubmitRequest(id="a", prompt=Prompt(100), max_tokens=10_000))]).run()
     assert driven.simulation.events_handled == 4  # submit, start, first token, end
     assert driven.told == [
         ("started", "a", 0, 0),
@@ -36,7 +46,7 @@ def test_a_request_is_three_looks_at_the_engine_however_long_its_answer() -> Non
 
 def test_the_time_of_every_token_is_known_beforehand() -> None:
     engine = Engine(SMALL)
-    engine.handle(0, Submit(id="a", isl=3, max_tokens=20))
+    engine.handle(0, SubmitRequest(id="a", prompt=Prompt(3), max_tokens=20))
     effects = engine.handle(0, Woken())
     assert only(effects, Wake) == Wake(at=10 * MILLISECOND)
     assert engine.tokens_at("a", 9 * MILLISECOND) == 0
@@ -57,7 +67,11 @@ def test_the_time_of_every_token_is_known_beforehand() -> None:
 
 def test_an_arrival_waits_for_the_end_of_the_step_in_progress() -> None:
     driven = Driven(
-        SMALL, [(0, Submit(id="a", isl=3, max_tokens=100)), (27 * MILLISECOND, Submit(id="b", isl=3, max_tokens=1))]
+        SMALL,
+        [
+            (0, SubmitRequest(id="a", prompt=Prompt(3), max_tokens=100)),
+            (27 * MILLISECOND, SubmitRequest(id="b", prompt=Prompt(3), max_tokens=1)),
+        ],
     )
     driven.run()
     assert ("started", "b", 30 * MILLISECOND, 0) in driven.told
@@ -65,7 +79,7 @@ def test_an_arrival_waits_for_the_end_of_the_step_in_progress() -> None:
 
 
 def test_requests_of_one_moment_share_a_pass() -> None:
-    driven = Driven(SMALL, [(0, Submit(id=str(i), isl=8, max_tokens=1)) for i in range(4)]).run()
+    driven = Driven(SMALL, [(0, SubmitRequest(id=str(i), prompt=Prompt(8), max_tokens=1)) for i in range(4)]).run()
     assert [line[2] for line in driven.told if line[0] == "first"] == [10 * MILLISECOND] * 4
 
 
@@ -73,7 +87,11 @@ def test_a_full_prompt_hit_recomputes_its_last_block() -> None:
     prompt = list(range(16))
     later = 100 * MILLISECOND
     driven = Driven(
-        SMALL, [(0, Submit(id="a", tokens=prompt, max_tokens=1)), (later, Submit(id="b", tokens=prompt, max_tokens=1))]
+        SMALL,
+        [
+            (0, SubmitRequest(id="a", tokens=prompt, max_tokens=1)),
+            (later, SubmitRequest(id="b", tokens=prompt, max_tokens=1)),
+        ],
     )
     driven.run()
     assert ("started", "b", later, 12) in driven.told
@@ -83,7 +101,7 @@ def test_a_full_prompt_hit_recomputes_its_last_block() -> None:
 def test_stored_blocks_are_told_with_our_hashes_and_their_tokens() -> None:
     engine = Engine(SMALL)
     prompt = list(range(50, 61))
-    engine.handle(0, Submit(id="a", tokens=prompt, max_tokens=9, salt="s"))
+    engine.handle(0, SubmitRequest(id="a", tokens=prompt, max_tokens=9, salt="s"))
     (stored,) = only(engine.handle(0, Woken()), KvChanged).events  # type: ignore[attr-defined]
     assert isinstance(stored, KvStored)
     assert stored.hashes == block_hashes(prompt, 4, salt="s")
@@ -93,16 +111,16 @@ def test_stored_blocks_are_told_with_our_hashes_and_their_tokens() -> None:
 
 def test_blocks_of_generated_tokens_are_told_as_they_fill_where_that_is_wanted() -> None:
     prompt = list(range(6))
-    driven = Driven(SMALL, [(0, Submit(id="a", tokens=prompt, max_tokens=8))])
+    driven = Driven(SMALL, [(0, SubmitRequest(id="a", tokens=prompt, max_tokens=8))])
     driven.run()
     engine = Engine(SMALL)
-    engine.handle(0, Submit(id="a", tokens=prompt, max_tokens=8))
+    engine.handle(0, SubmitRequest(id="a", tokens=prompt, max_tokens=8))
     made = engine.answer("a").upto(8)
     want = block_hashes(prompt + made, 4)
     assert [change[1] for change in driven.kv] == want[:3]  # the last token's KV is never computed
     quiet = Driven(
         SimSettings(block_size=4, kv_blocks=64, emit_decode_blocks=False),
-        [(0, Submit(id="a", tokens=prompt, max_tokens=8))],
+        [(0, SubmitRequest(id="a", tokens=prompt, max_tokens=8))],
     )
     assert [change[1] for change in quiet.run().kv] == want[:1]
 
@@ -111,17 +129,23 @@ def test_what_can_never_run_is_rejected_with_the_reason() -> None:
     engine = Engine(SMALL)
     for number, submit in enumerate(
         [
-            Submit(id="a", isl=0, max_tokens=1),
-            Submit(id="b", isl=5, max_tokens=0),
-            Submit(id="c", isl=150, max_tokens=51),
+            SubmitRequest(id="a", prompt=Prompt(0), max_tokens=1),
+            SubmitRequest(id="b", prompt=Prompt(5), max_tokens=0),
+            SubmitRequest(id="c", prompt=Prompt(150), max_tokens=51),
         ]
     ):
-        rejected = only(engine.handle(number, submit), Rejected)
+        rejected = only(engine.handle(number, submit), EngineRejected)
         assert rejected.id == submit.id and rejected.at == number  # type: ignore[attr-defined]
     tight = Engine(SimSettings(block_size=4, kv_blocks=4, max_seqs=1))
-    assert "5 blocks exceed the 4" in only(tight.handle(0, Submit(id="d", isl=10, max_tokens=8)), Rejected).why  # type: ignore[attr-defined]
-    engine.handle(9, Submit(id="e", isl=5, max_tokens=5))
-    assert "runs already" in only(engine.handle(9, Submit(id="e", isl=5, max_tokens=5)), Rejected).why  # type: ignore[attr-defined]
+    assert (
+        "5 blocks exceed the 4"
+        in only(tight.handle(0, SubmitRequest(id="d", prompt=Prompt(10), max_tokens=8)), EngineRejected).why
+    )  # type: ignore[attr-defined]
+    engine.handle(9, SubmitRequest(id="e", prompt=Prompt(5), max_tokens=5))
+    assert (
+        "runs already"
+        in only(engine.handle(9, SubmitRequest(id="e", prompt=Prompt(5), max_tokens=5)), EngineRejected).why
+    )  # type: ignore[attr-defined]
     assert engine.counters(9).rejected == 4
 
 
@@ -130,9 +154,9 @@ def test_the_youngest_is_preempted_and_comes_back_first() -> None:
         block_size=1, kv_blocks=20, max_seqs=3, max_batched_tokens=64, prefix_caching=False, timing=CONSTANT
     )
     events = [
-        (0, Submit(id="a", isl=6, max_tokens=14)),
-        (0, Submit(id="b", isl=6, max_tokens=14)),
-        (1, Submit(id="c", isl=6, max_tokens=2)),
+        (0, SubmitRequest(id="a", prompt=Prompt(6), max_tokens=14)),
+        (0, SubmitRequest(id="b", prompt=Prompt(6), max_tokens=14)),
+        (1, SubmitRequest(id="c", prompt=Prompt(6), max_tokens=2)),
     ]
     driven = Driven(settings, events).run()
     ends = {line[1]: line[2] for line in driven.told if line[0] == "length"}
@@ -142,45 +166,45 @@ def test_the_youngest_is_preempted_and_comes_back_first() -> None:
 
 def test_an_abort_frees_blocks_at_once_and_says_how_far_it_came() -> None:
     engine = Engine(SMALL)
-    engine.handle(0, Submit(id="a", isl=30, max_tokens=50))
+    engine.handle(0, SubmitRequest(id="a", prompt=Prompt(30), max_tokens=50))
     engine.handle(0, Woken())
     engine.handle(10 * MILLISECOND, Woken())
     assert engine.kv_usage > 0
-    done = only(engine.handle(31 * MILLISECOND, Abort(id="a")), Finished)
+    done = only(engine.handle(31 * MILLISECOND, AbortRequest(id="a")), EngineFinished)
     assert (done.reason, done.tokens, done.at) == ("abort", 5, 31 * MILLISECOND)  # type: ignore[attr-defined]
     assert engine.kv_usage == 0.0
-    assert engine.handle(32 * MILLISECOND, Abort(id="a")) == []
+    assert engine.handle(32 * MILLISECOND, AbortRequest(id="a")) == []
 
 
 def test_clearing_keeps_what_is_in_use() -> None:
     engine = Engine(SMALL)
-    engine.handle(0, Submit(id="a", tokens=[1] * 9, max_tokens=50))
+    engine.handle(0, SubmitRequest(id="a", tokens=[1] * 9, max_tokens=50))
     engine.handle(0, Woken())
     assert engine.handle(1, ClearCache()) == []
-    engine.handle(2, Abort(id="a"))
+    engine.handle(2, AbortRequest(id="a"))
     assert only(engine.handle(3, ClearCache()), KvChanged).events == [KvCleared()]  # type: ignore[attr-defined]
     assert engine.cached_blocks == 0
 
 
 def test_a_late_driver_gets_the_exact_times_all_the_same() -> None:
     engine = Engine(SMALL)
-    engine.handle(0, Submit(id="a", isl=3, max_tokens=3))
+    engine.handle(0, SubmitRequest(id="a", prompt=Prompt(3), max_tokens=3))
     effects = engine.handle(999 * MILLISECOND, Woken())
-    told = [(type(e), e.at) for e in effects if isinstance(e, Started | FirstToken | Finished)]
-    assert told == [(Started, 0), (FirstToken, 10 * MILLISECOND), (Finished, 20 * MILLISECOND)]
+    told = [(type(e), e.at) for e in effects if isinstance(e, EngineStarted | EngineFirstToken | EngineFinished)]
+    assert told == [(EngineStarted, 0), (EngineFirstToken, 10 * MILLISECOND), (EngineFinished, 20 * MILLISECOND)]
 
 
 def test_forced_answers_end_with_their_last_token() -> None:
-    driven = Driven(SMALL, [(0, Submit(id="a", isl=3, max_tokens=50, output=[7, 8, 9]))]).run()
+    driven = Driven(SMALL, [(0, SubmitRequest(id="a", prompt=Prompt(3), max_tokens=50, output=[7, 8, 9]))]).run()
     assert driven.told[-1][0] == "stop" and driven.told[-1][3] == (3, 0)
-    driven = Driven(SMALL, [(0, Submit(id="a", isl=3, max_tokens=2, output=[7, 8, 9]))]).run()
+    driven = Driven(SMALL, [(0, SubmitRequest(id="a", prompt=Prompt(3), max_tokens=2, output=[7, 8, 9]))]).run()
     assert driven.told[-1][0] == "length" and driven.told[-1][3] == (2, 0)
 
 
 def test_speculation_shortens_answers_by_its_accept_rate() -> None:
     def ends(drafts: int, rate: float) -> int:
         settings = SimSettings(speculative_tokens=drafts, accept_rate=rate, timing=CONSTANT)
-        driven = Driven(settings, [(0, Submit(id="a", isl=10, max_tokens=401))]).run()
+        driven = Driven(settings, [(0, SubmitRequest(id="a", prompt=Prompt(10), max_tokens=401))]).run()
         return driven.told[-1][2] // MILLISECOND
 
     assert ends(0, 0.0) == ends(3, 0.0) == 10 + 400 * 5
@@ -201,3 +225,20 @@ def test_the_benchmark_of_an_engine_whose_memory_exceeds_its_longest_request() -
     found = perf_metrics(SimSettings(kv_blocks=20_000, max_seqs=128, max_len=32_768))
     assert {point["batch"] for point in found["decode"]} == {1, 16, 64}
     assert all(point["seconds"] > 0.0 for point in found["decode"])
+
+
+def test_asynchronous_scheduling_plans_a_pass_ahead() -> None:
+    """Who arrives, or ends, during a pass counts in the pass after the next: the next one is planned already."""
+
+    def told(ahead: bool, max_seqs: int) -> dict[str, int]:
+        settings = msgspec.structs.replace(SMALL, max_seqs=max_seqs, async_scheduling=ahead)
+        events = [
+            (0, SubmitRequest(id="a", prompt=Prompt(3), max_tokens=6)),
+            (17 * MILLISECOND, SubmitRequest(id="b", prompt=Prompt(3), max_tokens=1)),
+        ]
+        return {line[1]: line[2] for line in Driven(settings, events).run().told if line[0] == "first"}
+
+    assert told(False, 2) == {"a": 10 * MILLISECOND, "b": (20 + 15) * MILLISECOND}
+    assert told(True, 2) == {"a": 10 * MILLISECOND, "b": (25 + 15) * MILLISECOND}
+    # One at a time: the other's place is free when it has ended, and nothing else could be planned ahead.
+    assert told(False, 1) == told(True, 1) == {"a": 10 * MILLISECOND, "b": (35 + 10) * MILLISECOND}

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.events import Abort, ClearCache, Release, Submit
+from penstock.engine.events import AbortRequest, ClearCache, ReleaseKv, SubmitRequest
 from penstock.engine.settings import SimSettings, TimingSettings, TransferSettings
 from penstock.kernel.machine import Event
+from penstock.kernel.values import Prompt
 from tests.depth import deep
 from tests.engine.driving import Driven
 from tests.engine.models import SLOW, profile_with_experts
@@ -78,15 +79,15 @@ def workloads(draw: st.DrawFn) -> Work:
         kind = draw(st.sampled_from(["tokens", "tokens", "blocks", "nothing"]))
         fields = {"tokens": prompt}
         if kind == "blocks":
-            fields = {"isl": len(prompt), "blocks": [prompt[0] * 1000 + i for i in range(len(prompt))]}
+            fields = {"prompt": Prompt(len(prompt), [prompt[0] * 1000 + i for i in range(len(prompt))])}
         elif kind == "nothing":
-            fields = {"isl": len(prompt)}
+            fields = {"prompt": Prompt(len(prompt))}
         role = draw(st.sampled_from(["whole", "hold", "remote"])) if handed else "whole"
         if role == "hold":
             fields["hold"] = True
             if draw(st.booleans()):
                 after = draw(st.sampled_from([11_000_003, 73_000_043, 420_000_047]))
-                events.append((at + after, Release(id=f"r{number}")))
+                events.append((at + after, ReleaseKv(id=f"r{number}")))
         elif role == "remote":
             fields["remote"] = draw(st.sampled_from([len(prompt), len(prompt), len(prompt) - 1, 99, 5]))
             wait = draw(st.sampled_from([0, 1_000_051, 9_000_053, 300_000_057]))
@@ -94,7 +95,7 @@ def workloads(draw: st.DrawFn) -> Work:
         events.append(
             (
                 at,
-                Submit(
+                SubmitRequest(
                     id=f"r{number}",
                     max_tokens=draw(st.integers(1, 40)),
                     min_tokens=draw(st.sampled_from([0, 3])),
@@ -107,7 +108,7 @@ def workloads(draw: st.DrawFn) -> Work:
         )
         if draw(st.integers(0, 4)) == 0:
             wait = draw(st.sampled_from([0, 3_000_019, 51_000_023, 400_000_041]))
-            events.append((at + wait, Abort(id=f"r{number}")))
+            events.append((at + wait, AbortRequest(id=f"r{number}")))
         if draw(st.integers(0, 9)) == 0:
             events.append((at + draw(st.sampled_from([1, 60_000_029])), ClearCache()))
     return Work(events, pulls)
@@ -140,7 +141,7 @@ def assert_equal(config: SimSettings, work: Work) -> Driven:
     counters = driven.engine.counters(driven.simulation.now)
     assert (counters.hold_expired, counters.pulls_failed) == (oracle.expired, oracle.failed)
     assert counters.pulled == oracle.pulled
-    assert driven.engine.kv_usage == 0.0 and driven.engine.held == 0
+    assert driven.engine.kv_usage == 0.0 and driven.engine.blocks_retained == 0
     return driven
 
 
@@ -168,9 +169,10 @@ def test_tokens_are_out_when_the_naive_engine_says(config: SimSettings, work: Wo
                 assert look < planned and abs(planned - times[out]) <= MICROSECOND
 
 
-@given(small_engines(), workloads(), st.integers(0, 3_000_000_000))
+@given(small_engines(), workloads(), st.integers(0, 3_000_000_000), st.booleans())
 @settings(max_examples=deep(100), deadline=None)
-def test_a_snapshot_taken_at_any_time_changes_nothing(config: SimSettings, work: Work, at: int) -> None:
+def test_a_snapshot_taken_at_any_time_changes_nothing(config: SimSettings, work: Work, at: int, ahead: bool) -> None:
+    config = msgspec.structs.replace(config, async_scheduling=ahead)
     straight = drive(config, work).run()
     broken = drive(config, work).run(until=at)
     # Plain data: it goes through the journal's encoding.
@@ -182,9 +184,10 @@ def test_a_snapshot_taken_at_any_time_changes_nothing(config: SimSettings, work:
     assert broken.told == straight.told and broken.kv == straight.kv
 
 
-@given(small_engines(), workloads(), st.lists(st.integers(0, 3_000_000_000), max_size=8))
+@given(small_engines(), workloads(), st.lists(st.integers(0, 3_000_000_000), max_size=8), st.booleans())
 @settings(max_examples=deep(100), deadline=None)
-def test_looking_at_statistics_changes_nothing(config: SimSettings, work: Work, looks: list[int]) -> None:
+def test_looking_at_statistics_changes_nothing(config: SimSettings, work: Work, looks: list[int], ahead: bool) -> None:
+    config = msgspec.structs.replace(config, async_scheduling=ahead)
     straight = drive(config, work).run()
     watched = drive(config, work)
     total = watched.engine.take_stats(0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.engine.gpus import GIB, GPUS, gpu_of, named
+from penstock.engine.timing.gpus import GIB, GPUS, gpu_of, named
 from penstock.kernel.errors import ConfigError
 
 OWN = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.engine.model_shape import GATED, shape_of
+from penstock.engine.timing.model_shape import GATED, shape_of
 from penstock.kernel.errors import ConfigError
 from tests.engine.models import (
     DEEPSEEK_V3,

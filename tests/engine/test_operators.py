@@ -5,16 +5,17 @@ import numpy as np
 import pytest
 
 from penstock.engine.settings import Calibration, TimingSettings
-from penstock.engine.timing import Timing, timing_of
+from penstock.engine.timing.collectives import link_by_hand, link_measured
+from penstock.engine.timing.timing_model import TimingModel, timing_of
 from penstock.kernel.errors import ConfigError
 from tests.engine.models import profile, profile_with_experts
 
 LAYERS = 4
-SETTINGS = TimingSettings(kind="operators", model="given", profile="given", operator_gap_ms=0.0)
+SETTINGS = TimingSettings(kind="operators", model="given", profile="given")
 MICROSECOND = 1e3
 
 
-def model(tables: dict | None = None, settings: TimingSettings = SETTINGS) -> Timing:
+def model(tables: dict | None = None, settings: TimingSettings = SETTINGS) -> TimingModel:
     return timing_of(settings, 1000, tables or profile())
 
 
@@ -44,15 +45,17 @@ def test_every_measured_point_comes_back_exactly() -> None:
             assert timing.decode(int(read) * seqs, seqs) == pytest.approx(want, rel=1e-12)
         checked += 1
     assert checked >= 18
-    assert timing.extrapolated == 0 and timing.asked >= checked
+    assert timing.extrapolated == 0 and timing.lookups >= checked
 
 
-def test_between_two_operators_of_a_pass_lies_a_gap() -> None:
-    spaced = msgspec.structs.replace(SETTINGS, operator_gap_ms=0.004)
+def test_between_two_operators_of_a_pass_lies_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     # Per layer two norms, two projections and attention; once the embedding, the last norm, the head and the sampler.
     # A layer with experts has their block in place of the second projection.
     for tables in (profile(), profile_with_experts()):
-        more = model(tables, spaced).decode(400, 4) - model(tables).decode(400, 4)
+        close = model(tables).decode(400, 4)
+        with monkeypatch.context() as patched:
+            patched.setattr("penstock.engine.timing.operators.OPERATOR_GAP_MS", 0.004)
+            more = model(tables).decode(400, 4) - close
         assert more == pytest.approx((LAYERS * 5 + 4) * 4 * MICROSECOND)
 
 
@@ -81,13 +84,13 @@ def timing_outputs(count: int) -> float:
 def test_what_was_not_measured_is_counted() -> None:
     timing = model()
     timing.decode(8 * 200, 8)
-    assert (timing.asked, timing.extrapolated) == (1, 0)
+    assert (timing.lookups, timing.extrapolated) == (1, 0)
     timing.decode(8 * 300, 8)  # each reads more than 256 tokens
     timing.decode(9 * 10, 9)  # more sequences than attention was measured with
     timing.mixed(40, iter([(0, 40)]), 0, 0)  # a longer chunk
-    assert (timing.asked, timing.extrapolated) == (4, 3)
+    assert (timing.lookups, timing.extrapolated) == (4, 3)
     timing.run(4 * 250, 4, 20)
-    assert (timing.asked, timing.extrapolated) == (24, 3 + 13)
+    assert (timing.lookups, timing.extrapolated) == (24, 3 + 13)
     assert timing.decode(8 * 400, 8) > timing.decode(8 * 300, 8)
 
 
@@ -142,10 +145,10 @@ def test_fewer_sequences_than_were_measured_lie_between_those_and_none() -> None
     assert timing.extrapolated == 0
 
 
-def test_the_host_s_part_is_added() -> None:
-    calibration = Calibration(pass_overhead_ms=1.0, sequence_overhead_ms=0.5)
+def test_constants_of_the_roofline_are_no_part_of_a_profile() -> None:
+    calibration = Calibration(pass_overhead_ms=1.0, sequence_overhead_ms=0.5, layer_overhead_ms=1.0)
     settings = msgspec.structs.replace(SETTINGS, calibration=calibration)
-    assert model(settings=settings).decode(400, 4) == pytest.approx(model().decode(400, 4) + 3e6)
+    assert model(settings=settings).decode(400, 4) == model().decode(400, 4)
 
 
 def test_collectives_come_from_the_gpu_s_link() -> None:
@@ -158,6 +161,46 @@ def test_collectives_come_from_the_gpu_s_link() -> None:
     sent = 2 * LAYERS * (2 * 1 / 2) * 4 * 64 * 2 / 450e9
     more = model(settings=settings).decode(400, 4) - model().decode(400, 4)
     assert more == pytest.approx((2 * LAYERS * 10e-6 + sent) * 1e9)
+
+
+def test_a_link_can_be_given_and_measured() -> None:
+    settings = msgspec.structs.replace(SETTINGS, gpu="rtxpro6000", tensor_parallel=2)
+    alone = model().decode(400, 4)
+    sent = 2 * LAYERS * 4 * 64 * 2
+    by_table = model(settings=settings).decode(400, 4) - alone
+    assert by_table == pytest.approx((2 * LAYERS * 20e-6 + sent / 16e9) * 1e9)
+    given = model({**profile(), "link": link_by_hand("32GB/s, 5us")}, settings).decode(400, 4) - alone
+    assert given == pytest.approx((2 * LAYERS * 5e-6 + sent / 32e9) * 1e9)
+    # Two GPUs: as many bytes on the bus as there are; 10 us and 20 GB/s.
+    rows = [f"{size} {size // 4} float sum -1 {10 + size / 20e3:.3f} {1} {1} 0" for size in (1024, 65536, 1 << 24)]
+    found = link_measured(["# size count", *rows], "nccl.txt")
+    assert found.rate == pytest.approx(20e9, rel=1e-3) and found.latency == pytest.approx(10e-6, rel=1e-3)
+    with pytest.raises(ConfigError, match="all_reduce_perf"):
+        link_by_hand("fast")
+    with pytest.raises(ConfigError, match="two sizes"):
+        link_measured(rows[:1], "nccl.txt")
+
+
+def test_ranks_with_experts_between_them_wait_for_the_fullest() -> None:
+    settings = msgspec.structs.replace(SETTINGS, gpu="h100", expert_parallel=2)
+    spread, whole = (model(profile_with_experts(), each) for each in (settings, SETTINGS))
+    # Each rank decodes half of the sequences; all of them go through the experts of both.
+    assert spread.decode(64 * 8, 8) < whole.decode(64 * 8, 8) + 1e6
+    assert spread.decode(64 * 7, 7) == pytest.approx(spread.decode(64 * 8, 8), rel=0.02)
+    # One prompt is one rank's: the other waits. Two of that size take both ranks as long.
+    one = spread.mixed(8, iter([(0, 8)]), 64 * 2, 2)
+    two = spread.mixed(16, iter([(0, 8), (0, 8)]), 64 * 2, 2)
+    assert two - one < whole.mixed(16, iter([(0, 8), (0, 8)]), 64 * 2, 2) - whole.mixed(8, iter([(0, 8)]), 64 * 2, 2)
+
+
+def test_uneven_sequences_take_longer_as_the_profile_says() -> None:
+    skew = {"n": [4.0], "pc": [0.0], "kv_big": [256.0], "kv_mean": [128.0]}
+    skew |= {"t_mean_us": [10.0], "t_max_us": [20.0], "t_skew_us": [12.5]}
+    timing = model({**profile(), "skew": skew})
+    assert timing.uneven and not model().uneven
+    even, most = timing.run(4 * 100, 4, 1).after(1), timing.run(4 * 200, 4, 1).after(1)
+    uneven = timing.run(4 * 100, 4, 1, 200).after(1)
+    assert uneven == pytest.approx(even + 0.25 * (most - even), abs=2)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.gpus import named
-from penstock.engine.model_shape import shape_of
-from penstock.engine.roofline import Roofline, RooflineTiming, experts_touched, work_of
 from penstock.engine.settings import Calibration, TimingSettings
-from penstock.engine.timing import timing_of
+from penstock.engine.timing.gpus import named
+from penstock.engine.timing.model_shape import shape_of
+from penstock.engine.timing.roofline import Roofline, RooflineTiming, experts_touched, work_of
+from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.errors import ConfigError
 from tests.engine.models import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_8B, LLAMA_70B, MIXTRAL_8X7B, TINY
 
@@ -19,6 +19,11 @@ IDEAL = Calibration(
     link_efficiency=1.0,
     link_latency_ms=0.0,
     layer_overhead_ms=0.0,
+    expert_layer_overhead_ms=0.0,
+    expert_efficiency=1.0,
+    widening_efficiency=1.0,
+    pass_overhead_ms=0.0,
+    sequence_overhead_ms=0.0,
 )
 H100 = named("h100")
 

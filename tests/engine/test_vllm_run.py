@@ -8,15 +8,16 @@ from statistics import mean
 
 import pytest
 
-from penstock.config.timing_files import load_timing
-from penstock.engine.capacity import kv_blocks_of
+from penstock.config.files.timing_files import load_timing
 from penstock.engine.engine import Engine
-from penstock.engine.events import Finished, Submit
-from penstock.engine.gpus import named
-from penstock.engine.model_shape import shape_of
+from penstock.engine.events import EngineFinished, SubmitRequest
+from penstock.engine.kv_capacity import kv_blocks_of
 from penstock.engine.settings import SimSettings, TimingSettings
+from penstock.engine.timing.gpus import named
+from penstock.engine.timing.model_shape import shape_of
 from penstock.kernel.machine import SECOND
 from penstock.kernel.simulation import Simulation
+from penstock.kernel.values import Prompt
 from tests.engine.models import LLAMA_8B
 
 RUN = Path(os.environ.get("PENSTOCK_TRACES", "../shared/traces")) / "vllm_real"
@@ -56,19 +57,21 @@ def errors(timing: TimingSettings) -> tuple[float, float, float]:
         max_seqs=128,
         max_batched_tokens=2048,
         timing=timing,
-        emit_decode_blocks=False,
+        async_scheduling=True,
     )
-    done: list[Finished] = []
+    done: list[EngineFinished] = []
 
     def world(now: int, sender: str, effect: object) -> tuple[()]:
-        if isinstance(effect, Finished):
+        if isinstance(effect, EngineFinished):
             done.append(effect)
         return ()
 
     simulation = Simulation({"engine": Engine(settings, table=load_timing(timing))}, world)
     began = min(row["arrival_time"] for row in rows)
     for row in rows:
-        submit = Submit(id=row["request_id"], isl=row["input_toks"], max_tokens=row["output_toks"], ignore_eos=True)
+        submit = SubmitRequest(
+            id=row["request_id"], prompt=Prompt(row["input_toks"]), max_tokens=row["output_toks"], ignore_eos=True
+        )
         simulation.post(round((row["arrival_time"] - began) * SECOND), "engine", submit)
     simulation.run()
     assert len(done) == len(rows)
@@ -81,12 +84,6 @@ def errors(timing: TimingSettings) -> tuple[float, float, float]:
 def test_a_profile_of_the_gpu_s_operators_gives_the_run_back(model: str) -> None:
     ttft, tpot, whole = errors(TimingSettings(kind="operators", model=model, profile=str(PROFILE)))
     assert abs(ttft) < 0.04 and abs(tpot) < 0.01 and abs(whole) < 0.02
-
-
-def test_the_gap_between_operators_is_part_of_it(model: str) -> None:
-    timing = TimingSettings(kind="operators", model=model, profile=str(PROFILE), operator_gap_ms=0.0)
-    ttft, tpot, whole = errors(timing)
-    assert -0.15 < ttft < -0.04 and -0.05 < tpot < -0.02 and -0.06 < whole < -0.02
 
 
 def test_the_data_sheet_alone_comes_near(model: str) -> None:

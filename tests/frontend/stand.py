@@ -11,22 +11,22 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from penstock.adapters.engines.wire import open_calls
-from penstock.adapters.telemetry.prometheus import Metrics
-from penstock.config.cluster import ClusterSettings, EngineStatsSettings, ModelSettings, PoolSettings
-from penstock.config.frontend import FrontendSettings
-from penstock.frontend.cluster import NodeCluster
-from penstock.frontend.server import Server
+from penstock.adapters.engines.http.http1_client import open_calls
+from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
+from penstock.config.settings.cluster_settings import ClusterSettings, EngineStatsSettings, ModelSettings, PoolSettings
+from penstock.config.settings.frontend_settings import FrontendSettings
+from penstock.frontend.http.http_server import HttpServer
+from penstock.frontend.node_cluster import NodeCluster
+from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
 from penstock.frontend.service import Service
-from penstock.frontend.tokens import PromptTokenizer
 from penstock.kernel.values import WorkerCard, WorkerId
-from penstock.router.events import Noted, Publish, ReplayWanted, WorkerJoined
+from penstock.router.events import OperatorNote, Publish, ReplayWanted, WorkerJoined
 from penstock.router.router import Router
-from penstock.runtime.live import Live
+from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.loop_monitor import LoopMonitor
-from penstock.runtime.observers import NOTHING
-from penstock.runtime.stats import Stats
-from penstock.runtime.tickets import Tickets
+from penstock.runtime.node.engine_stats import EngineStats
+from penstock.runtime.node.tickets import Tickets
+from penstock.runtime.node.worker_observers import NOTHING
 
 _key: Any = getattr(web, "RequestKey", web.AppKey)
 ENGINE: Any = _key("engine", object)
@@ -125,7 +125,9 @@ def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
 class Stand:
     """The whole arrangement."""
 
-    def __init__(self, service: Service, server: Server, live: Live, router: Router, engines: list[Engine]) -> None:
+    def __init__(
+        self, service: Service, server: HttpServer, live: LiveDriver, router: Router, engines: list[Engine]
+    ) -> None:
         self.service = service
         self.server = server
         self.live = live
@@ -175,9 +177,9 @@ async def stand(
     frontend = msgspec.structs.replace(frontend or base.frontend, port=0, http=HTTP)
     base = msgspec.structs.replace(base, frontend=frontend)
     router = Router(base.router, name="router", seed=1)
-    live = Live({"router": router})
+    live = LiveDriver({"router": router})
     notes: dict[str, int] = {}
-    live.on(Noted, lambda now, sender, effect: notes.update({effect.kind: notes.get(effect.kind, 0) + 1}))
+    live.on(OperatorNote, lambda now, sender, effect: notes.update({effect.kind: notes.get(effect.kind, 0) + 1}))
     live.on(ReplayWanted, lambda now, sender, effect: None)
     live.on(Publish, lambda now, sender, effect: None)
     tickets = Tickets(live)
@@ -193,7 +195,9 @@ async def stand(
         noted=notes,
         peers=None,
         status=status,
-        observers=SimpleNamespace(stats=Stats(EngineStatsSettings(interval=0.0), lambda worker: NOTHING, "router")),
+        observers=SimpleNamespace(
+            stats=EngineStats(EngineStatsSettings(interval=0.0), lambda worker: NOTHING, "router")
+        ),
         store=None,
         plane=None,
         membership=SimpleNamespace(newer=0),
@@ -209,12 +213,12 @@ async def stand(
         tickets=tickets,
         engines=open_calls(HTTP == "fast", connect_timeout=1.0),
         tokenizers=dict.fromkeys(base.models, tokenizer),
-        metrics=Metrics("router", base.frontend.context_types_max),
+        metrics=FrontendMetrics("router", base.frontend.context_types_max),
         records=records,
         decisions=decisions,
         run_offset=offset,
     )
-    server = Server(service)
+    server = HttpServer(service)
     await server.start()
     found = Stand(service, server, live, router, engines)
     found.records = records.kept

@@ -8,10 +8,10 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from penstock.config.cluster import ClusterSettings, ModelSettings
-from penstock.config.frontend import FrontendSettings
-from penstock.frontend import ui
-from penstock.frontend.history import History
+from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings
+from penstock.config.settings.frontend_settings import FrontendSettings
+from penstock.frontend.admin import page_routes
+from penstock.frontend.admin.request_history import RequestHistory
 from penstock.kernel.values import Target
 from penstock.router.events import Closed, Decision
 from tests.frontend.stand import stand
@@ -114,7 +114,7 @@ async def test_page_is_self_contained() -> None:
             file = await s.http.get(f"/{path}")
             kind = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}[path.rpartition(".")[2]]
             assert file.status == 200 and file.headers["content-type"].startswith(kind)
-        everything = "".join([(await (await s.http.get(f"/ui/{name}")).text()) for name in ui._files()])
+        everything = "".join([(await (await s.http.get(f"/ui/{name}")).text()) for name in page_routes._files()])
         elsewhere = set(re.findall(r"https?://[^\s\"'`<]+", everything)) - {"http://www.w3.org/2000/svg"}
         assert not elsewhere and "innerHTML" not in everything
         for name in ("nothing.js", "..%2fui.py", "index.html%00"):
@@ -178,7 +178,7 @@ def decision(request: str, attempt: int = 1) -> Decision:
         model="m",
         mode="kv",
         chosen=Target("w"),  # type: ignore[arg-type]
-        because="test",
+        reason="test",
         isl=1,
         blocks=0,
         queued=0.0,
@@ -187,7 +187,7 @@ def decision(request: str, attempt: int = 1) -> Decision:
 
 
 def test_history_forgets_the_oldest() -> None:
-    history = History(3, 2)
+    history = RequestHistory(3, 2)
     for name, attempt in (("a", 1), ("a", 2), ("b", 1), ("c", 1)):
         history.decided(decision(name, attempt))
     found = history.explain("a")
@@ -208,7 +208,7 @@ def test_history_forgets_the_oldest() -> None:
     for name in ("x", "y", "z", "y"):
         history.closed(msgspec.structs.replace(closed, id=name))
     assert [entry["id"] for entry in history.last_closed(9)] == ["y", "z"]
-    History(0, 0).decided(decision("a"))
+    RequestHistory(0, 0).decided(decision("a"))
     json.dumps(history.last_decisions(5))
 
 

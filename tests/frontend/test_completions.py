@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from penstock.config.cluster import ClusterSettings, ModelSettings
-from penstock.config.frontend import FrontendSettings, LimitSettings, UpstreamSettings
+from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings
+from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, UpstreamSettings
 from penstock.router.settings import RouterSettings
 from tests.frontend.stand import ENGINE, answer, answer_well, chunk, eventually, stand
 
@@ -475,6 +475,17 @@ async def test_context_types_are_bounded() -> None:
         assert 'context_type="c"' not in text
 
 
+async def test_a_hint_that_does_nothing_is_said_and_counted() -> None:
+    async with stand() as s:
+        idle = {"agent_hints": {"speculative_prefill": True, "osl": 5}, "cache_control": {"type": "ephemeral"}}
+        answer = await (await s.chat(nvext={**idle, "extra_fields": ["worker_id"]})).json()
+        assert answer["nvext"]["ignored_hints"] == ["agent_hints.speculative_prefill", "cache_control"]
+        answer = await (await s.chat(nvext={"agent_hints": {"speculative_prefill": False}})).json()
+        assert "nvext" not in answer
+        text = await (await s.http.get("/metrics")).text()
+        assert 'penstock_ignored_hints_total{model="m",hint="cache_control"} 1' in text
+
+
 async def test_client_that_reads_nothing_is_cut_off() -> None:
     frontend = FrontendSettings(upstream=UpstreamSettings(stall_timeout=0.5))
     async with stand(frontend=frontend) as s:
@@ -499,7 +510,7 @@ async def test_client_that_reads_nothing_is_cut_off() -> None:
 
 
 async def test_slow_body_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.frontend.context.BODY_TIMEOUT", 0.1)
+    monkeypatch.setattr("penstock.frontend.http.request_context.BODY_TIMEOUT", 0.1)
     async with stand() as s:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(s.server.url.rsplit(":", 1)[1]))
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")

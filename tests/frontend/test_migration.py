@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from penstock.adapters.engines.sim.server import RunningServer, start
-from penstock.config.cluster import ClusterSettings, ModelSettings, PoolSettings
-from penstock.config.frontend import FrontendSettings, UpstreamSettings
+from penstock.adapters.engines.sim.sim_server import RunningServer, start
+from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
+from penstock.config.settings.frontend_settings import FrontendSettings, UpstreamSettings
 from penstock.engine.settings import SimSettings, TimingSettings
-from penstock.frontend.body import parse
-from penstock.frontend.job import Job
-from penstock.frontend.migration import obstacle
-from penstock.frontend.tokens import load_tokenizer
+from penstock.frontend.exchange.migration import obstacle
+from penstock.frontend.exchange.upstream_request import UpstreamRequest
+from penstock.frontend.prompt.prompt_tokenizer import load_tokenizer
+from penstock.frontend.prompt.request_body import parse
 from penstock.kernel.values import WorkerCard, WorkerId
 from penstock.router.events import WorkerJoined, WorkerLeft
 from penstock.router.settings import HedgeSettings, MigrationSettings, QueueSettings, RouterSettings
@@ -166,7 +166,7 @@ async def test_the_only_engine_comes_back_and_goes_on() -> None:
         cut(servers, 9)
         running = asyncio.create_task(events(s, path, body))
         async with asyncio.timeout(10):
-            while not s.router.stranded:
+            while not s.router.waiting_for_worker:
                 await asyncio.sleep(0.005)
         join(s, 0, servers[0], epoch=2)
         assert text_of(await running) == text_of(whole)
@@ -201,7 +201,7 @@ def test_what_can_not_be_taken_up_says_why(case: str) -> None:
     more, why = REFUSED[case]
     raw = msgspec.json.encode({"model": "m", **CHAT, "stream": True, **more})
     parsed = parse("chat_completions", raw)
-    assert why in (obstacle(Job("/x", raw, "application/json", "chat", True, parsed)) or "")
+    assert why in (obstacle(UpstreamRequest("/x", raw, "application/json", "chat", True, parsed)) or "")
 
 
 async def test_an_answer_that_can_not_be_taken_up_ends_with_the_reason() -> None:
@@ -324,7 +324,7 @@ async def test_a_stream_of_nothing_but_the_end_mark_is_no_answer() -> None:
 
 
 async def test_a_silent_stream_of_a_worker_that_left_is_given_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.frontend.attempt.GONE_SILENCE", 0.1)
+    monkeypatch.setattr("penstock.frontend.exchange.attempt.GONE_SILENCE", 0.1)
 
     async def stalls(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         return await said(request, [chunk({"content": "a "})], hold=30.0)
@@ -346,7 +346,7 @@ async def test_an_answer_that_a_worker_that_left_never_begins_is_got_elsewhere(
     monkeypatch: pytest.MonkeyPatch, streamed: bool
 ) -> None:
     """vLLM forgets what comes while its engine ends, and keeps the connection open: it even waits for it."""
-    monkeypatch.setattr("penstock.frontend.attempt.GONE_SILENCE", 0.1)
+    monkeypatch.setattr("penstock.frontend.exchange.attempt.GONE_SILENCE", 0.1)
     arrived = asyncio.Event()
 
     async def hangs(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

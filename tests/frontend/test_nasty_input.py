@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.frontend import FrontendSettings, LimitSettings
-from penstock.frontend.body import decode_object, parse
+from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings
+from penstock.frontend.prompt.request_body import decode_object, parse
 from penstock.kernel.errors import ClientError
 from tests.frontend.stand import Stand, stand
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from penstock.config.frontend import PROXIED_ROUTES, FrontendSettings, SecuritySettings
+from penstock.config.settings.frontend_settings import PROXIED_ROUTES, FrontendSettings, SecuritySettings
 from penstock.frontend.app import admin_app, public_app
-from penstock.frontend.hints import EXTRA_FIELDS
-from penstock.frontend.openapi import PROBLEMS, openapi
+from penstock.frontend.openapi.openapi import PROBLEMS, openapi
+from penstock.frontend.prompt.routing_hints import EXTRA_FIELDS
 from tests.frontend.stand import stand
 
 CATCH_ALL = "/v1/{rest}"

@@ -4,15 +4,15 @@ import json
 
 import msgspec
 
-from penstock.adapters.sources.told import ClusterTold, since
-from penstock.runtime.planning.report import RECORDS
+from penstock.adapters.sources.frontend_counters import ClusterCounters, since
+from penstock.runtime.planning.planner_report import RECORDS
 from tests.frontend.stand import stand
 
 
-async def told(s) -> ClusterTold:
+async def told(s) -> ClusterCounters:
     async with s.http.get("/admin/planner/seen") as answer:
         assert answer.status == 200
-        return msgspec.json.decode(await answer.read(), type=ClusterTold)
+        return msgspec.json.decode(await answer.read(), type=ClusterCounters)
 
 
 async def test_requests_are_told_as_they_arrive_and_end():
@@ -26,7 +26,7 @@ async def test_requests_are_told_as_they_arrive_and_end():
         counts = since(frontend.models["m"].counts, None if known is None else known.counts)
         assert (counts.arrived, counts.answered, counts.output_tokens, counts.lost) == (3, 3, 15, 0)
         assert counts.prompt_tokens == counts.answered_prompt_tokens > 0
-        assert (counts.cached_tokens, counts.told_tokens) == (9, counts.prompt_tokens)
+        assert (counts.cached_tokens, counts.cache_reported_tokens) == (9, counts.prompt_tokens)
         assert counts.ttft_count == 3
         (engine,) = frontend.engines
         assert (engine.worker, engine.ready, engine.ranks[0].running) == ("e0", True, 0)

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from penstock.config.frontend import FrontendSettings
-from penstock.frontend import server as servers
-from penstock.frontend.server import Server
-from penstock.runtime.ports import bind
+from penstock.config.settings.frontend_settings import FrontendSettings
+from penstock.frontend.http import http_server as servers
+from penstock.frontend.http.http_server import HttpServer
+from penstock.runtime.listen_address import bind
 from tests.frontend.stand import Stand, answer, eventually, stand
 
 
 @pytest.fixture(params=["fast", "plain"])
 async def handed(
     request: pytest.FixtureRequest, monkeypatch: Any
-) -> AsyncIterator[tuple[Stand, Server, list[socket.socket]]]:
+) -> AsyncIterator[tuple[Stand, HttpServer, list[socket.socket]]]:
     """A stand beside a second server on sockets that somebody else holds as well, as a supervisor does."""
     monkeypatch.setattr(servers, "LULL", 0.3)
     async with stand(frontend=FrontendSettings(http=request.param)) as s:
         held = bind("127.0.0.1", 0)
-        server = Server(s.service, [one.dup() for one in held])
+        server = HttpServer(s.service, [one.dup() for one in held])
         await server.start()
         yield s, server, held
         await server.close()
@@ -40,7 +40,7 @@ def ask(connection: http.client.HTTPConnection, path: str = "/v1/chat/completion
     return found.status, found.getheader("connection")
 
 
-def connect(server: Server) -> http.client.HTTPConnection:
+def connect(server: HttpServer) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=10)
 
 
@@ -59,7 +59,7 @@ async def test_what_comes_over_an_open_connection_is_answered_and_told_to_go(han
 
 async def test_a_successor_on_the_same_socket_gets_the_new_connections(handed):
     s, server, held = handed
-    successor = Server(s.service, [one.dup() for one in held])
+    successor = HttpServer(s.service, [one.dup() for one in held])
     waiting = connect(server)
     await asyncio.to_thread(waiting.connect)
     await server._stop_accepting()

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.frontend.sse import TAIL_MAX, SseTap, cached_tokens, output_tokens, prompt_tokens
+from penstock.frontend.exchange.sse import TAIL_MAX, SseTap, cached_tokens, output_tokens, prompt_tokens
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 8}}
 

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.adapters.telemetry.exposition import Registry, merge, parse
-from penstock.adapters.telemetry.otel import Tracer
-from penstock.adapters.telemetry.prometheus import SEEN_BY_ALL, Metrics
+from penstock.adapters.telemetry.frontend_metrics import SEEN_BY_ALL, FrontendMetrics
+from penstock.adapters.telemetry.otel_tracer import OtelTracer
+from penstock.adapters.telemetry.prometheus_text import MetricRegistry, merge, parse
 from penstock.frontend import logs
-from penstock.frontend.records import Discard, keep_writing
+from penstock.frontend.record_writer import DiscardingSink, keep_writing
 from penstock.kernel.errors import ConfigError
-from penstock.runtime.run_folder import CsvRows, LineWriter
+from penstock.runtime.records.run_folder import CsvRows, LineWriter
 
 WANTED = (
     "dynamo_frontend_requests_total",
@@ -46,13 +46,13 @@ WANTED = (
 
 
 def test_names_that_dashboards_query_are_there() -> None:
-    families = Metrics("r").registry.families
+    families = FrontendMetrics("r").registry.families
     assert [name for name in WANTED if name not in families] == []
     assert all(name in families for name in SEEN_BY_ALL)
 
 
 def test_text_is_what_prometheus_reads() -> None:
-    metrics = Metrics("r")
+    metrics = FrontendMetrics("r")
     metrics.started("m", "completions", True, 'odd "type"\nwith\\all')
     metrics.ttft.observe(0.05, "m")
     metrics.registry.gauge("odd_numbers", "inf and nan").set(to=float("inf"))
@@ -66,8 +66,8 @@ def test_text_is_what_prometheus_reads() -> None:
 
 @given(st.lists(st.lists(st.floats(0, 100), max_size=20), min_size=1, max_size=4))
 def test_merged_processes_equal_one_that_saw_everything(parts: list[list[float]]) -> None:
-    def seen(values: list[float]) -> Registry:
-        registry = Registry()
+    def seen(values: list[float]) -> MetricRegistry:
+        registry = MetricRegistry()
         histogram = registry.histogram("h", "help", (1, 10, 50), "model")
         counter = registry.counter("c", "help")
         gauge = registry.gauge("g", "help")
@@ -84,7 +84,7 @@ def test_merged_processes_equal_one_that_saw_everything(parts: list[list[float]]
 
 
 def test_registering_twice_is_a_mistake() -> None:
-    registry = Registry()
+    registry = MetricRegistry()
     registry.counter("a", "x")
     with pytest.raises(ValueError, match="exists"):
         registry.gauge("a", "x")
@@ -141,7 +141,7 @@ def test_lines_are_written_together_but_warnings_at_once(root: None) -> None:
 
 
 def test_no_endpoint_no_library() -> None:
-    tracer = Tracer(None)
+    tracer = OtelTracer(None)
     span = tracer.start("x", "00-aa-bb-01")
     assert span.traceparent is None
     span.set("a", 1)
@@ -153,7 +153,7 @@ def test_no_endpoint_no_library() -> None:
 def test_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
     with pytest.raises(ConfigError, match=r"penstock\[otel\]"):
-        Tracer("http://127.0.0.1:4318")
+        OtelTracer("http://127.0.0.1:4318")
 
 
 def test_spans_hang_below_the_callers_trace_and_reach_a_collector() -> None:
@@ -173,7 +173,7 @@ def test_spans_hang_below_the_callers_trace_and_reach_a_collector() -> None:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        tracer = Tracer(f"http://127.0.0.1:{server.server_port}")
+        tracer = OtelTracer(f"http://127.0.0.1:{server.server_port}")
         trace = "0af7651916cd43dd8448eb211c80319c"
         span = tracer.start("chat", f"00-{trace}-b7ad6b7169203331-01", "a=b")
         assert span.traceparent is not None and span.traceparent.split("-")[1] == trace
@@ -207,10 +207,10 @@ def test_csv_rows_survive_a_full_disk(tmp_path: Path) -> None:
 async def test_writers_are_flushed_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncio
 
-    monkeypatch.setattr("penstock.frontend.records.FLUSH_EVERY", 0.01)
+    monkeypatch.setattr("penstock.frontend.record_writer.FLUSH_EVERY", 0.01)
     threads: list[int] = []
 
-    class Slow(Discard):
+    class Slow(DiscardingSink):
         def flush(self) -> None:
             threads.append(threading.get_ident())
 
@@ -255,6 +255,6 @@ def test_lines_that_come_while_others_are_written_are_kept(tmp_path: Path, monke
 def test_module_import_is_lazy() -> None:
     import subprocess
 
-    code = "import sys, penstock.adapters.telemetry.otel; print('opentelemetry' in sys.modules)"
+    code = "import sys, penstock.adapters.telemetry.otel_tracer; print('opentelemetry' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

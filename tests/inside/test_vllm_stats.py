@@ -14,8 +14,8 @@ import msgspec
 import pytest
 import zmq
 
-from penstock.inside import publisher
-from penstock.kernel.steps import STATS_ENV, PassTold
+from penstock.inside import stats_publisher
+from penstock.kernel.pass_report import STATS_ENV, PassReport
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,9 +37,9 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield importlib.import_module("penstock.inside.vllm_stats")
     filters[:] = before
     sys.modules.pop("penstock.inside.vllm_stats", None)
-    for opened in publisher._open.values():
+    for opened in stats_publisher._open.values():
         opened.close()
-    publisher._open.clear()
+    stats_publisher._open.clear()
 
 
 def scheduler(**more: Any) -> SimpleNamespace:
@@ -66,14 +66,14 @@ def subscriber(endpoint: str) -> "zmq.Socket[bytes]":
     return socket
 
 
-def heard(plugin: Any, logger: Any, socket: "zmq.Socket[bytes]", *args: Any, **kwargs: Any) -> PassTold:
+def heard(plugin: Any, logger: Any, socket: "zmq.Socket[bytes]", *args: Any, **kwargs: Any) -> PassReport:
     """Record a pass again and again until the subscription has got through, and return what arrived first."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     for _ in range(500):
         logger.record(*args, **kwargs)
         if poller.poll(10):
-            return msgspec.msgpack.decode(socket.recv(), type=PassTold)
+            return msgspec.msgpack.decode(socket.recv(), type=PassReport)
     raise AssertionError("nothing was published")
 
 
@@ -90,17 +90,17 @@ def test_without_its_environment_name_it_does_nothing(plugin: Any) -> None:
     logger.log_engine_initialized()
     logger.record(scheduler(), None, mm_cache_stats=None, engine_idx=0)
     assert not logger.active
-    assert publisher._open == {}
+    assert stats_publisher._open == {}
     assert logging.getLogger("vllm.v1.metrics.loggers").filters == []
 
 
 def test_a_pass_is_told_as_vllm_says_it(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STATS_ENV, "tcp://127.0.0.1:*")
     logger = plugin.PassLogger(object(), 3)
-    endpoint = publisher._open["tcp://127.0.0.1:*"].endpoint
+    endpoint = stats_publisher._open["tcp://127.0.0.1:*"].endpoint
     with subscriber(endpoint) as socket:
         told = heard(plugin, logger, socket, scheduler(), SimpleNamespace(num_preempted_reqs=2), engine_idx=3)
-        again = msgspec.msgpack.decode(socket.recv(), type=PassTold) if socket.poll(50) else None
+        again = msgspec.msgpack.decode(socket.recv(), type=PassReport) if socket.poll(50) else None
     assert (told.rank, told.wall) == (3, 0.0125)
     assert (told.prefill_requests, told.prefill_tokens) == (2, 300)
     assert (told.decode_seqs, told.decode_tokens) == (5, 6)
@@ -110,7 +110,7 @@ def test_a_pass_is_told_as_vllm_says_it(plugin: Any, monkeypatch: pytest.MonkeyP
 
 def test_what_vllm_does_not_say_is_absent(plugin: Any) -> None:
     bare = SimpleNamespace(iteration_details=scheduler().iteration_details)
-    told = plugin.told_of(bare.iteration_details, bare, None, 0, 0)
+    told = plugin.pass_report(bare.iteration_details, bare, None, 0, 0)
     assert (told.waiting, told.running, told.kv_usage, told.preemptions) == (None, None, None, None)
 
 
@@ -126,7 +126,7 @@ def test_passes_of_idle_ranks_and_those_without_details_are_left_out(
     for _ in range(3):
         logger.record(scheduler(iteration_details=None), None)
     assert logger.active
-    assert publisher._open["tcp://127.0.0.1:*"].next_number() == 0
+    assert stats_publisher._open["tcp://127.0.0.1:*"].next_number() == 0
     said = [r for r in caplog.records if "--enable-logging-iteration-details" in r.getMessage()]
     assert len(said) == 1
 
@@ -159,7 +159,7 @@ def test_an_endpoint_that_is_taken_or_nonsense_leaves_it_off(
 def test_ranks_of_one_server_share_the_endpoint(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STATS_ENV, "tcp://127.0.0.1:*")
     assert plugin.PassLogger(object(), 0).active and plugin.PassLogger(object(), 1).active
-    assert len(publisher._open) == 1
+    assert len(stats_publisher._open) == 1
 
 
 def test_only_the_line_of_every_pass_is_kept_out_of_vllms_log(
@@ -181,10 +181,10 @@ def test_only_the_line_of_every_pass_is_kept_out_of_vllms_log(
 def test_a_slow_subscriber_costs_the_engine_nothing(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STATS_ENV, "tcp://127.0.0.1:*")
     logger = plugin.PassLogger(object(), 0)
-    with subscriber(publisher._open["tcp://127.0.0.1:*"].endpoint) as socket:
+    with subscriber(stats_publisher._open["tcp://127.0.0.1:*"].endpoint) as socket:
         first = heard(plugin, logger, socket, scheduler(), None)
-        count = 5 * publisher.HWM
+        count = 5 * stats_publisher.HWM
         for _ in range(count):  # nobody reads meanwhile; a send that waited would never come back
             logger.record(scheduler(), None)
         assert logger.active
-        assert publisher._open["tcp://127.0.0.1:*"].next_number() > first.number + count
+        assert stats_publisher._open["tcp://127.0.0.1:*"].next_number() > first.number + count

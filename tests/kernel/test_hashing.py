@@ -8,14 +8,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.hashing import (
-    block_hashes,
-    chain,
-    extra_bytes,
-    local_hashes,
-    text_hashes,
-    token_bytes,
-)
+from penstock.kernel.hashing import block_hashes, chain, extra_bytes, local_hashes, text_hashes, token_bytes
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=70)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.machine import nanos, seconds
-from penstock.kernel.stats import LineFit, percentile
+from penstock.kernel.statistics import LineFit, percentile
 from penstock.kernel.values import PoolKey, StepStats, Target, WorkerCard, WorkerId
 
 counts = st.one_of(st.none(), st.integers(0, 10**6))

@@ -48,8 +48,8 @@ class Served:
     def text(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_up(self) -> "Served":
-        until(lambda: "Ctrl-C" in self.text or self.process.poll() is not None, START_LIMIT, lambda: self.text)
+    def wait_up(self, limit: float = START_LIMIT) -> "Served":
+        until(lambda: "Ctrl-C" in self.text or self.process.poll() is not None, limit, lambda: self.text)
         assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{self.text}"
         return self
 
@@ -159,12 +159,12 @@ def _send(url: str, data: bytes | None, headers: dict[str, str] | None) -> tuple
     return status, body, {name.lower(): value for name, value in got.items()}
 
 
-def stream(url: str, body: Any) -> Iterator[str]:
-    """Yield the data of each server-sent event of a streamed answer."""
+def stream(url: str, body: Any, timeout: float = 30.0) -> Iterator[str]:
+    """Yield the data of each server-sent event of a streamed answer. ``timeout``: seconds between two of them."""
     sent = urllib.request.Request(
         url, data=json.dumps({**body, "stream": True}).encode(), headers={"content-type": "application/json"}
     )
-    with urllib.request.urlopen(sent, timeout=30) as answer:
+    with urllib.request.urlopen(sent, timeout=timeout) as answer:
         for line in answer:
             if line.startswith(b"data: "):
                 yield line[6:].decode().strip()
@@ -172,15 +172,21 @@ def stream(url: str, body: Any) -> Iterator[str]:
 
 @contextmanager
 def served(
-    folder: Path, *arguments: str, env: dict[str, str] | None = None, before: Sequence[str] = ()
+    folder: Path,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    before: Sequence[str] = (),
+    start_limit: float = START_LIMIT,
 ) -> Iterator[Served]:
     """Start a command, wait until it is up, stop it afterwards and check that nothing is left behind.
 
-    ``before``: words in front of it, such as those of another network namespace.
+    Args:
+        before: words in front of it, such as those of another network namespace.
+        start_limit: seconds until it must be up.
     """
     cluster = Served(list(arguments), folder, env, before)
     try:
-        cluster.wait_up()
+        cluster.wait_up(start_limit)
         yield cluster
     finally:
         family = cluster.children()

@@ -12,7 +12,7 @@ import sys
 
 
 async def serve(options: argparse.Namespace) -> None:
-    from penstock.adapters.engines.sim.server import start
+    from penstock.adapters.engines.sim.sim_server import start
     from penstock.engine.settings import SimSettings
 
     events = json.loads(options.kv_events_config or "{}")

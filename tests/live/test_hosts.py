@@ -59,7 +59,6 @@ def cluster(folder: Path, *, clock: str | None = None) -> Iterator[Cluster]:
             discovery = {
                 "store": "etcd",
                 "etcd.urls": etcd.url,
-                "etcd.timeout": "3",
                 "ttl": f"{TTL:g}",
                 "kv_events": "nats",
                 "nats.urls": nats.url,

@@ -137,11 +137,11 @@ async def test_a_decision_shows_its_reason_and_every_candidate(cluster: Served, 
         await ask_some(cluster, 2)
         request = await page.until("document.querySelector('#decisions td button')?.innerText")
         record = cluster.get(f"/admin/explain/{request}")[1]["decisions"][-1]
-        assert record["because"] in await page.text("#decisions")
+        assert record["reason"] in await page.text("#decisions")
         await page.click(*await centre(page, "#decisions td button"))
         await page.until("document.querySelector('#explain').open")
         shown = await page.text("#explain")
-        for word in (record["because"], "Prefill", "Decode", "Queue", "Transfer", "(chosen)", request):
+        for word in (record["reason"], "Prefill", "Decode", "Queue", "Transfer", "(chosen)", request):
             assert word in shown, word
         assert await page.ask("document.querySelectorAll('#explain tbody tr').length") == len(record["candidates"]) == 4
         await page.key("Escape", 27)
@@ -250,12 +250,17 @@ async def test_several_frontends_are_one_page(tmp_path: Path) -> None:
         await ask_some(cluster, 12)
 
         def told() -> dict[str, Any]:
-            found: dict[str, Any] = cluster.get("/admin/timeline")[1]
+            found: dict[str, Any] = {}
+
+            def both() -> bool:  # one that is too busy to answer another is left out for that time
+                found.update(cluster.get("/admin/timeline")[1])
+                return len(found["frontends"]) == 2
+
+            until(both, 20)
             return found
 
         for _ in range(6):  # whichever of them is asked
             found = await asyncio.to_thread(told)
-            assert len(found["frontends"]) == 2
             assert sum(values(found, "arrived")) == sum(values(found, "ok")) == 12
         async with browsed(tmp_path, f"{cluster.url}/ui") as page:
             await page.until(DRAWN.format("ttft"))
@@ -315,7 +320,7 @@ async def test_the_slider_plays_a_simulated_run(run: Path, tmp_path: Path) -> No
         await page.key("Home", 36)
         await page.until("document.querySelector('#moment-text').innerText.startsWith('0:00:00')")
         await page.until("document.querySelectorAll('#decisions tbody tr').length <= 1")
-        assert await page.ask("Number(document.querySelector('#chart-slo .veil').getAttribute('width'))") > 100
+        await page.until("Number(document.querySelector('#chart-slo .veil').getAttribute('width')) > 100")
         # Play, as fast as a person says.
         await page.ask("document.querySelector('#speed').focus()")
         await page.key("Home", 36)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.planning.report import newest
+from penstock.runtime.planning.planner_report import newest
 from tests.live.cluster import Served, alive, free_port, served, until
 from tests.live.test_operate import asked, penstock
 
@@ -29,7 +29,7 @@ planner:
   start: {{assumed: 2s}}
   budget: {{max_gpus: {most}}}
   plugins:
-    modules:
+    use:
       follow:
         module: tests.live.following
         name: Follow
@@ -59,9 +59,10 @@ engine_stats: {interval: 1s}
 
 
 SLO = """
+slo: {ttft: 1s, itl: 50ms}
 planner:
   policy: slo
-  slo: {ttft: 1s, itl: 50ms, hold: 10s}
+  slo: {hold: 10s}
   load_interval: 1s
   throughput_interval: 5s
   start: {assumed: 2s}
@@ -179,6 +180,11 @@ def follows(folder: Path, config: str, *, before: float, busy: float, after: flo
         records = newest(cluster.run / "planner.jsonl", 1000)
         assert len(records) > 10
         assert json.loads(records[0])["tick"] > json.loads(records[-1])["tick"]
+        replayed = subprocess.run(
+            [sys.executable, "-m", "penstock", "replay", str(cluster.run)], cwd=ROOT, capture_output=True, text=True
+        )
+        assert replayed.returncode == 0 and "every event came to the same effects again" in replayed.stdout
+        assert list((cluster.run / "journal").glob("planner-*")), "the planner's among them"
         return most, bench.outcomes()
 
 
@@ -264,13 +270,13 @@ def test_what_a_person_sets_is_noticed_and_left_alone(tmp_path):
         penstock(cluster, "scale", "main=3")
         until(lambda: any(b["code"] == "manual" for b in (report(cluster) or {})["bound"]), 20, lambda: logs(cluster))
         assert ready(cluster) == {"main": 3}
-        assert "somebody else set main from 1 to 3" in penstock(cluster, "status")
-        assert "main stays at 3, which somebody else has set" in penstock(cluster, "explain", "scale")
+        assert "an operator set main from 1 to 3" in penstock(cluster, "status")
+        assert "main stays at 3, which an operator has set" in penstock(cluster, "explain", "scale")
 
 
 def test_advice_touches_nothing(tmp_path):
     port = free_port()
-    words = ["--planner.advisory", "true", "--planner.metrics_port", str(port), "--planner.records_max", "1500"]
+    words = ["--planner.advisory", "true", "--planner.metrics_port", str(port), "--runs.records_bytes", "6000"]
     config = following(rate=0.01).replace('window: "2"', 'window: "60"')  # one request counts for a minute
     with planned(tmp_path, AGGREGATED + config, *words) as cluster:
         assert cluster.chat("Hello")[0] == 200
@@ -302,6 +308,6 @@ def test_a_planner_beside_a_cluster_scales_it(tmp_path):
         finally:
             planner.send_signal(signal.SIGINT)
             said, _ = planner.communicate(timeout=30)
-        assert "main 1 -> 2 is to be, because" in said
+        assert "main 1 -> 2, because" in said
         assert "Stopped; replica counts stay as they are." in said
         assert planner.returncode == 0

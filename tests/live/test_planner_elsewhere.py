@@ -34,7 +34,7 @@ planner:
   prometheus: {{url: "{prometheus}", window: 2s}}
   virtual: {{namespace: live}}
   plugins:
-    modules:
+    use:
       follow: {{module: tests.live.following, name: Follow, stage: propose, options: {{rate: "2", window: "2"}}}}
 """
 

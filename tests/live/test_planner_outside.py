@@ -30,7 +30,7 @@ planner:
     listen: unix://{folder}/plugins.sock
     tokens: {{price-of-day: {token}}}
     heartbeat: 3s
-    modules:
+    use:
       want: {{module: tests.live.wanting, name: Want, stage: propose, options: {{replicas: "3"}}}}
 """
 

@@ -25,7 +25,7 @@ def program(tmp_path: Path) -> Path:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A checkpoint's folder, with the simulated engine's tokenizer."""
-    from penstock.adapters.engines.sim.tokenizer import DATA_DIR
+    from penstock.adapters.engines.sim.sim_tokenizer import DATA_DIR
 
     folder = tmp_path / "tiny-1.5"
     folder.mkdir()
@@ -99,7 +99,7 @@ def test_a_server_that_does_not_come_up_is_told_with_the_end_of_its_log(tmp_path
         check=False,
     )
     assert done.returncode == 1
-    assert "ended at start with status 1" in done.stdout + done.stderr
+    assert "ended with status 1 at its start" in done.stdout + done.stderr
     assert "the checkpoint has no config.json" in done.stdout + done.stderr
 
 

@@ -47,11 +47,11 @@ def test_without_a_next_one_they_end_by_themselves(tmp_path: Path) -> None:
     engines, family = set(pids(cluster).values()), cluster.children()
     cluster.process.kill()
     cluster.process.wait(10)
-    until(lambda: not any(alive(pid) for pid in family - engines - keepers(engines)), 20)
+    until(lambda: not any(alive(pid) for pid in family - engines - shims(engines)), 20)
     until(lambda: not any(alive(pid) for pid in family), 40)
 
 
-def keepers(engines: set[int]) -> set[int]:
+def shims(engines: set[int]) -> set[int]:
     return {int(stat(pid)[1]) for pid in engines if alive(pid)}
 
 

@@ -28,7 +28,7 @@ def test_it_prints_what_to_try_next(up: Served) -> None:
     for word in ("Model", "Endpoint", "Page", "Run"):
         assert up.find(word)
     assert "penstock status" in up.text and "curl" in up.text
-    assert len(up.children()) == 9, "four engines, each with its keeper, and a frontend"
+    assert len(up.children()) == 9, "four engines, each with its shim, and a frontend"
 
 
 def test_chat_unary_and_streamed_give_the_same_text(up: Served) -> None:
@@ -57,6 +57,33 @@ def test_a_repeated_prompt_goes_to_the_worker_that_holds_it(up: Served) -> None:
     cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached > 0 and int(two["x-penstock-expected-cached-tokens"]) == cached
     assert first["usage"]["prompt_tokens"] == second["usage"]["prompt_tokens"]
+
+
+def test_a_repeated_prompt_with_an_image_is_found_behind_the_image_and_another_image_is_not(up: Served) -> None:
+    def ask(image: str) -> tuple[int, int]:
+        parts = [
+            {"type": "text", "text": "Look at this. " * 40},
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}},
+            {"type": "text", "text": "What does it show? " * 40},
+        ]
+        fields = {"model": "sim", "messages": [{"role": "user", "content": parts}], "max_tokens": 2}
+        status, body, headers = post(f"{up.url}/v1/chat/completions", fields)
+        assert status == 200
+        return int(headers["x-penstock-expected-cached-tokens"]), body["usage"]["prompt_tokens_details"][
+            "cached_tokens"
+        ]
+
+    assert ask("Y2F0") == (0, 0)
+    # The engine's KV events say what the image is, and may come a moment after its first answer.
+    again = [(0, 0)]
+
+    def known() -> bool:
+        again.append(ask("Y2F0"))
+        return again[-1][0] == again[-1][1] > 256
+
+    until(known, 10, lambda: f"the image's own tokens, and the text behind it, are not known: {again}")
+    other = ask("ZG9n")
+    assert 0 < other[0] == other[1] < again[-1][1] - 256
 
 
 def test_an_unknown_model_is_a_404_that_lists_the_known_ones(up: Served) -> None:
@@ -131,7 +158,7 @@ def test_the_run_folder_holds_hashes_and_lengths_never_text(up: Served) -> None:
     until(lambda: (up.run / "requests.jsonl").exists(), 15)
     until(lambda: (up.run / "metrics.csv").exists(), 15)
     run = json.loads((up.run / "run.json").read_text())
-    assert run["schema"] == 1 and run["clock_anchor"]
+    assert run["schema"] == 2 and run["clock_anchor"]
     for path in up.run.rglob("*"):
         if path.is_file():
             assert b"very secret sentence" not in path.read_bytes(), path
@@ -146,7 +173,7 @@ def test_its_journal_comes_to_the_same_decisions_again(up: Served) -> None:
     until(lambda: replayed()["decisions"] > 0, 15)
     found = replayed("--set", "router.mode=round_robin")
     assert found["mismatch"] is None and 0 < found["whole"]["decisions"] <= found["decisions"]
-    assert any("round robin over 4 workers" in other["because"] for other in found["others"])
+    assert any("round robin over 4 workers" in other["reason"] for other in found["others"])
 
 
 def test_join_adds_engines_and_takes_them_out(up: Served, tmp_path: Path) -> None:

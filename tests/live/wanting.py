@@ -1,15 +1,15 @@
 """A planner's plugin for tests: always so many replicas of every pool."""
 
-from penstock.planner.context import Context
-from penstock.planner.plugins import Spec, Stateless
-from penstock.planner.proposals import Because, Override, Result, Target
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.plugin_registry import PluginSpec, StatelessPlugin
+from penstock.planner.plugins.proposals import Override, PoolTarget, Reason, Result
 
 
-class Want(Stateless):
-    def __init__(self, spec: Spec, *, replicas: int) -> None:
+class Want(StatelessPlugin):
+    def __init__(self, spec: PluginSpec, *, replicas: int) -> None:
         self.spec, self.replicas = spec, replicas
 
-    def evaluate(self, context: Context) -> Result:
-        because = (Because(code="want", text=f"the test wants {self.replicas}"),)
-        targets = tuple(Target(pool=name, replicas=self.replicas) for name in context.baseline)
-        return Override(targets=targets, because=because)
+    def evaluate(self, context: PluginContext) -> Result:
+        because = (Reason(code="want", text=f"the test wants {self.replicas}"),)
+        targets = tuple(PoolTarget(pool=name, replicas=self.replicas) for name in context.baseline)
+        return Override(targets=targets, reasons=because)

@@ -5,41 +5,42 @@ from typing import Any
 
 from penstock.kernel.machine import Effect, Event, Wake, Woken, nanos, seconds
 from penstock.planner import events as planning
-from penstock.planner.context import Context
+from penstock.planner.observation import ModelState, Observation, Traffic
 from penstock.planner.planner import Planner
-from penstock.planner.plugins import Plugin, Spec, Stateless
-from penstock.planner.proposals import Because, Override, Result, Target
-from penstock.planner.record import TickRecord
-from penstock.planner.seen import ModelSeen, Observation, PoolSeen, Traffic
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec, StatelessPlugin
+from penstock.planner.plugins.proposals import Override, PoolTarget, Reason, Result
 from penstock.planner.settings import PlannerSettings
+from penstock.planner.tick_record import TickRecord
+from tests.planner.pool_states import pool_state
 
 BASE = 5.0
 """Seconds between two ticks."""
 SOME = Traffic(seconds=BASE, arrived=10, prompt_tokens=10_000, answered=10, output_tokens=1000)
 
 
-class Says(Stateless):
+class Says(StatelessPlugin):
     """A plugin that says what it is told to: a result, or a function of the context."""
 
-    def __init__(self, id: str, answer: Result | Callable[[Context], Result], **spec: Any) -> None:
-        self.spec = Spec(**{"id": id, "stage": "propose", **spec})
+    def __init__(self, id: str, answer: Result | Callable[[PluginContext], Result], **spec: Any) -> None:
+        self.spec = PluginSpec(**{"id": id, "stage": "propose", **spec})
         self.answer = answer
         self.asked: list[float] = []
 
-    def evaluate(self, context: Context) -> Result:
+    def evaluate(self, context: PluginContext) -> Result:
         self.asked.append(context.at)
         return self.answer(context) if callable(self.answer) else self.answer
 
 
 def wants(final: bool = False, **pools: int) -> Override:
     """Return targets, with a reason of code ``wants``."""
-    targets = tuple(Target(pool=name, replicas=count) for name, count in pools.items())
-    return Override(targets=targets, because=(Because(code="wants", text=f"wants {pools}"),), final=final)
+    targets = tuple(PoolTarget(pool=name, replicas=count) for name, count in pools.items())
+    return Override(targets=targets, reasons=(Reason(code="wants", text=f"wants {pools}"),), final=final)
 
 
-def outside(id: str, **spec: Any) -> planning.PluginCame:
+def outside(id: str, **spec: Any) -> planning.PluginRegistered:
     """Return the registration of a plugin in another process."""
-    return planning.PluginCame(spec=Spec(**{"id": id, "stage": "propose", "outside": True, **spec}))
+    return planning.PluginRegistered(spec=PluginSpec(**{"id": id, "stage": "propose", "outside": True, **spec}))
 
 
 class Driven:
@@ -51,7 +52,7 @@ class Driven:
 
     def __init__(
         self,
-        *plugins: Plugin,
+        *plugins: PlannerPlugin,
         pools: Mapping[str, Mapping[str, Any]] | None = None,
         strict: bool = True,
         **settings: Any,
@@ -88,20 +89,20 @@ class Driven:
         pools = {}
         for name, told in self.pools.items():
             count = told.get("desired", told.get("ready", 0))
-            pools[name] = PoolSeen(**{"role": "aggregated", "desired": count, "ready": count, **told})
-        model = ModelSeen(**{"traffic": self.traffic, "pools": pools, **self.model})
+            pools[name] = pool_state(**{"role": "aggregated", "desired": count, "ready": count, **told})
+        model = ModelState(**{"traffic": self.traffic, "pools": pools, **self.model})
         return Observation(at=self.at if at is None else at, window=BASE, models={"m": model})
 
     def looked(self, id: int | None = None, at: float | None = None) -> list[Effect]:
         """Let it see."""
         self.at = self.at if at is None else at
         number = self.planner._number if id is None else id
-        return self.post(planning.Looked(id=number, observation=self.see()))
+        return self.post(planning.Observed(id=number, observation=self.see()))
 
     def tick(self, at: float | None = None) -> list[Effect]:
         """Wake it and let it see; return all effects but for `Look`."""
         begun = self.begin(at)
-        told = [effect for effect in begun if not isinstance(effect, planning.Look)]
+        told = [effect for effect in begun if not isinstance(effect, planning.Observe)]
         if len(told) < len(begun):
             told += self.looked()
         return told
@@ -125,8 +126,8 @@ def record(effects: list[Effect]) -> TickRecord:
 
 
 def alarms(effects: list[Effect]) -> list[str]:
-    return [effect.because.code for effect in effects if isinstance(effect, planning.Alarm)]
+    return [effect.reason.code for effect in effects if isinstance(effect, planning.Alarm)]
 
 
-def asks(effects: list[Effect]) -> list[planning.Ask]:
-    return [effect for effect in effects if isinstance(effect, planning.Ask)]
+def asks(effects: list[Effect]) -> list[planning.AskPlugin]:
+    return [effect for effect in effects if isinstance(effect, planning.AskPlugin)]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.forecast.ensemble import RANKS, RateForecast
-from penstock.planner.forecast.experts import Curve, Expert, Level, Seasonal, Trend, usual
+from penstock.planner.forecast.experts import CurveExpert, Expert, LevelExpert, SeasonalExpert, TrendExpert, usual
 from tests.depth import deep
 
 WIDTH = 15.0
@@ -125,8 +125,21 @@ def test_a_spike_does_not_make_it_expect_ever_more():
     assert float(found.max()) < 20.0 * 2.5
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("cut", [0.0, 0.5])
+def test_a_jump_is_no_reason_to_expect_another_at_any_moment(seed, cut):
+    """However the bins cut it: a first bin that is half old and half new must not hide it."""
+    quiet, spike = [0.5] * 40, [0.5 + 2.5 * (1.0 - cut), 3.0, 3.0, 3.0]
+
+    def highest(levels: list[float]) -> float:
+        counts = np.random.default_rng(seed).poisson(np.array(levels) * WIDTH)
+        return float(fed([float(count) for count in counts]).quantiles((120.0,), (0.95,))[0, 0])
+
+    assert highest(quiet + spike + quiet) < 1.25 * highest(quiet + quiet)
+
+
 def test_a_period_is_found_once_three_were_seen():
-    seasonal = Seasonal()
+    seasonal = SeasonalExpert()
     dice = np.random.default_rng(1)
     for number in range(3 * 120):
         seasonal.add(math.sqrt(dice.poisson(wave(number * WIDTH) * WIDTH) / WIDTH))
@@ -138,7 +151,7 @@ def test_a_period_is_found_once_three_were_seen():
 
 def test_noise_has_no_period():
     dice = random.Random(1)
-    seasonal = Seasonal()
+    seasonal = SeasonalExpert()
     for _ in range(500):
         seasonal.add(dice.gauss(2.0, 0.1))
     assert seasonal.period is None and seasonal.path((1,)) is None
@@ -162,7 +175,7 @@ def test_every_expert_stays_a_number_and_goes_on_after_a_restart(expert: Expert)
 
 @pytest.mark.parametrize(
     ("expert", "expected"),
-    [(Level(2), 3.0), (Trend(0.4, 0.1, 0.95), 3.0), (Curve(12), 3.0)],
+    [(LevelExpert(2), 3.0), (TrendExpert(0.4, 0.1, 0.95), 3.0), (CurveExpert(12), 3.0)],
     ids=["level", "trend", "curve"],
 )
 def test_every_expert_takes_a_constant_for_constant(expert, expected):
@@ -172,7 +185,7 @@ def test_every_expert_takes_a_constant_for_constant(expert, expected):
 
 
 def test_a_trend_goes_on_and_flattens():
-    trend = Trend(0.4, 0.1, 0.95)
+    trend = TrendExpert(0.4, 0.1, 0.95)
     for number in range(60):
         trend.add(0.1 * number)
     near, far, farther = trend.path((1, 20, 200))
@@ -180,7 +193,7 @@ def test_a_trend_goes_on_and_flattens():
 
 
 def test_whoever_errs_less_weighs_more():
-    forecast = RateForecast(WIDTH, [Level(2), Trend(0.4, 0.1, 0.98)])
+    forecast = RateForecast(WIDTH, [LevelExpert(2), TrendExpert(0.4, 0.1, 0.98)])
     for number in range(150):
         forecast.add(WIDTH * (1.0 + 0.05 * number), WIDTH)
     weights = forecast.weights()

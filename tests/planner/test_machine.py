@@ -4,8 +4,8 @@ import pytest
 
 from penstock.kernel.machine import Woken
 from penstock.planner import events as planning
-from penstock.planner.proposals import Accept, Because, Flip, Override, Predicted, Prediction, Reject
-from penstock.planner.settings import BudgetSettings
+from penstock.planner.plugins.proposals import Accept, Flip, Override, PoolTarget, Predicted, Prediction, Reason, Reject
+from penstock.planner.settings import BudgetSettings, PoolLimits
 from tests.planner.driven import BASE, Driven, Says, alarms, asks, outside, record, records, scales, wants
 
 PAIR = {"p": {"role": "prefill", "ready": 2}, "d": {"role": "decode", "ready": 2}}
@@ -15,8 +15,8 @@ def codes(becauses) -> list[str]:
     return [because.code for because in becauses]
 
 
-def answered(tick: int, plugin: str, result=None, **more) -> planning.Answered:
-    return planning.Answered(id=tick, plugin=plugin, result=result, **more)
+def answered(tick: int, plugin: str, result=None, **more) -> planning.PluginAnswered:
+    return planning.PluginAnswered(id=tick, plugin=plugin, result=result, **more)
 
 
 # --- a tick's course ------------------------------------------------------------------------------------------------
@@ -42,13 +42,13 @@ def test_a_tick_looks_asks_stage_by_stage_and_says_what_should_be():
         Says("f", noted("predict", predict), stage="predict"),
     )
     (look,) = world.begin(0.0)
-    assert look == planning.Look(id=1) and world.wake == 30.0, "a look that never comes ends the tick"
+    assert look == planning.Observe(id=1) and world.wake == 30.0, "a look that never comes ends the tick"
     effects = world.looked()
     assert order == ["predict", "propose", "reconcile", "constrain"]
     scale, ticked = effects
-    assert scale.targets == {"main": 8} and codes(scale.because) == ["wants", "wants"]
+    assert scale.targets == {"main": 8} and codes(scale.reasons) == ["wants", "wants"]
     assert ticked.record.outcome == "apply" and ticked.record.pools["main"].target == 8
-    assert [said.id for said in ticked.record.said] == ["f", "s", "r", "c"]
+    assert [said.id for said in ticked.record.plugin_results] == ["f", "s", "r", "c"]
     assert ticked.record.models["m"].predicted["requests"] == 7.0
     assert world.wake == BASE
 
@@ -77,7 +77,7 @@ def test_one_that_only_advises_says_the_target_and_touches_nothing():
 
 def test_a_veto_ends_the_tick_with_its_reason_and_weaker_stages_are_not_asked():
     last = Says("c", wants(main=1), stage="constrain")
-    veto = Reject(because=(Because(code="freeze", text="a release is under way"),))
+    veto = Reject(reasons=(Reason(code="freeze", text="a release is under way"),))
     world = Driven(Says("s", wants(main=5)), Says("r", veto, stage="reconcile"), last)
     effects = world.tick()
     assert not scales(effects) and not last.asked
@@ -96,8 +96,8 @@ def test_without_a_prediction_whoever_requires_one_is_passed_over_and_the_record
     needs = Says("s", wants(main=5), requires=("predictions",))
     effects = Driven(needs).tick()
     assert not needs.asked and not scales(effects)
-    (said,) = record(effects).said
-    assert said.result == "unsatisfied" and "predictions" in said.because[0].text
+    (said,) = record(effects).plugin_results
+    assert said.result == "unsatisfied" and "predictions" in said.reasons[0].text
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("prefill", {"p": 5}), ("decode", {"d": 6})])
@@ -162,7 +162,7 @@ def test_between_two_calls_hold_last_goes_on_counting_and_accept_when_idle_does_
     world = Driven(held, idle)
     world.obeys = False
     told = [
-        (scales(effects), [said.result for said in record(effects).said])
+        (scales(effects), [said.result for said in record(effects).plugin_results])
         for effects in (world.tick() for _ in range(4))
     ]
     assert told[0] == ([], [])  # neither is due yet
@@ -184,8 +184,9 @@ def test_what_is_held_never_has_the_last_word_again():
 # --- time-outs ------------------------------------------------------------------------------------------------------
 
 
-def test_a_look_that_does_not_come_ends_the_tick_without_effect_and_its_late_answer_is_dropped():
-    world = Driven(Says("s", wants(main=5)), tick_timeout=12.0)
+def test_a_look_that_does_not_come_ends_the_tick_without_effect_and_its_late_answer_is_dropped(monkeypatch):
+    monkeypatch.setattr("penstock.planner.planner.TICK_TIMEOUT", 12.0)
+    world = Driven(Says("s", wants(main=5)))
     world.begin(0.0)
     assert world.begin(5.0) == [] and world.wake == 12.0
     effects = world.begin(12.0)
@@ -198,7 +199,7 @@ def test_a_look_that_does_not_come_ends_the_tick_without_effect_and_its_late_ans
 def test_where_nothing_can_be_seen_all_stays_as_it_is():
     world = Driven(Says("s", wants(main=5)))
     world.begin(0.0)
-    effects = world.post(planning.LookFailed(id=1, why="connection refused"))
+    effects = world.post(planning.ObserveFailed(id=1, why="connection refused"))
     assert alarms(effects) == ["blind"] and record(effects).outcome == "blind"
     assert "connection refused" in record(effects).chosen[0].text
     assert scales(world.tick()) == [{"main": 5}]
@@ -215,7 +216,7 @@ def test_an_outside_plugin_is_given_what_it_needs_and_its_answer_counts():
     assert ask.observation.models["m"].traffic.seconds == 10.0, "two looks of five seconds each"
     assert world.wake == 10.0, "five seconds to answer"
     effects = world.post(answered(2, "o", wants(main=4), seconds=0.2), at=5.3)
-    assert scales(effects) == [{"main": 4}] and record(effects).said[0].result == "override"
+    assert scales(effects) == [{"main": 4}] and record(effects).plugin_results[0].result == "override"
     assert world.planner.registry.seats["o"].seconds == 0.2
 
 
@@ -238,7 +239,7 @@ def test_one_that_does_not_answer_in_time_has_no_say_and_its_late_answer_is_drop
     assert world.begin(4.0) == [] and world.wake == 5.0
     effects = world.begin(5.0)
     assert alarms(effects) == ["plugin_timeout"] and scales(effects) == [{"main": 3}]
-    assert [said.result for said in record(effects).said] == ["timeout", "override"]
+    assert [said.result for said in record(effects).plugin_results] == ["timeout", "override"]
     assert world.post(answered(1, "o", wants(main=9))) == []
     assert world.planner.dropped == 1 and world.planner.registry.seats["o"].evaluations == {"timeout": 1}
 
@@ -272,7 +273,10 @@ def test_an_error_and_an_empty_answer_are_failures():
     first = world.post(answered(1, "broken", error="it crashed"))
     assert alarms(first) == ["plugin_error"] and not records(first), "the other one is still waited for"
     last = world.post(answered(1, "empty"))
-    assert alarms(last) == ["plugin_error"] and [said.result for said in record(last).said] == ["error", "error"]
+    assert alarms(last) == ["plugin_error"] and [said.result for said in record(last).plugin_results] == [
+        "error",
+        "error",
+    ]
 
 
 # --- those that fail --------------------------------------------------------------------------------------------------
@@ -287,8 +291,8 @@ def test_a_plugins_exception_ends_nothing_and_says_which():
     effects = world.tick()
     assert scales(effects) == [{"main": 4}] and alarms(effects) == ["plugin_error"]
     (alarm,) = (effect for effect in effects if isinstance(effect, planning.Alarm))
-    assert "bad" in alarm.because.text and "no such column" in alarm.because.text
-    assert [said.result for said in record(effects).said] == ["error", "override"]
+    assert "bad" in alarm.reason.text and "no such column" in alarm.reason.text
+    assert [said.result for said in record(effects).plugin_results] == ["error", "override"]
 
 
 def test_tests_and_simulations_see_the_exception_itself():
@@ -321,7 +325,7 @@ def test_an_open_circuit_ends_what_was_held():
     world = Driven(shaky, strict=False)
     world.obeys = False
     shown = [record(world.tick()) for _ in range(9)]
-    results = [[said.result for said in each.said] for each in shown]
+    results = [[said.result for said in each.plugin_results] for each in shown]
     assert results[1] == ["override"] and results[2:7] == [["error"]] * 5 and results[7:] == [[], []]
 
 
@@ -352,9 +356,9 @@ def test_one_that_leaves_while_it_is_waited_for_does_not_keep_the_tick():
     world = Driven(Says("s", wants(main=3), stage="reconcile"))
     world.post(outside("o"), at=0.0)
     world.tick(0.0)
-    effects = world.post(planning.PluginWent(plugin="o"))
+    effects = world.post(planning.PluginLeft(plugin="o"))
     assert alarms(effects) == ["plugin_gone"] and scales(effects) == [{"main": 3}]
-    assert world.post(planning.PluginWent(plugin="o")) == []
+    assert world.post(planning.PluginLeft(plugin="o")) == []
 
 
 def test_an_id_that_is_taken_is_refused_and_so_is_a_window_shorter_than_a_tick():
@@ -384,6 +388,46 @@ def test_the_ceiling_binds_whatever_is_proposed_and_the_reason_is_kept():
     effects = world.tick()
     assert scales(effects) == [{"main": 6}]
     assert codes(record(effects).bound) == ["gpu_ceiling_hold"] and record(effects).pools["main"].proposed == 50
+
+
+def reason(text: str, *pools: str) -> Reason:
+    return Reason(code="test", text=text, pools=pools)
+
+
+def test_each_pool_that_changes_has_the_reason_of_its_own():
+    targets = (PoolTarget(pool="p", replicas=1), PoolTarget(pool="d", replicas=3))
+    said = (reason("p is down to its last replica", "p"), reason("d 1 -> 3: an engine is full", "d"))
+    driven = Driven(
+        Says("loads", Override(targets=targets, reasons=said)),
+        pools={"p": {"role": "prefill", "ready": 1}, "d": {"role": "decode", "ready": 1}},
+    )
+    found = record(driven.tick())
+    assert {name: pool.why for name, pool in found.pools.items()} == {"p": "", "d": "d 1 -> 3: an engine is full"}
+    assert found.why == "d 1 -> 3, because an engine is full"
+
+
+def test_a_reason_is_of_the_plugin_that_had_the_last_word_and_of_the_limit_that_overruled_it():
+    driven = Driven(
+        Says(
+            "weak", Override(targets=(PoolTarget(pool="a", replicas=9),), reasons=(reason("nine", "a"),)), priority=50
+        ),
+        Says(
+            "strong",
+            Override(targets=(PoolTarget(pool="a", replicas=4),), reasons=(reason("all do well"),)),
+            priority=1,
+        ),
+        Says(
+            "floor",
+            Override(targets=(PoolTarget(pool="b", replicas=6, kind="at_least"),), reasons=(reason("a floor"),)),
+        ),
+        pools={"a": {"ready": 2}, "b": {"ready": 2}},
+        budget=BudgetSettings(max_gpus=9, pools={"a": PoolLimits(priority=1)}),
+    )
+    found = record(driven.tick())
+    assert found.targets == {"a": 4, "b": 5}
+    assert found.pools["a"].why == "all do well"
+    assert found.pools["b"].why.startswith("b 5 instead of 6: 10 GPUs were wanted")
+    assert found.why.count(" -> ") == 2 and "a 2 -> 4, because all do well" in found.why
 
 
 def test_limits_that_an_operator_changes_hold_from_the_next_tick_on():
@@ -423,7 +467,7 @@ def test_a_broken_source_is_said_aloud_once_and_again_only_after_it_was_well():
     effects = world.ticks(10)
     assert alarms(effects) == ["source_broken"]
     (alarm,) = (effect for effect in effects if isinstance(effect, planning.Alarm))
-    assert "401 Unauthorized" in alarm.because.text and "m" in alarm.because.text
+    assert "401 Unauthorized" in alarm.reason.text and "m" in alarm.reason.text
     assert records(effects)[0].models["m"].health == "stale" and records(effects)[-1].models["m"].health == "broken"
     assert records(effects)[-1].models["m"].rate is None, "not known is not 0"
     world.traffic = Driven().traffic
@@ -489,8 +533,8 @@ def test_replicas_that_never_start_count_no_more_and_the_record_says_how_many():
     found = record(effects).pools["main"]
     assert found.given_up == 2 and found.starting == 2
     (alarm,) = (effect for effect in effects if isinstance(effect, planning.Alarm))
-    assert alarm.because.code == "not_started" and "2 of 5 replicas of main" in alarm.because.text
-    assert "no image" in alarm.because.text
+    assert alarm.reason.code == "not_started" and "2 of 5 replicas of main" in alarm.reason.text
+    assert "no image" in alarm.reason.text
     assert alarms(world.ticks(3)) == [], "it is said once"
     world.pools["main"] |= {"starting": (950.0, 700.0)}
     assert alarms(world.tick()) == ["not_started"], "one more"
@@ -499,7 +543,7 @@ def test_replicas_that_never_start_count_no_more_and_the_record_says_how_many():
 def test_start_up_times_that_are_seen_tell_when_the_next_ones_come():
     world = Driven(Says("s", lambda context: seen.update(context.coming) or Accept()))
     seen: dict = {}
-    world.pools["main"] = {"desired": 4, "ready": 3, "starting": (10.0,), "came": (40.0,)}
+    world.pools["main"] = {"desired": 4, "ready": 3, "starting": (10.0,), "start_up_times": (40.0,)}
     world.tick()
     assert seen["main"].due == (30.0,)
 

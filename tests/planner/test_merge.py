@@ -4,23 +4,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.planner.merge import merge, merge_predictions
-from penstock.planner.plugins import Spec
-from penstock.planner.proposals import Accept, Because, Flip, Override, Predicted, Prediction, Reject, Target
+from penstock.kernel.values import RequestShape
+from penstock.planner.plugins.merge import merge, merge_predictions
+from penstock.planner.plugins.plugin_registry import PluginSpec
+from penstock.planner.plugins.proposals import Accept, Flip, Override, PoolTarget, Predicted, Prediction, Reason, Reject
 
 
-def spec(id: str = "a", priority: int = 100, stage="propose") -> Spec:
-    return Spec(id=id, stage=stage, priority=priority)
+def spec(id: str = "a", priority: int = 100, stage="propose") -> PluginSpec:
+    return PluginSpec(id=id, stage=stage, priority=priority)
 
 
 def override(*targets, final=False, flips=()) -> Override:
     """Return targets, each (kind, replicas) of pool ``main`` or (kind, replicas, pool)."""
-    made = tuple(Target(kind=kind, replicas=count, pool=pool[0] if pool else "main") for kind, count, *pool in targets)
+    made = tuple(
+        PoolTarget(kind=kind, replicas=count, pool=pool[0] if pool else "main") for kind, count, *pool in targets
+    )
     return Override(targets=made, final=final, flips=flips)
 
 
 def reject(code: str) -> Reject:
-    return Reject(because=(Because(code=code, text=code),))
+    return Reject(reasons=(Reason(code=code, text=code),))
 
 
 def codes(becauses) -> list[str]:
@@ -98,21 +101,27 @@ def test_the_strongest_flips_count():
 
 def test_of_predictions_the_strongest_to_say_something_counts_field_by_field():
     answers = [
-        (spec("weak", 20, "predict"), Predicted(models={"m": Prediction(seconds=60, requests=9.0, isl=1000.0)})),
+        (
+            spec("weak", 20, "predict"),
+            Predicted(models={"m": Prediction(seconds=60, requests=9.0, shape=RequestShape(1000.0, None))}),
+        ),
         (spec("strong", 10, "predict"), Predicted(models={"m": Prediction(seconds=60, requests=5.0)})),
-        (spec("other", 30, "predict"), Predicted(models={"n": Prediction(seconds=60, osl=7.0)})),
+        (spec("other", 30, "predict"), Predicted(models={"n": Prediction(seconds=60, shape=RequestShape(None, 7.0))})),
     ]
     found = merge_predictions(answers)
-    assert (found["m"].requests, found["m"].isl, found["m"].osl) == (5.0, 1000.0, None)
-    assert found["n"].osl == 7.0
+    assert (found["m"].requests, found["m"].shape.isl, found["m"].shape.osl) == (5.0, 1000.0, None)
+    assert found["n"].shape.osl == 7.0
 
 
 def test_a_final_prediction_ends_the_row():
     answers = [
-        (spec("weak", 20, "predict"), Predicted(models={"m": Prediction(seconds=60, isl=1000.0)})),
+        (
+            spec("weak", 20, "predict"),
+            Predicted(models={"m": Prediction(seconds=60, shape=RequestShape(1000.0, None))}),
+        ),
         (spec("strong", 10, "predict"), Predicted(models={"m": Prediction(seconds=60, requests=5.0)}, final=True)),
     ]
-    assert merge_predictions(answers)["m"].isl is None
+    assert merge_predictions(answers)["m"].shape.isl is None
 
 
 # --- a plain re-statement ---------------------------------------------------------------------------------------------
@@ -120,7 +129,7 @@ def test_a_final_prediction_ends_the_row():
 POOLS = ("a", "b")
 _targets = st.lists(
     st.builds(
-        Target,
+        PoolTarget,
         pool=st.sampled_from(POOLS),
         replicas=st.integers(0, 20),
         kind=st.sampled_from(("set", "at_least", "at_most")),

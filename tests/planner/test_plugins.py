@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.planner.plugins import FAILURES_MAX, OPEN_SECONDS, Registry, Seat, Spec
-from penstock.planner.proposals import Accept, Override, Target
+from penstock.planner.plugins.plugin_registry import FAILURES_MAX, OPEN_SECONDS, PluginRegistry, PluginSlot, PluginSpec
+from penstock.planner.plugins.proposals import Accept, Override, PoolTarget
 
 
-def seat(**told) -> Seat:
+def seat(**told) -> PluginSlot:
     made = {name: told.pop(name) for name in ("registered", "called") if name in told}
-    return Seat(Spec(**{"id": "a", "stage": "propose", **told}), None, **{"registered": 0.0, **made})
+    return PluginSlot(PluginSpec(**{"id": "a", "stage": "propose", **told}), None, **{"registered": 0.0, **made})
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_after_five_failures_it_is_left_alone_then_gets_one_try():
 
 
 def test_only_targets_are_held_only_where_it_is_asked_for_and_never_as_a_last_word():
-    said = Override(targets=(Target(pool="main", replicas=3),), final=True)
+    said = Override(targets=(PoolTarget(pool="main", replicas=3),), final=True)
     idle, one = seat(), seat(hold="hold_last")
     idle.succeeded(0.0, said)
     one.succeeded(0.0, said)
-    held = one.held()
-    assert idle.held() is None and held is not None and held.targets == said.targets and not held.final
+    held = one.held_override()
+    assert idle.held_override() is None and held is not None and held.targets == said.targets and not held.final
     one.succeeded(5.0, Accept())
-    assert one.held() is None
+    assert one.held_override() is None
 
 
 @given(
@@ -74,7 +74,7 @@ def test_a_seat_that_is_kept_and_read_again_goes_on_as_it_was(events, hold):
     one = seat(hold=hold, interval=5.0)
     for at, kind in sorted(events):
         if kind == "override":
-            one.succeeded(at, Override(targets=(Target(pool="main", replicas=3),)))
+            one.succeeded(at, Override(targets=(PoolTarget(pool="main", replicas=3),)))
         elif kind == "accept":
             one.succeeded(at, Accept())
         else:
@@ -85,9 +85,9 @@ def test_a_seat_that_is_kept_and_read_again_goes_on_as_it_was(events, hold):
 
 
 def test_a_registry_knows_its_plugins_by_stage_in_the_order_in_which_they_came():
-    registry = Registry()
+    registry = PluginRegistry()
     for id, stage in (("b", "propose"), ("a", "propose"), ("c", "constrain")):
-        registry.add(Spec(id=id, stage=stage), None, 0.0)
+        registry.add(PluginSpec(id=id, stage=stage), None, 0.0)
     assert [each.spec.id for each in registry.of("propose")] == ["b", "a"]
     assert registry.remove("b") and not registry.remove("b")
     assert [each.spec.id for each in registry.of("propose")] == ["a"]

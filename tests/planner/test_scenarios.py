@@ -9,18 +9,18 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from penstock.kernel.records import RequestRecord
+from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.values import Role
+from penstock.planner.observation import ModelState, Observation, PoolState
 from penstock.planner.planner import Planner
-from penstock.planner.policies import Inputs, plugins_of
-from penstock.planner.record import TickRecord
-from penstock.planner.seen import ModelSeen, Observation, PoolSeen
-from penstock.planner.settings import BudgetSettings, PlannerSettings, SloTargets, StartSettings
-from penstock.report.study.faults import silent_engine
-from penstock.report.study.world import ENGINE, ITL, LAYOUTS, TTFT, known, plan_of, tables
+from penstock.planner.policies import PolicyInputs, plugins_of
+from penstock.planner.settings import BudgetSettings, PlannerSettings, StartSettings
+from penstock.planner.tick_record import TickRecord
+from penstock.report.study.metric_faults import silent_engine
+from penstock.report.study.study_scenario import ENGINE, LAYOUTS, SLO, known_speeds, plan_of, tables
 from penstock.router.settings import QueueSettings, RouterSettings
-from penstock.simulate.cluster import Cluster
-from penstock.traffic.request import TrafficRequest
+from penstock.simulate.simulated_cluster import SimulatedCluster
+from penstock.traffic.traffic_request import TrafficRequest
 
 ISL, OSL = 6000, 400
 Rate = Callable[[float], float]
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
     def kept(self, since: float = 0.0, until: float = math.inf) -> float:
         """Return the share in SLO of what arrived in some seconds."""
-        found = [one.within(TTFT, ITL) for one in self.requests if since <= one.arrival < until]
+        found = [one.within(SLO) for one in self.requests if since <= one.arrival < until]
         return sum(found) / len(found)
 
     def unharmed(self) -> bool:
@@ -48,9 +48,11 @@ class Run(NamedTuple):
         return all(one.outcome == "ok" and (one.attempts or 1) == 1 for one in self.requests)
 
 
-def arrivals(rate: Rate, seconds: float, isl: Callable[[float], int] = lambda at: ISL) -> list[TrafficRequest]:
+def arrivals(
+    rate: Rate, seconds: float, isl: Callable[[float], int] = lambda at: ISL, seed: int = 1
+) -> list[TrafficRequest]:
     """Return requests that come by chance at a rate that changes, by thinning."""
-    dice, at, found = random.Random(1), 0.0, []
+    dice, at, found = random.Random(seed), 0.0, []
     most = max(rate(float(second)) for second in range(int(seconds)))
     while (at := at + dice.expovariate(most)) < seconds:
         length, answer = dice.lognormvariate(0.0, 0.3), dice.lognormvariate(0.0, 0.4)
@@ -59,7 +61,7 @@ def arrivals(rate: Rate, seconds: float, isl: Callable[[float], int] = lambda at
     return found
 
 
-class Stuck(Cluster):
+class Stuck(SimulatedCluster):
     """A cluster in which no worker of ``stuck`` can be started: its connector says so."""
 
     stuck = ""
@@ -69,18 +71,19 @@ class Stuck(Cluster):
             super()._start(pool, worker, at_once=at_once)
 
     def _see(self, now):
-        def told(pool: PoolSeen) -> PoolSeen:
-            return msgspec.structs.replace(pool, failed=max(0, pool.desired - pool.ready), problem="no node has room")
+        def told(state: PoolState) -> PoolState:
+            pool = msgspec.structs.replace(state.pool, problem="no node has room")
+            return msgspec.structs.replace(state, pool=pool, failed=max(0, pool.desired - state.ready))
 
         seen = super()._see(now)
         return of_models(seen, lambda model: of_pool(model, self.stuck, told))
 
 
-def of_models(seen: Observation, change: Callable[[ModelSeen], ModelSeen]) -> Observation:
+def of_models(seen: Observation, change: Callable[[ModelState], ModelState]) -> Observation:
     return msgspec.structs.replace(seen, models={name: change(each) for name, each in seen.models.items()})
 
 
-def of_pool(model: ModelSeen, name: str, change: Callable[[PoolSeen], PoolSeen]) -> ModelSeen:
+def of_pool(model: ModelState, name: str, change: Callable[[PoolState], PoolState]) -> ModelState:
     return msgspec.structs.replace(model, pools={**model.pools, name: change(model.pools[name])})
 
 
@@ -98,17 +101,16 @@ def run(
     """Let policy slo scale a cluster."""
     layout = "aggregated" if "aggregated" in workers else "disaggregated"
     settings = PlannerSettings(
-        slo=SloTargets(ttft=TTFT, itl=ITL),
         budget=budget or BudgetSettings(max_gpus=20),
         start=StartSettings(assumed=max(1.0, start_up), deadline=deadline),
         mode=layout,
     )
-    inputs = Inputs(known={"": {role: known() for role in LAYOUTS[layout]}})
+    inputs = PolicyInputs(slo=SLO, speeds={"": {role: known_speeds() for role in LAYOUTS[layout]}})
     planner = Planner(settings, plugins_of(settings, inputs), strict=True)
     records: list[RequestRecord] = []
     ticks: list[TickRecord] = []
 
-    class Made(Stuck if stuck else Cluster):
+    class Made(Stuck if stuck else SimulatedCluster):
         def _see(self, now):
             return distort(super()._see(now))
 
@@ -145,7 +147,7 @@ def test_a_steady_load_near_a_threshold_does_not_flap(near):
 
 def test_where_traffic_stops_and_latencies_become_nan_it_goes_down():
     def no_number(seen: Observation) -> Observation:
-        def change(model: ModelSeen) -> ModelSeen:
+        def change(model: ModelState) -> ModelState:
             traffic = model.traffic
             if traffic is None or traffic.arrived or seen.at < 500.0:
                 return model
@@ -210,13 +212,54 @@ def test_one_engine_that_tells_nothing_changes_little():
 
 
 def test_a_six_fold_spike_shorter_than_a_start_up_is_survived_and_comes_back_down():
-    low = edge(1)
-    requests = arrivals(lambda at: 6 * low if 500.0 <= at < 560.0 else low, 1800.0)
-    found = run(requests, {"aggregated": 2}, 1800.0, start_up=120.0)
-    assert found.unharmed()
-    assert max(found.wanted("main")) <= 20
-    assert found.kept(since=1000.0) > 0.97, "it has recovered"
-    assert found.wanted("main")[-1] <= 3, "and what came for the spike is gone"
+    low, after = edge(1), []
+    for seed in range(1, 7):
+        requests = arrivals(lambda at: 6 * low if 500.0 <= at < 560.0 else low, 1500.0, seed=seed)
+        found = run(requests, {"aggregated": 2}, 1500.0, start_up=120.0)
+        assert found.unharmed()
+        assert max(found.wanted("main")) <= 20
+        assert found.kept(since=1000.0) > 0.97, "it has recovered"
+        after.append(max(found.wanted("main", since=560.0 + 150.0)))
+        stress = found.ticks[-1].evidence["slo_propose"]["stress"]
+        assert stress < 1.15, "what waits after a burst is not the engines' fault"
+    # What was ordered for it goes before it ever serves. At so low a rate one spike in six may pass for no jump at all.
+    assert sorted(after)[-2] <= 2 and max(after) <= 4, after
+
+
+def ceilings(tick: TickRecord) -> list[int]:
+    """Return how many GPUs more a tick would have liked, where the ceiling binds."""
+    return [because.facts["more_gpus"] for because in tick.bound if because.code == "ceiling"]
+
+
+def test_above_the_ceiling_nobody_goes_and_after_it_service_is_back_at_once():
+    rate = edge(8)
+    requests = arrivals(lambda at: 2.0 * rate if 600.0 <= at < 840.0 else 0.7 * rate, 1800.0)
+    found = run(requests, {"aggregated": 8}, 1800.0, budget=BudgetSettings(max_gpus=8))
+    fixed = run(requests, {"aggregated": 8}, 1800.0, budget=BudgetSettings(max_gpus=8, min_replicas=8))
+    assert set(found.wanted("main", since=620.0, until=900.0)) == {8}, "all of it while there is work"
+    assert found.kept() > fixed.kept() - 0.02
+    short = [tick for tick in found.ticks if 620.0 <= tick.at < 840.0]
+    assert all(ceilings(tick) for tick in short) and found.alarms["ceiling"] == 1
+    assert not any(ceilings(tick) for tick in found.ticks if not 600.0 <= tick.at < 1000.0)
+
+
+def test_an_overload_that_never_ends_keeps_every_worker_and_says_how_many_gpus_are_missing():
+    rate, seconds = 3.0 * edge(3), 900.0
+    found = run(arrivals(lambda at: rate, seconds), {"aggregated": 3}, seconds, budget=BudgetSettings(max_gpus=3))
+    assert set(found.wanted("main")) == {3}
+    # About 9 workers carry three times what 3 do; a queue that only grows must not be taken for slow engines.
+    late = [more for tick in found.ticks if tick.at > 300.0 for more in ceilings(tick)]
+    assert len(late) >= 110 and all(4 <= more <= 16 for more in late)
+
+
+def test_a_split_the_wrong_way_round_changes_roles_at_once_and_stays_so():
+    rate, seconds = 0.9 * edge(8), 900.0
+    workers: dict[Role, int] = {"prefill": 2, "decode": 6}
+    found = run(arrivals(lambda at: rate, seconds), workers, seconds, start_up=120.0, budget=BudgetSettings(max_gpus=8))
+    assert found.ticks[3].at < 20.0 and any(tick.flips for tick in found.ticks[:4])
+    assert found.kept() > 0.99 and found.unharmed()
+    for pool in ("prefill", "decode"):
+        assert turns(found.wanted(pool)) <= 2, found.wanted(pool)
 
 
 def test_prompts_four_times_as_long_at_the_same_rate_take_more_workers():

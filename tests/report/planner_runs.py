@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.kernel.records import ItlSummary, RequestRecord
-from penstock.planner.proposals import Because
-from penstock.planner.record import ModelTick, PluginSaid, PoolTick, TickRecord
+from penstock.kernel.request_record import ItlSummary, RequestRecord
+from penstock.planner.plugins.proposals import Reason
+from penstock.planner.tick_record import ModelTick, PluginResult, PoolTick, TickRecord
 
 
 def tick(number: int, at: float, ready: int, target: int | None = None, **more: Any) -> TickRecord:
@@ -20,7 +20,7 @@ def tick(number: int, at: float, ready: int, target: int | None = None, **more: 
     given: dict[str, Any] = {
         "policy": "slo",
         "outcome": "apply" if changed else "keep",
-        "chosen": (Because(code="demand", text=f"{target} replicas bear 4 requests/s"),) if changed else (),
+        "chosen": (Reason(code="demand", text=f"{target} replicas bear 4 requests/s"),) if changed else (),
         "gpus": pool["gpus"] * (ready + pool["starting"] + pool["draining"]),
         **more,
     }
@@ -43,12 +43,12 @@ def wave(ticks: int, rate: Callable[[int], float], base: float = 5.0, ahead: flo
         quantiles = {f"{q:g}": [later * s for s in (0.98, 1.0, 1.02)] for q, s in ((0.1, 1), (0.5, 1), (0.9, 1))}
         quantiles["0.1"], quantiles["0.9"] = [later * 0.8] * 3, [later * 1.2] * 3
         predicted = {"seconds": 60.0, "requests": later * 60, "horizons": [30.0, ahead, 120.0], "quantiles": quantiles}
-        said: tuple[PluginSaid, ...] = ()
+        said: tuple[PluginResult, ...] = ()
         health = "fresh"
         if ticks // 2 <= n < ticks // 2 + 6:
             health = "stale"
             said = (
-                PluginSaid(id="price", stage="constrain", result="timeout", because=(Because(code="t", text="5 s"),)),
+                PluginResult(id="price", stage="constrain", result="timeout", reasons=(Reason(code="t", text="5 s"),)),
             )
         found.append(
             tick(
@@ -59,7 +59,7 @@ def wave(ticks: int, rate: Callable[[int], float], base: float = 5.0, ahead: flo
                 model={"rate": rate(n), "predicted": predicted, "judged": 20, "in_slo": 20 if n % 9 else 15,
                        "queued": n % 9 // 8 * 4, "health": health},
                 pool={"desired": ready, "starting": max(0, wanted - ready)},
-                said=said,
+                plugin_results=said,
             )
         )  # fmt: skip
         ready = wanted

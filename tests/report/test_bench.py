@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from penstock.kernel.errors import ConfigError, EngineError
-from penstock.kernel.records import decode_records
-from penstock.report import saturation
-from penstock.report.bench import BenchOptions, run
-from penstock.report.outcome import BenchOutcome, as_dict, as_json, print_table
+from penstock.kernel.request_record import decode_records
+from penstock.report.bench import saturation
+from penstock.report.bench.bench_outcome import BenchOutcome, as_dict, as_json, print_table
+from penstock.report.bench.bench_run import BenchOptions, main, run
 from tests.report.fake_server import Answer, FakeServer, fake_server
 
 ROW = {"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}
@@ -50,10 +50,13 @@ async def test_a_trace_is_sent_as_planned_and_counted(tmp_path: Path, trace: Pat
     assert all(len(body["prompt"]) == 600 and body["max_tokens"] == 9 and body["stream"] for body in bodies)
     assert all(body["prompt"][:512] == bodies[0]["prompt"][:512] for body in bodies)
     assert len({tuple(body["prompt"][512:]) for body in bodies}) == 20
-    assert {each["x-request-id"] for each in server.headers} == {f"bench-5-{number}" for number in range(20)}
+    tags = {each["x-request-id"].rpartition("-")[0] for each in server.headers}
+    assert len(tags) == 1 and len({each["x-request-id"] for each in server.headers}) == 20
 
     assert outcome.summary.hit_rate == pytest.approx(64 / 600)
-    assert outcome.bound == pytest.approx(19 * 512 / (20 * 600))
+    assert outcome.bound == pytest.approx((19 * 512 + 64) / (20 * 600)), (
+        "the first found 64 tokens that were there before"
+    )
     assert outcome.share_of_bound == pytest.approx((64 / 600) / outcome.bound)
     assert outcome.counting == {"usage": 20}
 
@@ -201,7 +204,7 @@ async def test_clock_figures_stand_under_wall_keys_only(tmp_path: Path, trace: P
         second = as_dict(await run(options(server, tmp_path, trace=trace)))
     for found in (first, second):
         assert all(not isinstance(found[key], dict | list) for key in found if key.startswith("wall"))
-        for name in ("valid", "invalid_because"):
+        for name in ("counts", "valid", "invalid_because"):
             found.pop(name)  # a verdict on the measuring machine, not a measurement
     steady = [{key: value for key, value in each.items() if not key.startswith("wall")} for each in (first, second)]
     assert steady[0] == steady[1]
@@ -211,11 +214,38 @@ async def test_clock_figures_stand_under_wall_keys_only(tmp_path: Path, trace: P
 def test_verdicts() -> None:
     calm = saturation.CpuSampler(samples=[0.5] * 20)
     hot = saturation.CpuSampler(samples=[0.5] * 17 + [0.99] * 3)
-    assert saturation.judge(lateness_p99=0.001, mean_gap=0.001, ttft_p50=0.001, cpu=calm) == []
-    assert saturation.judge(lateness_p99=0.01, mean_gap=0.05, ttft_p50=0.2, cpu=calm) == []
-    late = saturation.judge(lateness_p99=0.02, mean_gap=0.05, ttft_p50=0.05, cpu=hot)
-    assert saturation.reasons(late) == ["late", "cpu"]
-    assert saturation.judge(lateness_p99=None, mean_gap=None, ttft_p50=None, cpu=saturation.CpuSampler()) == []
+
+    def by(late: float) -> list[tuple[float, float]]:
+        return [(0.1 * number, late if number % 10 == 9 else 0.0) for number in range(200)]
+
+    assert saturation.judge(lateness=by(0.001), mean_gap=0.001, ttft_p50=0.001, cpu=calm) == []
+    assert saturation.judge(lateness=by(0.01), mean_gap=0.05, ttft_p50=0.2, cpu=calm) == []
+    found = saturation.judge(lateness=[*by(0.02), (17.3, 0.5)], mean_gap=0.05, ttft_p50=0.05, cpu=hot)
+    assert saturation.reasons(found) == ["late", "cpu"]
+    assert "21 of 201 requests were sent over 12.5 ms late" in found[0][1]
+    assert "the worst 500.0 ms at second 17, when the machine's CPUs were 99% busy" in found[0][1]
+    assert saturation.judge(lateness=[], mean_gap=None, ttft_p50=None, cpu=saturation.CpuSampler()) == []
+
+
+@pytest.mark.parametrize(("strict", "status"), [(False, 0), (True, 1)])
+async def test_a_busy_machine_is_a_warning_unless_strict(tmp_path, trace, monkeypatch, capsys, strict, status) -> None:
+    monkeypatch.setattr(saturation, "LATE_FLOOR", -1.0)
+    monkeypatch.setattr(saturation, "LATE_SHARE", -1.0)  # so that whatever is sent is late
+    async with fake_server() as server:
+        arguments = options(server, tmp_path, trace=trace, strict=strict)
+        assert await asyncio.to_thread(main, arguments) == status
+    assert "WARNING: 20 of 20 requests were sent" in capsys.readouterr().out
+
+
+async def test_two_runs_of_one_seed_have_ids_of_their_own_and_the_bound_counts_what_was_warm(tmp_path, trace) -> None:
+    async with fake_server(lambda number, body: Answer(cached=600)) as server:
+        first = await run(options(server, tmp_path, trace=trace, seed=5))
+        second = await run(options(server, tmp_path, trace=trace, seed=5))
+    assert len({each["x-request-id"] for each in server.headers}) == 40
+    for outcome in (first, second):
+        assert outcome.summary.hit_rate is not None and outcome.bound is not None
+        assert outcome.summary.hit_rate <= outcome.bound + 1e-9
+        assert any("no earlier prompt of this run had" in note for note in outcome.notes)
 
 
 def test_cpu_is_read_where_the_system_tells(tmp_path: Path) -> None:
@@ -228,7 +258,7 @@ def test_cpu_is_read_where_the_system_tells(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_knows_only_lengths_can_be_sent(tmp_path: Path) -> None:
-    from penstock.report.plan import plan_of
+    from penstock.report.bench.bench_plan import plan_of
 
     trace = tmp_path / "azure.csv"
     rows = ("2023-11-16 18:17:03.9799600,37,4", "2023-11-16 18:17:04.9799600,37,5")
@@ -240,7 +270,7 @@ def test_a_trace_that_knows_only_lengths_can_be_sent(tmp_path: Path) -> None:
 
 
 def test_steady_options_make_the_same_plan(trace: Path) -> None:
-    from penstock.report.plan import plan_of
+    from penstock.report.bench.bench_plan import plan_of
 
     def shots() -> list[tuple[float, bytes]]:
         wanted = BenchOptions(url="http://x", trace=trace, spread_ties=True, speed_up=2.0)

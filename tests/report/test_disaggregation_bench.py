@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.config.load import load
-from penstock.traffic.mooncake import MooncakeTrace
+from penstock.config.reading.load import load
+from penstock.traffic.formats.mooncake import MooncakeTrace
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench" / "disaggregation"

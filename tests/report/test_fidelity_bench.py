@@ -9,11 +9,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
-from penstock.config.timing_files import load_timing
+from penstock.config.files.timing_files import load_timing
 from penstock.engine.settings import SimSettings, TimingSettings
-from penstock.engine.timing import timing_of
+from penstock.engine.timing.timing_model import timing_of
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "fidelity"
 NAMES = ("errors", "replay", "measured", "passes", "tail", "sweep", "live", "table", "run")
@@ -79,7 +80,6 @@ def test_a_cost_comes_back_from_its_own_passes_and_through_the_profile(
         kind="operators",
         model=str(tmp_path / "config.json"),
         profile=str(tmp_path / "profile"),
-        operator_gap_ms=0.0,
     )
     timing = timing_of(settings, 16_384, load_timing(settings))
     for one in passes:
@@ -175,7 +175,8 @@ def test_steps_at_the_end_are_counted_from_tokens(bench: dict[str, ModuleType]) 
 
 def test_tables_say_whether_the_goals_are_met(bench: dict[str, ModuleType]) -> None:
     table = bench["table"]
-    text = table.measured({"operators": rows(bench, 0.03), "roofline": rows(bench, -0.2)}, "2026-01-01")
+    run = bench["measured"].Run("a", Path(), {"model": "m", "max_num_seqs": 8}, 16, 100, True)
+    text = table.measured(run, {"operators": rows(bench, 0.03), "roofline": rows(bench, -0.2)}, "2026-01-01")
     assert "- Mean TPOT: +3.0 %, goal 1%: missed." in text and "- Mean TTFT: +3.0 %, goal 4%: met." in text
     assert "| roofline | -20.0 % | -20.0 % | -20.0 % | -20.0 % | 5.0 % |" in text
     found = bench["live"].Live(rows(bench, 0.14), rows(bench, 0.1), 500, 60.0, 0.03, [0.01, 0.02])
@@ -211,28 +212,57 @@ def test_what_is_absent_is_named_and_leaves_the_page_alone(
     page.write_text("as it was")
     assert bench["run"].main(["--docs", str(page)]) == 77
     said = capsys.readouterr().err
-    assert "left out: measured (no measured run at" in said and "left out: live (no vLLM in" in said
+    assert "left out: measured (no measured run in" in said and "left out: live (no vLLM in" in said
     assert page.read_text() == "as it was"
 
 
 @pytest.mark.skipif(not RUN.is_dir(), reason="the real run is not here: set PENSTOCK_TRACES")
 def test_the_measured_run_was_planned_one_pass_ahead(bench: dict[str, ModuleType], tmp_path: Path) -> None:
     measured = bench["measured"]
-    measured.write_model(tmp_path / "config.json")
-    settings = measured.timings(RUN, tmp_path / "config.json")[measured.OPERATORS]
-    timing = timing_of(settings, measured.settings_of(settings).capacity, load_timing(settings))
-    requests = measured.read(RUN)
-    sync, ahead = (bench["passes"].recover(requests, timing, planned, 22.0) for planned in (0, 1))
-    assert ahead.contradicted == 0 and ahead.milestones > 250
+    run = measured.run_of(RUN / "RTXPRO6000_Llama-3.1-8B__meta.json")
+    measured.write_model(run, tmp_path / "config.json")
+    settings = measured.timings(run, tmp_path / "config.json")[measured.OPERATORS]
+    timing, requests = timing_of(settings, 1, load_timing(settings)), run.requests()
+    sync, ahead = (bench["passes"].recover(run, timing, planned, 22.0) for planned in (0, 1))
+    assert ahead.contradicted < 0.01 * ahead.milestones > 2.5
     assert sync.contradicted > 0.1 * sync.milestones
     tokens = sum(each.prompt_tokens for one in ahead.stretches for each in one.passes)
     came = [request for request in requests if request.first <= ahead.stretches[-1].passes[-1].end]
     assert tokens >= sum(request.isl for request in came)
 
 
-@pytest.mark.skipif(not RUN.is_dir(), reason="the real run is not here: set PENSTOCK_TRACES")
-def test_the_measured_run_is_met_within_its_goals(bench: dict[str, ModuleType], tmp_path: Path) -> None:
-    found = bench["measured"].compared(RUN, tmp_path / "config.json")[bench["measured"].OPERATORS]
+@pytest.mark.skipif(not RUN.is_dir(), reason="the real runs are not here: set PENSTOCK_TRACES")
+@pytest.mark.parametrize("name", ["RTXPRO6000_Llama-3.1-8B", "RTX4090_Llama-3.1-8B"])
+def test_the_measured_runs_are_met_within_their_goals(bench: dict[str, ModuleType], tmp_path: Path, name: str) -> None:
+    measured = bench["measured"]
+    run = measured.run_of(RUN / f"{name}__meta.json")
+    found = measured.compared(run, tmp_path / "config.json")[measured.OPERATORS]
     errors = {(row.name, row.point): row.error for row in found}
     assert abs(errors["TPOT", "mean"]) < 0.01 and abs(errors["TTFT", "mean"]) < 0.04
     assert all(abs(error) < 0.1 for error in errors.values())
+
+
+def test_a_run_says_what_its_engine_was(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+    measured = bench["measured"]
+    kwargs = {"model": "Qwen/Qwen3-30B-A3B", "max_num_seqs": 64, "max_num_batched_tokens": 2048}
+    told = {"engine_kwargs": {**kwargs, "data_parallel_size": 2, "enable_expert_parallel": True}}
+    (tmp_path / "H100_moe__meta.json").write_text(json.dumps({**told, "kv_cache": {"num_gpu_blocks": 101}}))
+    (tmp_path / "profile_H100_moe" / "bf16" / "tp1").mkdir(parents=True)
+    (run,) = measured.runs_of([tmp_path])
+    assert (run.name, run.gpu, run.kv_blocks, run.block_size) == ("H100_moe", "h100", 100, 16)
+    assert (run.tensor_parallel, run.data_parallel, run.expert_parallel, run.max_seqs) == (1, 2, 2, 64)
+    assert run.profile == tmp_path / "profile_H100_moe" / "bf16" / "tp1"
+    with pytest.raises(measured.NotARun, match="no measured run"):
+        measured.runs_of([tmp_path / "profile_H100_moe"])
+
+
+def test_a_preempted_request_finds_its_own_blocks_again(bench: dict[str, ModuleType]) -> None:
+    """A real engine names the blocks of prompts and answers: what was preempted is not all computed again."""
+    arrivals = [bench["replay"].Arrival(0.0, 100, 60) for _ in range(3)]
+    timing = TimingSettings(kind="constant", constant_prefill_token_ms=1.0, constant_decode_ms=10.0)
+    tight = SimSettings(block_size=4, kv_blocks=90, max_seqs=4, max_batched_tokens=64, timing=timing)
+    named, unnamed = (
+        bench["replay"].replay(arrivals, msgspec.structs.replace(tight, prefix_caching=caching), None)
+        for caching in (True, False)
+    )
+    assert max(one.last for one in named) < max(one.last for one in unnamed) - 0.02

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from penstock.planner.performance.sources import Known
+from penstock.planner.observation import Observation
+from penstock.planner.performance.speed_sources import KnownSpeeds
 from penstock.planner.planner import Planner
-from penstock.planner.proposals import Override, Target
-from penstock.planner.seen import Observation
+from penstock.planner.plugins.proposals import Override, PoolTarget
 from penstock.planner.settings import PlannerSettings
 from tests.conftest import skip_or_fail
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench" / "planner_referee"
 NAMES = ("traffic", "plan", "policy", "table", "run")
-FAST = Known(
+FAST = KnownSpeeds(
     metrics={
         "self-benchmark": {
             "unit": "seconds",
@@ -84,17 +84,17 @@ def adapter(
     bench: dict[str, ModuleType], wants: Any = None, layout: str = "aggregated"
 ) -> tuple[Any, list[Observation]]:
     """Return the adapter around a planner with one plugin that wants what it is told to, and what that one sees."""
-    from penstock.planner.plugins import Spec
+    from penstock.planner.plugins.plugin_registry import PluginSpec
 
     seen: list[Observation] = []
 
     class Wants:
-        spec = Spec(id="wants", stage="propose")
+        spec = PluginSpec(id="wants", stage="propose")
 
         def evaluate(self, context: Any) -> Override:
             seen.append(context.observation)
             targets = {} if wants is None else wants(context.at)
-            return Override(targets=tuple(Target(pool=pool, replicas=count) for pool, count in targets.items()))
+            return Override(targets=tuple(PoolTarget(pool=pool, replicas=count) for pool, count in targets.items()))
 
         def snapshot(self) -> None: ...
 
@@ -111,7 +111,7 @@ def test_arrivals_are_told_as_arrivals_and_means_as_sums(bench: dict[str, Module
     policy.on_tick(snapshot(5.0, [0, 1]))
     traffic = seen[0].models["model"].traffic
     assert traffic is not None and not traffic.at_end
-    assert (traffic.rate, traffic.isl, traffic.osl) == (8.0, 3000.0, 150.0)
+    assert (traffic.rate, traffic.shape.isl, traffic.shape.osl) == (8.0, 3000.0, 150.0)
     assert (traffic.arrived, traffic.answered, traffic.judged) == (40, 20, 0)
     assert traffic.ttft_mean == pytest.approx(0.1)
     assert traffic.itl_mean == pytest.approx(0.01)
@@ -125,7 +125,7 @@ def test_a_window_without_answers_keeps_the_mean_prompt_it_was_last_told(bench: 
     policy.on_tick(snapshot(10.0, [0], traffic=none))
     traffic = seen[1].models["model"].traffic
     assert traffic is not None
-    assert (traffic.isl, traffic.osl, traffic.answered) == (3000.0, None, 0)
+    assert (traffic.shape.isl, traffic.shape.osl, traffic.answered) == (3000.0, None, 0)
 
 
 def test_traffic_that_is_not_told_is_unknown_and_not_none(bench: dict[str, ModuleType]) -> None:
@@ -148,16 +148,16 @@ def test_a_worker_ages_from_when_it_was_ordered_and_its_start_up_is_told_once(be
     policy.on_tick(snapshot(25.0, [0, 1, 2]))
     pools = [each.models["model"].pools["decode"] for each in seen]
     assert [pool.starting for pool in pools] == [(), (5.0,), (10.0,), (), ()]
-    assert [pool.came for pool in pools] == [(), (), (), (15.0,), ()]
-    assert [pool.desired for pool in pools] == [2, 3, 3, 3, 3]
-    assert pools[0].role == "aggregated" and not pools[0].flips
+    assert [pool.start_up_times for pool in pools] == [(), (), (), (15.0,), ()]
+    assert [each.pool.desired for each in pools] == [2, 3, 3, 3, 3]
+    assert pools[0].pool.role == "aggregated" and not pools[0].flips
 
 
 def test_without_a_start_up_time_a_worker_serves_when_it_is_first_seen(bench: dict[str, ModuleType]) -> None:
     policy, seen = adapter(bench, lambda at: {"decode": 2})
     policy.on_tick(snapshot(5.0, [0]))
     policy.on_tick(snapshot(10.0, [0, 1]))
-    assert seen[1].models["model"].pools["decode"].came == (5.0,)
+    assert seen[1].models["model"].pools["decode"].start_up_times == (5.0,)
 
 
 def test_engines_tell_their_newest_pass_and_their_queue_and_silent_ones_nothing(bench: dict[str, ModuleType]) -> None:
@@ -177,7 +177,7 @@ def test_both_pools_of_a_split_are_seen_and_scaled(bench: dict[str, ModuleType])
     told = snapshot(5.0, [4, 5], active_prefill_ids=[0, 1], prefill_fpm_snapshots=[passed(0), passed(1)])
     said = policy.on_tick(told)
     assert (said["target_prefill"], said["target_decode"]) == (3, None)  # two decode workers are there already
-    assert {name: pool.role for name, pool in seen[0].models["model"].pools.items()} == {
+    assert {name: state.pool.role for name, state in seen[0].models["model"].pools.items()} == {
         "prefill": "prefill",
         "decode": "decode",
     }

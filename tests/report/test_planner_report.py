@@ -12,12 +12,13 @@ import msgspec
 import pytest
 
 from penstock.kernel.errors import ConfigError
-from penstock.planner.proposals import Because
-from penstock.planner.record import PluginSaid
-from penstock.report.lanes import thin
-from penstock.report.planner import read_ticks, write_planner_report
-from penstock.report.planner_schedule import ScheduledReport
-from penstock.report.planner_story import calibration, tell
+from penstock.kernel.values import Slo
+from penstock.planner.plugins.proposals import Reason
+from penstock.planner.tick_record import PluginResult, TickRecord
+from penstock.report.planner.planner_analysis import analyse, calibration
+from penstock.report.planner.planner_report_page import draw, read_ticks, write_planner_report
+from penstock.report.planner.scheduled_report import ScheduledReport
+from penstock.report.planner.timeline_svg import thin
 from tests.report.planner_runs import request, tick, wave, write
 
 
@@ -33,9 +34,24 @@ def test_gpu_hours_are_of_all_that_is_paid_for() -> None:
         tick(3, 15.0, 4),
         tick(4, 20.0, 3, pool={"draining": 1}),
     ]
-    numbers = tell(ticks).numbers()
+    numbers = analyse(ticks).numbers()
     assert numbers["gpu_hours"] == pytest.approx((2 + 4 + 4 + 4) * 5 / 3600)  # the last tick holds for one more
     assert numbers["decisions"] == 1
+
+
+def test_what_was_predicted_stands_beside_what_came() -> None:
+    def chose(number: int, kept: float, rate: float, **parts: Any) -> TickRecord:
+        told = {"lead": 10.0, "demand": {"mean": rate}, "chosen": {"attainment": kept}, **parts}
+        return tick(number, 5.0 * number, 1, evidence={"slo_propose": told})
+
+    ticks = [chose(1, 1.0, 2.0), chose(2, 0.5, 6.0), tick(3, 15.0, 1), tick(4, 20.0, 1), chose(5, 0.0, 9.0)]
+    story = analyse(ticks)
+    assert [each[:2] for each in story.predicted] == [(15.0, 1.0), (20.0, 0.5), (35.0, 0.0)]
+    # The last one is of a time after the run's end: nothing came that it could be held against.
+    assert story.numbers()["attainment_predicted"] == (2.0 * 1.0 + 6.0 * 0.5) / 8.0
+    page = draw(story, "run", {})
+    assert "where 62.5% were predicted" in page and "predicted attainment" in page
+    assert analyse([tick(1, 5.0, 1)]).numbers()["attainment_predicted"] is None
 
 
 def test_attainment_counts_every_request_that_was_submitted() -> None:
@@ -47,12 +63,14 @@ def test_attainment_counts_every_request_that_was_submitted() -> None:
         request(4, 13.0, None, "cancelled"),  # by the client: counted apart
         request(5, 60.0, 0.2),
     ]
-    story = tell(ticks, requests, slo=(0.5, 0.05))
+    story = analyse(ticks, requests, slo=Slo(ttft=0.5, itl=0.05))
     assert (story.numbers()["attainment"], story.numbers()["judged"]) == (0.5, 4)
     assert story.attained_from.startswith("all requests")
     assert [window.share for window in story.attained] == [1 / 3, 1.0]
-    assert tell(ticks, slo=(0.5, 0.05)).numbers()["judged"] == 20  # no requests.jsonl: what the planner heard of
-    assert tell(ticks, requests).numbers()["judged"] == 20  # no service level to judge by
+    assert (
+        analyse(ticks, slo=Slo(ttft=0.5, itl=0.05)).numbers()["judged"] == 20
+    )  # no requests.jsonl: what the planner heard of
+    assert analyse(ticks, requests).numbers()["judged"] == 20  # no service level to judge by
 
 
 def test_direction_changes_are_turns_not_steps() -> None:
@@ -61,39 +79,39 @@ def test_direction_changes_are_turns_not_steps() -> None:
     for n, target in enumerate(targets, 1):
         ticks.append(tick(n, 5.0 * n, ready, target))
         ready = target
-    story = tell(ticks)
+    story = analyse(ticks)
     assert story.numbers()["direction_changes"] == 3  # up, down, up, down
     hours = 10 * 5 / 3600
     assert story.numbers()["direction_changes_per_hour"] == pytest.approx(3 / hours)
     ticks[4] = tick(5, 25.0, 5, 4, outcome="hold")  # wanted, but not done
-    assert tell(ticks).numbers()["direction_changes"] == 3
+    assert analyse(ticks).numbers()["direction_changes"] == 3
 
 
 def test_the_perfect_bound_is_what_the_rate_needs_in_whole_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = [tick(n, 5.0 * n, 8, model={"rate": rate}) for n, rate in enumerate((0.0, 3.9, 4.0, 4.1, 12.5), 1)]
-    monkeypatch.setattr("penstock.report.planner_story.SMOOTH", 1.0)
-    story = tell(ticks, mu={"m": 4.0})
+    monkeypatch.setattr("penstock.report.planner.planner_analysis.SMOOTH", 1.0)
+    story = analyse(ticks, mu={"m": 4.0})
     assert story.bound.values == [0, 1, 1, 2, 4]
     assert story.numbers()["perfect_gpu_hours"] == pytest.approx(8 * 5 / 3600)
     assert story.numbers()["cost_over_perfect"] == pytest.approx(40 / 8)
     wide = [tick(n, 5.0 * n, 8, model={"rate": 4.1}, pool={"gpus": 4}) for n in (1, 2)]
-    assert tell(wide, mu={"m": 4.0}).bound.values == [4, 4]
+    assert analyse(wide, mu={"m": 4.0}).bound.values == [4, 4]
 
 
 def test_mu_is_the_best_rate_that_a_gpu_bore_within_the_service_level() -> None:
     ticks = [tick(n, 5.0 * n, 2, model={"rate": 4.0, "judged": 20, "in_slo": 20}) for n in range(1, 11)]
     ticks += [tick(n, 5.0 * n, 2, model={"rate": 9.0, "judged": 20, "in_slo": 12}) for n in range(11, 21)]
-    story = tell(ticks)
+    story = analyse(ticks)
     assert story.mu == {"m": pytest.approx(2.0)} and "best that was seen" in story.mu_from
     missed = [tick(n, 5.0 * n, 2, model={"rate": 9.0, "judged": 20, "in_slo": 2}) for n in range(1, 11)]
-    assert tell(missed).numbers()["perfect_gpu_hours"] is None  # nothing was within it, so nothing is known
+    assert analyse(missed).numbers()["perfect_gpu_hours"] is None  # nothing was within it, so nothing is known
 
 
 def test_forecasts_are_held_against_what_came_at_their_time() -> None:
-    story = tell(wave(120, lambda n: 10 + 5 * math.sin(n / 20)))
+    story = analyse(wave(120, lambda n: 10 + 5 * math.sin(n / 20)))
     numbers = story.numbers()
     told = [forecast for forecast in story.forecasts["m"] if forecast.actual is not None]
-    assert {round(forecast.at - forecast.made) for forecast in told} == {60}
+    assert {round(forecast.at - forecast.made_at) for forecast in told} == {60}
     assert numbers["below_q90"] == 1.0 and numbers["forecast_error"] < 0.02
     assert all(f.low == pytest.approx(f.q50 * 0.8) for f in told)
     assert len(told) < len(story.forecasts["m"])  # what was forecast beyond the run's end has no actual
@@ -102,19 +120,19 @@ def test_forecasts_are_held_against_what_came_at_their_time() -> None:
 
 def test_the_noise_of_counting_does_not_raise_the_perfect_bound() -> None:
     ticks = [tick(n, 5.0 * n, 8, model={"rate": 3.9 + (n % 2) * 0.2 - 0.1}) for n in range(1, 61)]
-    assert set(tell(ticks, mu={"m": 4.0}).bound.values) == {1}  # 3.8 and 4.0 by turns are 3.9
+    assert set(analyse(ticks, mu={"m": 4.0}).bound.values) == {1}  # 3.8 and 4.0 by turns are 3.9
 
 
 def test_forecasts_are_those_that_the_run_decided_by() -> None:
     ticks = wave(60, lambda n: 10 + 5 * math.sin(n / 20))
     led = [msgspec.structs.replace(each, evidence={"slo": {"lead": 118.0}}) for each in ticks]
-    assert {round(f.at - f.made) for f in tell(led).forecasts["m"]} == {120}
+    assert {round(f.at - f.made_at) for f in analyse(led).forecasts["m"]} == {120}
 
 
 def test_a_forecast_without_quantiles_is_of_the_time_that_it_is_for() -> None:
     predicted = {"seconds": 20.0, "requests": 100.0}
     ticks = [tick(n, 5.0 * n, 2, model={"rate": float(n), "predicted": predicted}) for n in range(1, 11)]
-    first = tell(ticks).forecasts["m"][0]
+    first = analyse(ticks).forecasts["m"][0]
     assert (first.at, first.q50, first.q90) == (15.0, 5.0, None)
     assert first.actual == pytest.approx((2 + 3 + 4 + 5) / 4)
     assert calibration([first], "q50") == 1.0 and calibration([first], "q90") is None
@@ -126,7 +144,7 @@ def test_what_could_not_be_seen_is_not_zero() -> None:
         tick(2, 10.0, 2, model={"rate": None, "health": "broken", "judged": 0, "in_slo": 0, "queued": None}),
         tick(3, 15.0, 2, outcome="blind"),
     ]
-    story = tell(ticks, mu={"m": 4.0})
+    story = analyse(ticks, mu={"m": 4.0})
     assert story.rates["m"].values[1] is None
     assert story.rates["m"].mean(0.0, 15.0) is None
     assert story.numbers()["ticks_without_sight"] == 1
@@ -175,8 +193,8 @@ def test_the_page_has_every_lane_and_its_numbers_beside_it(tmp_path: Path) -> No
 def test_a_decision_shows_what_it_was_chosen_from(tmp_path: Path) -> None:
     evidence = {
         "slo": {
-            "candidates": [{"workers": {"decode": 1}, "kept": 0.5}, {"workers": {"decode": 3}, "kept": 0.999}],
-            "chosen": {"workers": {"decode": 2}, "kept": 0.98},
+            "candidates": [{"workers": {"decode": 1}, "attainment": 0.5}, {"workers": {"decode": 3}, "kept": 0.999}],
+            "chosen": {"workers": {"decode": 2}, "attainment": 0.98},
         }
     }
     folder = write(tmp_path, [tick(1, 5.0, 1, 2, evidence=evidence), tick(2, 10.0, 2, 3, evidence={"odd": 3})])
@@ -186,9 +204,9 @@ def test_a_decision_shows_what_it_was_chosen_from(tmp_path: Path) -> None:
 
 def test_what_a_plugin_says_is_text_and_nothing_else(tmp_path: Path) -> None:
     nasty = "</script><script>alert(1)</script><b>&"
-    because = (Because(code="x", text=nasty),)
-    said = (PluginSaid(id=nasty, stage="propose", result="error", because=because),)
-    folder = write(tmp_path, [tick(1, 5.0, 1, 2, chosen=because, said=said), tick(2, 10.0, 2)])
+    because = (Reason(code="x", text=nasty),)
+    said = (PluginResult(id=nasty, stage="propose", result="error", reasons=because),)
+    folder = write(tmp_path, [tick(1, 5.0, 1, 2, chosen=because, plugin_results=said), tick(2, 10.0, 2)])
     text = write_planner_report(folder).read_text()
     assert "<script>alert" not in text and "<b>&" not in text.replace("<b>5", "")
     assert nasty.replace('"', '""') in (folder / "planner-decisions.csv").read_text()

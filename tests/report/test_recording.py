@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from penstock.cli.main import cli
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.records import RequestRecord, decode_records
-from penstock.report.recording import WINDOWS_MAX, Recording
+from penstock.kernel.request_record import RequestRecord, decode_records
+from penstock.report.run.recording import WINDOWS_MAX, Recording
 
 
 @pytest.fixture(scope="module")
@@ -31,21 +31,21 @@ def records(run: Path) -> list[RequestRecord]:
 
 
 def test_the_windows_hold_every_request_of_the_run(run: Path) -> None:
-    told = Recording(run).told()
+    told = Recording(run).whole_run()
     every, columns = records(run), told["columns"]
     assert told["kind"] == "recorded" and told["zero"] is None and told["notes"] == []
     assert sum(columns["arrived"]) == len(every) and sum(columns["ok"]) == sum(one.outcome == "ok" for one in every)
     assert sum(columns["output_tokens"]) == sum(one.osl for one in every)
     simulated = json.loads((run / "simulate.json").read_text())
     assert sum(columns["in_slo"]) / sum(columns["judged"]) == pytest.approx(simulated["slo_attainment"])
-    assert sum(columns["cached_tokens"]) / sum(columns["told_tokens"]) == pytest.approx(simulated["hit_rate"])
+    assert sum(columns["cached_tokens"]) / sum(columns["cache_reported_tokens"]) == pytest.approx(simulated["hit_rate"])
     assert set(columns["slo_ttft"]) == {0.1} and set(columns["slo_itl"]) == {0.025}
     assert None not in columns["running"][10:110] and max(columns["running"][10:110]) > 0
     assert len(columns["arrived"]) * told["width"] >= told["now"]
 
 
 def test_a_fault_is_seen_in_the_replicas(run: Path) -> None:
-    told = Recording(run).told()
+    told = Recording(run).whole_run()
     ready = told["pools"]["main"]["ready"]
     assert ready[int(30 // told["width"])] == 3 and ready[int(55 // told["width"])] == 2
     assert ready[int(100 // told["width"])] == 3
@@ -66,7 +66,7 @@ def test_records_until_a_moment_come_newest_first(run: Path) -> None:
     decisions = recording.decisions(5, 60.0, None)
     times = [one["at"] / 1e9 for one in decisions]
     assert len(times) == 5 and times == sorted(times, reverse=True) and 55 < times[-1] <= times[0] <= 60
-    assert decisions[0]["because"] and decisions[0]["candidates"]
+    assert decisions[0]["reason"] and decisions[0]["candidates"]
     assert {one["chosen"][0] for one in recording.decisions(9, None, "main-2")} == {"main-2"}
     assert recording.decisions(9, None, "nobody") == []
     ended = recording.requests(5, 60.0)
@@ -78,7 +78,7 @@ def test_records_until_a_moment_come_newest_first(run: Path) -> None:
 
 
 def test_the_service_level_can_be_another_one(run: Path) -> None:
-    columns = Recording(run, slo_ttft=1e-6).told()["columns"]
+    columns = Recording(run, slo_ttft=1e-6).whole_run()["columns"]
     assert sum(columns["in_slo"]) == 0 and set(columns["slo_ttft"]) == {1e-6} and set(columns["slo_itl"]) == {0.025}
 
 
@@ -98,7 +98,7 @@ def line(at: float, **more: Any) -> str:
 
 def test_a_long_run_has_wider_windows(tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").write_text("".join(line(minute * 60.0) for minute in range(24 * 60)))
-    told = Recording(tmp_path).told()
+    told = Recording(tmp_path).whole_run()
     assert told["width"] == 120 and len(told["columns"]["arrived"]) <= WINDOWS_MAX + 1
     assert set(told["columns"]["arrived"][:-1]) == {2}
 
@@ -106,7 +106,7 @@ def test_a_long_run_has_wider_windows(tmp_path: Path) -> None:
 def test_what_a_run_does_not_tell_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").write_text(line(1.0) + line(3.0) + '{"id": "cut')
     recording = Recording(tmp_path)
-    told = recording.told()
+    told = recording.whole_run()
     assert told["columns"]["arrived"] == [0, 1, 0, 1] and told["columns"]["ttft_p50"][0] is None
     assert set(told["columns"]["running"]) == {None} and set(told["columns"]["kv_use"]) == {None}
     assert told["pools"] == {} and told["decisions"] is False and "no decisions.jsonl" in told["notes"][0]
@@ -115,7 +115,7 @@ def test_what_a_run_does_not_tell_is_unknown(tmp_path: Path) -> None:
 
 def test_a_run_without_a_request_is_a_run(tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").write_text("")
-    told = Recording(tmp_path).told()
+    told = Recording(tmp_path).whole_run()
     assert told["columns"]["arrived"] == [0] and told["now"] == 0.0
 
 
@@ -132,5 +132,5 @@ def test_looks_of_several_processes_add_up(tmp_path: Path) -> None:
     for name, running in (("metrics.csv", 3), ("metrics-1.csv", 4)):
         rows = "".join(f"{at},{running + 1},1\n" for at in (0, 5, 10, 15))
         (tmp_path / name).write_text("seconds,inflight,queued\n" + rows)
-    columns = Recording(tmp_path).told()["columns"]
+    columns = Recording(tmp_path).whole_run()["columns"]
     assert set(columns["running"]) == {7} and set(columns["queued"]) == {2}

@@ -10,11 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.records import RequestLeg, RequestRecord, summarise_gaps
+from penstock.kernel.request_record import RequestLeg, RequestRecord, summarise_gaps
+from penstock.kernel.values import Slo
 from penstock.report.__main__ import main
-from penstock.report.html import cdf, write_report
-from penstock.report.summary import summarise
-from penstock.report.svg import Axis, Line, Mark, bar_chart, line_chart
+from penstock.report.run.chart_svg import SvgAxis, SvgLine, SvgMark, bar_chart, line_chart
+from penstock.report.run.run_page import cdf, write_report
+from penstock.report.run.run_summary import summarise
 
 
 def record(number: int, rng: random.Random) -> RequestRecord:
@@ -102,7 +103,11 @@ def test_a_thinned_distribution_lies_on_the_whole_one(values: list[tuple[float, 
 @example([(0.0, 5e-324)], "linear", 1.0)
 def test_any_points_can_be_drawn(points: list[tuple[float, float]], scale: str, mark: float) -> None:
     chart = line_chart(
-        "a <b> & c", Axis("x (s)", scale), Axis("y (%)"), [Line("one", sorted(points))], [Mark("m", mark, "x")]
+        "a <b> & c",
+        SvgAxis("x (s)", scale),
+        SvgAxis("y (%)"),
+        [SvgLine("one", sorted(points))],
+        [SvgMark("m", mark, "x")],
     )
     ET.fromstring(f"<p>{chart}</p>")
     assert "nan" not in chart
@@ -115,9 +120,9 @@ def test_bars_can_be_drawn_of_nothing() -> None:
 
 def test_summary_keeps_unknown_apart_from_nothing() -> None:
     bare = RequestRecord(id="r", arrival=1.0, model="m", outcome="ok", osl=1, ttft=0.5, e2e=0.5)
-    found = summarise([bare], slo_ttft=1.0, slo_itl=None)
+    found = summarise([bare], Slo(ttft=1.0))
     assert (found.hit_rate, found.cached_tokens, found.itl, found.tpot) == (None, None, None, None)
     assert found.in_slo == 1
     cancelled = msgspec.structs.replace(bare, outcome="cancelled")
-    assert summarise([bare, cancelled], slo_ttft=1.0, slo_itl=None).goodput_share == 1.0
-    assert summarise([], slo_ttft=None, slo_itl=None).goodput_share is None
+    assert summarise([bare, cancelled], Slo(ttft=1.0)).goodput_share == 1.0
+    assert summarise([], Slo()).goodput_share is None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.report.stream import BadStream, TokenStream
+from penstock.report.bench.token_stream import AnswerStream, BadStream
 
 
 def event(**fields: object) -> bytes:
@@ -28,7 +28,7 @@ RUNNING = [
 
 
 def test_running_usage_counts_each_chunk() -> None:
-    stream = TokenStream()
+    stream = AnswerStream()
     for at, part in enumerate(RUNNING):
         stream.feed(part, float(at))
     assert stream.chunks == [(0.0, 1), (1.0, 2), (2.0, 4)]
@@ -39,7 +39,7 @@ def test_running_usage_counts_each_chunk() -> None:
 
 @given(st.lists(st.integers(1, 400), max_size=30))
 def test_any_cut_of_the_bytes_counts_the_same_tokens(cuts: list[int]) -> None:
-    whole, stream = b"".join(RUNNING), TokenStream()
+    whole, stream = b"".join(RUNNING), AnswerStream()
     at = 0
     for cut in [*cuts, len(whole)]:
         stream.feed(whole[at : at + cut], float(at))
@@ -50,7 +50,7 @@ def test_any_cut_of_the_bytes_counts_the_same_tokens(cuts: list[int]) -> None:
 
 
 def test_bytes_read_together_are_one_chunk() -> None:
-    stream = TokenStream()
+    stream = AnswerStream()
     stream.feed(b"".join(RUNNING), 5.0)
     assert stream.chunks == [(5.0, 7)]
 
@@ -68,13 +68,13 @@ def test_bytes_read_together_are_one_chunk() -> None:
     ],
 )
 def test_without_running_usage_the_chunk_itself_tells(choice: dict, counting: str | None, tokens: int) -> None:
-    stream = TokenStream()
+    stream = AnswerStream()
     stream.feed(event(choices=[choice]), 1.0)
     assert (stream.counting, stream.tokens) == (counting, tokens)
 
 
 def test_chunks_that_do_not_add_up_are_seen() -> None:
-    stream = TokenStream()
+    stream = AnswerStream()
     stream.feed(event(choices=[text()]) + event(choices=[], usage={"completion_tokens": 5}), 0.0)
     assert (stream.tokens, stream.total, stream.exact) == (1, 5, False)
 
@@ -84,10 +84,10 @@ def test_chunks_that_do_not_add_up_are_seen() -> None:
 )
 def test_a_broken_event_is_said(broken: bytes) -> None:
     with pytest.raises(BadStream):
-        TokenStream().feed(broken, 0.0)
+        AnswerStream().feed(broken, 0.0)
 
 
 def test_a_line_without_end_is_refused() -> None:
-    stream = TokenStream()
+    stream = AnswerStream()
     with pytest.raises(BadStream, match="longer"):
         stream.feed(b"data: " + b"x" * (2 << 20), 0.0)

@@ -13,40 +13,50 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.errors import ConfigError
-from penstock.planner.seen import EngineSeen, ModelSeen, Observation, PoolSeen, Traffic
-from penstock.report.study import baselines, cells, contenders, main, table
+from penstock.planner.observation import EngineState, ModelState, Observation, Traffic
+from penstock.report.study import autoscaler_baselines, contenders, study_cells, study_run, study_tables
 from penstock.report.study.clairvoyant import Schedule
-from penstock.report.study.faults import FAULTS
-from penstock.report.study.table import Point, cost_at, front, fronts, missed_at
-from penstock.report.study.traces import ALL, OWN, rate_over_time
-from penstock.report.study.traces import Traffic as StudyTraffic
-from penstock.report.study.world import GPUS_MAX, Noted, Result, _turns, fleet, priced, tables
-from penstock.traffic.request import TrafficRequest
+from penstock.report.study.metric_faults import FAULTS
+from penstock.report.study.study_scenario import GPUS_MAX, RecordedPolicy, StudyResult, _turns, fleet, priced, tables
+from penstock.report.study.study_tables import FrontPoint, cost_at, front, fronts, missed_at
+from penstock.report.study.study_traffic import ALL, OWN, StudyTraffic, rate_over_time
+from penstock.traffic.traffic_request import TrafficRequest
+from tests.planner.pool_states import pool_state
 
-FRONT = [Point(2.0, 0.5), Point(4.0, 0.1), Point(8.0, 0.0)]
-
-
-def result(hours: float, attainment: float, **more) -> Result:
-    return Result(attainment=attainment, gpu_hours=hours, requests=100, misses=round(100 * (1 - attainment)), **more)
+FRONT = [FrontPoint(2.0, 0.5), FrontPoint(4.0, 0.1), FrontPoint(8.0, 0.0)]
 
 
-def done(who: str, *results: Result, **cell) -> cells.Done:
-    made = {"traffic": "ramps", "layout": "aggregated", "start_up": 120.0, "seed": 1, "who": who, **cell}
-    return cells.Done(cell=cells.Cell(**made), results=results)
+def result(hours: float, attainment: float, **more) -> StudyResult:
+    return StudyResult(
+        attainment=attainment, gpu_hours=hours, requests=100, misses=round(100 * (1 - attainment)), **more
+    )
+
+
+def done(who: str, *results: StudyResult, **cell) -> study_cells.StudyRow:
+    made = {"traffic": "ramps", "layout": "aggregated", "start_up": 120.0, "seed": 1, "contender": who, **cell}
+    return study_cells.StudyRow(cell=study_cells.StudyCell(**made), results=results)
 
 
 # --- fronts -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_front_has_what_nobody_beats_in_both():
-    points = [Point(4.0, 0.3), Point(2.0, 0.5), Point(4.0, 0.1), Point(5.0, 0.1), Point(8.0, 0.0), Point(9.0, 0.2)]
+    points = [
+        FrontPoint(4.0, 0.3),
+        FrontPoint(2.0, 0.5),
+        FrontPoint(4.0, 0.1),
+        FrontPoint(5.0, 0.1),
+        FrontPoint(8.0, 0.0),
+        FrontPoint(9.0, 0.2),
+    ]
     assert front(points) == FRONT
     assert front([]) == []
 
 
 @given(
     st.lists(
-        st.builds(Point, st.integers(0, 9).map(float), st.integers(0, 9).map(lambda tenth: tenth / 10)), max_size=12
+        st.builds(FrontPoint, st.integers(0, 9).map(float), st.integers(0, 9).map(lambda tenth: tenth / 10)),
+        max_size=12,
     )
 )
 def test_every_point_is_beaten_or_on_the_front_and_none_on_it_is_beaten(points):
@@ -87,7 +97,7 @@ def test_fronts_are_per_seed_of_one_policy_in_one_place():
         done("static", result(1.0, 1.0)),
     ]
     found = fronts(told, ("ramps", "aggregated", 120.0), "slo")
-    assert found == {1: [Point(2.0, 0.5)], 2: [Point(1.0, pytest.approx(0.1))]}
+    assert found == {1: [FrontPoint(2.0, 0.5)], 2: [FrontPoint(1.0, pytest.approx(0.1))]}
 
 
 def test_the_page_says_what_ours_costs_beside_the_clairvoyant_and_the_field():
@@ -98,7 +108,7 @@ def test_the_page_says_what_ours_costs_beside_the_clairvoyant_and_the_field():
         done("HPA-like", result(4.0, 0.8), knob=contenders.BY_NAME["HPA-like"].default),
         done("slo", result(4.0, 0.9), fault="gap", knob=contenders.BY_NAME["slo"].default),
     ]
-    text = table.write(told, missing=3)
+    text = study_tables.write(told, missing=3)
     assert "3 runs of it were not done" in text
     assert "| ramps | aggregated | 120 |  | 99.00% | 1.33 |  | 1.50 |" in text
     assert "| ramps | aggregated | 120 | HPA-like | 80.0% | 95% |  |" in text
@@ -107,19 +117,19 @@ def test_the_page_says_what_ours_costs_beside_the_clairvoyant_and_the_field():
 
 def test_on_the_grid_a_seed_is_held_against_the_same_seed():
     """A study that is not done yet has seeds of one that the other lacks."""
-    ours, other = contenders.BY_NAME["slo"].default, contenders.BY_NAME[cells.BESIDE[0]].default
+    ours, other = contenders.BY_NAME["slo"].default, contenders.BY_NAME[study_cells.BESIDE[0]].default
     told = [
         done("slo", result(2.0, 0.9), knob=ours, seed=1),
         done("slo", result(9.0, 0.9), knob=ours, seed=2),
-        done(cells.BESIDE[0], result(10.0, 0.8), knob=other, seed=2),
+        done(study_cells.BESIDE[0], result(10.0, 0.8), knob=other, seed=2),
     ]
-    assert "at fewer GPU-hours in 1 comparisons" in table.write(told, missing=0)
+    assert "at fewer GPU-hours in 1 comparisons" in study_tables.write(told, missing=0)
     told[1] = done("slo", result(11.0, 0.7), knob=ours, seed=2)
-    assert "at fewer GPU-hours in 0 comparisons, the other does in 1" in table.write(told, missing=0)
+    assert "at fewer GPU-hours in 0 comparisons, the other does in 1" in study_tables.write(told, missing=0)
 
 
 def test_a_page_of_nothing_is_still_a_page():
-    assert "354 runs of it were not done" in table.write([], missing=354)
+    assert "354 runs of it were not done" in study_tables.write([], missing=354)
 
 
 # --- which runs -------------------------------------------------------------------------------------------------------
@@ -127,26 +137,26 @@ def test_a_page_of_nothing_is_still_a_page():
 
 @pytest.mark.parametrize("full", [False, True])
 def test_no_run_is_there_twice_and_everybody_takes_part(full):
-    wanted = cells.cells(full=full, traces=None)
+    wanted = study_cells.cells(full=full, traces=None)
     assert max(Counter(cell.key for cell in wanted).values()) == 1
-    assert {cell.who for cell in wanted} == {*contenders.BY_NAME, cells.STATIC, cells.CLAIRVOYANT}
+    assert {cell.contender for cell in wanted} == {*contenders.BY_NAME, study_cells.STATIC, study_cells.CLAIRVOYANT}
     assert {cell.layout for cell in wanted} == {"aggregated", "disaggregated"}
     assert {cell.start_up for cell in wanted} == {0.0, 60.0, 120.0, 300.0}
     assert {cell.fault for cell in wanted} == {"", *FAULTS}
-    beside = [cell.seed for cell in wanted if cell.who in cells.BESIDE and not cell.fault]
+    beside = [cell.seed for cell in wanted if cell.contender in study_cells.BESIDE and not cell.fault]
     assert set(beside) == ({1, 2, 3} if full else {1})
-    fronts = {(cell.who, cell.traffic) for cell in wanted if cell.seed == 3}
+    fronts = {(cell.contender, cell.traffic) for cell in wanted if cell.seed == 3}
     untuned = {traffic.name for traffic in OWN if not traffic.tuning}
-    for who in ("slo", cells.STATIC):
+    for who in ("slo", study_cells.STATIC):
         assert {name for other, name in fronts if other == who} >= untuned, "claims come with the range over seeds"
     assert {cell.traffic for cell in wanted} == {traffic.name for traffic in OWN}, "without files no public trace"
 
 
 def test_ours_and_the_two_beside_it_run_on_the_whole_grid():
-    wanted = cells.cells(full=True, traces=None)
-    for who in ("slo", *cells.BESIDE):
+    wanted = study_cells.cells(full=True, traces=None)
+    for who in ("slo", *study_cells.BESIDE):
         knob = contenders.BY_NAME[who].default
-        mine = {(c.traffic, c.layout, c.start_up, c.seed) for c in wanted if c.who == who and c.knob == knob}
+        mine = {(c.traffic, c.layout, c.start_up, c.seed) for c in wanted if c.contender == who and c.knob == knob}
         assert len(mine) == len(OWN) * 2 * 4 * 3
 
 
@@ -169,17 +179,17 @@ def test_public_traffic_without_its_file_says_what_is_missing(tmp_path):
 
 def seen(at: float, ready: int, *, running: int = 0, waiting: int = 0, queued: int = 0, kv: float = 0.0) -> Observation:
     engines = tuple(
-        EngineSeen(worker=f"main-{n}", running=running, waiting=waiting, decode_kv=round(kv * 1000), kv_tokens=1000)  # type: ignore[arg-type]
+        EngineState(worker=f"main-{n}", running=running, waiting=waiting, decode_kv=round(kv * 1000), kv_tokens=1000)  # type: ignore[arg-type]
         for n in range(ready)
     )
-    pool = PoolSeen(role="aggregated", desired=ready, ready=ready, engines=engines)
+    pool = pool_state(role="aggregated", desired=ready, ready=ready, engines=engines)
     traffic = Traffic(seconds=15.0, arrived=1, prompt_tokens=1)
-    model = ModelSeen(traffic=traffic, pools={"main": pool}, queued=queued)
+    model = ModelState(traffic=traffic, pools={"main": pool}, queued=queued)
     return Observation(at=at, window=15.0, models={"m": model})
 
 
 def test_hpa_goes_up_at_once_by_the_ratio_and_down_to_the_highest_of_five_minutes():
-    hpa = baselines.hpa(0.7, GPUS_MAX)
+    hpa = autoscaler_baselines.hpa(0.7, GPUS_MAX)
     assert hpa.decide(seen(0.0, 4, kv=1.0)) == {"main": 6}  # 4 x 1.0 / 0.7 = 5.7
     assert hpa.decide(seen(15.0, 6, kv=0.72)) == {"main": 6}, "within a tenth of the target nothing happens"
     assert hpa.decide(seen(30.0, 6, kv=0.1)) == {"main": 6}
@@ -188,17 +198,17 @@ def test_hpa_goes_up_at_once_by_the_ratio_and_down_to_the_highest_of_five_minute
 
 
 def test_keda_counts_who_waits_and_is_bounded_in_its_growth():
-    keda = baselines.keda(5.0, GPUS_MAX)
+    keda = autoscaler_baselines.keda(5.0, GPUS_MAX)
     assert keda.decide(seen(0.0, 4, waiting=5, queued=10)) == {"main": 6}
     assert keda.decide(seen(15.0, 4, waiting=100)) == {"main": 8}
-    assert baselines.keda(5.0, 7).decide(seen(0.0, 4, waiting=100)) == {"main": 7}
+    assert autoscaler_baselines.keda(5.0, 7).decide(seen(0.0, 4, waiting=100)) == {"main": 7}
 
 
 def test_ray_serve_waits_half_a_minute_before_it_goes_up_and_ten_before_it_goes_down():
-    ray = baselines.RayServe(16.0, GPUS_MAX)
+    ray = autoscaler_baselines.RayServe(16.0, GPUS_MAX)
     said = {at: ray.decide(seen(float(at), 2, running=32)) for at in range(0, 50, 10)}
     assert [at for at, found in said.items() if found] == [30] and said[30] == {"main": 4}
-    ray = baselines.RayServe(16.0, GPUS_MAX)
+    ray = autoscaler_baselines.RayServe(16.0, GPUS_MAX)
     said = {at: ray.decide(seen(float(at), 4, running=1)) for at in range(0, 650, 10)}
     assert [at for at, found in said.items() if found] == [600] and said[600] == {"main": 1}
 
@@ -211,19 +221,19 @@ def test_a_schedule_orders_a_start_up_ahead_and_lets_nobody_go_who_is_needed_unt
 
 
 def test_what_a_policy_wants_is_noted_and_its_turns_are_counted():
-    noted = Noted(Schedule({"aggregated": [2, 4, 4, 1, 3]}, 0.0))
+    noted = RecordedPolicy(Schedule({"aggregated": [2, 4, 4, 1, 3]}, 0.0))
     for slot in range(5):
         noted.decide(seen(15.0 * slot, 2))
-    assert noted.wanted == {"main": [2, 4, 4, 1, 3]}
-    assert _turns(noted.wanted) == (2, 3)
+    assert noted.targets == {"main": [2, 4, 4, 1, 3]}
+    assert _turns(noted.targets) == (2, 3)
 
     class Silent:
         def decide(self, seen):
             return None
 
-    silent = Noted(Silent())
+    silent = RecordedPolicy(Silent())
     silent.decide(seen(0.0, 3))
-    assert silent.wanted == {"main": [3]}, "who says nothing wants what there is"
+    assert silent.targets == {"main": [3]}, "who says nothing wants what there is"
 
 
 def test_the_fleet_for_a_rate_grows_with_it_and_with_the_price_of_a_miss():
@@ -241,7 +251,7 @@ def test_a_fault_begins_after_a_third_of_the_run_and_changes_no_count_of_replica
         after = distort(before)
         if at < 300.0 and fault != "NaN":
             assert after == before
-        pools = [(pool.ready, pool.desired, len(pool.engines)) for _, _, pool in after.pools()]
+        pools = [(state.ready, state.pool.desired, len(state.engines)) for _, _, state in after.pools()]
         assert pools == [(3, 3, 3)]
     if fault == "gap":
         gone, back = distort(seen(305.0, 3, running=2)).models["m"], distort(seen(500.0, 3, running=2)).models["m"]
@@ -262,8 +272,10 @@ def test_fleets_for_a_public_trace_are_those_of_its_own_lengths(tmp_path, monkey
     lines = [{"timestamp": 100 * n, "input_length": 64, "output_length": 4, "hash_ids": [n]} for n in range(300)]
     (tmp_path / "short.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setitem(ALL, "short", StudyTraffic("short", 30.0, file="short.jsonl"))
-    cell = cells.Cell(traffic="short", layout="aggregated", start_up=0.0, seed=1, who=cells.STATIC, knob=1.0)
-    (result,) = cells.carry_out(cell, str(tmp_path)).results
+    cell = study_cells.StudyCell(
+        traffic="short", layout="aggregated", start_up=0.0, seed=1, contender=study_cells.STATIC, knob=1.0
+    )
+    (result,) = study_cells.carry_out(cell, str(tmp_path)).results
     assert result.requests == 300 and result.attainment == 1.0
     assert result.gpu_hours < 1.5 * 30.0 / 3600.0, "one worker; ours at that rate would be ten or more"
     assert sum(fleet("aggregated", 10.0).values()) >= 10
@@ -273,11 +285,11 @@ def test_fleets_for_a_public_trace_are_those_of_its_own_lengths(tmp_path, monkey
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> list[cells.Cell]:
+def tiny(monkeypatch: pytest.MonkeyPatch) -> list[study_cells.StudyCell]:
     """A study of six runs, each of five minutes at one request per second."""
     monkeypatch.setitem(ALL, "tiny", StudyTraffic("tiny", 300.0, lambda at: 1.0))
     made = [
-        cells.Cell(traffic="tiny", layout=layout, start_up=30.0, seed=1, who=who, knob=knob)
+        study_cells.StudyCell(traffic="tiny", layout=layout, start_up=30.0, seed=1, contender=who, knob=knob)
         for layout, who, knob in (
             ("aggregated", "static", 1.0),
             ("aggregated", "static", 2.0),
@@ -287,17 +299,17 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[cells.Cell]:
             ("aggregated", "KEDA-like", contenders.BY_NAME["KEDA-like"].default),
         )
     ]
-    monkeypatch.setattr(main, "cells", lambda **_: made)
+    monkeypatch.setattr(study_run, "cells", lambda **_: made)
     return made
 
 
-def options(folder: Path, **more) -> main.Options:
+def options(folder: Path, **more) -> study_run.StudyOptions:
     given_ = {"docs": None, "full": False, "traces": None, "processes": 1, "until": None, "only": (), **more}
-    return main.Options(out=folder / "study", **given_)
+    return study_run.StudyOptions(out=folder / "study", **given_)
 
 
 def test_a_study_writes_its_rows_its_tables_and_its_page(tiny, tmp_path, capsys):
-    assert main.main(options(tmp_path, docs=tmp_path / "page.md")) == 0
+    assert study_run.main(options(tmp_path, docs=tmp_path / "page.md")) == 0
     told = capsys.readouterr()
     page = (tmp_path / "study" / "study.md").read_text()
     assert page == (tmp_path / "page.md").read_text() and told.out in page
@@ -312,36 +324,36 @@ def test_a_study_writes_its_rows_its_tables_and_its_page(tiny, tmp_path, capsys)
 
 
 def test_only_some_take_part_where_that_is_asked_for_and_an_unknown_name_is_an_error(tiny, tmp_path):
-    main.main(options(tmp_path, only=("static",)))
-    assert {each.cell.who for each in cells.read(tmp_path / "study" / "cells.jsonl").values()} == {"static"}
+    study_run.main(options(tmp_path, only=("static",)))
+    assert {each.cell.contender for each in study_cells.read(tmp_path / "study" / "cells.jsonl").values()} == {"static"}
     with pytest.raises(ConfigError, match="HAL") as found:
-        main.main(options(tmp_path, only=("HAL",)))
+        study_run.main(options(tmp_path, only=("HAL",)))
     assert "KEDA-like" in (found.value.hint or "")
 
 
 def test_nothing_is_begun_when_the_time_is_over_and_the_page_says_what_is_missing(tiny, tmp_path):
-    main.main(options(tmp_path, until=time.monotonic() - 1.0))
+    study_run.main(options(tmp_path, until=time.monotonic() - 1.0))
     assert f"{len(tiny)} runs of it were not done" in (tmp_path / "study" / "study.md").read_text()
 
 
 def test_a_study_that_was_cut_off_goes_on_where_it_was(tiny, tmp_path, monkeypatch):
     path = tmp_path / "study" / "cells.jsonl"
     path.parent.mkdir()
-    whole, torn = (cells.Done(cell=cell, results=(result(1.0, 0.5),)) for cell in tiny[:2])
+    whole, torn = (study_cells.StudyRow(cell=cell, results=(result(1.0, 0.5),)) for cell in tiny[:2])
     path.write_bytes(msgspec.json.encode(whole) + b"\n" + msgspec.json.encode(torn)[:40])
     carried: list[str] = []
 
     def carry_out(wanted, path, **more):
         found = list(
-            cells.do_all(wanted, path, **{**more, "told": lambda number, of, one: carried.append(one.cell.key)})
+            study_cells.do_all(wanted, path, **{**more, "told": lambda number, of, one: carried.append(one.cell.key)})
         )
         return found
 
-    monkeypatch.setattr(main, "do_all", carry_out)
-    main.main(options(tmp_path, only=("static",)))
-    wanted = [cell.key for cell in tiny if cell.who == "static"]
+    monkeypatch.setattr(study_run, "do_all", carry_out)
+    study_run.main(options(tmp_path, only=("static",)))
+    wanted = [cell.key for cell in tiny if cell.contender == "static"]
     assert carried == wanted[1:], "what is whole is not done again"
-    found = cells.read(path)
+    found = study_cells.read(path)
     assert sorted(found) == sorted(wanted), "and nothing that was done now was lost with the line that was cut off"
     assert found[wanted[0]] == whole and np.isfinite(found[wanted[1]].results[0].gpu_hours)
 
@@ -352,7 +364,7 @@ def test_requests_of_a_run_come_in_order_and_a_rate_counts_those_within():
 
 
 def test_what_is_written_by_hand_around_the_tables_stays() -> None:
-    from penstock.report.study.main import BEGIN, END, page
+    from penstock.report.study.study_run import BEGIN, END, page
 
     first = page("", "old\n")
     assert first == f"# Planner study\n\n{BEGIN}\nold\n{END}\n"

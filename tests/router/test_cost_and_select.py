@@ -8,12 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.values import RequestId, Target, WorkerId
-from penstock.router.active import ActiveSequences, Load
-from penstock.router.cost import Candidate, Demand, Overlapped, Speed, block_cost, latency_cost
+from penstock.kernel.values import Prompt, RequestId, Target, WorkerId
 from penstock.router.events import Cost
-from penstock.router.select import probabilities, select
+from penstock.router.selection.cost import (
+    TRANSFER_MS_PER_BLOCK,
+    Candidate,
+    Overlapped,
+    RequestDemand,
+    Speed,
+    block_cost,
+    latency_cost,
+)
+from penstock.router.selection.select import probabilities, select
 from penstock.router.settings import CostSettings
+from penstock.router.workers.active_sequences import ActiveSequences, TargetLoad
 
 SPEED = Speed(0.005, 1e-4, 1e-6)
 NAMES = ["a", "b", "c", "d"]
@@ -23,26 +31,25 @@ def target(name: str) -> Target:
     return Target(WorkerId(name))
 
 
-def demand(blocks: int = 10, size: int = 16, **changes: object) -> Demand:
+def demand(blocks: int = 10, size: int = 16, **changes: object) -> RequestDemand:
     fields: dict[str, object] = {
-        "isl": blocks * size,
-        "blocks": list(range(1, blocks + 1)),
-        "loose": 0,
+        "prompt": Prompt(blocks * size, list(range(1, blocks + 1))),
+        "unhashed_blocks": 0,
         "block_size": size,
         "osl": 100.0,
         "least_prefill": 0,
         "overlap_credit": 1.0,
     }
-    return Demand(**{**fields, **changes})  # type: ignore[arg-type]
+    return RequestDemand(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def load(prefill: int = 0, blocks: int = 0, requests: int = 0) -> Load:
-    made = Load()
-    made.prefill_tokens, made.loose, made.requests = prefill, blocks, requests
+def load(prefill: int = 0, blocks: int = 0, requests: int = 0) -> TargetLoad:
+    made = TargetLoad()
+    made.prefill_tokens, made.unhashed_blocks, made.requests = prefill, blocks, requests
     return made
 
 
-def candidate(name: str = "a", overlap: Overlapped | None = None, on: Load | None = None) -> Candidate:
+def candidate(name: str = "a", overlap: Overlapped | None = None, on: TargetLoad | None = None) -> Candidate:
     return Candidate(target(name), overlap or Overlapped(), on or load(), SPEED)
 
 
@@ -60,9 +67,9 @@ def test_weights_scale_their_terms() -> None:
     assert cost.total == 2 * (10 - 4 - 1 - 1) + 10 + 3 * 2
 
 
-def test_credit_fades_on_the_busier_worker() -> None:
-    settings = CostSettings(credit_decay=1.0)
-    busy = block_cost(demand(), candidate(overlap=Overlapped(10), on=load(160)), settings)
+def test_credit_fades_on_the_busier_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.router.selection.cost.CREDIT_DECAY", 1.0)
+    busy = block_cost(demand(), candidate(overlap=Overlapped(10), on=load(160)), CostSettings())
     assert busy.total == pytest.approx(10 + 10 - 10 / (1 + 1) + 10)
 
 
@@ -77,11 +84,10 @@ def test_a_full_hit_still_computes_the_last_block() -> None:
 
 
 def test_latency_by_hand() -> None:
-    settings = CostSettings(transfer_ms_per_block=0.5)
-    cost = latency_cost(demand(), candidate(overlap=Overlapped(2, 1), on=load(1000, 20, 3)), settings)
+    cost = latency_cost(demand(), candidate(overlap=Overlapped(2, 1), on=load(1000, 20, 3)), CostSettings())
     assert cost.prefill == pytest.approx(5 + 0.1 * (160 - 48))
     assert cost.queue == pytest.approx(100.0)
-    assert cost.transfer == pytest.approx(0.5)
+    assert cost.transfer == pytest.approx(TRANSFER_MS_PER_BLOCK)
     assert cost.decode == pytest.approx(1e3 * 1e-6 * 30 * 100)
 
 
@@ -107,7 +113,7 @@ def costs(*totals: float, running: list[int] | None = None) -> list[Cost]:
 
 def test_kv_takes_the_cheapest_and_says_by_how_much() -> None:
     choice = select("kv", costs(5, 3, 9), random.Random(0))
-    assert choice.cost.target.worker == "b" and "next a at 5.0" in choice.because
+    assert choice.cost.target.worker == "b" and "next a at 5.0" in choice.reason
 
 
 def test_ties_are_drawn_evenly() -> None:
@@ -155,6 +161,6 @@ def test_low_temperature_is_nearly_the_cheapest_and_high_is_nearly_even() -> Non
 def test_active_sequences_feed_the_cost() -> None:
     active = ActiveSequences()
 
-    active.place(RequestId("r"), target("a"), prefill_tokens=160, blocks=[1, 2, 3], loose=0, now=0)
+    active.place(RequestId("r"), target("a"), prefill_tokens=160, blocks=[1, 2, 3], unhashed_blocks=0, now=0)
     cost = block_cost(demand(), Candidate(target("a"), Overlapped(), active.load(target("a")), SPEED), CostSettings())
     assert cost.total == 20 + 10  # three of the ten blocks are in use there already

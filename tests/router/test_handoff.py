@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.kernel.machine import MILLISECOND, SECOND, Wake, Woken
-from penstock.kernel.values import RequestId, WorkerCard, WorkerId
+from penstock.kernel.values import NOTHING_PROMISED, LatencyTargets, RequestId, Slo, SloClass, WorkerCard, WorkerId
 from penstock.router.events import (
     Abort,
     Cancelled,
@@ -12,7 +12,7 @@ from penstock.router.events import (
     Failed,
     Finished,
     FirstToken,
-    Noted,
+    OperatorNote,
     Preferences,
     Publish,
     Release,
@@ -22,7 +22,7 @@ from penstock.router.events import (
     WorkerLeft,
     WorkerMeasured,
 )
-from penstock.router.flow import FINAL, GRAPH, Way, remote_prefill, splits
+from penstock.router.requests.stage_graph import FINAL, GRAPH, StagePath, remote_prefill, splits
 from penstock.router.settings import AffinitySettings, DecodeSettings, HandoffSettings, PrefillSettings
 from tests.router.worlds import BLOCK, World, arrived, card, none, only, prompt
 
@@ -109,15 +109,16 @@ def test_a_short_prompt_goes_straight_to_decode() -> None:
     assert "64 of 4160 tokens are new on d0, below 2048 and 0.7" in again.decision.flow
 
 
-def test_both_bounds_of_the_length_rule_are_strict() -> None:
-    settings = HandoffSettings(conditional="thresholds", new_tokens_max=100, new_share_max=0.5)
+def test_both_bounds_of_the_length_rule_are_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.router.requests.stage_graph.NEW_SHARE_MAX", 0.5)
+    settings = HandoffSettings(conditional="thresholds", new_tokens_max=100)
 
-    def way(new: int) -> Way:
-        return Way(worker="w", new=new, queued=0, running=0, ttft_ms=0, stall_ms=0, itl_ms=0)
+    def way(new: int) -> StagePath:
+        return StagePath(worker="w", new=new, queued=0, running=0, ttft_ms=0, stall_ms=0, itl_ms=0)
 
-    assert not remote_prefill(settings, 200, way(200), way(99))[0]
-    assert remote_prefill(settings, 300, way(300), way(100))[0], "100 are not fewer than 100"
-    assert remote_prefill(settings, 198, way(198), way(99))[0], "a half is not less than a half"
+    assert not remote_prefill(settings, NOTHING_PROMISED, 200, way(200), way(99))[0]
+    assert remote_prefill(settings, NOTHING_PROMISED, 300, way(300), way(100))[0], "100 are not fewer than 100"
+    assert remote_prefill(settings, NOTHING_PROMISED, 198, way(198), way(99))[0], "a half is not less than a half"
 
 
 @pytest.mark.parametrize(
@@ -126,30 +127,31 @@ def test_both_bounds_of_the_length_rule_are_strict() -> None:
 def test_busy_prefill_workers_lose_to_a_decode_worker_that_would_be_slowed_less(
     queued: int, running: int, remote: bool
 ) -> None:
-    there = Way(worker="p", new=4000, queued=queued, running=0, ttft_ms=0, stall_ms=0, itl_ms=0)
-    here = Way(worker="d", new=4000, queued=0, running=running, ttft_ms=0, stall_ms=0, itl_ms=0)
-    found, why = remote_prefill(HandoffSettings(), 4000, there, here)
+    there = StagePath(worker="p", new=4000, queued=queued, running=0, ttft_ms=0, stall_ms=0, itl_ms=0)
+    here = StagePath(worker="d", new=4000, queued=0, running=running, ttft_ms=0, stall_ms=0, itl_ms=0)
+    found, why = remote_prefill(HandoffSettings(), NOTHING_PROMISED, 4000, there, here)
     assert found is remote
     assert f"{queued + 4000} tokens until it is done on p" in why
 
 
 def test_with_a_service_level_it_is_predicted_milliseconds() -> None:
-    slo = HandoffSettings(ttft=0.5, itl=0.02)
+    slo = LatencyTargets(0.5, 0.02)
 
-    def way(name: str, ttft: float, running: int = 0, stall: float = 0.0, itl: float = 0.0) -> Way:
-        return Way(worker=name, new=4000, queued=0, running=running, ttft_ms=ttft, stall_ms=stall, itl_ms=itl)
+    def decided(remote: StagePath, local: StagePath) -> tuple[bool, str]:
+        return remote_prefill(HandoffSettings(conditional="slo"), slo, 4000, remote, local)
 
-    assert remote_prefill(slo, 4000, way("p", 400), way("d", 300, running=8, stall=200, itl=30))[0]
-    late, why = remote_prefill(slo, 4000, way("p", 900), way("d", 300, running=2, stall=200, itl=15))
+    def way(name: str, ttft: float, running: int = 0, stall: float = 0.0, itl: float = 0.0) -> StagePath:
+        return StagePath(worker=name, new=4000, queued=0, running=running, ttft_ms=ttft, stall_ms=stall, itl_ms=itl)
+
+    assert decided(way("p", 400), way("d", 300, running=8, stall=200, itl=30))[0]
+    late, why = decided(way("p", 900), way("d", 300, running=2, stall=200, itl=15))
     assert not late and "the latter keeps more of the SLO" in why
-    assert remote_prefill(slo, 4000, way("p", 400), way("d", 300, running=2, stall=200, itl=15))[0], (
-        "400 < 300 + 2 * 200"
-    )
-    assert not remote_prefill(slo, 4000, way("p", 400), way("d", 300))[0], "nobody is held up"
+    assert decided(way("p", 400), way("d", 300, running=2, stall=200, itl=15))[0], "400 < 300 + 2 * 200"
+    assert not decided(way("p", 400), way("d", 300))[0], "nobody is held up"
 
 
 def test_measured_speeds_decide_the_prediction() -> None:
-    world = World(p("p0"), d("d0"), handoff=HandoffSettings(ttft=1.0))
+    world = World(p("p0"), d("d0"), slo=Slo(ttft=1.0), handoff=HandoffSettings(conditional="slo"))
     for worker, slope in (("p0", 1e-3), ("d0", 1e-5)):
         world.post(
             WorkerMeasured(
@@ -159,6 +161,15 @@ def test_measured_speeds_decide_the_prediction() -> None:
     dispatch = only(world.post(arrived("r", prompt(1, 4096))), Dispatch)
     assert dispatch.stage == "aggregated"
     assert "first token after 4" in dispatch.decision.flow and "41 ms by d0" in dispatch.decision.flow
+
+
+def test_a_request_of_a_class_is_split_by_the_targets_of_its_class() -> None:
+    slo = Slo(classes={"voice": SloClass(ttft=1.0)})
+    world = World(p("p0"), d("d0"), slo=slo, handoff=HandoffSettings(conditional="slo"))
+    voice = arrived("v", prompt(1, 4096), preferences=Preferences(service_class="voice"))
+    assert "first token after" in only(world.post(voice), Dispatch).decision.flow
+    other = only(world.post(arrived("o", prompt(2, 4096))), Dispatch)
+    assert "tokens until it is done" in other.decision.flow  # nothing is promised to it
 
 
 def test_without_a_prefill_worker_the_decode_worker_does_it_all() -> None:
@@ -204,15 +215,15 @@ def test_what_can_not_be_split_is_done_by_one_worker() -> None:
     assert (dispatch.stage, dispatch.target.worker) == ("aggregated", "d0")
 
 
-def test_a_failed_prefill_is_done_where_it_is_decoded_within_a_budget() -> None:
-    world = World(
-        p("p0"), p("p1"), d("d0"), handoff=HandoffSettings(conditional="off", fallback_burst=1, fallback_share=0)
-    )
+def test_a_failed_prefill_is_done_where_it_is_decoded_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.router.model_pool.FALLBACK_SHARE", 0)
+    monkeypatch.setattr("penstock.router.model_pool.FALLBACK_BURST", 1)
+    world = World(p("p0"), p("p1"), d("d0"), handoff=HandoffSettings(conditional="off"))
     world.post(arrived("r"))
     again = only(world.post(Failed(id=R, attempt=1, reason="it broke", retryable=True)), Dispatch)
     assert (again.stage, again.target.worker) == ("aggregated", "d0") and "it failed on p" in again.decision.flow
     assert world.router.pools["m"].handoffs["fallback"] == 1
-    assert "prefill_fallback" in [e.kind for e in world.effects if isinstance(e, Noted)]
+    assert "prefill_fallback" in [e.kind for e in world.effects if isinstance(e, OperatorNote)]
     world.post(Finished(id=R, attempt=2, tokens=1))
     other = RequestId("s")
     first = only(world.post(arrived("s", prompt(3))), Dispatch)
@@ -234,7 +245,7 @@ def test_a_request_at_fault_is_not_tried_again() -> None:
 def test_a_prefill_that_holds_nothing_is_done_again_where_it_is_decoded() -> None:
     world = split()
     world.post(arrived("r"))
-    dispatch = only(world.post(Staged(id=R, attempt=1, held=False)), Dispatch)
+    dispatch = only(world.post(Staged(id=R, attempt=1, kv_retained=False)), Dispatch)
     assert (dispatch.stage, dispatch.handoff) == ("aggregated", None)
     assert world.router.pools["m"].handoffs["empty"] == 1
 
@@ -264,7 +275,7 @@ def test_kv_that_nobody_can_fetch_is_told() -> None:
     world.post(WorkerDraining(worker=WorkerId("d0"), epoch=1))
     effects = world.post(Cancelled(id=R))
     assert only(effects, Release).target is None
-    assert only(effects, Noted).kind == "kv_stranded"
+    assert only(effects, OperatorNote).kind == "kv_stranded"
 
 
 def test_a_done_prefill_waits_for_a_worker_that_answers() -> None:
@@ -431,7 +442,7 @@ def test_pins_mean_the_stage_of_their_worker() -> None:
 )
 def test_what_could_not_be_handed_over_is_refused_when_it_joins(other: dict[str, object], said: str) -> None:
     world = World(p("p0", layout="a"))
-    noted = only(world.post(WorkerJoined(card=d("d0", **other))), Noted)
+    noted = only(world.post(WorkerJoined(card=d("d0", **other))), OperatorNote)
     assert noted.kind == "worker_refused" and said in noted.text
     assert world.router.roster.get(WorkerId("d0")) is None
 
@@ -444,7 +455,7 @@ def test_an_engine_that_changes_its_role_keeps_what_is_known_of_it() -> None:
     world.post(FirstToken(id=R, attempt=2))
     world.post(Finished(id=R, attempt=2, tokens=1))
     world.post(WorkerDraining(worker=WorkerId("p0"), epoch=1))
-    world.post(WorkerJoined(card=p("p0", epoch=2, born=1, role="aggregated")))
+    world.post(WorkerJoined(card=p("p0", epoch=2, started_epoch=1, role="aggregated")))
     again = only(world.post(arrived("again", [*tokens, *prompt(2, 16)])), Dispatch)
     costs = {cost.target.worker: cost.overlap_tokens for cost in again.decision.candidates}
     assert again.stage == "aggregated" and costs["p0"] == 64
@@ -454,7 +465,7 @@ def test_an_engine_that_changes_its_role_keeps_what_is_known_of_it() -> None:
 def test_kv_is_fetched_from_a_worker_that_has_changed_its_role_meanwhile() -> None:
     world = split()
     world.post(arrived("r"))
-    world.post(WorkerJoined(card=p("p0", epoch=2, born=1, role="aggregated")))
+    world.post(WorkerJoined(card=p("p0", epoch=2, started_epoch=1, role="aggregated")))
     dispatch = only(world.post(Staged(id=R, attempt=1)), Dispatch)
     assert dispatch.stage == "decode" and dispatch.handoff is not None and dispatch.handoff.source is not None
     assert dispatch.handoff.source.id == "p0"

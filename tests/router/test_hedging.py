@@ -2,16 +2,7 @@
 
 from penstock.kernel.machine import Woken
 from penstock.kernel.values import RequestId
-from penstock.router.events import (
-    Abort,
-    Cancelled,
-    Closed,
-    Dispatch,
-    Failed,
-    Finished,
-    FirstToken,
-    Preferences,
-)
+from penstock.router.events import Abort, Cancelled, Closed, Dispatch, Failed, Finished, FirstToken, Preferences
 from penstock.router.settings import HedgeSettings
 from tests.router.worlds import World, arrived, card, none, only
 
@@ -41,7 +32,7 @@ def test_a_second_worker_gets_it_and_the_decision_says_why() -> None:
     first = world.sent("r")
     second = late(world)
     assert second.attempt == 2 and second.target != first.target
-    assert f"no first token from {first.target} after 1 s" in second.decision.because
+    assert f"no first token from {first.target} after 1 s" in second.decision.reason
     assert "has the request already" in [e.reason for e in second.decision.excluded]
     assert none(world.post(Woken(), after=5.0), Dispatch), "one hedge in a leg"
 

@@ -1,5 +1,7 @@
 """Where requests go by what workers hold: exact, predicted, approximate; affinity, latency cost, several routers."""
 
+import pytest
+
 from penstock.kernel.hashing import SCHEME, block_hashes
 from penstock.kernel.machine import SECOND, Woken
 from penstock.kernel.values import KvRemoved, KvStored, RequestId, Target, WorkerId
@@ -9,7 +11,7 @@ from penstock.router.events import (
     FirstToken,
     KvObserved,
     KvSourceLost,
-    Noted,
+    OperatorNote,
     PeerGone,
     PeerUpdate,
     Preferences,
@@ -56,7 +58,7 @@ def test_a_prompt_goes_to_the_worker_that_holds_it_and_explain_says_so() -> None
     assert decision.expected_cached_tokens == 144, "the last block is computed in any case"
     costs = {cost.target.worker: cost for cost in decision.candidates}
     assert costs[B].overlap_blocks == 10 and costs[B].index == "exact" and costs[A].overlap_blocks == 0
-    assert "10 blocks cached" in decision.because
+    assert "10 blocks cached" in decision.reason
 
 
 def test_removed_blocks_and_gone_workers_do_not_count() -> None:
@@ -103,7 +105,7 @@ def test_a_worker_without_events_is_known_by_routing_history_and_that_is_said() 
     assert again.target == first.target and again.decision.candidates[0].index in ("approximate", "none")
     said = [f for f in findings(world.router, world.now) if "without an event source" in f["text"]]
     assert said and "a, b" in said[0]["text"]
-    notes = [e.text for e in world.effects if isinstance(e, Noted) and e.kind == "worker_joined"]
+    notes = [e.text for e in world.effects if isinstance(e, OperatorNote) and e.kind == "worker_joined"]
     assert all("guessed" in text for text in notes)
 
 
@@ -183,8 +185,9 @@ def test_hard_affinity_keeps_a_session_at_home_while_that_lives() -> None:
     assert sent(world, "r9", prompt(9), preferences=wish).target != home
 
 
-def test_soft_affinity_is_a_discount() -> None:
-    world = two(affinity=AffinitySettings(mode="soft", discount=0.5))
+def test_soft_affinity_is_a_discount(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.router.selection.select.SESSION_DISCOUNT", 0.5)
+    world = two(affinity=AffinitySettings(mode="soft"))
     wish = Preferences(session="s")
     home = sent(world, "r0", prompt(0, 32), preferences=wish).target
     again = sent(world, "r1", prompt(1, 320), preferences=wish)

@@ -2,14 +2,14 @@
 
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import SECOND, Woken
-from penstock.kernel.values import RequestId, WorkerId
+from penstock.kernel.values import Prompt, RequestId, WorkerId
 from penstock.router.events import (
     Closed,
     Dispatch,
     Failed,
     Finished,
     FirstToken,
-    Noted,
+    OperatorNote,
     Resume,
     WorkerJoined,
     WorkerLeft,
@@ -21,7 +21,9 @@ R = RequestId("r")
 
 
 def resume(tokens: int, prompt: int = 64) -> Resume:
-    return Resume(isl=prompt + tokens, blocks=list(block_hashes(list(range(prompt + tokens)), BLOCK)), tokens=tokens)
+    return Resume(
+        prompt=Prompt(prompt + tokens, list(block_hashes(list(range(prompt + tokens)), BLOCK))), tokens=tokens
+    )
 
 
 def lost(attempt: int, tokens: int | None, **changes: object) -> Failed:
@@ -44,7 +46,7 @@ def test_another_worker_goes_on_and_the_request_ends_once_with_its_own_prompt() 
     dispatch = only(effects, Dispatch)
     assert dispatch.attempt == 2 and dispatch.target != before
     assert (dispatch.decision.isl, dispatch.decision.resumed) == (74, 10)
-    assert only(effects, Noted).kind == "migrated"
+    assert only(effects, OperatorNote).kind == "migrated"
     world.post(FirstToken(id=R, attempt=2), after=0.5)
     world.post(Finished(id=R, attempt=2, tokens=30, cached=64), after=0.5)
     closed = world.ended("r")

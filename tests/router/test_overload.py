@@ -1,11 +1,18 @@
 """Is a new request refused, with its reason and when to come back, where every worker is beyond a limit?"""
 
-import pytest
+import math
+from itertools import zip_longest
 
-from penstock.config.cluster import ClusterSettings, SloSettings
-from penstock.kernel.values import RequestId
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.kernel.machine import SECOND
+from penstock.kernel.values import RequestId, Slo
 from penstock.router.events import Closed, Dispatch, Failed, Finished, FirstToken
-from penstock.router.settings import OverloadSettings, QueueSettings, RouterSettings
+from penstock.router.settings import OverloadSettings, QueueSettings
+from penstock.router.status import REFUSAL_SHOWN
 from tests.router.worlds import World, arrived, card, none, only, prompt
 
 
@@ -48,9 +55,9 @@ def test_queue_time_refuses_once_someone_has_waited_for_too_long() -> None:
     assert "waiting for 2.2 s" in closed.reason and closed.retry_after == pytest.approx(2.2)
 
 
-def taught(ttft: float) -> World:
+def taught(overload: OverloadSettings) -> World:
     """A router that has learnt 1 ms per token ahead."""
-    world = World(card("a"), card("b"), overload=OverloadSettings(ttft=ttft))
+    world = World(card("a"), card("b"), overload=overload)
     for number in range(12):
         tokens = 64 * (1 + number % 3)
         world.post(arrived(f"t{number}", prompt(number, tokens)))
@@ -60,11 +67,63 @@ def taught(ttft: float) -> World:
 
 
 def test_a_first_token_that_would_come_too_late_is_refused_by_prediction() -> None:
-    world = taught(ttft=0.2)
-    assert none(world.post(arrived("short", prompt(50, 128))), Closed)
-    closed = only(world.post(arrived("long", prompt(51, 640))), Closed)
-    assert "expected after 0.64 s, the limit is 0.2 s" in closed.reason
-    assert closed.retry_after == pytest.approx(0.44, abs=0.02)
+    world = taught(OverloadSettings(ttft=0.2))
+    for number in range(2):
+        assert none(world.post(arrived(f"short {number}", prompt(50 + number, 128))), Closed)
+    closed = only(world.post(arrived("late", prompt(52, 128))), Closed)
+    assert "expected after 0.256 s, the limit is 0.2 s" in closed.reason
+    assert closed.retry_after == pytest.approx(0.056, abs=0.01)
+
+
+def test_what_an_idle_worker_could_not_do_faster_is_taken() -> None:
+    world = taught(OverloadSettings(ttft=0.2))
+    assert none(world.post(arrived("long", prompt(51, 4096))), Closed)
+    assert none(world.post(arrived("short", prompt(52, 128))), Closed)
+    assert none(world.post(arrived("waits for the short one", prompt(53, 4096))), Closed)
+    closed = only(world.post(arrived("waits for a long one", prompt(54, 640))), Closed)
+    assert "of which an idle worker would take 0.64 s, the limit is 0.2 s" in closed.reason
+
+
+@given(running=st.integers(0, 100), tokens=st.integers(16, 4096), limit=st.floats(0.05, 1.0))
+def test_an_idle_fleet_refuses_nobody_and_who_comes_back_when_told_is_taken(
+    running: int, tokens: int, limit: float
+) -> None:
+    """The two workers prefill 1 token in 1 ms, one request after the other, as the fitted line says."""
+    world = taught(OverloadSettings(ttft=limit))
+    for number in range(running):
+        world.post(arrived(f"r{number}", prompt(100 + number, 32)))
+    ended = [effect for effect in world.post(arrived("first", prompt(98, tokens))) if isinstance(effect, Closed)]
+    if not ended:
+        return
+    before = [e for e in world.effects if isinstance(e, Dispatch) and e.id.startswith("r")]
+    wait = ended[0].retry_after
+    assert before and wait is not None
+    lanes = [[e.id for e in before if e.target.worker == worker] for worker in ("a", "b")]
+    for done in list(zip_longest(*lanes))[: math.ceil(wait * 1e3 / 32)]:
+        world.post(FirstToken(id=done[0] or done[1], attempt=1), after=32 / 1e3)
+        if all(done):
+            world.post(FirstToken(id=done[1], attempt=1))
+    assert none(world.post(arrived("again", prompt(99, tokens))), Closed)
+
+
+def test_a_limit_that_refuses_is_a_finding_until_it_has_long_refused_nobody() -> None:
+    world = World(card("a"), mode="least_loaded", overload=OverloadSettings(prefill_tokens=100))
+    assert world.router.status(world.now)["findings"] == []
+    for number in range(2):
+        world.post(arrived(f"r{number}", prompt(number)))
+    refused(world, "late")
+    status = world.router.status(world.now)
+    assert status["models"][0]["refused"] == {"prefill_tokens": 1}
+    (found,) = status["findings"]
+    assert (
+        "requests of m were refused for load" in found["text"] and "router.overload.prefill_tokens 1" in found["text"]
+    )
+    assert "penstock set router.overload" in found["hint"]
+    later = world.now + round((REFUSAL_SHOWN + 1) * SECOND)
+    assert world.router.status(later)["findings"] == []
+    other = World(mode="least_loaded")
+    other.router.restore(world.router.snapshot())
+    assert other.router.status(world.now)["models"][0]["refused"] == {"prefill_tokens": 1}
 
 
 def test_nothing_is_predicted_before_enough_was_measured() -> None:
@@ -80,9 +139,8 @@ def test_a_retry_is_never_refused_for_load() -> None:
     assert only(effects, Dispatch).attempt == 2
 
 
-def test_the_service_level_is_the_limit_where_the_router_names_none() -> None:
-    promised = SloSettings(ttft=0.5)
-    assert ClusterSettings(slo=promised).routing.overload.ttft == 0.5
-    off = RouterSettings(overload=OverloadSettings(ttft=0.0))
-    assert not ClusterSettings(slo=promised, router=off).routing.overload.limits
-    assert ClusterSettings().routing.overload.ttft is None
+def test_a_promise_refuses_nobody() -> None:
+    promised = ClusterSettings(slo=Slo(ttft=0.5, itl=0.05)).routing.overload
+    assert not promised.limits
+    world = taught(promised)
+    assert none(world.post(arrived("long", prompt(60, 40_000))), Closed)

@@ -1,5 +1,6 @@
 """A request from arrival to its one end."""
 
+import msgspec
 import pytest
 
 from penstock.kernel.machine import SECOND, Wake, Woken
@@ -19,7 +20,7 @@ from penstock.router.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from penstock.router.request import TRANSITIONS
+from penstock.router.requests.routed_request import TRANSITIONS
 from penstock.router.settings import BreakerSettings, QueueSettings
 from tests.router.worlds import World, arrived, card, none, only, prompt
 
@@ -206,6 +207,24 @@ def test_growth_counts_output_blocks_until_the_end() -> None:
     assert world.router.pools["m"].active.load(target).blocks == 0
 
 
+def test_output_blocks_of_a_request_that_says_its_length_weigh_less_the_nearer_its_end_is() -> None:
+    world = World(card("a"), track_output=True)
+    said = arrived("r", 64 + 16)
+    hinted = msgspec.structs.replace(said, preferences=msgspec.structs.replace(said.preferences, osl=128))
+    target = only(world.post(hinted), Dispatch).target
+    load = world.router.pools["m"].active.load(target)
+    prompt_blocks = load.blocks
+    world.post(FirstToken(id=R, attempt=1))
+    found = []
+    for tokens in (64, 96, 128, 160):  # longer than was said is as near its end as can be
+        world.post(Grown(id=R, attempt=1, tokens=tokens))
+        found.append(load.blocks - prompt_blocks)
+    assert found == [2, 2, 0, 0]
+    world.router.check()
+    world.post(Finished(id=R, attempt=1, tokens=170))
+    assert world.router.pools["m"].active.load(target).blocks == 0
+
+
 class TestQueue:
     def world(self, **settings: object) -> World:
         queue = QueueSettings(threshold=0.5, **settings)  # type: ignore[arg-type]
@@ -261,7 +280,7 @@ class TestQueue:
 
 
 class TestBreaker:
-    settings = BreakerSettings(failures=2, open_for=5.0, open_max=20.0)
+    settings = BreakerSettings(failures=2, open_for=5.0)
 
     def test_failures_in_a_row_take_a_worker_out_and_one_success_brings_it_back(self) -> None:
         world = World(card("a"), breaker=self.settings, attempts_max=1)
@@ -306,7 +325,7 @@ def test_a_mode_that_compares_nothing_prices_only_what_it_takes(mode: str) -> No
         world.post(arrived(f"r{n}", prompt(n)))
     decisions = [world.sent(f"r{n}").decision for n in range(40)]
     assert all([cost.target for cost in decision.candidates] == [decision.chosen] for decision in decisions)
-    assert all("4 workers" in decision.because for decision in decisions)
+    assert all("4 workers" in decision.reason for decision in decisions)
     taken = [decision.chosen.worker for decision in decisions]
     assert set(taken) == set("abcd") and (mode == "random" or taken == list("abcd") * 10)
 

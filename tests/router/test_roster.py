@@ -1,10 +1,12 @@
 """Workers from joining to gone: epochs, moves, and the breaker's states."""
 
+import pytest
+
 from penstock.kernel.machine import SECOND
 from penstock.kernel.values import WorkerId
-from penstock.router.breaker import Breaker
-from penstock.router.roster import Roster
 from penstock.router.settings import BreakerSettings
+from penstock.router.workers.circuit_breaker import CircuitBreaker
+from penstock.router.workers.roster import Roster
 from tests.router.worlds import card
 
 A = WorkerId("a")
@@ -59,8 +61,8 @@ def test_a_roster_survives_a_snapshot() -> None:
 
 
 def test_a_breaker_opens_lets_one_try_and_closes() -> None:
-    settings = BreakerSettings(failures=2, open_for=1.0, open_max=4.0)
-    breaker = Breaker()
+    settings = BreakerSettings(failures=2, open_for=1.0)
+    breaker = CircuitBreaker()
     assert not breaker.failed(0, settings) and breaker.failed(0, settings)
     assert breaker.state(0) == "open" and not breaker.allows(0)
     assert breaker.state(SECOND) == "half_open" and breaker.allows(SECOND)
@@ -70,9 +72,10 @@ def test_a_breaker_opens_lets_one_try_and_closes() -> None:
     assert breaker.state(SECOND) == "closed" and breaker.failures == 0
 
 
-def test_the_wait_doubles_up_to_its_limit() -> None:
-    settings = BreakerSettings(failures=1, open_for=1.0, open_max=3.0)
-    breaker = Breaker()
+def test_the_wait_doubles_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.router.workers.circuit_breaker.OPEN_MAX", 3.0)
+    settings = BreakerSettings(failures=1, open_for=1.0)
+    breaker = CircuitBreaker()
     now = 0
     waits = []
     for _ in range(4):
@@ -86,7 +89,7 @@ def test_the_wait_doubles_up_to_its_limit() -> None:
 
 def test_failures_of_requests_sent_before_it_opened_do_not_lengthen_the_wait() -> None:
     settings = BreakerSettings(failures=1, open_for=1.0)
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     breaker.failed(0, settings)
     until = breaker.until
     assert not breaker.failed(1, settings) and breaker.until == until

@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.engine.run_cache import RunCache
-from penstock.kernel.runs import Chain, Stretches, chain_of, stretches_of
+from penstock.kernel.block_runs import Chain, Stretches, chain_of, stretches_of
 from penstock.kernel.values import KvCleared, KvRemoved, KvStored, Target, WorkerId
-from penstock.router.active import Load
-from penstock.router.approximate import ApproximateIndex
-from penstock.router.index import ExactIndex
-from penstock.router.run_history import RunHistory
-from penstock.router.run_index import RunIndex
-from penstock.router.run_load import RunLoad
-from penstock.simulate.names import PrefixNames
-from penstock.traffic.request import TrafficRequest
+from penstock.router.kv_index.approximate_index import ApproximateIndex
+from penstock.router.kv_index.exact_index import ExactIndex
+from penstock.router.kv_index.runs.run_history import RunHistory
+from penstock.router.kv_index.runs.run_index import RunIndex
+from penstock.router.workers.active_sequences import TargetLoad
+from penstock.router.workers.run_load import RunLoad
+from penstock.simulate.prefix_tree import PrefixTree
+from penstock.traffic.traffic_request import TrafficRequest
 from tests.depth import deep
 
 TARGETS = [Target(WorkerId(f"w{n}"), 0) for n in range(3)]
@@ -28,9 +28,9 @@ class Twins(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names = PrefixNames(1)
+        self.names = PrefixTree(1)
         self.now = 0
-        self.load, self.load_by_block = RunLoad(), Load()
+        self.load, self.load_by_block = RunLoad(), TargetLoad()
         self.using: list[Chain] = []
         self.history = RunHistory(ttl=5, blocks_max=20)
         self.history_by_block = ApproximateIndex(ttl=5, blocks_max=20)
@@ -129,7 +129,7 @@ class Twins(RuleBasedStateMachine):
         assert self.history.expired == self.history_by_block.expired
         assert self.history.pruned == self.history_by_block.pruned
         for target in TARGETS:
-            assert self.index.held(target) == self.index_by_block.held(target)
+            assert self.index.blocks_of(target) == self.index_by_block.blocks_of(target)
             assert self.index.pairs(target) == self.index_by_block.pairs(target)
 
 

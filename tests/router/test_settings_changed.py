@@ -7,16 +7,18 @@ import pytest
 
 from penstock.kernel.hashing import SCHEME
 from penstock.kernel.machine import Event, Woken
-from penstock.kernel.values import KvStored, RequestId, WorkerId
-from penstock.router.events import Finished, FirstToken, KvObserved, Noted, Preferences, SettingsChanged, WorkerJoined
-from penstock.router.router import Router
-from penstock.router.settings import (
-    AffinitySettings,
-    CostSettings,
-    IndexSettings,
-    QueueSettings,
-    RouterSettings,
+from penstock.kernel.values import KvStored, RequestId, Slo, WorkerId
+from penstock.router.events import (
+    Finished,
+    FirstToken,
+    KvObserved,
+    OperatorNote,
+    Preferences,
+    SettingsChanged,
+    WorkerJoined,
 )
+from penstock.router.router import Router
+from penstock.router.settings import AffinitySettings, CostSettings, IndexSettings, QueueSettings, RouterSettings
 from tests.router.worlds import World, arrived, card, only, prompt
 
 CACHED = WorkerId("cached")
@@ -26,11 +28,11 @@ BUSY = QueueSettings(threshold=0.0)
 
 def change(world: World, **changes: Any) -> list[Any]:
     settings = msgspec.structs.replace(world.router.settings, **changes)
-    return world.post(SettingsChanged(settings=settings, keys=tuple(changes), by="key-1"))
+    return world.post(SettingsChanged(settings=settings, slo=Slo(), keys=tuple(changes), by="key-1"))
 
 
 def stored(world: World, worker: str, tokens: list[int]) -> None:
-    blocks = arrived("x", tokens).blocks
+    blocks = arrived("x", tokens).prompt.blocks
     event = KvStored(hashes=blocks, tokens=tokens, block_size=16)
     world.post(KvObserved(worker=card(worker).id, rank=0, epoch=1, sequence=0, events=[event]))
 
@@ -44,7 +46,7 @@ def test_the_next_placement_weighs_by_the_new_cost() -> None:
     world.post(arrived("other", prompt(9, 48), preferences=Preferences(worker=CACHED)))
     world.post(arrived("one", tokens))
     assert world.sent("one").target.worker == "cached"
-    noted = only(change(world, cost=CostSettings(overlap_credit=0.0, host_credit=0.0, disk_credit=0.0)), Noted)
+    noted = only(change(world, cost=CostSettings(overlap_credit=0.0, host_credit=0.0, disk_credit=0.0)), OperatorNote)
     assert noted.kind == "settings_changed" and "key-1" in noted.text and "cost" in noted.text
     world.post(arrived("two", tokens))
     assert world.sent("two").target.worker == "idle"
@@ -93,7 +95,7 @@ def test_sessions_are_remembered_over_a_change() -> None:
     world.post(arrived("two", prompt(5), preferences=pinned.preferences))
     assert world.sent("two").target == home
     world.post(arrived("three", prompt(6), preferences=pinned.preferences), after=11.0)
-    assert "home" not in world.sent("three").decision.because
+    assert "home" not in world.sent("three").decision.reason
 
 
 def test_a_pool_that_comes_later_keeps_the_index_that_the_others_keep() -> None:
@@ -109,7 +111,7 @@ def events() -> list[tuple[float, Event]]:
     found: list[tuple[float, Event]] = [(0.0, WorkerJoined(card=card("a"))), (0.0, WorkerJoined(card=card("b")))]
     found += [(0.05, arrived(f"r{n}", prompt(n % 3, 96))) for n in range(12)]
     changed = RouterSettings(cost=CostSettings(temperature=0.7), queue=QueueSettings(threshold=0.05, policy="wspt"))
-    found.append((0.0, SettingsChanged(settings=changed, keys=("router.cost.temperature",))))
+    found.append((0.0, SettingsChanged(settings=changed, slo=Slo(), keys=("router.cost.temperature",))))
     found += [(0.05, arrived(f"s{n}", prompt(n % 3, 96))) for n in range(12)]
     found += [(0.01, FirstToken(id=RequestId(f"r{n}"), attempt=1)) for n in range(12)]
     found += [(0.01, Finished(id=RequestId(f"r{n}"), attempt=1, tokens=3)) for n in range(12)]
@@ -134,5 +136,7 @@ def test_a_replay_from_a_snapshot_decides_as_the_run_did() -> None:
 
 
 def test_the_event_is_data() -> None:
-    event = SettingsChanged(settings=RouterSettings(attempts_max=7), keys=("router.attempts_max",), by="local")
+    event = SettingsChanged(
+        settings=RouterSettings(attempts_max=7), slo=Slo(), keys=("router.attempts_max",), by="local"
+    )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=SettingsChanged) == event

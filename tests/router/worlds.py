@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos
-from penstock.kernel.values import RequestId, WorkerCard, WorkerId
+from penstock.kernel.values import Prompt, RequestId, Slo, WorkerCard, WorkerId
 from penstock.router.events import Arrived, Closed, Dispatch, Preferences, WorkerJoined
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
@@ -31,11 +31,11 @@ def card(name: str, epoch: int = 1, **changes: object) -> WorkerCard:
 def arrived(name: str, tokens: int | list[int] = 64, **changes: object) -> Arrived:
     prompt = list(range(tokens)) if isinstance(tokens, int) else tokens
     wish = changes.pop("preferences", None) or Preferences()
+    estimated = bool(changes.pop("text", False))
     return Arrived(
         id=RequestId(name),
         model=MODEL,
-        isl=len(prompt),
-        blocks=list(block_hashes(prompt, BLOCK)),
+        prompt=Prompt(len(prompt), list(block_hashes(prompt, BLOCK)), estimated),
         preferences=wish,  # type: ignore[arg-type]
         **changes,  # type: ignore[arg-type]
     )
@@ -49,8 +49,8 @@ def prompt(seed: int, tokens: int = 64) -> list[int]:
 class World:
     """A router, the effects that it has had, and a clock that tests move."""
 
-    def __init__(self, *workers: WorkerCard, seed: int = 1, **settings: object) -> None:
-        self.router = Router(RouterSettings(**settings), seed=seed)  # type: ignore[arg-type]
+    def __init__(self, *workers: WorkerCard, seed: int = 1, slo: Slo = Slo(), **settings: object) -> None:
+        self.router = Router(RouterSettings(**settings), slo=slo, seed=seed)  # type: ignore[arg-type]
         self.now: Nanos = 0
         self.effects: list[Effect] = []
         for worker in workers:

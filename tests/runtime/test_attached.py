@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from penstock.config.cluster import PoolSettings
+from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
-from penstock.runtime import attached
-from penstock.runtime.attached import Attached
+from penstock.runtime.supervision import attached_servers
+from penstock.runtime.supervision.attached_servers import AttachedServer
 
 URL = "http://gpu1:8000"
 
@@ -21,6 +21,7 @@ class Register:
         self.there = True
         self.known: list[dict[str, Any]] = []
         self.done: asyncio.Queue[str] = asyncio.Queue()
+        self.silences: list[str] = []
 
     async def answers(self, url: str) -> bool:
         return self.there
@@ -40,16 +41,19 @@ class Register:
     async def withdraw(self, worker: WorkerId) -> None:
         self.done.put_nowait("withdrawn")
 
+    def silent(self, worker: WorkerId) -> None:
+        self.silences.append(worker)
+
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attached, "HEALTH_EVERY", 0.001)
+    monkeypatch.setattr(attached_servers, "HEALTH_EVERY", 0.001)
 
 
 async def test_it_goes_and_comes_back_newer(quick: None) -> None:
     register = Register()
     pool = PoolSettings(engine="vllm", urls=(URL,), events=("tcp://gpu1:5557",), topic="kv", block_size=32)
-    server = Attached(register, WorkerId("w"), "m", URL, pool)
+    server = AttachedServer(register, WorkerId("w"), "m", URL, pool)
     task = asyncio.create_task(server.run())
     try:
         async with asyncio.timeout(10):
@@ -62,6 +66,7 @@ async def test_it_goes_and_comes_back_newer(quick: None) -> None:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+    assert register.silences == ["w"]
     said = register.known[-1]
     assert (said["engine"], said["events"], said["topic"]) == ("vllm", ("tcp://gpu1:5557",), "kv")
     assert said["block_size"] == 32
@@ -70,7 +75,7 @@ async def test_it_goes_and_comes_back_newer(quick: None) -> None:
 async def test_one_that_is_not_there_at_the_start_is_told_once_and_may_still_come(quick: None) -> None:
     register = Register()
     register.there = False
-    server = Attached(register, WorkerId("w"), "m", URL, PoolSettings(urls=(URL,)))
+    server = AttachedServer(register, WorkerId("w"), "m", URL, PoolSettings(urls=(URL,)))
     task = asyncio.create_task(server.run())
     try:
         async with asyncio.timeout(10):
@@ -85,7 +90,7 @@ async def test_one_that_is_not_there_at_the_start_is_told_once_and_may_still_com
 
 async def test_one_that_is_drained_gets_nothing_even_when_it_comes_back_until_that_is_undone(quick: None) -> None:
     register = Register()
-    server = Attached(register, WorkerId("w"), "m", URL, PoolSettings(urls=(URL,)))
+    server = AttachedServer(register, WorkerId("w"), "m", URL, PoolSettings(urls=(URL,)))
     task = asyncio.create_task(server.run())
     try:
         async with asyncio.timeout(10):

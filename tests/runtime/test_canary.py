@@ -9,11 +9,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from penstock.adapters.engines import one_token as module
-from penstock.adapters.engines.one_token import one_token
-from penstock.config.cluster import CanarySettings
+from penstock.adapters.engines import probe as module
+from penstock.adapters.engines.probe import one_token
+from penstock.config.settings.cluster_settings import CanarySettings
 from penstock.kernel.values import WorkerCard, WorkerId
-from penstock.runtime.canary import Canary
+from penstock.runtime.node.canary import Canary
 
 PATIENCE = 30.0
 TOKEN = {"choices": [{"index": 0, "text": " a", "finish_reason": "length"}], "usage": {"completion_tokens": 1}}
@@ -173,7 +173,7 @@ async def test_an_idle_worker_is_asked_once_per_idle_time_and_a_used_one_is_not(
 
 
 async def test_two_misses_cordon_it_and_the_next_answer_lifts_that(engine: Engine) -> None:
-    all_ = Canaries(idle=30.0, misses=2)
+    all_ = Canaries(idle=30.0)
     all_.canary.start(engine.card())
     engine.status, engine.answer = 500, DRAINING
     await all_.step(31.0)
@@ -192,8 +192,9 @@ async def test_two_misses_cordon_it_and_the_next_answer_lifts_that(engine: Engin
     await all_.canary.close()
 
 
-async def test_a_busy_engine_is_never_cordoned(engine: Engine) -> None:
-    all_ = Canaries(idle=30.0, misses=1)
+async def test_a_busy_engine_is_never_cordoned(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.runtime.node.canary.MISSES", 1)
+    all_ = Canaries(idle=30.0)
     all_.canary.start(engine.card())
     engine.status, engine.answer = 503, {}
     for _ in range(3):
@@ -227,8 +228,11 @@ async def test_servers_of_unknown_kind_are_asked_only_where_that_is_wanted(engin
     await off.canary.run()  # returns at once
 
 
-async def test_an_answer_that_comes_after_the_worker_left_changes_nothing(engine: Engine) -> None:
-    all_ = Canaries(idle=30.0, misses=1)
+async def test_an_answer_that_comes_after_the_worker_left_changes_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.runtime.node.canary.MISSES", 1)
+    all_ = Canaries(idle=30.0)
     engine.hang = True
     all_.canary.start(engine.card())
     all_.now += 31.0

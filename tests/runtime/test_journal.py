@@ -7,15 +7,17 @@ import msgspec
 import pytest
 
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.journal import Frames, frame, packed
-from penstock.report.replay import replay
-from penstock.router.journal import event_of, read_header, read_record, router_of
+from penstock.kernel.journal_frames import Frames, frame, packed, read_header, read_record
+from penstock.report.journal_replay import replay
+from penstock.router import journal as router_journal
+from penstock.router.journal import RouterBook, event_of, router_of
+from penstock.router.prompt_forms import RUNS
 from penstock.router.settings import IndexSettings, RouterSettings
-from penstock.runtime import journal as module
-from penstock.runtime.journal import Journal
-from penstock.simulate.cluster import Cluster
-from penstock.simulate.plan import Fault
-from tests.simulate.test_cluster import chat, plan
+from penstock.runtime.records import journal_writer as module
+from penstock.runtime.records.journal_writer import JournalWriter
+from penstock.simulate.simulated_cluster import SimulatedCluster
+from penstock.simulate.simulation_plan import Fault
+from tests.simulate.test_simulated_cluster import chat, plan
 
 FAULTS = [Fault(at=8.0, kind="fail", worker="main-1"), Fault(at=15.0, kind="drain", worker="main-0")]
 
@@ -26,9 +28,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SNAPSHOT_MAX", 60.0)
 
 
-def write(folder: Path, segment: int = 1 << 20, segments: int = 100, flush_every: int = 50, **more: Any) -> Journal:
+def write(
+    folder: Path, segment: int = 1 << 20, segments: int = 100, flush_every: int = 50, **more: Any
+) -> JournalWriter:
     """Simulate a cluster with faults, and journal its router."""
-    journal: Journal | None = None
+    journal: JournalWriter | None = None
     seen = 0
 
     def watch(*happened: Any) -> None:
@@ -39,8 +43,8 @@ def write(folder: Path, segment: int = 1 << 20, segments: int = 100, flush_every
         if seen % flush_every == 0:
             journal.flush()
 
-    cluster = Cluster(plan(faults=FAULTS, **more), chat(25), watch=watch)
-    journal = Journal(folder, cluster.router, wall_ns=1, segment_bytes=segment, segments=segments)
+    cluster = SimulatedCluster(plan(faults=FAULTS, **more), chat(25), watch=watch)
+    journal = JournalWriter(folder, RouterBook(cluster.router), wall_ns=1, segment_bytes=segment, segments=segments)
     journal.begin(0)
     cluster.run()
     journal.flush()
@@ -73,7 +77,7 @@ def test_the_snapshot_of_a_later_segment_is_what_the_segments_before_come_to(tmp
     router = router_of(read_header(next(payloads)))
     for payload in payloads:
         record = read_record(payload)
-        router.handle(record.now, event_of(record, runs=True))
+        router.handle(record.now, event_of(record, RUNS))
     header = read_header(next(iter(Frames(second.read_bytes()))))
     assert packed(router.snapshot()) == packed(header.snapshot)
 
@@ -147,7 +151,7 @@ def test_a_disk_that_cannot_be_written_costs_a_segment_and_no_decision(
     folder = tmp_path / "j"
     folder.write_text("a file stands in the way")
     records: list[Any] = []
-    journal: Journal | None = None
+    journal: JournalWriter | None = None
 
     def watch(*happened: Any) -> None:
         assert journal is not None
@@ -156,8 +160,8 @@ def test_a_disk_that_cannot_be_written_costs_a_segment_and_no_decision(
         if len(records) == 20 and folder.is_file():
             folder.unlink()
 
-    cluster = Cluster(plan(faults=FAULTS), chat(25), watch=watch, record=records.append)
-    journal = Journal(folder, cluster.router, wall_ns=1, segment_bytes=1 << 20, segments=100)
+    cluster = SimulatedCluster(plan(faults=FAULTS), chat(25), watch=watch, record=records.append)
+    journal = JournalWriter(folder, RouterBook(cluster.router), wall_ns=1, segment_bytes=1 << 20, segments=100)
     journal.begin(0)
     cluster.run()
     journal.flush()
@@ -179,7 +183,7 @@ def test_a_router_that_takes_long_to_write_down_is_not_held_up_again(
 def test_what_a_router_knows_says_how_long_writing_it_down_would_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PER_GUESSED", 1.0)
+    monkeypatch.setattr(router_journal, "PER_GUESSED", 1.0)
     journal = write(tmp_path / "j", segment=1 << 16, router=RouterSettings(index=IndexSettings(kind="approximate")))
     assert journal.ended is not None and [file.name for file in (tmp_path / "j").iterdir()] == ["000000"]
 
@@ -205,7 +209,7 @@ def test_other_settings_decide_otherwise_and_the_effect_is_predicted(tmp_path: P
     assert whole.decisions == found.decisions and whole.moved > 0.3 * whole.decisions
     assert whole.cached > whole.other_cached > 0, "round robin finds less in the caches"
     assert whole.predicted > 0 and whole.other_ttft > whole.ttft
-    assert all(other.moved and "round robin" in other.because for other in found.others)
+    assert all(other.moved and "round robin" in other.reason for other in found.others)
     greedy = replay(tmp_path / "j", ["router.cost.overlap_credit=50"]).whole
     assert replay(tmp_path / "j", ["router.cost.overlap-credit=50"]).whole == greedy, "as every command takes a knob"
     assert greedy.moved and greedy.other_cached >= greedy.cached

@@ -9,7 +9,7 @@ from penstock.runtime.loop_monitor import LoopMonitor
 async def watched(work: float, *, busy: bool) -> LoopMonitor:
     monitor = LoopMonitor()
     task = asyncio.create_task(monitor.run())
-    while monitor.looks < 2:
+    while monitor.samples < 2:
         await asyncio.sleep(0.001)
     end = time.perf_counter() + work
     if busy:
@@ -18,8 +18,8 @@ async def watched(work: float, *, busy: bool) -> LoopMonitor:
             pass
     else:
         time.sleep(max(0.0, end - time.perf_counter()))  # noqa: ASYNC251 - a loop without CPU is what is meant
-    looks = monitor.looks
-    while monitor.looks == looks:
+    looks = monitor.samples
+    while monitor.samples == looks:
         await asyncio.sleep(0.001)
     task.cancel()
     return monitor

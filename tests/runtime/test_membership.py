@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.adapters.stores.memory import MemorySpace, MemoryStore
+from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.kernel.values import WorkerCard, WorkerId
-from penstock.router.events import Noted
+from penstock.router.events import OperatorNote
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
-from penstock.runtime.live import Live
-from penstock.runtime.membership import Entry, Membership, key_of
+from penstock.runtime.cluster_state.membership import Membership, MembershipEntry, key_of
+from penstock.runtime.live_driver import LiveDriver
 from tests.router.worlds import card
 
 
@@ -22,8 +22,8 @@ class Scene:
         self.space = MemorySpace()
         self.store = MemoryStore(self.space)
         self.router = Router(RouterSettings())
-        live = Live({"router": self.router})
-        live.on(Noted, lambda now, name, effect: None)
+        live = LiveDriver({"router": self.router})
+        live.on(OperatorNote, lambda now, name, effect: None)
         self.told: list[str] = []
         self.membership = Membership(
             MemoryStore(self.space), live, started=lambda c: self.told.append(f"+{c.id}/{c.epoch}"), stopped=self._stop
@@ -34,7 +34,7 @@ class Scene:
         self.told.append(f"-{gone.id}/{gone.epoch}")
 
     async def put(self, worker: WorkerCard, draining: bool = False) -> None:
-        await self.store.put(key_of(worker.id), msgspec.json.encode(Entry(card=worker, draining=draining)))
+        await self.store.put(key_of(worker.id), msgspec.json.encode(MembershipEntry(card=worker, draining=draining)))
 
     def states(self) -> dict[str, str]:
         return {worker.card.id: worker.state for worker in self.router.roster}

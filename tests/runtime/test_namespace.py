@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from penstock.adapters.connectors.state_file import StateEntry, StateFile
-from penstock.config.cluster import ClusterSettings
-from penstock.config.secret import keep_secret
+from penstock.config.cluster_secret_file import keep_secret
+from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
-from penstock.runtime import namespace
-from penstock.runtime.namespace import earlier_secret, take_namespace
-from penstock.runtime.ports import bind
+from penstock.runtime.listen_address import bind
+from penstock.runtime.supervision import namespace
+from penstock.runtime.supervision.namespace import earlier_secret, take_namespace
 
 
 def settings(port: int = 0, wished: str | None = None, **more: Any) -> ClusterSettings:

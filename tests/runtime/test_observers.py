@@ -5,21 +5,21 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engines.sim.server import start
-from penstock.adapters.telemetry.prometheus import Metrics
-from penstock.config.cluster import CanarySettings, ClusterSettings, EngineStatsSettings
+from penstock.adapters.engines.sim.sim_server import start
+from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
+from penstock.config.settings.cluster_settings import CanarySettings, ClusterSettings, EngineStatsSettings
 from penstock.engine.settings import SimSettings
-from penstock.kernel.values import RequestId, WorkerCard, WorkerId
-from penstock.router.events import Arrived, Dispatch, Noted, Publish, ReplayWanted, WorkerJoined
+from penstock.kernel.values import Prompt, RequestId, WorkerCard, WorkerId
+from penstock.router.events import Arrived, Dispatch, OperatorNote, Publish, ReplayWanted, WorkerJoined
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
-from penstock.runtime.live import Live
-from penstock.runtime.observers import Observers
+from penstock.runtime.live_driver import LiveDriver
+from penstock.runtime.node.worker_observers import WorkerObservers
 
 PATIENCE = 30.0
 W = WorkerId("w")
 SETTINGS = ClusterSettings(
-    engine_stats=EngineStatsSettings(interval=0.05), canary=CanarySettings(idle=0.05, timeout=5.0, misses=2)
+    engine_stats=EngineStatsSettings(interval=0.05), canary=CanarySettings(idle=0.05, timeout=5.0)
 )
 
 
@@ -28,12 +28,12 @@ class Stand:
 
     def __init__(self, url: str) -> None:
         self.router = Router(RouterSettings(), name="me", seed=1)
-        self.live = Live({"router": self.router})
+        self.live = LiveDriver({"router": self.router})
         self.notes: list[str] = []
-        self.live.on(Noted, lambda now, sender, effect: self.notes.append(effect.kind))
+        self.live.on(OperatorNote, lambda now, sender, effect: self.notes.append(effect.kind))
         for kind in (Publish, ReplayWanted, Dispatch):
             self.live.on(kind, lambda now, sender, effect: None)  # type: ignore[type-abstract]
-        self.observers = Observers(SETTINGS, self.live, self.router, "me")
+        self.observers = WorkerObservers(SETTINGS, self.live, self.router, "me")
         self.card = WorkerCard(id=W, epoch=1, model="sim", url=url, engine="sim", block_size=16)
         self.live.post("router", WorkerJoined(card=self.card))
         self.observers.start(self.card)
@@ -65,7 +65,7 @@ async def test_an_idle_engine_is_asked_for_tokens_and_what_it_did_is_shown() -> 
         assert row["steps"]["source"] == "engine" and row["steps"]["estimated"] == []
         assert row["canary"]["verdict"] == "alive" and row["canary"]["missed"] == 0
         assert row["state"] == "ready"
-        metrics = Metrics("r")
+        metrics = FrontendMetrics("r")
         status = stand.router.status(stand.live.now())
         stand.observers.describe(status["workers"])
         metrics.read_status(status, [stand.card], 1.0)
@@ -98,7 +98,7 @@ async def test_a_worker_that_runs_a_request_or_drains_is_not_asked() -> None:
     stand = Stand(server.url)
     try:
         assert stand.observers._busy(W) == (0, 0)
-        stand.live.post("router", Arrived(id=RequestId("r"), model="sim", isl=32, blocks=[1, 2]))
+        stand.live.post("router", Arrived(id=RequestId("r"), model="sim", prompt=Prompt(32, [1, 2])))
         assert stand.observers._busy(W) == (1, 1)
         assert len(stand.observers._look(W).silent) == 1
         assert stand.observers._busy(WorkerId("gone")) is None

@@ -6,19 +6,19 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from penstock.adapters.planes.forwarder import Forwarder
-from penstock.adapters.planes.nats import NatsPlane
-from penstock.adapters.stores.memory import MemorySpace, MemoryStore
-from penstock.config.cluster import ClusterSettings
-from penstock.config.discovery import DiscoverySettings, ForwarderSettings, NatsSettings
+from penstock.adapters.planes.nats_plane import NatsPlane
+from penstock.adapters.planes.zmq_forwarder import Forwarder
+from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.config.settings.discovery_settings import DiscoverySettings, ForwarderSettings, NatsSettings
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import Target, WorkerCard, WorkerId
-from penstock.router.events import Noted, Placement, Publish, WorkerJoined
+from penstock.router.events import OperatorNote, Placement, Publish, WorkerJoined
 from penstock.router.router import Router
 from penstock.router.settings import AffinitySettings, RouterSettings
-from penstock.runtime.live import Live
-from penstock.runtime.opening import nats_prefix, open_plane
-from penstock.runtime.peers import FrontendCard, Peers
+from penstock.runtime.backends import nats_prefix, open_plane
+from penstock.runtime.cluster_state.placement_sync import FrontendCard, PlacementSync
+from penstock.runtime.live_driver import LiveDriver
 
 SECRET = ClusterSecret("the secret of the broker tests")
 WORKER = Target(WorkerId("w"))
@@ -53,11 +53,11 @@ async def test_load_and_sessions_of_one_router_are_known_to_the_other(settings: 
     sides = []
     for name in ("one", "two"):
         router = Router(RouterSettings(affinity=AffinitySettings(mode="soft")), name=name, shared=True)
-        live = Live({"router": router})
-        live.on(Noted, lambda now, sender, effect: None)
+        live = LiveDriver({"router": router})
+        live.on(OperatorNote, lambda now, sender, effect: None)
         plane = open_plane(settings, name, SECRET)
         own = FrontendCard(id=name, url="", admin_url="", pid=1, plane=getattr(plane, "endpoint", ""), run="")
-        peers = Peers(MemoryStore(space), live, plane, own, 30.0)
+        peers = PlacementSync(MemoryStore(space), live, plane, own, 30.0)
         live.post("router", WorkerJoined(card=card))
         await peers.announce()
         sides.append((router, live, plane, peers))
@@ -72,7 +72,7 @@ async def test_load_and_sessions_of_one_router_are_known_to_the_other(settings: 
     try:
         async with asyncio.timeout(20):
             while not len(other.pools["m"].active):  # a subscription takes a moment to arrive
-                says(step="placed", isl=8, session="s")
+                says(step="placed", prompt={"isl": 8}, session="s")
                 await asyncio.sleep(0.01)
             assert other.pools["m"].active.load(WORKER).prefill_tokens == 8
             assert other.pools["m"].affinity.target("s", 0) == WORKER

@@ -6,18 +6,18 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from penstock.adapters.stores.memory import MemoryStore
+from penstock.adapters.stores.memory_store import MemoryStore
 from penstock.kernel.values import WorkerCard, WorkerId
 from penstock.planner.events import Benchmarked
-from penstock.runtime.membership import Entry, key_of
-from penstock.runtime.planning import benchmarks
-from penstock.runtime.planning.benchmarks import Benchmarks
+from penstock.runtime.cluster_state.membership import MembershipEntry, key_of
+from penstock.runtime.planning import engine_benchmarks
+from penstock.runtime.planning.engine_benchmarks import EngineBenchmarks
 
 TOLD = {"prefill": [{"tokens": 100, "seconds": 0.1}], "decode": [{"batch": 1, "kv_tokens": 100, "seconds": 0.01}]}
 
 
 async def test_each_kind_is_asked_once_and_who_has_nothing_to_tell_is_left_alone(monkeypatch: Any) -> None:
-    monkeypatch.setattr(benchmarks, "EVERY", 0.01)
+    monkeypatch.setattr(engine_benchmarks, "EVERY", 0.01)
     asked: list[str] = []
 
     def server(name: str, answer: dict[str, Any] | None) -> web.Application:
@@ -39,15 +39,15 @@ async def test_each_kind_is_asked_once_and_who_has_nothing_to_tell_is_left_alone
         runners.append(runner)
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         card = WorkerCard(id=WorkerId(name), epoch=1, model=model, url=url)
-        await store.put(key_of(card.id), msgspec.json.encode(Entry(card=card)))
+        await store.put(key_of(card.id), msgspec.json.encode(MembershipEntry(card=card)))
 
     def heard(event: Benchmarked) -> None:
         told.append(event)
 
-    task = asyncio.create_task(Benchmarks(store, heard).run())
+    task = asyncio.create_task(EngineBenchmarks(store, heard).run())
     try:
         async with asyncio.timeout(10.0):
-            while asked.count("c") < benchmarks.TRIES or not told:
+            while asked.count("c") < engine_benchmarks.TRIES or not told:
                 await asyncio.sleep(0.01)
             with_more_time = len(asked)
             for _ in range(20):
@@ -58,4 +58,4 @@ async def test_each_kind_is_asked_once_and_who_has_nothing_to_tell_is_left_alone
         for runner in runners:
             await runner.cleanup()
     assert [(event.model, event.role, event.metrics) for event in told] == [("m", "aggregated", TOLD)]
-    assert len(asked) == with_more_time == 1 + benchmarks.TRIES
+    assert len(asked) == with_more_time == 1 + engine_benchmarks.TRIES

@@ -11,25 +11,43 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.adapters.sources.reading import ModelRead, Reading, WorkerRead
-from penstock.adapters.stores.memory import MemorySpace, MemoryStore
+from penstock.adapters.sources.traffic_source import ModelReading, Reading, WorkerReading
+from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
 from penstock.cli.explain_scale import decision_text, planner_text
-from penstock.config.planner import PlanningSettings
-from penstock.planner.context import Context
+from penstock.config.settings.planning_settings import PlanningSettings
+from penstock.kernel.values import Pool, Replica, Slo
+from penstock.planner.observation import EngineState, Traffic
 from penstock.planner.planner import Planner
-from penstock.planner.plugins import Spec, Stateless
-from penstock.planner.proposals import Because, Flip, Override, Result, Target
-from penstock.planner.seen import EngineSeen, Traffic
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.plugin_registry import PluginSpec, StatelessPlugin
+from penstock.planner.plugins.proposals import Flip, Override, PoolTarget, Reason, Result
 from penstock.planner.settings import BudgetSettings
-from penstock.runtime.planner import PlannerDriver
-from penstock.runtime.planning.keeping import Keeping
-from penstock.runtime.planning.observing import Observing
-from penstock.runtime.planning.planned import Planned
-from penstock.runtime.planning.report import RECORDS, REPORT, STATE, PlannerReport, newest, past_decisions, reports
-from penstock.runtime.planning.wishing import WishConnector
-from penstock.runtime.run_folder import LineWriter
-from penstock.runtime.wishes import DESIRED, PLANNER, POOLS, ROLES, PoolReport, PoolWish, ReplicaReport, decode, put
+from penstock.runtime.cluster_state.desired_state import (
+    DESIRED,
+    PLANNER,
+    POOLS,
+    ROLES,
+    PoolSpec,
+    PoolStatus,
+    decode,
+    put,
+)
+from penstock.runtime.planning.desired_state_connector import DesiredStateConnector
+from penstock.runtime.planning.live_observer import LiveObserver
+from penstock.runtime.planning.planner_driver import PlannerDriver
+from penstock.runtime.planning.planner_report import (
+    RECORDS,
+    REPORT,
+    STATE,
+    PlannerReport,
+    newest,
+    past_decisions,
+    reports,
+)
+from penstock.runtime.planning.planner_status import PlannerStatus
+from penstock.runtime.planning.tick_log import TickLog
+from penstock.runtime.records.run_folder import LineWriter
 
 PATIENCE = 20.0
 SETTINGS = PlanningSettings(
@@ -41,21 +59,26 @@ SETTINGS = PlanningSettings(
 )
 
 
-class Wants(Stateless):
+class Wants(StatelessPlugin):
     """Proposes what a test says."""
 
     def __init__(self) -> None:
-        self.spec = Spec(id="wants", stage="propose")
+        self.spec = PluginSpec(id="wants", stage="propose")
         self.replicas = 1
         self.flips: tuple[Flip, ...] = ()
-        self.seen: list[Context] = []
+        self.bound: tuple[Reason, ...] = ()
+        self.seen: list[PluginContext] = []
 
-    def evaluate(self, context: Context) -> Result:
+    def evaluate(self, context: PluginContext) -> Result:
         self.seen.append(context)
-        because = (Because(code="test", text=f"a test wants {self.replicas}"),)
-        targets = (Target(pool="main", replicas=self.replicas),)
+        because = (Reason(code="test", text=f"a test wants {self.replicas}"),)
+        targets = (PoolTarget(pool="main", replicas=self.replicas),)
         return Override(
-            targets=targets, flips=self.flips, because=because, evidence={"candidates": [{"n": 1, "kept": 0.5}]}
+            targets=targets,
+            flips=self.flips,
+            reasons=because,
+            bound=self.bound,
+            evidence={"candidates": [{"n": 1, "attainment": 0.5}]},
         )
 
 
@@ -68,9 +91,9 @@ class Source:
 
     async def read(self, at: float) -> Reading:
         health = "fresh" if self.traffic is not None else "broken"
-        engine = EngineSeen(worker="main-0", queued_prefill_tokens=700, decode_kv=90)  # type: ignore[arg-type]
-        workers = {"main-0": WorkerRead(id="main-0", model="m", role="aggregated", ready=True, engines=(engine,))}
-        return Reading(models={"m": ModelRead(traffic=self.traffic, health=health)}, workers=workers)  # type: ignore[arg-type]
+        engine = EngineState(worker="main-0", queued_prefill_tokens=700, decode_kv=90)  # type: ignore[arg-type]
+        workers = {"main-0": WorkerReading(id="main-0", model="m", role="aggregated", ready=True, engines=(engine,))}
+        return Reading(models={"m": ModelReading(traffic=self.traffic, health=health)}, workers=workers)  # type: ignore[arg-type]
 
     def snapshot(self) -> bytes:
         return self.state
@@ -95,33 +118,30 @@ class Scene:
         self.wants = Wants()
         self.source = Source()
         self.planner = Planner(settings, [self.wants], strict=True)
-        self.connector = WishConnector(self.store, patience=600.0)
-        self.metrics = PlannerMetrics(slo_ttft=0.5)
+        self.connector = DesiredStateConnector(self.store, patience=600.0)
+        self.metrics = PlannerMetrics(slo=Slo(ttft=0.5))
         said = {"advisory": settings.advisory, "source": "a test", "connector": "wishes", "every": settings.base}
-        self.keeping = Keeping(
+        self.keeping = TickLog(
             said, metrics=self.metrics, records=LineWriter(folder / RECORDS), store=MemoryStore(self.space), ttl=5.0
         )
         self.driver = PlannerDriver(
             settings,
             self.planner,
-            Observing(self.source, self.connector, window=settings.base),
+            LiveObserver(self.source, self.connector, window=settings.base),
             self.connector,
             self.keeping,
             state=folder / STATE,
         )
 
     async def pool(self, *replicas: tuple[str, str], desired: int = 1, **more: Any) -> None:
-        found = tuple(
-            ReplicaReport(id=name, state=state, role="aggregated")  # type: ignore[arg-type]
-            for name, state in replicas
-        )
+        found = tuple(Replica(id=name, state=state, role="aggregated") for name, state in replicas)  # type: ignore[arg-type]
         kind = more.pop("kind", "process")
-        report = PoolReport(pool="main", model="m", kind=kind, desired=desired, replicas=found, **more)
+        report = PoolStatus(pool=Pool(model="m", desired=desired, replicas=found, **more), kind=kind)
         await put(self.store, POOLS + "main", report)
 
-    async def wish(self) -> PoolWish | None:
+    async def wish(self) -> PoolSpec | None:
         raw = (await self.store.list(DESIRED)).get(DESIRED + "main")
-        return None if raw is None else decode(PoolWish, raw)
+        return None if raw is None else decode(PoolSpec, raw)
 
     async def report(self) -> PlannerReport | None:
         raw = (await MemoryStore(self.space).list(REPORT)).get(REPORT)
@@ -162,7 +182,7 @@ async def test_what_is_planned_is_wished_once_and_reported_with_its_reason(tmp_p
         report = await until(s.report)
         assert (report.policy, report.health, report.reason[0].text) == ("static", {"m": "fresh"}, "a test wants 3")
         assert [tick["outcome"] for tick in s.ticks()].count("apply") == 1
-        assert s.wants.seen[-1].observation.models["m"].pools["main"].desired == 3
+        assert s.wants.seen[-1].observation.models["m"].pools["main"].pool.desired == 3
 
 
 async def test_changes_of_role_are_wished_for_the_youngest(tmp_path):
@@ -184,8 +204,8 @@ async def test_what_can_not_be_is_an_alarm_once(tmp_path, monkeypatch):
         await s.driver.start()
         await until(lambda: len(s.ticks()) > 5)
         report = await until(s.report)
-        assert [each.because.code for each in report.alarms] == ["not_scaled"]
-        assert "run by somebody else" in report.alarms[0].because.text
+        assert [each.reason.code for each in report.alarms] == ["not_scaled"]
+        assert "run by somebody else" in report.alarms[0].reason.text
         assert await s.wish() is None
         assert 'penstock_planner_alarms_total{code="not_scaled"} 1' in s.metrics.render()
 
@@ -211,7 +231,7 @@ async def test_a_store_that_is_away_makes_it_blind_and_changes_nothing(tmp_path,
         assert s.ticks()[0]["pools"] == {}
         s.space.outage = None
         assert (await until(s.wish)).replicas == 4
-        assert "how the planner is can't be said" in caplog.text
+        assert "the planner's status can't be written" in caplog.text
 
 
 async def test_a_broken_source_takes_nothing_away(tmp_path):
@@ -254,9 +274,12 @@ async def test_a_successor_goes_on_where_the_one_before_ended(tmp_path):
         await other.driver.start()
         await until(lambda: other.source.state == b'"restored"')
         await until(lambda: max(tick["tick"] for tick in other.ticks()) > before)
-        report = await until(other.report)
-        assert report.restarts == 1
-        assert report.tick > before
+
+        async def newer() -> PlannerReport | None:
+            report = await other.report()
+            return report if report is not None and report.tick > before else None
+
+        assert (await until(newer)).restarts == 1
 
 
 @pytest.mark.parametrize("left", [b"no state at all", msgspec.msgpack.encode({"version": 1, "restarts": 2})])
@@ -304,7 +327,7 @@ async def test_gauges_are_of_the_record_and_the_look(tmp_path):
 
 async def test_a_frontend_follows_the_report_and_finds_what_is_wrong(tmp_path):
     async with scene(tmp_path) as s:
-        planned = Planned(MemoryStore(s.space), lambda: True)
+        planned = PlannerStatus(MemoryStore(s.space), lambda: True)
         following = asyncio.create_task(planned.run())
         try:
             assert planned.status() is None
@@ -314,12 +337,31 @@ async def test_a_frontend_follows_the_report_and_finds_what_is_wrong(tmp_path):
             await until(planned.findings)
             texts = " ".join(finding["text"] for finding in planned.findings())
             assert "the planner can't read the traffic of m (broken): nothing is taken away meanwhile" in texts
-            assert "1 replicas of main do not come to serve" in texts
+            assert "1 replica of main did not come to serve" in texts
             status = planned.status()
             assert status is not None
             shown = planner_text(status)
             assert "policy static, every 0.05 s; it scales by wishes" in shown
             assert "main: 1 wanted, 0 ready, 1 can't be started, 1 given up" in shown
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_a_binding_ceiling_is_a_finding_a_limit_and_a_gauge(tmp_path):
+    async with scene(tmp_path) as s:
+        planned = PlannerStatus(MemoryStore(s.space), lambda: True)
+        following = asyncio.create_task(planned.run())
+        text = "the ceiling binds: 3 more GPUs would keep 99.0% of m's requests in SLO instead of 12.0%"
+        s.wants.bound = (Reason(code="ceiling", text=text, facts={"model": "m", "more_gpus": 3}),)
+        try:
+            await s.driver.start()
+            await until(planned.findings)
+            assert [finding["text"] for finding in planned.findings()] == [text]
+            status = planned.status()
+            assert status is not None and f"  limit: {text}" in planner_text(status)
+            assert 'penstock_planner_ceiling_short_gpus{model="m"} 3' in s.metrics.render()
+            assert 'penstock_planner_alarms_total{code="ceiling"} 1' in s.metrics.render()
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
@@ -339,7 +381,7 @@ async def test_decisions_are_told_with_reasons_candidates_and_what_was_rejected(
         assert "because a test wants 30" in text
         assert "limit: " in text
         assert "candidates of wants" in text
-        assert "KEPT" in text
+        assert "ATTAINMENT" in text
         assert "wants (propose): override main=30" in text
 
 
@@ -367,7 +409,7 @@ def test_the_newest_records_go_on_in_the_part_before(tmp_path):
 
 
 def test_a_disk_that_is_full_stops_no_planner(tmp_path, caplog):
-    from penstock.runtime.planning.state import PlannerState, write_state
+    from penstock.runtime.planning.planner_state_file import PlannerState, write_state
 
     with caplog.at_level(logging.WARNING):
         write_state(tmp_path / "nowhere" / STATE, PlannerState(restarts=0, machine=msgspec.Raw(b"\x80"), observing=b""))

@@ -5,10 +5,10 @@ import json
 import msgspec
 import pytest
 
-from penstock.config.cluster import ClusterSettings
+from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
-from penstock.planner.performance.sources import pick
-from penstock.runtime.planning.inputs import inputs_of
+from penstock.planner.performance.speed_sources import pick
+from penstock.runtime.planning.planner_inputs import inputs_of
 
 SHAPE = {
     "model_type": "llama",

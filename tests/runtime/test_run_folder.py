@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.errors import ConfigError
-from penstock.runtime.run_folder import LineWriter, RunFolder, earlier
+from penstock.runtime.records import segments
+from penstock.runtime.records.run_folder import Cap, LineWriter, RunFolder
 
 
 def test_a_run_has_its_anchor_and_its_config(tmp_path: Path) -> None:
@@ -34,19 +35,21 @@ def test_lines_are_written_in_order_on_flush(tmp_path: Path) -> None:
     assert writer.written == 4
 
 
-def test_a_file_that_is_full_begins_anew_and_the_one_before_stays(tmp_path: Path) -> None:
-    writer = LineWriter(tmp_path / "planner.jsonl", bytes_max=20)
-    for number in range(7):  # 8 bytes each
+def test_a_segment_that_is_full_begins_anew_and_the_oldest_go(tmp_path: Path) -> None:
+    writer = LineWriter(tmp_path / "planner.jsonl", cap=Cap(20, 3))
+    for number in range(10):  # 8 bytes each
         writer.write({"n": number})
         writer.flush()
 
     def numbers(path: Path) -> list[int]:
         return [json.loads(line)["n"] for line in path.read_text().splitlines()]
 
-    assert earlier(writer.path).name == "planner.1.jsonl"
-    assert numbers(earlier(writer.path)) == [3, 4, 5]
-    assert numbers(writer.path) == [6]
-    assert writer.written == 7
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["planner.2.jsonl", "planner.3.jsonl", "planner.jsonl"]
+    assert numbers(tmp_path / "planner.2.jsonl") == [3, 4, 5]
+    assert numbers(tmp_path / "planner.3.jsonl") == [6, 7, 8]
+    assert numbers(writer.path) == [9]
+    assert writer.written == 10
+    assert segments.dropped(writer.path) == 1
 
 
 def test_a_full_disk_keeps_the_lines_and_writes_them_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,12 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from penstock.adapters.curve import bind_side
-from penstock.adapters.engines.kv_publisher import KvPublisher
-from penstock.adapters.engines.kv_subscriber import KvSubscriber
-from penstock.adapters.engines.kv_wire import encode_batch
-from penstock.adapters.planes.zmq import VERSION, ZmqPlane
-from penstock.adapters.seams import Message
+from penstock.adapters.engines.kv_events.kv_event_codec import encode_batch
+from penstock.adapters.engines.kv_events.kv_publisher import KvPublisher
+from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
+from penstock.adapters.planes.zmq_plane import VERSION, ZmqPlane
+from penstock.adapters.seams import PlaneMessage
+from penstock.adapters.zmq_curve import bind_side
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import KvCleared
 
@@ -34,11 +34,11 @@ async def until(condition: Callable[[], object], act: Callable[[], object] = lam
 class Ears:
     """Collects what a subscription yields."""
 
-    def __init__(self, messages: AsyncIterator[Message]) -> None:
-        self.heard: list[Message] = []
+    def __init__(self, messages: AsyncIterator[PlaneMessage]) -> None:
+        self.heard: list[PlaneMessage] = []
         self._task = asyncio.create_task(self._run(messages))
 
-    async def _run(self, messages: AsyncIterator[Message]) -> None:
+    async def _run(self, messages: AsyncIterator[PlaneMessage]) -> None:
         async for message in messages:
             self.heard.append(message)
 
@@ -85,7 +85,7 @@ async def test_a_stranger_at_our_socket_is_counted_and_hears_nothing(caplog):
     try:
         await until(lambda: plane.strangers.failed, lambda: plane.publish("t", b"x"))
         assert not any(each.done() for each in heard)
-        assert caplog.text.count("knocks") == 1
+        assert caplog.text.count("tries to connect to our event plane") == 1
     finally:
         for each in heard:
             each.cancel()

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.cluster import ClusterSettings, ModelSettings, PoolSettings
-from penstock.config.load import load
-from penstock.config.names import pool_prefix
-from penstock.config.problems import ConfigProblems
+from penstock.config.reading.load import load
+from penstock.config.reading.problems import ConfigProblems
+from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
+from penstock.config.worker_names import pool_prefix
 from tests.frontend.stand import stand
 from tests.live.cluster import served
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from penstock.config.frontend import FrontendSettings, SecuritySettings
-from penstock.frontend.peering import SEEN_MAX, SPAN, PeerGuard
+from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
+from penstock.frontend.admin.frontend_peers import SEEN_MAX, SPAN, PeerGuard
 from penstock.kernel.secret import ClusterSecret
-from penstock.runtime.peer_signature import HEADER, signature
+from penstock.runtime.cluster_state.peer_signature import HEADER, signature
 from tests.frontend.stand import Stand, stand
 
 OURS, OTHER = ClusterSecret("the secret of this cluster"), ClusterSecret("the secret of another one")
@@ -86,7 +86,7 @@ def test_what_was_used_is_forgotten_only_when_it_is_too_old_to_be_used_again():
 
 
 def test_a_flood_can_not_make_it_forget(monkeypatch):
-    monkeypatch.setattr("penstock.frontend.peering.SEEN_MAX", 3)
+    monkeypatch.setattr("penstock.frontend.admin.frontend_peers.SEEN_MAX", 3)
     guard = PeerGuard(OURS, Clock())
     said = [header(nonce=f"{NONCE}{number}") for number in range(4)]
     assert [guard.admits(each, *ASKED) for each in said] == [True, True, True, False]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from penstock.config.frontend import FrontendSettings, LimitSettings, UpstreamSettings
+from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, UpstreamSettings
 from tests.frontend.raw import Answer, connect, read_answer
 from tests.frontend.stand import Stand, eventually, stand
 from tests.security.attacks import CHUNKS, FRAMING, HIDDEN, LINES, ODD, PATH, SMUGGLED, chat, head, post
@@ -25,9 +25,9 @@ ANSWERS = {200, 400, 401, 403, 404, 405, 408, 413, 414, 415, 417, 421, 431, 501,
 @pytest.fixture(autouse=True)
 def short_goodbyes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused client has a shorter while in which the rest of what it says is read: every test here waits for it."""
-    monkeypatch.setattr("penstock.frontend.wire_listener.LINGER", 0.2)
-    monkeypatch.setattr("penstock.frontend.wire_listener.SWEEP_EVERY", 0.05)
-    monkeypatch.setattr("penstock.frontend.server.LINGER", 0.2)
+    monkeypatch.setattr("penstock.frontend.http.http1_listener.LINGER", 0.2)
+    monkeypatch.setattr("penstock.frontend.http.http1_listener.SWEEP_EVERY", 0.05)
+    monkeypatch.setattr("penstock.frontend.http.http_server.LINGER", 0.2)
 
 
 async def echo(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -227,9 +227,11 @@ async def test_no_text_of_a_body_becomes_a_header_or_a_log_line(http: str, caplo
 
 
 async def test_slow_heads_and_bodies_end_by_a_timeout(http: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.frontend.context.BODY_TIMEOUT", 0.5)
-    monkeypatch.setattr("penstock.frontend.wire.HEAD_TIMEOUT", 0.5)
-    async with besieged(frontend=FrontendSettings(keep_alive=0.5)) as s:
+    monkeypatch.setattr("penstock.frontend.http.request_context.BODY_TIMEOUT", 0.5)
+    monkeypatch.setattr("penstock.frontend.http.http1_server.HEAD_TIMEOUT", 0.5)
+    for server in ("http1_listener", "http_server"):
+        monkeypatch.setattr(f"penstock.frontend.http.{server}.KEEP_ALIVE", 0.5)
+    async with besieged() as s:
         body = chat("slow")
         whole = post(body)
         dribbled = post(body, path=b"/v1/models")

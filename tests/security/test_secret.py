@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.kernel.message_version import NewerVersion, VersionedDecoder
 from penstock.kernel.secret import LENGTH_MIN, ClusterSecret
-from penstock.kernel.wire import NewerVersion, WireDecoder
 
 TEXT = "a secret of this test"
 parts_of_a_message = st.lists(st.binary(max_size=20), max_size=4)
@@ -63,7 +63,7 @@ class Message(msgspec.Struct, kw_only=True):
 
 @pytest.mark.parametrize("binary", [False, True])
 def test_a_newer_major_is_refused_even_where_its_shape_is_another(binary):
-    decoder = WireDecoder(Message, "a message", binary=binary)
+    decoder = VersionedDecoder(Message, "a message", binary=binary)
     codec = msgspec.msgpack if binary else msgspec.json
     assert decoder.decode(codec.encode({"version": 2, "text": "a", "added later": 1})).text == "a"
     assert decoder.decode(codec.encode({"version": 1, "text": "a"})).text == "a"

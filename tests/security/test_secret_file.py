@@ -7,21 +7,21 @@ import msgspec
 import pytest
 
 from penstock.config.checks import file_problems
-from penstock.config.cluster import ClusterSettings
-from penstock.config.load import load, resolved_yaml
-from penstock.config.problems import ConfigProblems
-from penstock.config.secret import (
+from penstock.config.cluster_secret_file import (
     SECRET_ENV,
     SECRET_FILE,
     drop_secret,
     keep_secret,
-    kept_secret,
     secret_of_env,
     secret_of_process,
     secret_text,
+    stored_secret,
     without_secrets,
 )
-from penstock.config.write import shown_yaml
+from penstock.config.derived.yaml_writer import shown_yaml
+from penstock.config.reading.load import load, resolved_yaml
+from penstock.config.reading.problems import ConfigProblems
+from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
 
 GIVEN = "MARK-a-given-secret"
@@ -44,12 +44,12 @@ def test_it_is_kept_for_this_user_alone_and_goes_with_the_run(tmp_path):
     finally:
         os.umask(0o022)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.name == SECRET_FILE
-    assert kept_secret(tmp_path) == GIVEN
+    assert stored_secret(tmp_path) == GIVEN
     with pytest.raises(ConfigError, match="can't be kept"):
         keep_secret(tmp_path, GIVEN)  # nobody may have put a file or a link there before us
     drop_secret(tmp_path)
     drop_secret(tmp_path)
-    assert kept_secret(tmp_path) is None
+    assert stored_secret(tmp_path) is None
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path):
@@ -64,7 +64,7 @@ def test_a_file_that_others_can_read_is_refused_with_the_next_step(tmp_path, mod
     path = keep_secret(tmp_path, GIVEN)
     path.chmod(mode)
     with pytest.raises(ConfigError, match="chmod 600") as caught:
-        kept_secret(tmp_path)
+        stored_secret(tmp_path)
     assert GIVEN not in str(caught.value)
 
 
@@ -74,7 +74,7 @@ def test_a_bad_file_is_refused_without_being_repeated(tmp_path, raw):
     path.write_bytes(raw)
     path.chmod(0o600)
     with pytest.raises(ConfigError) as caught:
-        kept_secret(tmp_path)
+        stored_secret(tmp_path)
     assert "MARK" not in str(caught.value)
 
 
@@ -84,8 +84,8 @@ def test_config_says_what_is_wrong_with_it_and_never_shows_it(tmp_path):
     assert "MARK" not in str(caught.value) and "cluster_secret" in str(caught.value)
     with pytest.raises(ConfigProblems):
         load(None, (f"cluster_secret={GIVEN}", "cluster_secret_file=x"))
-    missing = load(None, (f"cluster_secret_file={tmp_path / 'none'}",)).settings
-    assert [problem.path for problem in file_problems(missing)] == ["cluster_secret_file"]
+    missing = load(None, (f"cluster_secret_file={tmp_path / 'none'}",))
+    assert [problem.path for problem in file_problems(missing.settings, missing.root)] == ["cluster_secret_file"]
     loaded = load(None, (f"cluster_secret={GIVEN}",))
     assert GIVEN not in resolved_yaml(loaded.settings) + shown_yaml(loaded.settings, loaded.origins)
 

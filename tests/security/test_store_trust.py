@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.adapters.stores.file import FileStore
-from penstock.adapters.stores.layout import Entry, ForeignEntry, decode, encode, file_name
+from penstock.adapters.stores.file_layout import FileEntry, ForeignEntry, decode, encode, file_name
+from penstock.adapters.stores.file_store import FileStore
+from penstock.kernel.message_version import NewerVersion
 from penstock.kernel.secret import ClusterSecret
-from penstock.kernel.wire import NewerVersion
 from tests.depth import deep
 
 OURS, OTHER = ClusterSecret("the secret of this cluster"), ClusterSecret("the secret of another one")
@@ -60,7 +60,7 @@ async def test_an_entry_under_another_key_or_lease_is_foreign(store):
 @settings(max_examples=deep(200))
 @given(st.integers(0, 10_000), st.integers(1, 255), st.binary(max_size=50))
 def test_no_changed_byte_passes(place, change, value):
-    entry = Entry(key="workers/a", value=value, lease="l")
+    entry = FileEntry(key="workers/a", value=value, lease="l")
     raw = bytearray(encode(entry, OURS))
     raw[place % len(raw)] ^= change
     try:

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from penstock.frontend import template as templates
-from penstock.frontend.body import parse
-from penstock.frontend.prompts import Hashing, Prompts
-from penstock.frontend.sandbox import ONE_MAX, SOURCE_MAX, BoundedEnvironment
-from penstock.frontend.template import ChatTemplate, TemplateFailed, TemplateSlow
-from penstock.frontend.tokens import builtin_folder, load_tokenizer
+from penstock.frontend.prompt import chat_template as templates
+from penstock.frontend.prompt.chat_template import ChatTemplate, TemplateFailed, TemplateSlow
+from penstock.frontend.prompt.prompt_hashing import BlockHashing, PromptHasher
+from penstock.frontend.prompt.prompt_tokenizer import builtin_folder, load_tokenizer
+from penstock.frontend.prompt.request_body import parse
+from penstock.frontend.prompt.template_sandbox import ONE_MAX, SOURCE_MAX, BoundedEnvironment
 from tests.depth import deep
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -121,7 +121,7 @@ def run(source: str, seconds: float = 1.0) -> str:
     code = (
         "import resource, sys, json\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
-        "from penstock.frontend import template as t\n"
+        "from penstock.frontend.prompt import chat_template as t\n"
         f"t.SECONDS = {seconds}\n"
         "try:\n"
         "    template = t.ChatTemplate(sys.stdin.read())\n"
@@ -194,12 +194,12 @@ def test_what_a_request_passes_to_the_template_can_not_take_its_tools_away() -> 
 
 async def test_a_template_that_is_always_slow_is_given_up_and_the_loop_goes_on(monkeypatch, caplog) -> None:
     monkeypatch.setattr(templates, "SECONDS", 0.2)
-    monkeypatch.setattr("penstock.frontend.prompts.SECONDS", 0.2)
+    monkeypatch.setattr("penstock.frontend.prompt.prompt_hashing.SECONDS", 0.2)
     tokenizer = load_tokenizer("builtin:sim")
     tokenizer.template = ChatTemplate(ENDLESS["loop in a loop"])
-    prompts = Prompts(2, 10, lambda stage, took: None)
+    prompts = PromptHasher(2, 10, lambda stage, took: None)
     parsed = parse("chat_completions", json.dumps({"model": "m", "messages": HELLO}).encode())
-    hashing = Hashing(block_size=4, text_block_bytes=64)
+    hashing = BlockHashing(block_size=4, text_block_bytes=64)
     for number in range(6):
         found = await prompts.prepare(parsed, tokenizer, hashing)
         assert found.isl > 0 and tokenizer.template.given_up == (number >= 2)

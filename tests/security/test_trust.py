@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.adapters.stores.file import FileStore
-from penstock.config.secret import SECRET_ENV
+from penstock.adapters.stores.file_store import FileStore
+from penstock.config.cluster_secret_file import SECRET_ENV
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import WorkerCard, WorkerId
-from penstock.runtime.membership import Entry, key_of
+from penstock.runtime.cluster_state.membership import MembershipEntry, key_of
 from tests.live.cluster import Served, free_port, request, served, until
 
 EVIL = WorkerCard(id=WorkerId("evil"), epoch=1, model="sim", url="http://127.0.0.1:9")
@@ -39,8 +39,14 @@ def findings(cluster: Served) -> str:
     return json.dumps(status(cluster)["findings"])
 
 
+def apart(cluster: Served) -> bool:
+    """Say whether the stranger is nobody's neighbour; it has the port as well, so it may be the one that answers."""
+    frontends = status(cluster)["frontends"]
+    return len(frontends) == 1 or not any(name.startswith("frontend-9-") for name in frontends)
+
+
 def test_frontends_that_share_the_secret_hear_each_other(cluster: Served) -> None:
-    until(lambda: len(status(cluster)["frontends"]) == 1, 20)
+    until(lambda: len(status(cluster)["frontends"]) == 2, 20)
     assert cluster.chat()[0] == 200
     assert "secret" not in findings(cluster)
     notes = [line for line in cluster.get("/metrics")[1].splitlines() if line.startswith("penstock_notes_total")]
@@ -52,7 +58,7 @@ def test_frontends_that_share_the_secret_hear_each_other(cluster: Served) -> Non
 def test_a_foreign_writer_can_not_add_a_worker_and_is_seen(cluster: Served, secret: ClusterSecret | None) -> None:
     async def write() -> None:
         store = FileStore(cluster.run / "discovery", secret=secret)
-        await store.put(key_of(EVIL.id), msgspec.json.encode(Entry(card=EVIL)))
+        await store.put(key_of(EVIL.id), msgspec.json.encode(MembershipEntry(card=EVIL)))
 
     asyncio.run(write())
     until(lambda: "not signed with this cluster's secret" in findings(cluster), 20)
@@ -67,17 +73,17 @@ def test_a_foreign_writer_can_not_add_a_worker_and_is_seen(cluster: Served, secr
 
 def test_a_frontend_with_another_secret_stays_outside(cluster: Served) -> None:
     env = {**os.environ, SECRET_ENV: "the secret of another cluster"}
-    command = [sys.executable, "-m", "penstock.frontend.process", "--run", str(cluster.run), "--index", "9"]
+    command = [sys.executable, "-m", "penstock.frontend.frontend_process", "--run", str(cluster.run), "--index", "9"]
     stranger = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert stranger.stdout is not None
         said = json.loads(stranger.stdout.readline())
-        assert "frontend-9" not in json.dumps(status(cluster)["frontends"])
+        assert apart(cluster)
         until(lambda: "not signed" in json.dumps(request(f"{said['admin_url']}/admin/status")[1]), 20)
         theirs = request(f"{said['admin_url']}/admin/status?scope=process")[1]["workers"]
         assert "main-0" not in [worker["id"] for worker in theirs]
         for _ in range(4):
-            assert "frontend-9" not in json.dumps(status(cluster)["frontends"])
+            assert apart(cluster)
     finally:
         stranger.terminate()
         stranger.wait(30)

@@ -10,13 +10,13 @@ from penstock.engine.settings import SimSettings, TransferSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import WorkerId
 from penstock.router.settings import HandoffSettings, RouterSettings
-from penstock.simulate.plan import Fault, Plan, PoolPlan, StartUp, checked
-from tests.simulate.test_cluster import SIM, Run, chat, plan
+from penstock.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan, StartUp, checked
+from tests.simulate.test_simulated_cluster import SIM, Run, chat, plan
 
 ALWAYS = RouterSettings(handoff=HandoffSettings(conditional="off"))
 
 
-def split(prefill: int = 2, decode: int = 2, sim: SimSettings = SIM, **more: Any) -> Plan:
+def split(prefill: int = 2, decode: int = 2, sim: SimSettings = SIM, **more: Any) -> SimulationPlan:
     pools = {
         "prefill": PoolPlan(sim=sim, replicas=prefill, role="prefill"),
         "decode": PoolPlan(sim=sim, replicas=decode, role="decode"),
@@ -31,7 +31,7 @@ def test_every_request_is_prefilled_here_and_decoded_there() -> None:
     for record in run.records:
         assert [leg.role for leg in record.legs] == ["prefill", "decode"]
         assert record.legs[0].worker.startswith("prefill") and record.legs[1].worker.startswith("decode")
-        assert record.osl == record.osl_wanted
+        assert record.osl == record.osl_requested
     assert run.cluster.handoffs()["done"] == len(asked)
 
 
@@ -101,7 +101,7 @@ ROLLING = (
 @pytest.mark.parametrize("seed", range(12))
 def test_nothing_fails_while_roles_change_one_by_one(seed: int) -> None:
     asked = chat(60, rate=10.0, seed=seed)
-    conditional = random.Random(seed).choice(("off", "auto", "thresholds"))
+    conditional = random.Random(seed).choice(("off", "auto", "thresholds", "slo"))
     router = RouterSettings(handoff=HandoffSettings(conditional=conditional))
     sim = msgspec.structs.replace(SIM, kv_blocks=16_000)
     run = Run(split(sim=sim, faults=ROLLING, seed=seed, router=router), asked)

@@ -3,9 +3,9 @@
 import hashlib
 
 from penstock.kernel.values import WorkerId
-from penstock.simulate.plan import Fault, StartUp
+from penstock.simulate.simulation_plan import Fault, StartUp
 from tests.hash_seeds import printed_under
-from tests.simulate.test_cluster import Run, chat, plan
+from tests.simulate.test_simulated_cluster import Run, chat, plan
 
 
 def digest() -> str:

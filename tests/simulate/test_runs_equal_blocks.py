@@ -2,6 +2,7 @@
 
 import random
 from typing import Any, get_args
+from unittest import mock
 
 import msgspec
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 
 from penstock.engine.settings import SimSettings
 from penstock.router.settings import AffinitySettings, CostSettings, IndexSettings, Mode, RouterSettings
-from penstock.simulate.plan import Fault, Plan, PoolPlan
+from penstock.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan
 from tests.depth import deep
-from tests.simulate.test_cluster import Run, chat
+from tests.simulate.test_simulated_cluster import Run, chat
 
 CASES = st.fixed_dictionaries(
     {
@@ -37,7 +38,7 @@ CASES = st.fixed_dictionaries(
 )
 
 
-def plans(case: dict[str, Any]) -> Plan:
+def plans(case: dict[str, Any]) -> SimulationPlan:
     sim = SimSettings(
         block_size=16,
         kv_blocks=case["kv_blocks"],
@@ -45,14 +46,12 @@ def plans(case: dict[str, Any]) -> Plan:
         emit_decode_blocks=case["decoded"],
         max_seqs=8,
     )
-    return Plan(
+    return SimulationPlan(
         model="m",
         pools={"main": PoolPlan(sim=sim, replicas=3)},
         router=RouterSettings(
             mode=case["mode"],
-            index=IndexSettings(
-                kind=case["kind"], approximate_ttl=20.0, approximate_blocks_max=case["approximate_max"]
-            ),
+            index=IndexSettings(kind=case["kind"], approximate_ttl=20.0),
             cost=CostSettings(kind="latency" if case["latency"] else "blocks"),
             affinity=AffinitySettings(mode=case["affinity"]),
         ),
@@ -67,8 +66,9 @@ def plans(case: dict[str, Any]) -> Plan:
 def test_runs_and_blocks_come_to_the_same(case: dict[str, Any]) -> None:
     plan = plans(case)
     traffic = chat(40, rate=4.0, seed=case["seed"])
-    runs = Run(plan, traffic)
-    blocks = Run(msgspec.structs.replace(plan, by_block=True), traffic)
+    with mock.patch("penstock.router.prompt_forms.APPROXIMATE_BLOCKS_MAX", case["approximate_max"]):
+        runs = Run(plan, traffic)
+        blocks = Run(msgspec.structs.replace(plan, by_block=True), traffic)
     assert runs.bytes() == blocks.bytes()
     assert runs.cluster.gaps() == blocks.cluster.gaps()
 
@@ -83,7 +83,6 @@ def test_every_machine_checks_after_every_event(mode: str) -> None:
         "decoded": True,
         "affinity": "soft",
         "latency": False,
-        "approximate_max": 1 << 20,
         "faults": [Fault(at=10.0, kind="fail", worker="main-1"), Fault(at=20.0, kind="drain", worker="main-0")],
     }
     Run(msgspec.structs.replace(plans(case), checked=True), chat(30, rate=random.Random(1).uniform(3, 5)))

@@ -7,13 +7,13 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from penstock.adapters.engines.kv_subscriber import KvSubscriber
-from penstock.adapters.stores.file import FileStore
-from penstock.config.secret import kept_secret
+from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
+from penstock.adapters.stores.file_store import FileStore
+from penstock.config.cluster_secret_file import stored_secret
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import KvCleared, KvRemoved, KvStored, WorkerCard
-from penstock.runtime.membership import WORKERS, Entry
-from penstock.runtime.peers import FRONTENDS, FrontendCard
+from penstock.runtime.cluster_state.membership import WORKERS, MembershipEntry
+from penstock.runtime.cluster_state.placement_sync import FRONTENDS, FrontendCard
 
 PATIENCE = 30.0
 
@@ -48,10 +48,10 @@ async def tasks_of(run: Path, pid: int) -> int:
 
 async def members(run: Path) -> tuple[ClusterSecret, list[WorkerCard], list[FrontendCard]]:
     """Read the store as a process of the cluster does."""
-    secret = ClusterSecret(kept_secret(run) or "")
+    secret = ClusterSecret(stored_secret(run) or "")
     store = FileStore(run / "discovery", secret=secret)
     try:
-        workers = [msgspec.json.decode(raw, type=Entry).card for raw in (await store.list(WORKERS)).values()]
+        workers = [msgspec.json.decode(raw, type=MembershipEntry).card for raw in (await store.list(WORKERS)).values()]
         frontends = [msgspec.json.decode(raw, type=FrontendCard) for raw in (await store.list(FRONTENDS)).values()]
         return secret, workers, frontends
     finally:

@@ -277,7 +277,7 @@ def frontend_pids(run: Path) -> dict[int, int]:
                 words = (process / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"penstock.frontend.process" in words and str(run).encode() in words:
+            if b"penstock.frontend.frontend_process" in words and str(run).encode() in words:
                 index = int(words[words.index(b"--index") + 1])
                 if (process / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
                     found[index] = int(process.name)
@@ -290,8 +290,7 @@ def soak(seconds: float, folder: Path, seed: int = 1) -> tuple[dict[str, Any], l
     sim = "models.sim.pools.main.sim"
     arguments += ["--set", f"{sim}.kv_blocks=600", "--set", f"{sim}.timing.speed_up=8"]
     # Every prompt is new, so a cache of this size is full before memory is first looked at, and must stay as it is.
-    arguments += ["--set", "frontend.tokenize.cache_bytes=8388608", "--set", "router.decisions_kept=256"]
-    arguments += ["--set", "frontend.closed_kept=256"]
+    arguments += ["--set", "frontend.tokenize.cache_bytes=8388608"]
     cluster = Served(arguments, folder, {"PENSTOCK_SIM_FAULTS": "1"}).wait_up()
     try:
         pids = frontend_pids(cluster.run)

@@ -16,12 +16,15 @@ from penstock.kernel.values import (
     KvEvent,
     KvRemoved,
     KvStored,
+    Prompt,
     RequestId,
     Role,
+    Slo,
     Target,
     WorkerCard,
     WorkerId,
 )
+from penstock.router import model_pool
 from penstock.router.events import (
     Abort,
     Arrived,
@@ -99,26 +102,26 @@ class Cluster:
                 length_max=rng.choice((2, 50)),
                 wait_max=rng.choice((0.5, 30.0)),
             ),
-            breaker=BreakerSettings(failures=rng.choice((1, 3)), open_for=0.5, open_max=2.0),
+            breaker=BreakerSettings(failures=rng.choice((1, 3)), open_for=0.5),
             attempts_max=rng.choice((1, 2, 3)),
             hedge=HedgeSettings(after=rng.choice((None, 0.1, 0.4)), share=1.0),
             migration=MigrationSettings(limit=rng.choice((0, 1, 3))),
             inflight_max=rng.choice((5, 1000)),
             request_timeout=rng.choice((2.0, 60.0)),
             handoff=HandoffSettings(
-                conditional=rng.choice(("auto", "thresholds", "off", "off")),
+                conditional=rng.choice(("auto", "slo", "thresholds", "off", "off")),
                 new_tokens_max=rng.choice((0, 64)),
-                fallback_share=rng.choice((0.0, 0.5)),
-                fallback_burst=rng.choice((0, 10)),
             ),
         )
+        model_pool.FALLBACK_SHARE = rng.choice((0.0, 0.5))
+        model_pool.FALLBACK_BURST = rng.choice((0, 10))
         self.roles = rng.choice(ROLES)
         self.protocol = rng.choice(("completed", "completed", "push", "bootstrap"))
         self.unwanted: set[tuple[RequestId, int]] = set()
         """Of what is not made yet."""
         self.stranded = 0
         self.handoffs = 0
-        self.router = Router(self.settings, seed=seed)
+        self.router = Router(self.settings, slo=rng.choice((Slo(), Slo(ttft=0.5, itl=0.02))), seed=seed)
         self.engines: dict[WorkerId, ModelEngine] = {}
         self.closed: dict[RequestId, list[Closed]] = {}
         self.arrived: list[RequestId] = []
@@ -154,8 +157,7 @@ class Cluster:
         event = Arrived(
             id=request,
             model=MODEL,
-            isl=len(tokens),
-            blocks=list(block_hashes(tokens, BLOCK)),
+            prompt=Prompt(len(tokens), list(block_hashes(tokens, BLOCK))),
             preferences=wish,
             deadline=deadline,
             media=rng.choice((0, 0, 2)),
@@ -198,7 +200,7 @@ class Cluster:
             engine = self.engines[effect.target.worker]
             engine.running.pop((effect.id, effect.attempt), None)
             engine.stages.discard((effect.id, effect.attempt))
-            # As a frontend does: what it was to fetch is fetched all the same, and then dropped.
+            # As a frontend does: what it was to fetch is fetched all the same, by another if need be, and then dropped.
             self.let_go(self.fetches.pop((effect.id, effect.attempt), None))
         elif isinstance(effect, Release):
             if effect.target is None:
@@ -223,9 +225,10 @@ class Cluster:
         handoff = effect.handoff
         if handoff is not None and handoff.source is not None:
             source = (effect.id, handoff.source_attempt)
-            if self.protocol == "completed" and engine.alive:
+            if self.protocol == "completed":
                 holder = self.engines[handoff.source.id]
-                if source not in holder.held and holder.alive and holder.card.epoch == handoff.source.epoch:
+                there = engine.alive and holder.alive and holder.card.epoch == handoff.source.epoch
+                if there and source not in holder.held:
                     self.problems.append(f"{effect.id} is to fetch what {handoff.source.id} does not hold")
                 self.fetches[key] = source
         refused = not engine.alive or (self.faults and rng.random() < 0.05)
@@ -261,8 +264,8 @@ class Cluster:
             return None
         more = self.rng.randrange(1, 40)
         self.resumed[request] = self.resumed.get(request, 0) + more
-        event = open_request.event
-        return Resume(isl=event.isl + more, blocks=event.blocks, tokens=self.resumed[request])
+        prompt = open_request.prompt
+        return Resume(prompt=Prompt(prompt.isl + more, prompt.blocks), tokens=self.resumed[request])
 
     def replay(self, now: Nanos, wanted: ReplayWanted) -> Answer:
         engine = self.engines[wanted.worker]
@@ -354,7 +357,7 @@ class Cluster:
             return []
         wrong = []
         for worker, engine in self.engines.items():
-            held = pool.exact.held(Target(worker))
+            held = pool.exact.blocks_of(Target(worker))
             if engine.alive and engine.joined and not held <= set(engine.blocks):
                 wrong.append(f"{worker} claims {len(held - set(engine.blocks))} blocks too many")
         return wrong
@@ -405,7 +408,7 @@ class Engines(_Bookless):
                 makes = engine.card.role == "prefill" and cluster.protocol == "completed"
                 if held and makes and key not in cluster.unwanted:
                     engine.held.add(key)
-                cluster.run.post(now, "router", Staged(id=event.id, attempt=event.attempt, held=held, cached=0))
+                cluster.run.post(now, "router", Staged(id=event.id, attempt=event.attempt, kv_retained=held, cached=0))
             return []
         if event.last:
             del engine.running[key]
@@ -415,7 +418,7 @@ class Engines(_Bookless):
             cluster.let_go(cluster.fetches.pop(key, None))
             request = cluster.router.requests.get(event.id)
             if request is not None:
-                for at, machine, answer in cluster.cache(engine, request.event.blocks):
+                for at, machine, answer in cluster.cache(engine, request.prompt.blocks):
                     cluster.run.post(at, machine, answer)
             cluster.run.post(now, "router", FirstToken(id=event.id, attempt=event.attempt))
         return []

@@ -5,20 +5,31 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.kernel.bins import Bins
+from penstock.kernel.latency_bins import Bins
 from penstock.kernel.machine import Effect, Event, Nanos, Wake, Woken, nanos, seconds
-from penstock.kernel.values import StepStats, WorkerId
+from penstock.kernel.values import RequestShape, StepStats, WorkerId
 from penstock.planner import events as planning
+from penstock.planner.observation import EngineState, ModelState, Observation, Traffic
 from penstock.planner.planner import Planner
-from penstock.planner.plugins import Plugin, Spec
-from penstock.planner.proposals import Accept, Because, Flip, Override, Predicted, Prediction, Reject, Result, Target
-from penstock.planner.seen import EngineSeen, ModelSeen, Observation, PoolSeen, Traffic
+from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec
+from penstock.planner.plugins.proposals import (
+    Accept,
+    Flip,
+    Override,
+    PoolTarget,
+    Predicted,
+    Prediction,
+    Reason,
+    Reject,
+    Result,
+)
 from penstock.planner.settings import PlannerSettings
-from penstock.planner.shapes import count_into, shape_bin
+from penstock.planner.sizing.workload_mix import count_into, shape_bin
+from tests.planner.pool_states import pool_state
 
 BASE = 5.0
 POOLS = {"p": ("prefill", 1), "d": ("decode", 2)}
-Made = Callable[[], tuple[PlannerSettings, Sequence[Plugin]]]
+Made = Callable[[], tuple[PlannerSettings, Sequence[PlannerPlugin]]]
 """Settings and the plugins of this process, made anew at each call."""
 Past = list[tuple[Nanos, Event, list[Effect]]]
 
@@ -27,7 +38,7 @@ class Wanderer:
     """Wants now this, now that; where it is going is its state."""
 
     def __init__(self, seed: int, **spec: Any) -> None:
-        self.spec = Spec(**{"id": f"wanderer-{seed}", "stage": "propose", **spec})
+        self.spec = PluginSpec(**{"id": f"wanderer-{seed}", "stage": "propose", **spec})
         self._place = seed
 
     def evaluate(self, context: Any) -> Result:
@@ -48,18 +59,18 @@ class Wanderer:
 
 def any_result(dice: random.Random) -> Result:
     """Return any answer that a plugin may give."""
-    because = (Because(code="dice", text="so it fell", facts={"number": dice.random()}),)
+    because = (Reason(code="dice", text="so it fell", facts={"number": dice.random()}),)
     kind = dice.random()
     if kind < 0.15:
-        return Accept(because=because)
+        return Accept(reasons=because)
     if kind < 0.2:
-        return Reject(because=because)
+        return Reject(reasons=because)
     targets = tuple(
-        Target(pool=pool, replicas=dice.randrange(30), kind=dice.choice(("set", "at_least", "at_most")))
+        PoolTarget(pool=pool, replicas=dice.randrange(30), kind=dice.choice(("set", "at_least", "at_most")))
         for pool in dice.sample(list(POOLS), dice.randrange(1, 3))
     )
     flips = (Flip(model="m", frm="prefill", to="decode"),) if dice.random() < 0.05 else ()
-    return Override(targets=targets, flips=flips, because=because, final=dice.random() < 0.1, evidence={"dice": kind})
+    return Override(targets=targets, flips=flips, reasons=because, final=dice.random() < 0.1, evidence={"dice": kind})
 
 
 class World:
@@ -79,7 +90,7 @@ class World:
         self.now = 0.0
         self.wake: float | None = 0.0
         self.looking: int | None = None
-        self.asked: list[planning.Ask] = []
+        self.asked: list[planning.AskPlugin] = []
         self.ticks = 0
         self.scaled = 0
         self.counts = {name: self.dice.randrange(1, 5) for name in POOLS}
@@ -107,14 +118,14 @@ class World:
                 case Wake():
                     self.wake = seconds(effect.at)
                     assert self.wake >= self.now - 1e-6, "it wants to be woken in the past"
-                case planning.Look():
+                case planning.Observe():
                     assert self.looking is None and self.ticks == effect.id - 1, "two ticks at a time"
                     self.looking = effect.id
                 case planning.Ticked():
                     self.ticks += 1
                     assert effect.record.tick == self.ticks, "a tick ended that never began, or ended twice"
                     self.looking, self.asked = None, []
-                case planning.Ask():
+                case planning.AskPlugin():
                     assert effect.id == self.ticks + 1, "it asks for a tick that is not under way"
                     self.asked.append(effect)
                 case planning.Scale():
@@ -123,7 +134,7 @@ class World:
     def _scale(self, scale: planning.Scale) -> None:
         self.scaled += 1
         assert all(count >= 0 for count in scale.targets.values()), scale.targets
-        # What somebody else set since the look can't be known yet.
+        # What an operator set since the look can't be known yet.
         wanted = {**self.shown, **scale.targets}
         ceiling = self.planner.budget.max_gpus
         gpus = sum(POOLS[name][1] * count for name, count in wanted.items())
@@ -146,17 +157,17 @@ class World:
         if self.looking is not None and (self.quiet or dice.random() < 0.9):
             number, self.looking = self.looking, None
             if not self.quiet and dice.random() < 0.05:
-                return self.now, planning.LookFailed(id=number, why="connection refused")
-            return self.now + dice.choice((0.0, 0.001, 0.4)), planning.Looked(id=number, observation=self.see())
+                return self.now, planning.ObserveFailed(id=number, why="connection refused")
+            return self.now + dice.choice((0.0, 0.001, 0.4)), planning.Observed(id=number, observation=self.see())
         if self.asked and dice.random() < 0.85:
             ask = self.asked.pop(dice.randrange(len(self.asked)))
             at = self.now + dice.choice((0.0, 0.2, 3.0))
             if dice.random() < 0.2:
-                return at, planning.Answered(id=ask.id, plugin=ask.plugin, error="it crashed")
+                return at, planning.PluginAnswered(id=ask.id, plugin=ask.plugin, error="it crashed")
             result: Result = any_result(dice)
             if ask.stage == "predict":
-                result = Predicted(models={"m": Prediction(seconds=60.0, isl=dice.random())})
-            return at, planning.Answered(id=ask.id, plugin=ask.plugin, result=result, seconds=0.1)
+                result = Predicted(models={"m": Prediction(seconds=60.0, shape=RequestShape(dice.random(), None))})
+            return at, planning.PluginAnswered(id=ask.id, plugin=ask.plugin, result=result, seconds=0.1)
         assert self.wake is not None
         late = 0.0 if self.quiet or dice.random() < 0.8 else dice.choice((0.002, 1.0, 12.0))
         return max(self.now, self.wake + late), Woken()
@@ -167,7 +178,7 @@ class World:
         plugin = f"outside-{dice.randrange(3)}"
         match dice.randrange(9):
             case 0 | 1:
-                spec = Spec(
+                spec = PluginSpec(
                     id=plugin,
                     stage=dice.choice(("predict", "propose", "reconcile", "constrain")),
                     priority=dice.randrange(100),
@@ -176,9 +187,9 @@ class World:
                     needs=dice.choice(((), ("traffic",), ("pools", "engines"))),
                     outside=True,
                 )
-                return planning.PluginCame(spec=spec)
+                return planning.PluginRegistered(spec=spec)
             case 2:
-                return planning.PluginWent(plugin=plugin)
+                return planning.PluginLeft(plugin=plugin)
             case 3 | 4:
                 return planning.PluginAlive(plugin=plugin)
             case 5:
@@ -186,7 +197,7 @@ class World:
                     budget={"max_gpus": dice.choice((None, 0, 4, 12, 40)), "min_replicas": dice.randrange(3)}
                 )
             case 6:
-                return planning.Answered(id=dice.randrange(50), plugin=plugin, result=any_result(dice))
+                return planning.PluginAnswered(id=dice.randrange(50), plugin=plugin, result=any_result(dice))
             case 7:
                 name = dice.choice(list(POOLS))
                 self.counts[name], self.starting[name] = dice.randrange(8), []  # somebody else sets it
@@ -205,17 +216,17 @@ class World:
             came = (20.0,) * (len(self.starting[name]) - len(on_the_way))
             self.starting[name] = on_the_way
             ready = max(0, self.counts[name] - len(on_the_way))
-            pools[name] = PoolSeen(
+            pools[name] = pool_state(
                 role=role,  # type: ignore[arg-type]
                 gpus=gpus,
                 desired=self.counts[name],
                 ready=ready,
                 starting=tuple(self.now - since for since in on_the_way)[: self.counts[name]],
-                came=came,
+                start_up_times=came,
                 engines=tuple(_engine(name, role, number, self.rate / max(1, ready)) for number in range(ready)),
             )
         readable = self.quiet or dice.random() < 0.9
-        model = ModelSeen(traffic=self._traffic() if readable else None, pools=pools, queued=dice.randrange(3))
+        model = ModelState(traffic=self._traffic() if readable else None, pools=pools, queued=dice.randrange(3))
         return Observation(at=self.now, window=BASE, models={"m": model})
 
     def _traffic(self) -> Traffic:
@@ -239,7 +250,7 @@ class World:
         )
 
 
-def _engine(pool: str, role: str, number: int, rate: float) -> EngineSeen:
+def _engine(pool: str, role: str, number: int, rate: float) -> EngineState:
     seqs, passes = max(1, round(4 * rate)), 40
     prefill = 0 if role == "decode" else round(2000 * rate * BASE)
     decode = 0 if role == "prefill" else seqs * passes
@@ -250,7 +261,7 @@ def _engine(pool: str, role: str, number: int, rate: float) -> EngineSeen:
         decode_seqs=decode,
         decode_kv=decode * 2000,
     )
-    return EngineSeen(
+    return EngineState(
         worker=WorkerId(f"{pool}-{number}"),
         role=role,  # type: ignore[arg-type]
         steps=steps,

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from penstock.engine.benchmark import perf_metrics
+from penstock.engine.self_benchmark import perf_metrics
 from penstock.engine.settings import SimSettings
+from penstock.kernel.values import Slo
 from penstock.planner import events as planning
-from penstock.planner.performance.sources import Known
+from penstock.planner.performance.speed_sources import KnownSpeeds
 from penstock.planner.planner import Planner
-from penstock.planner.plugins import Plugin
-from penstock.planner.policies import Inputs, plugins_of
-from penstock.planner.settings import BudgetSettings, PlannerSettings, SloTargets
+from penstock.planner.plugins.plugin_registry import PlannerPlugin
+from penstock.planner.policies import PolicyInputs, plugins_of
+from penstock.planner.settings import BudgetSettings, PlannerSettings
 from tests.depth import seeds
 from tests.stateful.planner_world import BASE, Made, Past, Wanderer, World
 
@@ -21,12 +22,18 @@ SEEDS = 240
 CHUNK = 60
 
 
+@pytest.fixture
+def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give ticks up early enough that some of them are."""
+    monkeypatch.setattr("penstock.planner.planner.TICK_TIMEOUT", 11.0)
+
+
 def wanderers(seed: int) -> Made:
     """Return a planner of steps that want anything, some of them not on every tick."""
 
-    def made() -> tuple[PlannerSettings, Sequence[Plugin]]:
+    def made() -> tuple[PlannerSettings, Sequence[PlannerPlugin]]:
         dice = random.Random(seed)
-        settings = PlannerSettings(tick=BASE, tick_timeout=11.0, manual_hold=dice.choice((0.0, 20.0)))
+        settings = PlannerSettings(tick=BASE, manual_hold=dice.choice((0.0, 20.0)))
         settings = msgspec.structs.replace(settings, budget=BudgetSettings(max_gpus=dice.choice((None, 6, 16))))
         return settings, [
             Wanderer(1, stage="predict"),
@@ -41,14 +48,13 @@ def wanderers(seed: int) -> Made:
 
 def policy(name: str) -> Made:
     """Return a planner of a policy, its engines known beforehand."""
-    known = Known(metrics={"self-benchmark": perf_metrics(SimSettings(kv_blocks=2000))})
-    inputs = Inputs(known={"": {"prefill": known, "decode": known}})
+    known = KnownSpeeds(metrics={"self-benchmark": perf_metrics(SimSettings(kv_blocks=2000))})
+    inputs = PolicyInputs(slo=Slo(ttft=1.0, itl=0.03), speeds={"": {"prefill": known, "decode": known}})
 
-    def made() -> tuple[PlannerSettings, Sequence[Plugin]]:
+    def made() -> tuple[PlannerSettings, Sequence[PlannerPlugin]]:
         settings = PlannerSettings(
             tick=BASE,
             policy=name,  # type: ignore[arg-type]
-            slo=SloTargets(ttft=1.0, itl=0.03),
             budget=BudgetSettings(max_gpus=30),
             throughput_interval=30.0,
         )
@@ -80,6 +86,7 @@ def replayed(made: Made, past: Past) -> Planner:
     return planner
 
 
+@pytest.mark.usefixtures("short_ticks")
 @pytest.mark.parametrize("first", seeds(SEEDS, CHUNK))
 def test_whatever_happens_the_limits_hold_and_a_restart_changes_nothing(first: int) -> None:
     scaled = kinds = 0
@@ -113,6 +120,7 @@ def test_a_policy_that_was_restored_goes_on_as_the_original_would(name: str) -> 
     assert applied, "nothing was ever scaled: this is not tested then"
 
 
+@pytest.mark.usefixtures("short_ticks")
 def test_the_same_events_lead_to_the_same_effects() -> None:
     for seed in range(10):
         world = World(seed, wanderers(seed))

@@ -52,7 +52,7 @@ def test_without_faults_the_index_equals_the_caches() -> None:
             continue
         for target, stream in pool.streams.items():
             assert stream.state == "exact"
-            assert pool.exact.held(target) == set(cluster.engines[target.worker].blocks), f"seed {seed}"
+            assert pool.exact.blocks_of(target) == set(cluster.engines[target.worker].blocks), f"seed {seed}"
 
 
 def test_the_same_seed_gives_the_same_effects_byte_for_byte() -> None:

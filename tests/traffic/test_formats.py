@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.records import RequestRecord
-from penstock.traffic.formats import Format, Written, guess, reader, written
-from penstock.traffic.mooncake import mooncake_lines
-from penstock.traffic.numbering import numbered
-from penstock.traffic.request import TrafficRequest
-from penstock.traffic.rows import BadRow, Trace
+from penstock.kernel.request_record import RequestRecord
+from penstock.traffic.formats.block_numbering import numbered
+from penstock.traffic.formats.mooncake import mooncake_lines
+from penstock.traffic.formats.trace_format import Format, Written, guess, reader, written
+from penstock.traffic.formats.trace_rows import BadRow, TraceRequests
+from penstock.traffic.traffic_request import TrafficRequest
 
 AZURE_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens"
 BURST_HEAD = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
@@ -99,7 +99,7 @@ def test_a_bad_first_row_hides_a_format_only_if_all_are_bad() -> None:
         reader(None, [])
 
 
-def only(trace: Trace) -> TrafficRequest:
+def only(trace: TraceRequests) -> TrafficRequest:
     (found,) = trace
     return found
 
@@ -183,7 +183,7 @@ def test_dynamo_rows_come_in_order_of_arrival_with_sessions_and_pauses() -> None
 def test_records_come_in_order_of_arrival_with_sessions_and_pauses() -> None:
     rows = [
         record(5.0, session="a", e2e=1.0),
-        record(1.0, session="a", e2e=3.0, service_class="chat", osl_wanted=9),
+        record(1.0, session="a", e2e=3.0, service_class="chat", osl_requested=9),
         record(7.5, session="a", outcome="failed", osl=2),
         record(2.0, isl=63, blocks=[]),
         record(3.0, blocks=None),

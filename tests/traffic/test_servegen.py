@@ -8,33 +8,35 @@ import statistics
 import pytest
 
 from penstock.kernel.errors import ConfigError
-from penstock.traffic.lengths import Empirical
-from penstock.traffic.rows import BadRow
-from penstock.traffic.servegen import (
+from penstock.traffic.formats.servegen import (
     WINDOW,
-    Client,
     RateRows,
-    Span,
-    Window,
+    ServegenClient,
+    ServegenSpan,
+    ServegenWindow,
     draw,
     make_client,
     rate_over_time,
     read_spans,
 )
+from penstock.traffic.formats.trace_rows import BadRow
+from penstock.traffic.lengths import Empirical
 
-LENGTHS = [Span(0.0, Empirical([10, 20], [0.5, 0.5]), Empirical([3]))]
+LENGTHS = [ServegenSpan(0.0, Empirical([10, 20], [0.5, 0.5]), Empirical([3]))]
 
 
-def client(*windows: tuple[float, float, str, float], name: str = "chunk-0", spans: list[Span] = LENGTHS) -> Client:
-    return make_client(name, [Window(*window) for window in windows], spans)
+def client(
+    *windows: tuple[float, float, str, float], name: str = "chunk-0", spans: list[ServegenSpan] = LENGTHS
+) -> ServegenClient:
+    return make_client(name, [ServegenWindow(*window) for window in windows], spans)
 
 
 def test_rows_are_windows() -> None:
     lines = ["0,5.25,0.9,Gamma,1.17,0.16", b"600,0,0,,0,0\n", "1200,1.5,8.6,Weibull,0.375,0.39"]
     assert list(RateRows(lines)) == [
-        Window(0.0, 5.25, "Gamma", 1.17),
-        Window(600.0, 0.0, "", 1.0),
-        Window(1200.0, 1.5, "Weibull", 0.375),
+        ServegenWindow(0.0, 5.25, "Gamma", 1.17),
+        ServegenWindow(600.0, 0.0, "", 1.0),
+        ServegenWindow(1200.0, 1.5, "Weibull", 0.375),
     ]
 
 
@@ -120,7 +122,7 @@ def test_gaps_are_as_bursty_as_the_fitted_family(family: str, shape: float, cv: 
 
 
 def test_clients_are_merged_each_with_its_own_lengths_and_stream() -> None:
-    own = client((0.0, 1.0, "Gamma", 1.0), name="a", spans=[Span(0.0, Empirical([7]), Empirical([8]))])
+    own = client((0.0, 1.0, "Gamma", 1.0), name="a", spans=[ServegenSpan(0.0, Empirical([7]), Empirical([8]))])
     other = client((0.0, 3.0, "Gamma", 1.0), name="b", spans=[])
     found = list(draw([own, other], random.Random(3)))
     assert [each.at for each in found] == sorted(each.at for each in found)
@@ -133,7 +135,7 @@ def test_clients_are_merged_each_with_its_own_lengths_and_stream() -> None:
 
 
 def test_lengths_follow_the_spans_and_others_are_weighted_by_rate() -> None:
-    spans = [Span(600.0, Empirical([1]), Empirical([1])), Span(1200.0, Empirical([2]), Empirical([2]))]
+    spans = [ServegenSpan(600.0, Empirical([1]), Empirical([1])), ServegenSpan(1200.0, Empirical([2]), Empirical([2]))]
     made = client(
         (0.0, 1.0, "Gamma", 1.0), (600.0, 1.0, "Gamma", 1.0), (1200.0, 3.0, "Gamma", 1.0), name="a", spans=spans
     )

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.traffic.request import TrafficRequest
-from penstock.traffic.sessions import Sessions, Turns
+from penstock.traffic.sessions import Sessions, SessionTurns
+from penstock.traffic.traffic_request import TrafficRequest
 from penstock.traffic.workloads import workload
 
 
@@ -158,7 +158,7 @@ def test_an_endless_stream_is_replayed_in_bounded_memory(took: float) -> None:
 
 
 def test_turns_are_counted_and_pauses_measured() -> None:
-    turns = Turns()
+    turns = SessionTurns()
     assert turns.next(None, 1.0, 2.0) == (0, None)
     assert turns.next("a", 1.0, 2.0) == (0, None)
     assert turns.next("a", 3.1, None) == (1, 1.1)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.traffic import arrivals, slices
-from penstock.traffic.bound import infinite_cache_bound
+from penstock.traffic import arrivals, trace_slices
+from penstock.traffic.hit_rate_bound import infinite_cache_bound
 from penstock.traffic.lengths import Empirical, Fixed, Lognormal
-from penstock.traffic.prompts import PromptMaker
-from penstock.traffic.request import TrafficRequest
+from penstock.traffic.prompt_maker import PromptMaker
+from penstock.traffic.traffic_request import TrafficRequest
 from penstock.traffic.workloads import Form, Name, Plain, plain, workload
 
 KINDS: list[arrivals.Kind] = ["poisson", "gamma", "constant", "bursts"]
@@ -135,17 +135,17 @@ def at(times: list[float]) -> list[TrafficRequest]:
 
 def test_slices_cut_shift_and_speed_up() -> None:
     trace = at([0.0, 1.0, 2.0, 3.0])
-    cut = list(slices.rebase(slices.by_time(trace, 1.0, 3.0), 1.0))
+    cut = list(trace_slices.rebase(trace_slices.by_time(trace, 1.0, 3.0), 1.0))
     assert [(each.at, each.hash_ids) for each in cut] == [(0.0, [1]), (1.0, [2])]
-    assert [each.at for each in slices.scale_rate(trace, 4.0)] == [0.0, 0.25, 0.5, 0.75]
-    assert [each.at for each in slices.by_count(trace, 2, skip=1)] == [1.0, 2.0]
-    assert [each.at for each in slices.rebase(slices.by_count(trace, None, skip=2))] == [0.0, 1.0]
+    assert [each.at for each in trace_slices.scale_rate(trace, 4.0)] == [0.0, 0.25, 0.5, 0.75]
+    assert [each.at for each in trace_slices.by_count(trace, 2, skip=1)] == [1.0, 2.0]
+    assert [each.at for each in trace_slices.rebase(trace_slices.by_count(trace, None, skip=2))] == [0.0, 1.0]
 
 
 @given(st.lists(st.sampled_from([0.0, 3.0, 6.0, 9.0]), max_size=20).map(sorted))
 def test_ties_are_spread_without_changing_the_order(times: list[float]) -> None:
     before = at(times)
-    after = list(slices.spread_ties(before))
+    after = list(trace_slices.spread_ties(before))
     assert [each.hash_ids for each in after] == [each.hash_ids for each in before]
     assert [each.at for each in after] == sorted(each.at for each in after)
     for old, new in zip(before, after, strict=True):
@@ -162,7 +162,7 @@ def test_workload_prompts_become_tokens() -> None:
 
 def test_conversations_are_dealt_evenly() -> None:
     trace = list(itertools.islice(workload("chat", 20.0, random.Random(7)), 4000))
-    parts = slices.deal_conversations(trace, 8)
+    parts = trace_slices.deal_conversations(trace, 8)
     assert sorted((each.at, each.session) for part in parts for each in part) == [(e.at, e.session) for e in trace]
     owners = [{each.session for each in part} for part in parts]
     assert sum(len(names) for names in owners) == len(set().union(*owners))
@@ -170,4 +170,4 @@ def test_conversations_are_dealt_evenly() -> None:
     bounds = [infinite_cache_bound(part, 64) or 0.0 for part in parts]
     assert max(bounds) - min(bounds) < 0.05
     with pytest.raises(ValueError, match="hash ids"):
-        slices.deal_conversations([TrafficRequest(at=0, isl=1, osl=1)], 2)
+        trace_slices.deal_conversations([TrafficRequest(at=0, isl=1, osl=1)], 2)

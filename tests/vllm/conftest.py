@@ -1,7 +1,8 @@
 """Where do the vLLM tests get their environment and their model from? Without them they are skipped by name.
 
-`make test-vllm` makes both. ``attached`` runs two servers that Penstock did not start, ``children`` and ``handoff`` two
-that it did; never are more than two up at once: each takes 2 GB, and up to three minutes to start.
+`make test-vllm` makes both. ``attached`` runs two servers that Penstock did not start and ``seeing`` one, ``children``,
+``handoff`` and ``planned`` some that it did. But for a while in ``handoff`` no more than two are up at once: each takes
+2 GB, and up to three minutes to start.
 """
 
 import hashlib
@@ -21,6 +22,8 @@ if not VENV:
         "attached",
         "children",
         "handoff",
+        "planned",
+        "seeing",
         "test_publisher.py",
     ]  # one skip says it for all: test_environment.py
 
@@ -45,12 +48,23 @@ def venv() -> Path:
 @pytest.fixture(scope="session")
 def checkpoint(venv: Path) -> Path:
     """The folder of the tiny model: made once, and again when its recipe changes."""
-    recipe = HERE / "setup" / "checkpoint.py"
+    return made(venv, "checkpoint.py", "vllm-model")
+
+
+@pytest.fixture(scope="session")
+def seeing(venv: Path) -> Path:
+    """The folder of the tiny model that sees."""
+    return made(venv, "vision.py", "vllm-seeing")
+
+
+def made(venv: Path, name: str, prefix: str) -> Path:
+    """Return the folder that a recipe makes."""
+    recipe = HERE / "setup" / name
     digest = hashlib.sha256(recipe.read_bytes()).hexdigest()[:12]
-    folder = ROOT / "build" / f"vllm-model-{digest}"
+    folder = ROOT / "build" / f"{prefix}-{digest}"
     if not folder.is_dir():
-        made = subprocess.run(
+        done = subprocess.run(
             [venv / "bin" / "python", recipe, folder], capture_output=True, text=True, check=False, timeout=300
         )
-        assert made.returncode == 0, f"{recipe} failed:\n{made.stdout}{made.stderr}"
+        assert done.returncode == 0, f"{recipe} failed:\n{done.stdout}{done.stderr}"
     return folder

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.config.load import load_resolved
+from penstock.config.reading.load import load_resolved
 from penstock.kernel.values import Target, WorkerId
-from penstock.router.index import ExactIndex
-from penstock.router.pool import Pool
-from penstock.runtime.node import Node, open_node
+from penstock.router.kv_index.exact_index import ExactIndex
+from penstock.router.model_pool import ModelPool
+from penstock.runtime.node.router_node import RouterNode, open_node
 from tests.vllm.server import MODEL
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class Observer:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         settings = load_resolved(run / "config.yaml", os.environ)
-        self.node: Node = asyncio.run_coroutine_threadsafe(open_node(settings, run, 99), self._loop).result(
+        self.node: RouterNode = asyncio.run_coroutine_threadsafe(open_node(settings, run, 99), self._loop).result(
             ANSWER_LIMIT
         )
 
@@ -42,7 +42,7 @@ class Observer:
     def sequence(self, worker: str) -> int:
         """Return the number of the batch that it expects next, or -1 where it does not hear that worker."""
 
-        def read(pool: Pool) -> int:
+        def read(pool: ModelPool) -> int:
             stream = pool.streams.get(Target(WorkerId(worker)))
             return -1 if stream is None else stream.next
 
@@ -54,17 +54,17 @@ class Observer:
     def held(self, worker: str) -> set[int]:
         """Return our hashes of the blocks that it believes a worker to hold."""
 
-        def read(pool: Pool) -> set[int]:
+        def read(pool: ModelPool) -> set[int]:
             assert pool.exact is not None
             pool.check()
-            return pool.exact.held(Target(WorkerId(worker)))
+            return pool.exact.blocks_of(Target(WorkerId(worker)))
 
         return self._in_loop(read, set())
 
     def index(self, read: Callable[[ExactIndex], T], absent: T) -> T:
         return self._in_loop(lambda pool: absent if pool.exact is None else read(pool.exact), absent)
 
-    def _in_loop(self, read: Callable[[Pool], T], absent: T) -> T:
+    def _in_loop(self, read: Callable[[ModelPool], T], absent: T) -> T:
         async def inside() -> T:
             pool = self.node.router.pools.get(MODEL)
             return absent if pool is None else read(pool)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.kernel.steps import STATS_ENV
+from penstock.kernel.pass_report import STATS_ENV
 from tests.live.cluster import alive, request, until
 
 MODEL = "tiny"

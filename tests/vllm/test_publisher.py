@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engines.kv_subscriber import KvSubscriber
+from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
 from penstock.kernel.hashing import extra_bytes
 from penstock.kernel.values import KvCleared, KvRemoved, KvStored
 from tests.live.cluster import free_port

@@ -1,1 +1,1 @@
-"""One outside thing each, behind the Protocols of `seams`; they never import each other."""
+"""Adapters: each connects one outside system through the Protocols of `seams`; adapters never import each other."""

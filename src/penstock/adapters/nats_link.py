@@ -1,4 +1,4 @@
-"""How is a connection to NATS servers kept? Made again for ever, with what was listened to; nobody waits for it.
+"""Connection to NATS servers: reconnects for ever, restores its subscriptions, and never makes a publisher wait.
 
 nats-py is imported at the first connection: a cluster without NATS does not load it.
 """
@@ -8,12 +8,13 @@ import importlib.util
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from penstock.adapters.ending import end
+from penstock.adapters.task_cancel import end
 from penstock.adapters.tls import client_context
-from penstock.config.discovery import NatsSettings
+from penstock.config.settings.discovery_settings import NatsSettings
 from penstock.kernel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,19 +25,21 @@ log = logging.getLogger(__name__)
 
 RETRY = 0.5
 """Seconds between tries to connect."""
+TIMEOUT = 5.0
+"""Seconds that a connection may take, and an answer to a question of ours."""
 PING = 2
-"""Seconds between pings; two without an answer break the connection, so that a lost server is known in time."""
+"""Seconds between pings; two without an answer break the connection, so that a lost server is detected in time."""
 
 Handler = Callable[["Msg"], Awaitable[None]]
 
 
 def subject_of(*words: str) -> str:
-    """Return a subject of one token per word, whatever stands in them."""
+    """Return a subject of one token per word, whatever characters the words have."""
     return ".".join(quote(word, safe="").replace(".", "%2E") or "%" for word in words)
 
 
 class NatsLink:
-    """One connection of this process, which is there or not; `start` makes it.
+    """One connection of this process, which may be down; `start` makes it.
 
     Args:
         settings: servers, credentials, certificates.
@@ -58,7 +61,7 @@ class NatsLink:
         self._client: Client | None = None
         self._handlers: dict[str, tuple[str, Handler]] = {}
         self._subscriptions: dict[str, Any] = {}
-        """Those of the present connection, by the same marks."""
+        """Subscriptions of the present connection, by the same marks."""
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -74,7 +77,7 @@ class NatsLink:
         return self
 
     async def close(self) -> None:
-        """Send what is left, and leave."""
+        """Send what is left, and close the connection."""
         self._closed = True
         if self._client is not None:
             await self._ended(self._client)
@@ -82,7 +85,7 @@ class NatsLink:
             await end([self._task])
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "") -> bool:
-        """Send to all who listen at present; return False where there is no connection to send by."""
+        """Send to all present subscribers; return False where there is no connection."""
         from nats.errors import Error
 
         client = self._client
@@ -96,11 +99,11 @@ class NatsLink:
         return True
 
     async def listen(self, subject: str, handler: Handler) -> Callable[[], Awaitable[None]]:
-        """Call ``handler`` with each message on a subject, over all connections to come; return what ends that."""
+        """Call ``handler`` with each message on a subject, over all later connections; return what ends that."""
         mark = secrets.token_hex(8)
         self._handlers[mark] = subject, handler
         if self._client is not None:
-            # Where that connection is just ending the next one takes it up.
+            # Where that connection is just ending, the next one subscribes.
             await _quietly(self._subscribe(self._client, mark))
 
         async def unlisten() -> None:
@@ -112,10 +115,10 @@ class NatsLink:
         return unlisten
 
     async def ask(self, subject: str, question: bytes, timeout: float) -> AsyncGenerator[bytes, None]:
-        """Yield the answers to a question, until the reader stops.
+        """Yield the answers to a request, until the reader stops.
 
         Raises:
-            TimeoutError: there is no connection, nobody listens, or nothing more came in time.
+            TimeoutError: there is no connection, no subscriber, or no further answer came in time.
         """
         from nats.errors import Error
 
@@ -142,7 +145,7 @@ class NatsLink:
             await _quietly(subscription.unsubscribe())
 
     async def _keep(self) -> None:
-        """Connect, listen as before, and begin again when it breaks."""
+        """Connect, subscribe as before, and begin again when the connection breaks."""
         import nats
         from nats.errors import Error
 
@@ -158,7 +161,7 @@ class NatsLink:
                 self._down(str(error) or type(error).__name__)
                 await asyncio.sleep(RETRY)
                 continue
-            if self._closed:  # nats-py may take a cancel for its own, and connect all the same
+            if self._closed:  # nats-py may swallow a cancel, and connect all the same
                 await self._ended(client)
                 return
             try:
@@ -170,7 +173,9 @@ class NatsLink:
                     log.info("NATS at %s is there", self._settings.urls[0])
                 self.problem = None
                 self.connected.set()
-                await ended.wait()
+                while not client.is_closed:  # nats-py calls nobody back where its closing fails midway
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(ended.wait(), RETRY)
                 self._down("the connection ended")
             except (Error, OSError) as error:
                 self._down(str(error))
@@ -206,7 +211,7 @@ class NatsLink:
 
 
 async def _quietly(work: Awaitable[Any]) -> None:
-    """Do what may fail because the connection is gone, which is then no matter."""
+    """Await work that may fail because the connection is gone, which is no error."""
     from nats.errors import Error
 
     try:
@@ -222,8 +227,8 @@ def _options(settings: NatsSettings, name: str) -> dict[str, Any]:
     return {
         "servers": list(settings.urls),
         "name": name,
-        "connect_timeout": settings.timeout,
-        "allow_reconnect": False,  # done here, where what was listened to is known
+        "connect_timeout": TIMEOUT,
+        "allow_reconnect": False,  # done here, where the subscriptions are known
         "ping_interval": PING,
         "max_outstanding_pings": 2,
         "no_echo": True,

@@ -1,20 +1,20 @@
-"""Which outside things can be exchanged? The seams, as small Protocols.
+"""Seams: the Protocols `Store`, `EventPlane` and `Connector`, behind which outside systems can be exchanged.
 
-Each has one contract suite in tests/contracts that every adapter of it passes unchanged.
+Each has one contract suite in tests/contracts that every one of its adapters passes unchanged.
 """
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.values import KvEvent
+from penstock.kernel.values import KvEvent, Pool
 
 
 class StoreUnavailable(PenstockError):
-    """The store can't be read or written at present; membership stays as last seen."""
+    """The store can't be read or written at present; membership stays as last read."""
 
 
-class Change(NamedTuple):
+class StoreChange(NamedTuple):
     """One change that a `Store.watch` reports; ``value`` is None where the key went away."""
 
     key: str
@@ -32,15 +32,15 @@ class Store(Protocol):
         ...
 
     async def delete(self, key: str) -> None:
-        """Take a key out; one that is absent is no error."""
+        """Delete a key; an absent one is no error."""
         ...
 
     async def list(self, prefix: str) -> dict[str, bytes]:
         """Return what is alive under a prefix."""
         ...
 
-    def watch(self, prefix: str) -> AsyncIterator[Sequence[Change]]:
-        """Yield first everything alive under ``prefix``, then batches of changes as they are seen.
+    def watch(self, prefix: str) -> AsyncIterator[Sequence[StoreChange]]:
+        """Yield first everything alive under ``prefix``, then batches of changes as they are detected.
 
         Raises:
             StoreUnavailable: from the iterator, when the store can't be read; call again to resume.
@@ -52,7 +52,7 @@ class Store(Protocol):
         ...
 
 
-class Message(NamedTuple):
+class PlaneMessage(NamedTuple):
     """One message of an event plane; ``sequence`` counts up by one per publisher and topic."""
 
     publisher: str
@@ -65,10 +65,10 @@ class EventPlane(Protocol):
     """Publish and subscribe between our own processes; best effort, gaps visible by ``sequence``."""
 
     async def publish(self, topic: str, payload: bytes) -> None:
-        """Send to all who listen at present."""
+        """Send to all present subscribers."""
         ...
 
-    def subscribe(self, topic: str) -> AsyncIterator[Message]:
+    def subscribe(self, topic: str) -> AsyncIterator[PlaneMessage]:
         """Yield the messages of others on a topic."""
         ...
 
@@ -90,65 +90,32 @@ class KvBatch(NamedTuple):
 
 
 class ConnectorError(PenstockError):
-    """A connector can't want what it was asked to want: no such pool, or more replicas than there can be."""
-
-
-ReplicaState = Literal["starting", "ready", "draining", "stopping", "failed"]
-
-
-class Replica(NamedTuple):
-    """One replica of a pool. ``reason``: why it does not serve, where there is something to say; ``gpus``: its own."""
-
-    id: str
-    state: ReplicaState
-    reason: str | None = None
-    pid: int | None = None
-    gpus: tuple[int, ...] = ()
-
-
-class PoolScale(NamedTuple):
-    """How many replicas a pool should have and which it has, those on their way in and out included.
-
-    ``limit``: the most that can be wanted, or None where only an attempt would tell.
-    """
-
-    desired: int
-    replicas: tuple[Replica, ...]
-    limit: int | None = None
-
-    @property
-    def ready(self) -> int:
-        return sum(replica.state == "ready" for replica in self.replicas)
-
-    @property
-    def settled(self) -> bool:
-        """True where nothing is left to do."""
-        return self.ready == self.desired == len(self.replicas)
+    """A connector can't accept a desired state: no such pool, or more replicas than there can be."""
 
 
 class Connector(Protocol):
-    """Who can change how many replicas a pool has.
+    """Changes how many replicas a pool has.
 
-    Level-triggered: `scale` says what should be, at once and as often as one likes, and the connector works towards
-    the newest word until it is so. A replica that fails is started again; one that goes is drained first.
+    Level-triggered: `scale` sets the desired state, returns at once, and may be called often; the connector works
+    towards the newest desired state. A replica that fails is started again; one that is removed is drained first.
     """
 
-    async def pools(self) -> Mapping[str, PoolScale]:
+    async def pools(self) -> Mapping[str, Pool]:
         """Return every pool as it is now."""
         ...
 
     async def scale(self, pool: str, replicas: int, *, without: Collection[str] = ()) -> None:
-        """Want so many replicas; those named in ``without`` go first and do not count, wanted or not.
+        """Set the desired replicas; those named in ``without`` are removed first and do not count.
 
         Raises:
             ConnectorError: there is no such pool, or there can't be so many; nothing changed.
         """
         ...
 
-    def watch(self) -> AsyncIterator[Mapping[str, PoolScale]]:
+    def watch(self) -> AsyncIterator[Mapping[str, Pool]]:
         """Yield all pools as they are, and again after changes; a slow reader sees only the newest."""
         ...
 
     async def close(self) -> None:
-        """Stop working towards anything. Replicas that would outlive us are ended where they are ours alone."""
+        """Stop reconciling. Replicas that would outlive this process are ended where it alone owns them."""
         ...

@@ -1,4 +1,4 @@
-"""Whom do we trust at the other end of a TLS connection to a server of the operator's, and as whom do we come?"""
+"""TLS client contexts for the operator's servers: trusted certificates, and the client's own certificate."""
 
 import ssl
 
@@ -9,10 +9,10 @@ def client_context(*, ca: str | None, cert: str | None, key: str | None) -> ssl.
     """Return the context of a client.
 
     Args:
-        ca: file of the certificates that sign the server's; None trusts those of the system.
-        cert, key: files of our own certificate and its key, where the server asks for one.
+        ca: file of the certificates that sign the server's; None trusts the system's.
+        cert, key: files of our own certificate and its key, where the server requires one.
     Raises:
-        ConfigError: a file is not there, or holds something else.
+        ConfigError: a file is missing, or holds something else.
     """
     context = ssl.create_default_context()
     try:

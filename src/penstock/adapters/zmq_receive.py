@@ -1,4 +1,4 @@
-"""How is one message awaited on a ZeroMQ socket that somebody may close meanwhile?"""
+"""Receives one message from a ZeroMQ socket that may be closed during the wait."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What does ``penstock attach`` do? Puts a frontend before servers that somebody else started."""
+"""Command ``penstock attach``: puts a frontend before servers that are running already."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from penstock.cli.checkpoint import tokenizer_in
-from penstock.cli.client import Client, Refused, Unreachable
-from penstock.cli.settings import SettingsCommand, load_to_start, settings_options
+from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
+from penstock.cli.shared.checkpoint import tokenizer_in
+from penstock.cli.shared.settings_flags import SettingsCommand, load_to_start, settings_options
 from penstock.kernel.errors import EngineError
 
 EPILOG = """\b
@@ -77,7 +77,7 @@ def command(
             ]
         models[name] = {"tokenizer": tokenizer or folders.get(name), "pools": {"attached": pool}}
     loaded = load_to_start(None, [f"models={json.dumps(models)}", *overrides])
-    from penstock.cli.running import run_cluster
+    from penstock.cli.shared.cluster_run import run_cluster
 
     return run_cluster(loaded, "attach")
 
@@ -87,7 +87,7 @@ def _base(url: str) -> str:
 
 
 def _meant(text: str, members: list[str], *, everywhere: bool) -> bool:
-    """Tell whether an endpoint belongs to a pool: to one of its servers, or to nobody by name."""
+    """Return whether an endpoint belongs to a pool: it names one of its servers, or no server at all."""
     return everywhere or _base(text.rpartition("=")[0]) in members
 
 
@@ -97,14 +97,14 @@ def _entry(text: str, members: list[str]) -> str:
 
 
 def _model_of(url: str) -> tuple[str, str | None]:
-    """Ask a server which model it serves, and take its folder's tokenizer where the server runs on this machine.
+    """Ask a server which model it serves, and take the tokenizer in its folder where the server runs on this machine.
 
-    LoRA adapters, which have a parent, are not meant.
+    LoRA adapters, which have a parent, don't count.
     """
     try:
-        listing = Client(url, timeout=5.0).get("/v1/models")
-    except (Unreachable, Refused) as error:
-        reason = error.reason if isinstance(error, Unreachable) else error.message
+        listing = AdminClient(url, timeout=5.0).get("/v1/models")
+    except (ClusterUnreachable, RequestRefused) as error:
+        reason = error.reason if isinstance(error, ClusterUnreachable) else error.message
         raise EngineError(
             f"no model list comes from {url}/v1/models: {reason}", hint="start the server, or name its --model"
         ) from error

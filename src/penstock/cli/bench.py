@@ -1,14 +1,15 @@
-"""What does ``penstock bench`` take? The flags of the load generator; the work is in `penstock.report.bench`."""
+"""Command ``penstock bench``: the flags of the load generator, which is `penstock.report.bench.bench_run`."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from penstock.cli.amount import SECONDS
-from penstock.cli.client import DEFAULT_URL, api_key_option
-from penstock.cli.output import json_option
-from penstock.cli.traffic import check_traffic, traffic_options
+from penstock.cli.shared.admin_client import DEFAULT_URL, api_key_option
+from penstock.cli.shared.amount import SECONDS
+from penstock.cli.shared.completion import models
+from penstock.cli.shared.output import json_option
+from penstock.cli.shared.traffic_flags import check_traffic, traffic_options
 
 EPILOG = """\b
 Examples:
@@ -17,14 +18,14 @@ Examples:
   penstock bench http://127.0.0.1:8000 --trace conversation_trace.jsonl --trace-end 10m --speed-up 4
 
 Requests are sent when they are due, however slow the answers are. The run folder has every request and a report.html;
-exit status 1 says that the run is invalid, because the machine or the generator was saturated.
+where the machine or the generator was at its limit it says so, and with --strict ends with status 1.
 """
 
 
 @click.command("bench", epilog=EPILOG, short_help="Load a server and measure it.")
 @click.argument("url", required=False, envvar="PENSTOCK_URL", default=DEFAULT_URL)
 @traffic_options
-@click.option("--model", help="Model to load; unset where the server has only one.")
+@click.option("--model", shell_complete=models, help="Model to load; unset where the server has only one.")
 @click.option("--form", type=click.Choice(["tokens", "text"]), default="tokens", show_default=True, help="Prompts as.")
 @click.option("--max-inflight", type=click.IntRange(1), default=2048, show_default=True, help="Most at a time.")
 @click.option("--slo-ttft", type=SECONDS, default=2.0, show_default=True, help="TTFT that counts as good.")
@@ -35,11 +36,12 @@ exit status 1 says that the run is invalid, because the machine or the generator
     "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of run folders."
 )
 @click.option("--html/--no-html", default=True, show_default=True, help="Write report.html.")
+@click.option("--strict", is_flag=True, help="Exit status 1 where machine or generator were at their limit.")
 @api_key_option
 @json_option
 def command(as_json: bool, **options: Any) -> int:
     """Load the server at URL, open loop, and measure TTFT, ITL, hit rate and goodput."""
     check_traffic(options)
-    from penstock.report.bench import BenchOptions, main
+    from penstock.report.bench.bench_run import BenchOptions, main
 
     return main(BenchOptions(json=as_json, **options))

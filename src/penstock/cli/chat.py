@@ -1,4 +1,4 @@
-"""What does ``penstock chat`` do? Talks to a model: one answer for a text argument, a conversation without one."""
+"""Command ``penstock chat``: one answer for a text argument, a conversation without one."""
 
 import sys
 import time
@@ -7,9 +7,11 @@ from typing import Any
 
 import click
 
-from penstock.cli.client import Client, Refused, Unreachable, api_key_option, url_option
-from penstock.cli.output import json_option, print_json, seconds_text
+from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused, api_key_option, url_option
+from penstock.cli.shared.completion import models
+from penstock.cli.shared.output import json_option, print_json, seconds_text
 from penstock.kernel.errors import PenstockError
+from penstock.runtime.supervision.terminal import at_url, this_command
 
 EPILOG = """\b
 Examples:
@@ -24,8 +26,8 @@ HELP = "/reset forgets the conversation, /quit (or Ctrl-D) ends, Ctrl-C stops an
 
 
 @dataclass(slots=True)
-class Answer:
-    """What came back for one turn; seconds on this machine's clock."""
+class ChatAnswer:
+    """The answer of one turn; seconds on this machine's clock."""
 
     text: str = ""
     finish: str | None = None
@@ -37,7 +39,7 @@ class Answer:
 
 @click.command("chat", epilog=EPILOG, short_help="Talk to a model of the cluster.")
 @click.argument("text", nargs=-1)
-@click.option("--model", help="Model to talk to; unset takes the first that the cluster has.")
+@click.option("--model", shell_complete=models, help="Model to talk to; unset takes the first that the cluster has.")
 @click.option("--system", help="System message.")
 @click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Longest answer.")
 @click.option("--temperature", type=click.FloatRange(0), help="Sampling temperature; unset leaves it to the engine.")
@@ -55,7 +57,7 @@ def command(
     as_json: bool,
 ) -> int:
     """Talk to a model. With TEXT it prints one answer (- reads it from standard input), else it is a conversation."""
-    client = Client(url, api_key, timeout=600.0)
+    client = AdminClient(url, api_key, timeout=600.0)
     body: dict[str, Any] = {"model": model or first_model(client), "max_tokens": max_tokens}
     if temperature is not None:
         body["temperature"] = temperature
@@ -66,14 +68,14 @@ def command(
         if as_json:
             print_json(_as_data(body["model"], answer))
         else:
-            click.echo("\n" + click.style(_footer(answer), dim=True), err=True)
+            click.echo("\n" + click.style(_footer(answer, client.url), dim=True), err=True)
         return 0
     if as_json:
         raise click.UsageError("--json prints one answer; give the text as an argument")
     return _converse(client, body, messages)
 
 
-def first_model(client: Client) -> str:
+def first_model(client: AdminClient) -> str:
     """Ask the cluster which models it has."""
     names = [str(entry["id"]) for entry in client.get("/v1/models").get("data", [])]
     if not names:
@@ -81,11 +83,11 @@ def first_model(client: Client) -> str:
     return names[0]
 
 
-def ask(client: Client, body: dict[str, Any], messages: list[dict[str, str]], *, show: bool) -> Answer:
+def ask(client: AdminClient, body: dict[str, Any], messages: list[dict[str, str]], *, show: bool) -> ChatAnswer:
     """Send one turn and collect its stream; with ``show`` each piece is printed as it comes."""
     started = time.monotonic()
     request = {**body, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
-    answer = Answer()
+    answer = ChatAnswer()
     events = client.stream("/v1/chat/completions", request)
     answer.headers = {name: str(value) for name, value in next(events).items()}
     for event in events:
@@ -102,7 +104,7 @@ def ask(client: Client, body: dict[str, Any], messages: list[dict[str, str]], *,
     return answer
 
 
-def _converse(client: Client, body: dict[str, Any], start: list[dict[str, str]]) -> int:
+def _converse(client: AdminClient, body: dict[str, Any], start: list[dict[str, str]]) -> int:
     if sys.stdin.isatty():
         import readline  # noqa: F401  # gives the prompt its line editing
 
@@ -130,17 +132,17 @@ def _converse(client: Client, body: dict[str, Any], start: list[dict[str, str]])
         except KeyboardInterrupt:
             click.echo("\n(stopped)")
             continue
-        except (Unreachable, Refused) as error:
-            # One turn that fails does not end a conversation; it can be sent again.
+        except (ClusterUnreachable, RequestRefused) as error:
+            # A failed turn does not end a conversation; it can be sent again.
             click.echo(f"penstock: {error}", err=True)
             continue
-        click.echo("\n" + click.style(_footer(answer), dim=True))
+        click.echo("\n" + click.style(_footer(answer, client.url), dim=True))
         messages = [*turn, {"role": "assistant", "content": answer.text}]
     return 0
 
 
-def _footer(answer: Answer) -> str:
-    """Say where the answer came from and how quickly."""
+def _footer(answer: ChatAnswer, url: str) -> str:
+    """Return where the answer came from and how fast it was."""
     usage, headers = answer.usage, answer.headers
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     parts = []
@@ -151,11 +153,11 @@ def _footer(answer: Answer) -> str:
         parts.append(f"{usage.get('prompt_tokens')} prompt tokens{of_cache}, {usage.get('completion_tokens')} new")
     parts.append(f"first after {seconds_text(answer.ttft)}, all after {seconds_text(answer.took)}")
     if headers.get("x-penstock-request-id"):
-        parts.append(f"penstock explain {headers['x-penstock-request-id']}")
+        parts.append(f"{this_command()} explain {headers['x-penstock-request-id']}{at_url(url)}")
     return "[" + "; ".join(parts) + "]"
 
 
-def _as_data(model: str, answer: Answer) -> dict[str, Any]:
+def _as_data(model: str, answer: ChatAnswer) -> dict[str, Any]:
     headers = answer.headers
     return {
         "model": model,

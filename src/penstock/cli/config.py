@@ -1,12 +1,12 @@
-"""What does ``penstock config`` do? Writes, checks and shows configs."""
+"""Command ``penstock config``: writes, checks, shows and imports configs."""
 
 import os
 import sys
 
 import click
 
-from penstock.cli.output import json_option, print_json
-from penstock.cli.settings import SettingsCommand, settings_options
+from penstock.cli.shared.output import json_option, print_json
+from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
 
 EPILOG = """\b
 Examples:
@@ -27,7 +27,7 @@ def command() -> None:
 @click.option("--all", "everything", is_flag=True, help="Show every setting, not only the usual ones.")
 def init(everything: bool) -> int:
     """Print a commented config to start from; as it stands it is the default cluster."""
-    from penstock.config.write import init_yaml
+    from penstock.config.derived.yaml_writer import init_yaml
 
     click.echo(init_yaml(everything=everything), nl=False)
     return 0
@@ -42,8 +42,8 @@ def check(config: str | None, as_json: bool, overrides: tuple[str, ...]) -> int:
 
     CONFIG is a YAML file, or - for standard input; without one only environment and flags are checked.
     """
-    from penstock.cli.settings import load_to_start
-    from penstock.config.problems import ConfigProblems
+    from penstock.cli.shared.settings_flags import load_to_start
+    from penstock.config.reading.problems import ConfigProblems
 
     try:
         loaded = load_to_start(config, overrides)
@@ -77,8 +77,8 @@ def show(config: str | None, as_json: bool, overrides: tuple[str, ...]) -> int:
 
     Secrets are left out.
     """
-    from penstock.config.load import load
-    from penstock.config.write import plain_settings, shown_yaml
+    from penstock.config.derived.yaml_writer import plain_settings, shown_yaml
+    from penstock.config.reading.load import load
 
     loaded = load(config, overrides, os.environ)
     if as_json:
@@ -92,7 +92,7 @@ def show(config: str | None, as_json: bool, overrides: tuple[str, ...]) -> int:
 @command.command("schema", epilog="\b\nExample:\n  penstock config schema > penstock.schema.json")
 def schema() -> int:
     """Print the JSON Schema of a config file, for editors."""
-    from penstock.config.schema import schema_text
+    from penstock.config.derived.json_schema import schema_text
 
     click.echo(schema_text(), nl=False)
     return 0
@@ -100,29 +100,29 @@ def schema() -> int:
 
 @command.command("import", epilog="\b\nExample:\n  penstock config import planner-config.json --out planner.yaml")
 @click.argument("file", metavar="FILE")
-@click.option("--out", metavar="FILE", help="Write the section there instead of to standard output.")
+@click.option("--out", metavar="FILE", help="Write the settings there instead of to standard output.")
 @click.option(
     "--generation",
-    type=click.Choice(["planner-config", "load-classic", "sla-classic"]),
-    help="Which planner the options are of, where they do not tell by themselves.",
+    type=click.Choice(["planner-config", "load-classic", "sla-classic", "frontend"]),
+    help="What the options are of, where they do not tell by themselves.",
 )
 @json_option
 def import_(file: str, out: str | None, generation: str | None, as_json: bool) -> int:
-    """Translate a planner's options of Dynamo, today's or the classic ones, into a planner: section.
+    """Translate options of Dynamo's planners, today's or the classic ones, or of its frontend and router.
 
     FILE holds a command line, YAML or JSON; - is standard input. Each option is named on standard error: what it
     became, or why it became nothing.
     """
     from pathlib import Path
 
-    from penstock.config.import_planner import import_planner
+    from penstock.config.importing.dynamo_options import import_options
     from penstock.kernel.errors import ConfigError
 
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} can't be read: {error}") from error
-    found = import_planner(text, generation)  # type: ignore[arg-type]  # click has checked it
+    found = import_options(text, generation)  # type: ignore[arg-type]  # click has checked it
     if out is not None:
         try:
             Path(out).write_text(found.yaml())
@@ -131,23 +131,23 @@ def import_(file: str, out: str | None, generation: str | None, as_json: bool) -
     if as_json:
         told = [
             {"option": t.option, "value": t.value, "became": dict(t.became), "why": t.why, "implied": t.implied}
-            for t in found.told
+            for t in found.notes
         ]
-        print_json({"generation": found.generation, "planner": found.planner, "options": told})
+        print_json({"generation": found.generation, "settings": found.settings, "options": told})
         return 0
     if out is None:
         click.echo(found.yaml(), nl=False)
-    for one in found.told:
+    for one in found.notes:
         click.echo(str(one), err=True)
     left = len(found.left)
-    click.echo(f"{_count(len(found.told) - left, 'option')} translated, {left} not ({found.generation}).", err=True)
+    click.echo(f"{_count(len(found.notes) - left, 'option')} translated, {left} not ({found.generation}).", err=True)
     return 0
 
 
 @command.command("docs", hidden=True)
 def docs() -> int:
     """Print docs/configuration.md."""
-    from penstock.config.docs import configuration_page
+    from penstock.config.derived.docs import configuration_page
 
     click.echo(configuration_page(), nl=False)
     return 0

@@ -1,10 +1,10 @@
-"""What does ``penstock doctor`` say? What is wrong here or in the cluster, how bad it is, and what to do next."""
+"""Command ``penstock doctor``: problems of this machine or the cluster, how bad each is, and the next step."""
 
 import click
 from click.core import ParameterSource
 
-from penstock.cli.client import DEFAULT_URL, admin_key_option, api_key_option, url_option
-from penstock.cli.output import json_option, print_json
+from penstock.cli.shared.admin_client import DEFAULT_URL, admin_key_option, api_key_option, url_option
+from penstock.cli.shared.output import json_option, print_json
 
 EPILOG = """\b
 Examples:
@@ -42,10 +42,10 @@ def command(
     as_json: bool,
 ) -> int:
     """Look for what is wrong on this machine, in CONFIG and in the running cluster."""
-    from penstock.cli.doctor_checks import Probing, examine
+    from penstock.cli.doctor_checks.local_checks import ProbeOptions, examine
 
     asked = ctx.get_parameter_source("url") is not ParameterSource.DEFAULT or url != DEFAULT_URL
-    probing = Probing(on=probe is not False, unknown=probe is True, api_key=api_key)
+    probing = ProbeOptions(on=probe is not False, unknown=probe is True, api_key=api_key)
     findings = examine(config, url, admin_key, url_was_given=asked, probing=probing)
     errors = sum(finding.level == "error" for finding in findings)
     warnings = sum(finding.level == "warning" for finding in findings)

@@ -1,13 +1,14 @@
-"""What does ``penstock drain`` do? Takes a worker or a frontend out of service once it is idle; tells what happened."""
+"""Command ``penstock drain``: takes a worker or a frontend out of service once it is idle, and reports the drain."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from penstock.cli.client import Client, admin_key_option, url_option
-from penstock.cli.output import json_option, print_json
-from penstock.cli.waiting import wait_for, wait_options
+from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
+from penstock.cli.shared.completion import workers
+from penstock.cli.shared.output import json_option, print_json
+from penstock.cli.shared.waiting import wait_for, wait_options
 
 EPILOG = """\b
 Examples:
@@ -23,7 +24,7 @@ again until --undo, or until its pool is scaled.
 
 
 @click.command("drain", epilog=EPILOG, short_help="Take a worker or a frontend out of service.")
-@click.argument("name")
+@click.argument("name", shell_complete=workers)
 @click.option(
     "--timeout",
     type=click.FloatRange(0),
@@ -46,7 +47,7 @@ def command(
     as_json: bool,
 ) -> int:
     """Take NAME, a worker or a frontend, out of service: nothing new, finish what runs, end it."""
-    client = Client(url, admin_key)
+    client = AdminClient(url, admin_key)
     wished, _ = client.post("/admin/drain", {"name": name, "timeout": timeout, "undo": undo})
     if undo:
         if as_json:
@@ -68,7 +69,7 @@ def command(
 
 
 def _missing(found: Mapping[str, Any], wished: Mapping[str, Any]) -> str | None:
-    """Say what a drain still waits for."""
+    """Return what a drain still waits for."""
     name, kind = wished["name"], wished["kind"]
     report = found["drained"].get(name)
     done = report is not None and report["state"] == "done"

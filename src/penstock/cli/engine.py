@@ -1,4 +1,4 @@
-"""How is one engine process started by hand? ``penstock engine sim``; the supervisor starts the same module."""
+"""Command ``penstock engine sim``: one engine process started by hand; the supervisor starts the same module."""
 
 import importlib
 
@@ -18,5 +18,5 @@ def command() -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def sim(arguments: tuple[str, ...]) -> int:
     """Run one simulated engine; its arguments are those of its own module."""
-    process = importlib.import_module("penstock.adapters.engines.sim.process")
+    process = importlib.import_module("penstock.adapters.engines.sim.sim_process")
     return process.main(list(arguments)) or 0

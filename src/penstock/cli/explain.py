@@ -1,12 +1,12 @@
-"""What does ``penstock explain`` show? The table of candidates behind a decision, from the record that decided."""
+"""Command ``penstock explain``: the candidates behind a routing decision, from the record that decided."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from penstock.cli.client import Client, admin_key_option, path_part, url_option
-from penstock.cli.output import json_option, print_json, seconds_text, table
+from penstock.cli.shared.admin_client import AdminClient, admin_key_option, path_part, url_option
+from penstock.cli.shared.output import json_option, print_json, seconds_text, table
 
 EPILOG = """\b
 Examples:
@@ -71,13 +71,13 @@ def command(
     if len(words) > 1:
         raise click.UsageError("give one request id")
     if run is not None:
-        from penstock.report.past import explain, newest
+        from penstock.report.run.run_reader import explain, newest
 
         found = {"requests": newest(run, limit)} if not words else explain(run, words[0])
     elif not words:
-        found = Client(url, admin_key).get(f"/admin/requests?limit={limit}")
+        found = AdminClient(url, admin_key).get(f"/admin/requests?limit={limit}")
     else:
-        found = Client(url, admin_key).get(f"/admin/explain/{path_part(words[0])}")
+        found = AdminClient(url, admin_key).get(f"/admin/explain/{path_part(words[0])}")
     if as_json:
         print_json(found)
     else:
@@ -120,7 +120,7 @@ def explain_text(request: str, found: dict[str, Any]) -> str:
 
 
 def target_text(target: Any) -> str:
-    """Write a target, which travels as [worker, rank], as people say it."""
+    """Write a target, which travels as [worker, rank], for display."""
     if isinstance(target, list | tuple) and target:
         rank = target[1] if len(target) > 1 else 0
         return f"{target[0]}/{rank}" if rank else str(target[0])
@@ -161,7 +161,7 @@ def _decision_text(decision: dict[str, Any]) -> str:
     stage = decision.get("stage", "aggregated")
     head = (
         f"Attempt {decision.get('attempt')}{'' if stage == 'aggregated' else f' ({stage})'} went to {chosen} by "
-        f"{decision.get('mode')}: {decision.get('because')}\n"
+        f"{decision.get('mode')}: {decision.get('reason')}\n"
         + (f"{decision['flow']}\n" if decision.get("flow") else "")
         + f"{decision.get('blocks'):,} prompt blocks; cost in {unit}"
     )

@@ -1,33 +1,33 @@
-"""What does ``penstock explain scale`` show? The planner's decisions: reasons, candidates, and what lost to what."""
+"""Output of ``penstock explain scale``: the planner's decisions with reasons, candidates, and which answer won."""
 
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.client import Client
-from penstock.cli.output import percent, seconds_text, table
+from penstock.cli.shared.admin_client import AdminClient
+from penstock.cli.shared.output import percent, seconds_text, table
 
 POOL_HEADINGS = ("POOL", "READY", "STARTING", "DRAINING", "FAILED", "GIVEN UP", "WANTED", "PROPOSED", "TARGET")
 FORECAST_RANKS, FORECAST_AHEAD = ("0.5", "0.9"), (0.0, 60.0, 300.0)
-"""Of a rate's forecast: the ranks and the horizons (seconds) that are shown."""
+"""Ranks and horizons (seconds) that are shown of a rate's forecast."""
 WEIGHT_LEAST = 0.01
 CANDIDATES_MAX = 12
-"""Rows of candidates that are shown of one decision; ``--json`` has all."""
+"""Most rows of candidates shown per decision; ``--json`` has all."""
 
 
 def decisions_of(run: Path | None, limit: int, url: str, admin_key: str | None) -> dict[str, Any]:
     """Return the newest decisions, of a run folder or of a running cluster."""
     if run is None:
-        found: dict[str, Any] = Client(url, admin_key).get(f"/admin/planner/decisions?limit={limit}")
+        found: dict[str, Any] = AdminClient(url, admin_key).get(f"/admin/planner/decisions?limit={limit}")
         return found
-    from penstock.runtime.planning.report import past_decisions
+    from penstock.runtime.planning.planner_report import past_decisions
 
     return {"planner": None, **past_decisions(run, limit)}
 
 
 def planner_text(planner: Mapping[str, Any]) -> str:
-    """Return how the planner is in a few lines, as status shows it."""
+    """Return the planner's state in a few lines, as in status."""
     age = max(0.0, time.time() - planner["wall"])
     does = "it only advises" if planner["advisory"] else f"it scales by {planner['connector']}"
     health = ", ".join(f"{model} {state}" for model, state in planner["health"].items()) or "nothing read yet"
@@ -39,11 +39,11 @@ def planner_text(planner: Mapping[str, Any]) -> str:
     lines += [f"  {pool_line(name, pool)}" for name, pool in planner["pools"].items()]
     if planner.get("plugins"):
         lines.append("  plugins: " + ", ".join(f"{id} {result}" for id, result in planner["plugins"].items()))
-    if planner["reason"]:
+    if planner.get("why"):
         ago = seconds_text(max(0.0, planner["at"] - (planner["changed"] or 0.0)))
-        lines.append(f"  last change {ago} before that: {planner['reason'][0]['text']}")
+        lines.append(f"  last change {ago} before that: {planner['why']}")
     lines += [f"  limit: {because['text']}" for because in planner["bound"][:3]]
-    lines += [f"  alarm at second {each['at']:.0f}: {each['because']['text']}" for each in planner["alarms"][-3:]]
+    lines += [f"  alarm at second {each['at']:.0f}: {each['reason']['text']}" for each in planner["alarms"][-3:]]
     lines.append("  'penstock explain scale' shows the decisions")
     return "\n".join(lines)
 
@@ -76,7 +76,10 @@ def scale_text(found: Mapping[str, Any]) -> str:
 def decision_text(record: Mapping[str, Any]) -> str:
     """Return one tick with its reasons."""
     lines = [_headline(record)]
-    lines += [f"  because {because['text']}" for because in record["chosen"]]
+    own = {name: pool["why"] for name, pool in record["pools"].items() if pool.get("why")}
+    lines += [f"  because {why if why.startswith(f'{name} ') else f'{name}: {why}'}" for name, why in own.items()]
+    others = [because for because in record["chosen"] if because["text"] not in own.values()]
+    lines += [f"  because {because['text']}" for because in others]
     lines += [f"  limit: {because['text']}" for because in record["bound"]]
     for flip in record["flips"]:
         lines.append(f"  role: {flip['count']} of {flip['model']} from {flip['frm']} to {flip['to']}")
@@ -92,9 +95,9 @@ def decision_text(record: Mapping[str, Any]) -> str:
     ]
     if rows:
         lines.append(table(POOL_HEADINGS, rows, indent="  "))
-    for said in record["said"]:
+    for said in record["plugin_results"]:
         told = [because["text"] for because in record["chosen"]]
-        text = "; ".join(because["text"] for because in said["because"] if because["text"] not in told)
+        text = "; ".join(reason["text"] for reason in said["reasons"] if reason["text"] not in told)
         wanted = ", ".join(f"{pool}={count}" for pool, count in said["targets"].items())
         lines.append(f"  {said['id']} ({said['stage']}): {said['result']}" + _after(wanted) + _after(text, ": "))
     for plugin, evidence in record["evidence"].items():
@@ -120,7 +123,8 @@ def _seen(models: Mapping[str, Any]) -> Iterable[str]:
             yield f"the traffic of {model} is {tick['health']}, so it is not known"
             continue
         words = [f"{tick['rate']:.2f} requests/s"]
-        words += [f"{tick[key]:,.0f} tokens {what}" for key, what in (("isl", "in"), ("osl", "out")) if tick[key]]
+        shape = tick["shape"]
+        words += [f"{shape[key]:,.0f} tokens {what}" for key, what in (("isl", "in"), ("osl", "out")) if shape[key]]
         words += [f"{key.upper()} {seconds_text(tick[key])}" for key in ("ttft", "itl") if tick[key] is not None]
         if tick["judged"]:
             words.append(f"{percent(tick['in_slo'] / tick['judged'])} in SLO")
@@ -130,7 +134,7 @@ def _seen(models: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _forecast(models: Mapping[str, Any]) -> Iterable[str]:
-    """Say what was expected of each model whose rate was told with quantiles, now and later, and who was believed."""
+    """Return the forecast of each model whose rate has quantiles, now and later, with the weights of the predictors."""
     for model, tick in models.items():
         told = tick.get("predicted", {})
         middle, high = (told.get("quantiles", {}).get(rank) for rank in FORECAST_RANKS)
@@ -142,14 +146,14 @@ def _forecast(models: Mapping[str, Any]) -> Iterable[str]:
             if ahead in FORECAST_AHEAD
         ]
         if not words:
-            continue  # a plugin's, of other moments
+            continue  # a plugin's forecast, for other moments
         weights = sorted(told.get("weights", {}).items(), key=lambda item: -item[1])
         believed = ", ".join(f"{name} {percent(weight)}" for name, weight in weights if weight >= WEIGHT_LEAST)
         yield f"{model}: {', '.join(words)}" + _after(believed, f"; {told['source']} of ")
 
 
 def _evidence(plugin: str, evidence: Mapping[str, Any]) -> list[str]:
-    """Return what a plugin chose from: a table where it tells candidates, else the numbers."""
+    """Return a plugin's evidence: a table where it lists candidates, else the numbers."""
     lines: list[str] = []
     plain: list[str] = []
     for key, value in evidence.items():

@@ -1,13 +1,14 @@
-"""What does ``penstock flip`` do? Lets a worker do something else for requests, without starting it again."""
+"""Command ``penstock flip``: changes a worker's role for requests without restarting the engine."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from penstock.cli.client import Client, admin_key_option, url_option
-from penstock.cli.output import json_option, print_json
-from penstock.cli.waiting import wait_for, wait_options
+from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
+from penstock.cli.shared.completion import workers
+from penstock.cli.shared.output import json_option, print_json
+from penstock.cli.shared.waiting import wait_for, wait_options
 
 EPILOG = """\b
 Examples:
@@ -20,7 +21,7 @@ The engine runs on and keeps its cache. While it finishes, the others take its s
 
 
 @click.command("flip", epilog=EPILOG, short_help="Change what a worker does: prefill, decode or both.")
-@click.argument("worker")
+@click.argument("worker", shell_complete=workers)
 @click.argument("role", required=False, type=click.Choice(["aggregated", "prefill", "decode"]))
 @click.option(
     "--timeout",
@@ -47,7 +48,7 @@ def command(
     """Give WORKER another ROLE, once it has finished what it has, and wait until it serves in it."""
     if undo == (role is not None):
         raise click.UsageError("say either a role or --undo")
-    client = Client(url, admin_key)
+    client = AdminClient(url, admin_key)
     wished, _ = client.post("/admin/flip", {"name": worker, "role": role, "timeout": timeout})
     if wait:
         wait_for(client, "/admin/status", wait_max, lambda found: _missing(found, wished))
@@ -61,7 +62,7 @@ def command(
 
 
 def _missing(found: Mapping[str, Any], wished: Mapping[str, Any]) -> str | None:
-    """Say what a change of role still waits for."""
+    """Return what a change of role still waits for."""
     name = wished["name"]
     worker = next((one for one in found["workers"] if one["id"] == name), None)
     if worker is None:

@@ -1,11 +1,11 @@
-"""What does ``penstock forward`` do? Carries events among frontends that do not reach each other directly."""
+"""Command ``penstock forward``: forwards events among frontends that do not reach each other directly."""
 
 import signal
 from collections.abc import Iterable
 
 import click
 
-from penstock.cli.settings import SettingsCommand, load_to_start, settings_options
+from penstock.cli.shared.settings_flags import SettingsCommand, load_to_start, settings_options
 
 EPILOG = """\b
 Examples:
@@ -25,8 +25,8 @@ what it knows itself.
 @settings_options
 def command(config: str | None, overrides: tuple[str, ...]) -> int:
     """Forward what each frontend publishes to all the others, until Ctrl-C."""
-    from penstock.adapters.planes.forwarder import Forwarder
-    from penstock.config.secret import secret_text
+    from penstock.adapters.planes.zmq_forwarder import Forwarder
+    from penstock.config.cluster_secret_file import secret_text
     from penstock.kernel.secret import ClusterSecret
 
     settings = load_to_start(config, overrides).settings
@@ -34,7 +34,7 @@ def command(config: str | None, overrides: tuple[str, ...]) -> int:
     secret = ClusterSecret(secret_text(settings)) if given else None
     ends = settings.discovery.forwarder
     forwarder = Forwarder(ends.publish, ends.subscribe, secret=secret).start()
-    spoken = "with the cluster's secret" if given else "plain: anybody who reaches it hears and is heard"
+    spoken = "with the cluster's secret" if given else "plain: any process that reaches it can publish and subscribe"
     click.echo(f"Forwarding {forwarder.publish_endpoint} to {forwarder.subscribe_endpoint}, {spoken}. Ctrl-C stops.")
     _wait((signal.SIGINT, signal.SIGTERM))
     forwarder.close()
@@ -42,9 +42,9 @@ def command(config: str | None, overrides: tuple[str, ...]) -> int:
 
 
 def _wait(signals: Iterable[signal.Signals]) -> None:
-    """Return when one of these comes."""
+    """Return when one of these signals comes."""
     for number in signals:
-        signal.signal(number, lambda *_: None)  # a handler of ours, or the wait below would never see it
+        signal.signal(number, lambda *_: None)  # a handler of ours, or the wait below would never return
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     signal.sigwait(signals)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)

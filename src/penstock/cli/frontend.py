@@ -1,4 +1,4 @@
-"""How is one frontend process started by hand? ``penstock frontend``; the supervisor starts the same module."""
+"""Command ``penstock frontend``: one frontend process started by hand; the supervisor starts the same module."""
 
 import importlib
 
@@ -14,5 +14,5 @@ import click
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> int:
     """Run one frontend process; its arguments are those of its own module."""
-    process = importlib.import_module("penstock.frontend.process")
+    process = importlib.import_module("penstock.frontend.frontend_process")
     return process.main(list(arguments)) or 0

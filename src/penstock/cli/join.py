@@ -1,11 +1,11 @@
-"""What does ``penstock join`` do? Adds engines of this machine to a cluster that runs already."""
+"""Command ``penstock join``: adds engines of this machine to a running cluster."""
 
 import os
 
 import click
 
-from penstock.cli.client import DEFAULT_URL, Client, admin_key_option
-from penstock.cli.settings import SettingsCommand, settings_options
+from penstock.cli.shared.admin_client import DEFAULT_URL, AdminClient, admin_key_option
+from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
 from penstock.kernel.errors import ConfigError
 
 EPILOG = """\b
@@ -23,7 +23,7 @@ address of this machine, and PENSTOCK_CLUSTER_SECRET its secret. Ctrl-C takes th
 """
 
 OF_CLUSTER = ("discovery.", "name", "cluster_secret_file", "supervise.", "runs.")
-"""Begins of settings that are the cluster's and not the pool's."""
+"""Prefixes of settings that belong to the cluster and not to the pool."""
 
 
 @click.command(
@@ -40,7 +40,11 @@ OF_CLUSTER = ("discovery.", "name", "cluster_secret_file", "supervise.", "runs."
 @click.option("--config", help="The cluster's config, for where it keeps its membership.")
 @click.option("--model", help="Model that the engines serve; unset where the cluster has only one.")
 @click.option(
-    "--engine", type=click.Choice(["sim", "vllm", "openai"]), default="sim", show_default=True, help="Engine."
+    "--engine",
+    type=click.Choice(["sim", "vllm", "llamacpp", "openai"]),
+    default="sim",
+    show_default=True,
+    help="Engine.",
 )
 @click.option("--replicas", type=click.IntRange(1, 1024), default=1, show_default=True, help="Engines to start.")
 @admin_key_option
@@ -58,8 +62,8 @@ def command(
     """Add engines of this machine to a running cluster, until Ctrl-C."""
     if run_folder is not None and url is not None and os.environ.get("PENSTOCK_URL") != url:
         raise click.UsageError("--url and --run name the same thing twice; give one of them")
-    from penstock.config.cluster import PoolSettings
-    from penstock.config.load import load, load_group
+    from penstock.config.reading.load import load, load_group
+    from penstock.config.settings.cluster_settings import PoolSettings
 
     of_cluster = [word for word in overrides if word.startswith(OF_CLUSTER)]
     of_pool = [word for word in overrides if not word.startswith(OF_CLUSTER)]
@@ -73,7 +77,7 @@ def command(
     if model is None and settings.discovery.store != "file":
         raise click.UsageError("a cluster in an etcd needs --model as well: its store does not tell which one is meant")
     chosen = model if model is not None else _only_model(cluster, admin_key)
-    from penstock.runtime.joining import join
+    from penstock.runtime.supervision.joining import join
 
     return join(cluster, pool, chosen, settings)
 
@@ -81,7 +85,7 @@ def command(
 def _only_model(cluster: str, admin_key: str | None) -> str:
     if not cluster.startswith(("http://", "https://")):
         raise click.UsageError("--run needs --model as well: the folder alone does not tell which one is meant")
-    names = [str(entry["name"]) for entry in Client(cluster, admin_key).get("/admin/status").get("models", [])]
+    names = [str(entry["name"]) for entry in AdminClient(cluster, admin_key).get("/admin/status").get("models", [])]
     if len(names) == 1:
         return names[0]
     raise ConfigError(f"the cluster has {len(names)} models: {', '.join(names)}", hint="choose one with --model")

@@ -1,6 +1,6 @@
-"""What does ``penstock`` do with its arguments? Finds the command, runs it, and turns errors into sentences.
+"""Entry point of ``penstock``: finds the command, runs it, and turns errors into sentences.
 
-Nothing heavy is imported here: ``penstock --help`` is to take about 0.2 s.
+Nothing heavy is imported here: ``penstock --help`` should take about 0.2 s.
 """
 
 import importlib
@@ -12,7 +12,7 @@ import click
 
 from penstock import __version__
 from penstock.kernel.errors import ConfigError, PenstockError
-from penstock.kernel.threads import ONE_THREAD
+from penstock.kernel.numeric_threads import ONE_THREAD
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("penstock.cli.up", "Start a cluster from a config, or the simulated default."),
@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("penstock.cli.explain", "Show why a request went where it went."),
     "replay": ("penstock.cli.replay", "Feed a run's journal back, also with other settings."),
     "ui": ("penstock.cli.ui", "Look at a run that is over in a browser."),
+    "runs": ("penstock.cli.runs", "List and delete run folders."),
     "chat": ("penstock.cli.chat", "Talk to a model of the cluster."),
     "bench": ("penstock.cli.bench", "Load a server and measure it."),
     "study": ("penstock.cli.study", "Hold policies against each other in simulation."),
@@ -39,18 +40,26 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("penstock.cli.doctor", "Look for what is wrong on this machine and in the cluster."),
     "config": ("penstock.cli.config", "Write, check and show configs."),
 }
-"""Name -> module with a ``command``, and its line in the help; a test holds the line to the command's own."""
+"""Name -> module with a ``command``, and its line in the help; a test compares the line with the command's own."""
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Serve": ("up", "serve", "join", "attach", "forward"),
+    "Look": ("status", "top", "explain", "ui", "replay", "runs"),
+    "Operate": ("scale", "flip", "drain", "restart", "set", "planner"),
+    "Ask and measure": ("chat", "bench", "simulate", "study", "trace"),
+    "Set up": ("config", "doctor"),
+}
+"""Headings of the help, each with its commands."""
 HIDDEN = {"engine": "penstock.cli.engine", "frontend": "penstock.cli.frontend"}
-"""What the supervisor's children can be run as by hand."""
+"""Processes of the supervisor that can be run by hand."""
 COMPUTE = ("planner", "study", "simulate")
-"""Commands that compute; none of them starts engines, whose threads are their own affair."""
+"""Commands that compute; none of them starts engines, which choose their threads themselves."""
 
 USER_ERROR = 2
 INTERRUPTED = 130
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's module when it is run, not to list it."""
+    """A group that imports a command's module only to run it, not to list it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -76,8 +85,10 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for heading, names in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), COMMANDS[name][1]) for name in names])
 
 
 @click.command(

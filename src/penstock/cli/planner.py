@@ -1,12 +1,12 @@
-"""What does ``penstock planner`` do? Plans for what runs elsewhere, only advises, or tries itself on a trace."""
+"""Command ``penstock planner``: plans for a cluster elsewhere, only advises, or runs on a trace (``--dry-run``)."""
 
 import os
 from pathlib import Path
 
 import click
 
-from penstock.cli.client import Client, admin_key_option
-from penstock.cli.settings import SettingsCommand, settings_options
+from penstock.cli.shared.admin_client import AdminClient, admin_key_option
+from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
 from penstock.kernel.errors import ConfigError
 
 EPILOG = """\b
@@ -74,26 +74,26 @@ def command(
     if trace is not None and (url is not None or advisory):
         raise click.UsageError("--dry-run touches nothing by itself: leave --url and --advisory out")
     if drawn is not None:
-        from penstock.report.planner import write_planner_report
+        from penstock.report.planner.planner_report_page import write_planner_report
 
         click.echo(f"The planner's report is {write_planner_report(drawn)}")
         return 0
     given = (*overrides, *(("planner.advisory=true",) if advisory else ()), "planner.enabled=true")
     if trace is not None:
-        from penstock.report.dry_run import dry_run
+        from penstock.report.planner.planner_dry_run import dry_run
 
         click.echo(dry_run(config, given, trace, start_up=start_up, out=out))
         return 0
-    from penstock.config.load import load
+    from penstock.config.reading.load import load
 
-    loaded = load(config, given, os.environ)  # no engine of it is started here, so no program need be there
+    loaded = load(config, given, os.environ)  # it starts no engine, so no program has to exist
     if url is not None:
         _check_alone(url, admin_key, advisory or loaded.settings.planner.advisory)
     from functools import partial
 
     from penstock.frontend import logs
-    from penstock.report.planner_diagnostics import PlannerDiagnostics
-    from penstock.runtime.planning_alone import plan
+    from penstock.report.planner.planner_diagnostics import PlannerDiagnostics
+    from penstock.runtime.planning.standalone_planner import plan
 
     logs.setup(loaded.settings.logs.format, loaded.settings.logs.level)
     key = admin_key or os.environ.get("PENSTOCK_ADMIN_KEY")
@@ -102,8 +102,8 @@ def command(
 
 
 def _check_alone(url: str, admin_key: str | None, advisory: bool) -> None:
-    """Refuse to scale what another planner scales."""
-    found = Client(url, admin_key).get("/admin/status").get("planner")
+    """Refuse to scale pools that another planner scales."""
+    found = AdminClient(url, admin_key).get("/admin/status").get("planner")
     if found is not None and not found["advisory"] and not advisory:
         raise ConfigError(
             f"the cluster at {url} has a planner already (policy {found['policy']}), and two would undo each other",

@@ -1,4 +1,4 @@
-"""What does the planner process of a cluster do? ``python -m penstock.cli.planner_process --run DIR``, below up."""
+"""Planner process of a cluster: ``python -m penstock.cli.planner_process --run DIR``, started by ``penstock up``."""
 
 import argparse
 import asyncio
@@ -9,16 +9,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.config.cluster import ClusterSettings
-from penstock.config.load import load_resolved
+from penstock.config.reading.load import load_resolved
+from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend import logs
 from penstock.kernel.errors import ConfigError
-from penstock.report.planner_diagnostics import PlannerDiagnostics
-from penstock.runtime.planner_node import PlannerNode, serve
+from penstock.report.planner.planner_diagnostics import PlannerDiagnostics
+from penstock.runtime.planning.planner_node import PlannerNode, serve
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM; return the exit status. Its first line on standard output says that it plans, as JSON."""
+    """Run until SIGTERM; return the exit status. The first line on standard output reports readiness, as JSON."""
     parser = argparse.ArgumentParser(prog="penstock planner", description="Run the planner process of a cluster.")
     parser.add_argument("--run", type=Path, required=True, help="the cluster's run folder")
     arguments = parser.parse_args(argv)

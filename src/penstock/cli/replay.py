@@ -1,4 +1,4 @@
-"""What does ``penstock replay`` show? Whether a journal gives the same decisions, and what others would have been."""
+"""Command ``penstock replay``: whether a journal gives the same decisions, and those of other settings."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from penstock.cli.output import json_option, print_json, table
+from penstock.cli.shared.output import json_option, print_json, table
 
 if TYPE_CHECKING:
-    from penstock.report.replay import Replayed
+    from penstock.report.journal_replay import Replayed
 
 EPILOG = """\b
 Examples:
   penstock replay runs/RUN                               the same decisions again, or where they differ
   penstock replay runs/RUN --set router.mode=round_robin what round robin would have decided instead
   penstock replay runs/RUN/journal/ROUTER/000003         one segment
+  penstock replay runs/RUN/journal/planner-PID           a planner's decisions
 
-A run, live or simulated, leaves its journal under runs/RUN/journal/. It holds hashes and lengths, never text. With
+A run, live or simulated, leaves its journal under runs/RUN/journal/: hashes, counts and lengths, never text. With
 --set every decision is asked in the state that it was made in, so effects do not add up from one to the next;
 'penstock simulate --trace runs/RUN/requests.jsonl --compare ...' shows what they come to together.
 """
@@ -35,11 +36,11 @@ A run, live or simulated, leaves its journal under runs/RUN/journal/. It holds h
 @click.option("--limit", type=click.IntRange(0, 1000), default=10, show_default=True, help="Decisions to list.")
 @json_option
 def command(journal: Path, overrides: tuple[str, ...], limit: int, as_json: bool) -> int:
-    """Feed JOURNAL, a run folder or what lies in its journal/, back through the router.
+    """Feed JOURNAL, a run folder or what lies in its journal/, back through the router or planner that wrote it.
 
     Ends with 1 where a decision came out differently.
     """
-    from penstock.report.replay import replay
+    from penstock.report.journal_replay import replay
 
     found = replay(journal, list(overrides))
     if as_json:
@@ -50,15 +51,15 @@ def command(journal: Path, overrides: tuple[str, ...], limit: int, as_json: bool
 
 
 def as_dict(found: "Replayed", limit: int) -> dict[str, Any]:
-    """Return what came of a replay as plain data; times in nanoseconds since the start of the run."""
+    """Return the result of a replay as plain data; times in nanoseconds since the start of the run."""
     plain: dict[str, Any] = msgspec.to_builtins(found)
     plain["others"] = plain["others"][:limit]
     return plain
 
 
 def text_of(found: "Replayed", asked: bool, limit: int) -> str:
-    """Return what came of a replay as text."""
-    from penstock.report.replay import since
+    """Return the result of a replay as text."""
+    from penstock.report.journal_replay import since
 
     lines = [
         f"{found.records:,} events in {found.segments} segment{'s' if found.segments != 1 else ''}, "
@@ -72,15 +73,19 @@ def text_of(found: "Replayed", asked: bool, limit: int) -> str:
         lines += [
             f"record {wrong.sequence} of {wrong.router} ({wrong.segment}), {wrong.at / 1e9:.6f} s after its start:",
             f"  {wrong.event} {wrong.request or ''} came to other effects: {', '.join(wrong.effects) or 'none'}",
-            f"  it was:  {_placed(wrong.recorded)}",
-            f"  it is:   {_placed(wrong.replayed)}",
+            f"  it was:  {_placed(wrong.recorded, wrong.kind)}",
+            f"  it is:   {_placed(wrong.replayed, wrong.kind)}",
+            *([f"  because: {wrong.why}"] if wrong.why else []),
         ]
     if asked:
         lines += ["", *_comparison(found, limit)]
     return "\n".join(lines)
 
 
-def _placed(placed: list[tuple[str, int, str, int]]) -> str:
+def _placed(placed: list[tuple[str, int, str, int]], kind: str) -> str:
+    if kind == "planner":
+        tick = f"tick {placed[0][3]}, {placed[0][2]}: " if placed else ""
+        return tick + (", ".join(f"{pool} {replicas}" for pool, replicas, _, _ in placed) or "no tick ended")
     told = [f"{request} to {worker}/{rank} (attempt {attempt})" for request, attempt, worker, rank in placed]
     return ", ".join(told) or "nothing was placed"
 
@@ -121,7 +126,7 @@ def _comparison(found: "Replayed", limit: int) -> list[str]:
     ]
     if found.others and limit:
         moved = [
-            [f"{other.at / 1e9:.3f}", other.request, str(other.was), str(other.would_be), other.because]
+            [f"{other.at / 1e9:.3f}", other.request, str(other.was), str(other.would_be), other.reason]
             for other in found.others[:limit]
         ]
         lines += ["", table(["SECONDS", "REQUEST", "WENT TO", "WOULD GO TO", "BECAUSE"], moved)]

@@ -1,13 +1,13 @@
-"""What does ``penstock restart`` do? Replaces every engine and every frontend of a running cluster, one by one."""
+"""Command ``penstock restart``: rolling restart of every engine and frontend of a running cluster, one by one."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from penstock.cli.client import Client, admin_key_option, url_option
-from penstock.cli.output import json_option, print_json
-from penstock.cli.waiting import NotDone, wait_for, wait_options
+from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
+from penstock.cli.shared.output import json_option, print_json
+from penstock.cli.shared.waiting import NotDone, wait_for, wait_options
 
 EPILOG = """\b
 Examples:
@@ -29,7 +29,7 @@ were added with 'penstock join', are left alone.
 @json_option
 def command(force: bool, wait: bool, wait_max: float, url: str, admin_key: str | None, as_json: bool) -> int:
     """Replace every engine and every frontend of a running cluster, one after the other."""
-    client = Client(url, admin_key)
+    client = AdminClient(url, admin_key)
     wished, _ = client.post("/admin/restart", {"force": force})
     report: Mapping[str, Any] | None = None
     if wait:
@@ -43,10 +43,10 @@ def command(force: bool, wait: bool, wait_max: float, url: str, admin_key: str |
 
 
 def _missing(found: Mapping[str, Any], revision: str) -> str | None:
-    """Say what a restart still waits for.
+    """Return what a restart still waits for.
 
     Raises:
-        NotDone: it stopped.
+        NotDone: the restart stopped.
     """
     report = found["restart"]
     if report is None or report["revision"] != revision:

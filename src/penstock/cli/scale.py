@@ -1,4 +1,4 @@
-"""What does ``penstock scale`` do? Says how many replicas pools should have, and waits until they have them."""
+"""Command ``penstock scale``: sets the desired replicas of pools, and waits until they are ready."""
 
 import re
 from collections.abc import Mapping
@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
-from penstock.cli.client import Client, admin_key_option, url_option
-from penstock.cli.output import json_option, print_json
-from penstock.cli.waiting import NotDone, wait_for, wait_options
+from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
+from penstock.cli.shared.completion import pools as pools_of
+from penstock.cli.shared.output import json_option, print_json
+from penstock.cli.shared.waiting import NotDone, wait_for, wait_options
 
 EPILOG = """\b
 Examples:
@@ -24,14 +25,14 @@ _PAIR = re.compile(r"(?P<pool>[^=\s]+)=(?P<replicas>-?\d{1,9})\Z")
 
 
 @click.command("scale", epilog=EPILOG, short_help="Change how many engines pools have.")
-@click.argument("pools", nargs=-1, metavar="[POOL=N]...")
+@click.argument("pools", nargs=-1, metavar="[POOL=N]...", shell_complete=pools_of)
 @wait_options
 @url_option
 @admin_key_option
 @json_option
 def command(pools: tuple[str, ...], wait: bool, wait_max: float, url: str, admin_key: str | None, as_json: bool) -> int:
     """Change how many engines pools have, and wait until they do. Without arguments it shows the pools."""
-    client = Client(url, admin_key)
+    client = AdminClient(url, admin_key)
     if not pools:
         found = client.get("/admin/desired")["pools"]
         if as_json:
@@ -62,7 +63,7 @@ def command(pools: tuple[str, ...], wait: bool, wait_max: float, url: str, admin
 
 
 def line_of(pool: Mapping[str, Any]) -> str:
-    """Return a pool in one line."""
+    """Return the state of a pool in one line."""
     states = [f"{replica['id']} is {_state(replica)}" for replica in pool["replicas"] if replica["state"] != "ready"]
     text = f"pool {pool['name']} of {pool['model']}: {pool['ready']} of {pool['desired']} ready"
     if pool["problem"]:
@@ -71,7 +72,7 @@ def line_of(pool: Mapping[str, Any]) -> str:
 
 
 def drain_line(report: Mapping[str, Any]) -> str:
-    """Return in one line how a drain went."""
+    """Return the outcome of a drain in one line."""
     told = f"{report['name']} was drained in {report['seconds']:.1f} s: {report['finished']} requests finished"
     return told + (f", {report['cut']} were cut off there and go on elsewhere where they can" if report["cut"] else "")
 
@@ -97,10 +98,10 @@ def _pair(text: str) -> tuple[str, int]:
 def _missing(
     found: Mapping[str, Any], wished: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]]
 ) -> str | None:
-    """Say which pools are not as wished yet.
+    """Return which pools have not reached their desired replicas.
 
     Raises:
-        NotDone: a new engine can't be started; it goes on trying.
+        NotDone: a new engine can't be started; the cluster keeps trying.
     """
     pools = {pool["name"]: pool for pool in found["pools"]}
     missing = []

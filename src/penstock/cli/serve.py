@@ -1,11 +1,12 @@
-"""What does ``penstock serve`` do? Serves one model with engines of this machine, without a config file."""
+"""Command ``penstock serve``: serves one model with engines of this machine, without a config file."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
 
-from penstock.cli.settings import SettingsCommand, load_to_start, pool_overrides, settings_options
+from penstock.cli.shared.settings_flags import SettingsCommand, load_to_start, pool_overrides, settings_options
 
 EPILOG = """\b
 Examples:
@@ -13,11 +14,12 @@ Examples:
   penstock serve my-model --replicas 8 --sim.kv_blocks 4096 --sim.timing.speed_up 10
   penstock serve ./my-model --engine vllm
   penstock serve org/my-model --engine vllm --replicas 2 --vllm.args='--dtype,bfloat16'
+  penstock serve my-model.gguf --engine llamacpp --llamacpp.command ~/llama.cpp/llama-server
 
 Servers of other engines that run already are taken in with 'penstock attach'.
 """
-REPLICAS = {"sim": 4, "vllm": 1}
-"""Engines that are started where nobody says how many."""
+REPLICAS = {"sim": 4, "vllm": 1, "llamacpp": 1}
+"""Engines to start where no number is given."""
 
 
 @click.command(
@@ -26,24 +28,28 @@ REPLICAS = {"sim": 4, "vllm": 1}
 @click.argument("model")
 @click.option("--engine", type=click.Choice(sorted(REPLICAS)), default="sim", show_default=True, help="What to start.")
 @click.option("--served-name", "served", help="Name that clients ask for; by default MODEL, or its folder's name.")
-@click.option("--replicas", type=click.IntRange(1, 1024), help="Engines to start.  [default: 4 of sim, 1 of vllm]")
+@click.option("--replicas", type=click.IntRange(1, 1024), help="Engines to start.  [default: 4 of sim, 1 of others]")
 @click.option("--tokenizer", help="Folder or tokenizer.json of the model.  [default: the model's own]")
 @settings_options
 def command(
     model: str, engine: str, served: str | None, replicas: int | None, tokenizer: str | None, overrides: tuple[str, ...]
 ) -> int:
-    """Serve MODEL with engines of this machine: for vllm the folder or the hub id of a checkpoint."""
+    """Serve MODEL with engines of this machine: for vllm the folder or the hub id of a checkpoint, for llamacpp a GGUF
+    file."""
     pool: dict[str, Any] = {"engine": engine, "replicas": replicas or REPLICAS[engine]}
     name = model
     if engine == "vllm":
-        from penstock.cli.checkpoint import checkpoint_of
+        from penstock.cli.shared.checkpoint import checkpoint_of
 
         found = checkpoint_of(model)
         name, tokenizer = found.name, tokenizer or found.tokenizer
         pool["vllm"] = {"model": found.model}
+    elif engine == "llamacpp":
+        pool["llamacpp"] = {"model": str(Path(model).expanduser().resolve())}
+        name = Path(model).stem
     name = served or name
     models = {name: {"tokenizer": tokenizer or ("builtin:sim" if engine == "sim" else None), "pools": {"main": pool}}}
     loaded = load_to_start(None, [f"models={json.dumps(models)}", *pool_overrides(overrides, name)])
-    from penstock.cli.running import run_cluster
+    from penstock.cli.shared.cluster_run import run_cluster
 
     return run_cluster(loaded, "serve")

@@ -1,13 +1,13 @@
-"""What does ``penstock set`` do? Changes live knobs of a running cluster, in all its processes."""
+"""Command ``penstock set``: changes live knobs of a running cluster, in all its processes."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from penstock.cli.client import Client, admin_key_option, url_option
-from penstock.cli.output import json_option, print_json, table
-from penstock.cli.waiting import wait_for, wait_options
+from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
+from penstock.cli.shared.output import json_option, print_json, table
+from penstock.cli.shared.waiting import wait_for, wait_options
 
 EPILOG = """\b
 Examples:
@@ -31,7 +31,7 @@ def command(
     values: tuple[str, ...], wait: bool, wait_max: float, url: str, admin_key: str | None, as_json: bool
 ) -> int:
     """Change settings of a running cluster; all that are named, or none. Without arguments it shows them."""
-    client = Client(url, admin_key)
+    client = AdminClient(url, admin_key)
     if not values:
         found = client.get("/admin/settings")
         if as_json:
@@ -74,7 +74,7 @@ def _shown(value: Any) -> str:
 
 
 def _missing(found: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
-    """Say which frontends have not taken it yet."""
+    """Return which frontends have not applied the change yet."""
     late = [
         frontend["name"]
         for frontend in found["frontends"]

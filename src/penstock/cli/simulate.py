@@ -1,14 +1,14 @@
-"""What does ``penstock simulate`` take? A config as up takes it, traffic, and what befalls the workers."""
+"""Command ``penstock simulate``: a config as for ``up``, traffic, and faults of the workers."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from penstock.cli.amount import SECONDS
-from penstock.cli.output import json_option
-from penstock.cli.settings import SettingsCommand, settings_options
-from penstock.cli.traffic import check_traffic, traffic_options
+from penstock.cli.shared.amount import SECONDS
+from penstock.cli.shared.output import json_option
+from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
+from penstock.cli.shared.traffic_flags import check_traffic, traffic_options
 
 EPILOG = """\b
 Examples:
@@ -16,6 +16,7 @@ Examples:
   penstock simulate cluster.yaml --trace conversation_trace.jsonl --compare router.mode=kv,round_robin
   penstock simulate --workload agent --workers 8 --compare router.cost.overlap_credit=0,1,2 --json
   penstock simulate --workload rag --rate 4 --prefill 2 --decode 2
+  penstock simulate --model Qwen3-32B --gpu h100 --gpus 2 --concurrency 32 --workload fixed --prompt 1k --answer 256
   penstock simulate --workload rag --hours 1 --fault at=600,kind=fail,worker=main-0 --start-up 90s
   penstock simulate --workload chat --hours 24 --policy my_policies:Reactive --policy-interval 30s
 
@@ -33,7 +34,17 @@ computer's own. Each variant leaves a run folder with the files of a live run an
 @click.option("--workers", type=click.IntRange(1), help="Engines of every pool, instead of the config's.")
 @click.option("--prefill", type=click.IntRange(1), help="Engines that only prefill; needs --decode.")
 @click.option("--decode", type=click.IntRange(1), help="Engines that go on with what those have prefilled.")
-@click.option("--model", help="Model of the config; unset where it has only one.")
+@click.option(
+    "--model",
+    help="Model of the config; unset where it has only one. With --gpu: a well-known name or a config.json.",
+)
+@click.option("--gpu", help="No CONFIG: simulate --model on this GPU, such as h100, by its data sheet.")
+@click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="With --gpu: GPUs per engine.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1),
+    help="So many clients, each with one request at a time; ends after 10 each.",
+)
 @click.option(
     "--compare",
     multiple=True,
@@ -53,10 +64,10 @@ computer's own. Each variant leaves a run folder with the files of a live run an
 @click.option(
     "--start-up-sigma", type=click.FloatRange(0), default=0.0, show_default=True, help="Spread of its logarithm."
 )
-@click.option("--policy", metavar="MODULE:NAME", help="Object whose decide(seen) says how many workers there are.")
+@click.option("--policy", metavar="MODULE:NAME", help="Object whose decide(observation) returns the number of workers.")
 @click.option("--policy-interval", type=SECONDS, default=30.0, show_default=True, help="How often it is asked.")
-@click.option("--slo-ttft", type=SECONDS, default=2.0, show_default=True, help="TTFT that counts as good.")
-@click.option("--slo-itl", type=SECONDS, default=0.025, show_default=True, help="Mean ITL that counts as good.")
+@click.option("--slo-ttft", type=SECONDS, help="TTFT that counts as good; unset is slo.ttft, else 2 s.")
+@click.option("--slo-itl", type=SECONDS, help="Mean ITL that counts as good; unset is slo.itl, else 25 ms.")
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of run folders."
 )
@@ -82,9 +93,11 @@ def command(
         raise click.UsageError("--hours and --duration say the same: give one")
     if hours is not None:
         options["duration"] = hours * 3600
-    from penstock.report.script import fault_of, faults_of
-    from penstock.report.simulate import main
-    from penstock.report.simulate_options import SimulateOptions
+    if options["gpu"] is not None and (config is not None or options["model"] is None):
+        raise click.UsageError("--gpu needs --model and goes without CONFIG")
+    from penstock.report.simulation.fault_script import fault_of, faults_of
+    from penstock.report.simulation.simulation_options import SimulateOptions
+    from penstock.report.simulation.simulation_run import main
 
     script = [fault_of(text) for text in fault] + ([] if faults is None else faults_of(faults))
     return main(SimulateOptions(json=as_json, config=config, overrides=overrides, faults=script, **options))

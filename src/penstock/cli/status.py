@@ -1,52 +1,83 @@
-"""What does ``penstock status`` show? Models, workers, queues and findings, as the router itself sees them."""
+"""Command ``penstock status``: models, workers, queues and findings, as the router itself sees them."""
 
+import time
+from pathlib import Path
 from typing import Any
 
 import click
 
-from penstock.cli.client import Client, admin_key_option, url_option
-from penstock.cli.output import json_option, percent, print_json, seconds_text, table
+from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
+from penstock.cli.shared.output import (
+    fitted,
+    json_option,
+    percent,
+    print_json,
+    seconds_text,
+    table,
+    terminal_width,
+    wrapped,
+)
+from penstock.kernel.plurals import counted
+from penstock.kernel.time_windows import QUANTILES
 
 EPILOG = """\b
 Examples:
   penstock status
+  penstock status --wide
   penstock status --json | jq '.workers[] | {id, state, index}'
   penstock status --url http://127.0.0.1:9000 --admin-key "$KEY"
 """
 
 
 @click.command("status", epilog=EPILOG, short_help="Show models, workers, queues and findings of a cluster.")
+@click.option("--wide", is_flag=True, help="Show every column, however wide the terminal is.")
 @url_option
 @admin_key_option
 @json_option
-def command(url: str, admin_key: str | None, as_json: bool) -> int:
+def command(url: str, admin_key: str | None, as_json: bool, wide: bool) -> int:
     """Show models, workers, queues and findings of a running cluster."""
-    found = Client(url, admin_key).get("/admin/status")
+    found = AdminClient(url, admin_key).get("/admin/status")
     if as_json:
         print_json(found)
     else:
-        click.echo(status_text(found))
+        click.echo(status_text(found, WIDE if wide else terminal_width()))
     return 0
 
 
-def status_text(found: dict[str, Any]) -> str:
-    """Return the whole status as text."""
-    parts = [_head(found), table(MODEL_HEADINGS, model_rows(found)), table(WORKER_HEADINGS, worker_rows(found))]
+WIDE = 10_000
+"""Columns of a line where everything should be shown."""
+REASONS_MAX = 5
+"""Most crashes whose reasons are shown, the newest first."""
+
+
+def status_text(found: dict[str, Any], width: int) -> str:
+    """Return the whole status as text, in lines of ``width`` columns."""
+    parts = [_head(found, width)]
+    parts.append(table(*fitted(MODEL_HEADINGS, model_rows(found), width, MODEL_SPARE)))
+    headings, rows = fitted(WORKER_HEADINGS, worker_rows(found), width, worker_spare(found))
+    parts.append(table(headings, rows))
+    left_out = [heading for heading in WORKER_HEADINGS if heading not in headings and heading != "ROLE"]
+    if left_out:
+        parts[-1] += "\n" + wrapped(f"'penstock status --wide' shows also: {', '.join(left_out).lower()}.", width)
     planner = found.get("planner")
     if planner:
         from penstock.cli.explain_scale import planner_text
 
         parts.append(planner_text(planner))
+    crashes = crash_lines(found)
+    if crashes:
+        parts.append("\n".join(["Restarts:", *(wrapped(f"  {line}", width, hang="    ") for line in crashes)]))
     findings = found.get("findings") or []
     if findings:
-        parts.append("Findings:\n" + "\n".join(finding_line(finding) for finding in findings))
+        lines = (wrapped(finding_line(finding), width, hang="    ") for finding in findings)
+        parts.append("Findings:\n" + "\n".join(lines))
     else:
         parts.append("No findings. 'penstock doctor' looks further.")
     return "\n\n".join(parts)
 
 
 def head_lines(found: dict[str, Any]) -> list[str]:
-    """Return the cluster in two lines: where it is, and its counts."""
+    """Return the cluster in a few lines: its URL, its counts, and its speed in the last minute."""
     requests = found.get("requests") or {}
     counts = ", ".join(
         f"{requests[name]:,} {name}"
@@ -58,10 +89,37 @@ def head_lines(found: dict[str, Any]) -> list[str]:
         f"{name} at {found.get('endpoint') or '-'}, up {seconds_text(found.get('uptime'))}, "
         f"{found.get('mode') or '-'} routing, Penstock {found.get('version') or '-'}",
         f"Requests: {counts or '-'}; hit rate {percent(found.get('hit_rate'))}",
+        *latency_lines(found),
     ]
 
 
+def latency_lines(found: dict[str, Any]) -> list[str]:
+    """Return TTFT and ITL of the last minute in two lines; unknown where no token was streamed."""
+    minute = found.get("last_minute") or {}
+    told = []
+    for name in ("ttft", "itl"):
+        parts = (f"{quantile} {seconds_text(minute.get(f'{name}_{quantile}'))}" for quantile in QUANTILES)
+        told.append(f"{name.upper():<5}{', '.join(parts)}")
+    ended = minute.get("ended")
+    told[0] += f" (last minute: {'-' if ended is None else counted(ended, 'request')} ended)"
+    return told
+
+
+def crash_lines(found: dict[str, Any]) -> list[str]:
+    """Return one line per crashed process: which, how often, and the last reason."""
+    crashes = found.get("crashes") or []
+    told = []
+    for crash in crashes[:REASONS_MAX]:
+        ago = seconds_text(max(0.0, time.time() - crash["at"]))
+        told.append(f"{crash['name']}: {counted(crash['count'], 'time')}, the last {ago} ago: it {crash['reason']}")
+    if len(crashes) > REASONS_MAX:
+        told.append(f"and {counted(len(crashes) - REASONS_MAX, 'process', 'processes')} more; --json has them all")
+    return told
+
+
 MODEL_HEADINGS = ("MODEL", "READY", "WORKERS", "INDEX", "BLOCK", "TOKENIZER", "INFLIGHT", "QUEUED", "HIT RATE")
+MODEL_SPARE = ("TOKENIZER", "BLOCK")
+"""Columns that are left out first on a narrow terminal."""
 WORKER_HEADINGS = (
     "WORKER",
     "ROLE",
@@ -71,7 +129,8 @@ WORKER_HEADINGS = (
     "PREFILL TOKENS",
     "KV BLOCKS",
     "REQUESTS",
-    "FAILURES",
+    "FAILED",
+    "RESTARTS",
     "BREAKER",
     "KV EVENTS",
     "LOST",
@@ -79,8 +138,16 @@ WORKER_HEADINGS = (
 )
 
 
+def worker_spare(found: dict[str, Any]) -> tuple[str, ...]:
+    """Return which columns of the workers are left out first."""
+    least = ("URL", "LOST", "KV EVENTS", "BREAKER", "PREFILL TOKENS")
+    plain = all(worker.get("role") in (None, "aggregated") for worker in found.get("workers") or [])
+    # The reason why a worker takes no requests is beside its state.
+    return (*(("ROLE",) if plain else ()), *least, "INDEX", "KV BLOCKS")
+
+
 def handoff_line(model: dict[str, Any]) -> str:
-    """Return in one line what became of a model's prefills on workers of their own."""
+    """Return in one line the outcomes of a model's hand-offs from prefill workers."""
     counts = model["handoffs"]
     told = f"{counts['done']:,} handed over, {counts['local']:,} not worth it"
     for name, words in (("fallback", "fell back"), ("lost", "lost"), ("released", "let go")):
@@ -128,6 +195,7 @@ def worker_rows(found: dict[str, Any]) -> list[list[Any]]:
                 f"{held:,} of {size:,}" if isinstance(held, int) and isinstance(size, int) else held,
                 worker.get("requests"),
                 worker.get("failures"),
+                worker.get("restarts"),
                 worker.get("breaker"),
                 events.get("applied"),
                 events.get("lost"),
@@ -143,12 +211,20 @@ def finding_line(finding: dict[str, Any]) -> str:
     return f"  {finding.get('level')}: {finding.get('text')}" + (f" ({hint})" if hint else "")
 
 
-def _head(found: dict[str, Any]) -> str:
-    lines = [*head_lines(found), f"Run folder: {found.get('run') or '-'}"]
+def _head(found: dict[str, Any], width: int) -> str:
+    lines = [*head_lines(found), f"Run folder: {_near(found.get('run'))}"]
     for model in found.get("models") or []:
         if model.get("handoffs"):
             lines.append(handoff_line(model))
     frontends = found.get("frontends") or []
     if len(frontends) > 1:
-        lines.append(f"Frontends: {len(frontends)}; the counts are of the one that answered")
-    return "\n".join(lines)
+        lines.append(f"Frontends: {len(frontends)}; the counts are of all of them")
+    return "\n".join(wrapped(line, width) for line in lines)
+
+
+def _near(run: str | None) -> str:
+    """Write a folder relative to the current one, where it lies below."""
+    if not run:
+        return "-"
+    path = Path(run)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else run

@@ -1,11 +1,11 @@
-"""What does ``penstock study`` do? Holds ways of scaling against each other in simulation, and writes it down."""
+"""Command ``penstock study``: compares scaling policies in simulation, and writes the report."""
 
 import time
 from pathlib import Path
 
 import click
 
-from penstock.cli.amount import SECONDS
+from penstock.cli.shared.amount import SECONDS
 
 EPILOG = """\b
 Examples:
@@ -43,7 +43,7 @@ def planner(
     only: tuple[str, ...],
 ) -> int:
     """Attainment against GPU-hours of the planner's policies, other autoscalers, static fleets and a clairvoyant."""
-    from penstock.report.study.main import Options, main
+    from penstock.report.study.study_run import StudyOptions, main
 
     until = None if limit is None else time.monotonic() + limit
-    return main(Options(out, docs, full, traces, processes, until, only))
+    return main(StudyOptions(out, docs, full, traces, processes, until, only))

@@ -1,13 +1,30 @@
-"""What does ``penstock top`` show? The status, drawn again and again until Ctrl-C."""
+"""Command ``penstock top``: the status, redrawn until q or Ctrl-C."""
 
+import os
+import select
+import sys
+import termios
 import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from penstock.cli.client import Client, Unreachable, admin_key_option, url_option
-from penstock.cli.output import cell
-from penstock.cli.status import MODEL_HEADINGS, WORKER_HEADINGS, finding_line, head_lines, model_rows, worker_rows
+from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, admin_key_option, url_option
+from penstock.cli.shared.output import cell, fitted
+from penstock.cli.status import (
+    MODEL_HEADINGS,
+    MODEL_SPARE,
+    WORKER_HEADINGS,
+    crash_lines,
+    finding_line,
+    head_lines,
+    model_rows,
+    worker_rows,
+    worker_spare,
+)
 
 EPILOG = """\b
 Examples:
@@ -16,36 +33,73 @@ Examples:
 """
 
 MISSES_MAX = 30
-"""Looks in a row without an answer after which it gives up."""
+"""Requests in a row without an answer before it gives up."""
 
 
 @click.command("top", epilog=EPILOG, short_help="Watch a cluster live.")
 @url_option
 @admin_key_option
 @click.option("--every", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between looks.")
-@click.option("--looks", type=click.IntRange(1), help="End after so many looks; without it, at Ctrl-C.")
+@click.option("--looks", type=click.IntRange(1), help="End after so many looks; without it, at q.")
 def command(url: str, admin_key: str | None, every: float, looks: int | None) -> int:
-    """Watch a cluster live: requests, workers, queues, findings. Ctrl-C ends it."""
-    client = Client(url, admin_key, timeout=5.0)
+    """Watch a cluster live: requests, workers, queues, findings. q or Ctrl-C ends it."""
+    client = AdminClient(url, admin_key, timeout=5.0)
     found = client.get("/admin/status")
     try:
-        _watch(client, found, every, looks)
+        with _keys() as left:
+            _watch(client, found, every, looks, left)
     except KeyboardInterrupt:
-        return 0  # the ordinary way to leave it
+        return 0  # the usual way to leave it
     return 0
 
 
-def _watch(client: Client, found: dict[str, Any], every: float, looks: int | None) -> None:
+@contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Yield a function that waits so many seconds, and returns at once when q is pressed.
+
+    Without a terminal there are no keys, and the function only waits.
+    """
+    try:
+        stdin = sys.stdin.fileno()
+        before = termios.tcgetattr(stdin)
+    except (OSError, ValueError, termios.error):
+        yield _wait
+        return
+
+    def left(seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while select.select([stdin], [], [], max(0.0, end - time.monotonic()))[0]:
+            pressed = os.read(stdin, 64)
+            if b"q" in pressed.lower() or not pressed:  # nothing: the terminal is gone
+                return True
+        return False
+
+    tty.setcbreak(stdin)
+    try:
+        yield left
+    finally:
+        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+
+
+def _wait(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+def _watch(
+    client: AdminClient, found: dict[str, Any], every: float, looks: int | None, left: Callable[[float], bool]
+) -> None:
     from rich.live import Live
 
     before, seen, misses, done = found, time.monotonic(), 0, 1
     with Live(screen_of(found, None, None), refresh_per_second=4, transient=False) as live:
         while looks is None or done < looks:
-            time.sleep(every)
+            if left(every):
+                return
             done += 1
             try:
                 found = client.get("/admin/status")
-            except Unreachable as error:
+            except ClusterUnreachable as error:
                 misses += 1
                 if misses >= MISSES_MAX:
                     raise
@@ -57,7 +111,7 @@ def _watch(client: Client, found: dict[str, Any], every: float, looks: int | Non
 
 
 def requests_per_second(before: dict[str, Any], after: dict[str, Any], seconds: float) -> float | None:
-    """Return how many requests ended per second between two looks; None where the counts can't tell."""
+    """Return how many requests ended per second between two reports; None where the counts fell."""
     names = ("ok", "failed", "rejected", "cancelled", "expired")
     counts = [
         sum(value for name in names if isinstance(value := (found.get("requests") or {}).get(name), int))
@@ -70,16 +124,19 @@ def requests_per_second(before: dict[str, Any], after: dict[str, Any], seconds: 
 
 def screen_of(found: dict[str, Any], rate: float | None, note: str | None) -> Any:
     """Return the whole screen for rich."""
-    from rich.console import Group
+    from rich.console import Console, Group
     from rich.text import Text
 
+    width = Console().width
     head = head_lines(found)
     if rate is not None:
         head[1] += f"; {rate:.1f} requests end per second"
     parts: list[Any] = [Text("\n".join(head))]
-    parts.append(_table(MODEL_HEADINGS, model_rows(found)))
+    parts.append(_table(*fitted(MODEL_HEADINGS, model_rows(found), width, MODEL_SPARE)))
     # The URL is wide and never changes: `penstock status` has it.
-    parts.append(_table(WORKER_HEADINGS[:-1], [row[:-1] for row in worker_rows(found)]))
+    rows = [row[:-1] for row in worker_rows(found)]
+    parts.append(_table(*fitted(WORKER_HEADINGS[:-1], rows, width, worker_spare(found))))
+    parts += [Text(f"Restarted {line}", style="yellow") for line in crash_lines(found)]
     for finding in found.get("findings") or []:
         parts.append(Text(finding_line(finding), style="red" if finding.get("level") == "error" else "yellow"))
     if note:
@@ -87,14 +144,14 @@ def screen_of(found: dict[str, Any], rate: float | None, note: str | None) -> An
     return Group(*parts)
 
 
-def _table(headings: tuple[str, ...], rows: list[list[Any]]) -> Any:
+def _table(headings: list[str], rows: list[list[Any]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
     made = Table(box=None, pad_edge=False)
     for index, heading in enumerate(headings):
         numbers = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        made.add_column(heading, justify="right" if numbers else "left", no_wrap=index == 0)
+        made.add_column(heading, justify="right" if numbers else "left", no_wrap=True)
     for row in rows:
         made.add_row(*(Text(cell(value)) for value in row))
     return made

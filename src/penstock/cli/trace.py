@@ -1,4 +1,4 @@
-"""What does ``penstock trace`` do? Says what is in a trace, converts it, cuts a part out of it, changes its rate."""
+"""Command ``penstock trace``: summarises a trace, converts it, cuts a part out of it, changes its rate."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from penstock.cli.amount import SECONDS, Amount
-from penstock.cli.output import json_option, print_json, seconds_text
-from penstock.cli.trace_text import archive_facts, archive_text, count_of, summary_text
-from penstock.cli.traffic import FORMATS
+from penstock.cli.shared.amount import SECONDS, Amount
+from penstock.cli.shared.output import json_option, print_json, seconds_text
+from penstock.cli.shared.traffic_flags import FORMATS
+from penstock.cli.trace_tools.trace_text import archive_facts, archive_text, count_of, summary_text
 
 if TYPE_CHECKING:
-    from penstock.traffic.formats import Written
-    from penstock.traffic.request import TrafficRequest
-    from penstock.traffic.rows import Trace
-    from penstock.traffic.servegen import Client, RateRows
+    from penstock.traffic.formats.servegen import RateRows, ServegenClient
+    from penstock.traffic.formats.trace_format import Written
+    from penstock.traffic.formats.trace_rows import TraceRequests
+    from penstock.traffic.traffic_request import TrafficRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 WRITTEN = ("mooncake", "records")
@@ -36,7 +36,7 @@ _OUT = click.Path(dir_okay=False, path_type=Path)
 
 
 def reading_options(command: F) -> F:
-    """Add how a trace is read."""
+    """Add the options for reading a trace."""
     for option in (
         click.option("--skip-bad", is_flag=True, help="Leave bad rows out, and count them."),
         click.option(
@@ -69,9 +69,9 @@ def command() -> None:
 @json_option
 def info(file: Path, block_size: int, as_json: bool, **reading: Any) -> int:
     """Say how many requests FILE has, how fast they come, how long they are, and what a cache could hit of them."""
-    from penstock.cli.trace_files import is_archive, load_archive
+    from penstock.cli.trace_tools.trace_files import is_archive, load_archive
     from penstock.report.trace_file import opened
-    from penstock.traffic.summary import summarise
+    from penstock.traffic.trace_summary import summarise
 
     if reading["format_name"] is None and is_archive(file):
         clients, read = load_archive(file, skip_bad=reading["skip_bad"])
@@ -83,7 +83,7 @@ def info(file: Path, block_size: int, as_json: bool, **reading: Any) -> int:
             _say_left_out(read, 0, err=False)
         return 0
     with opened(file, **_reading(reading)) as trace:
-        # Only Mooncake traces have ids and may have rows out of order; those without ids may be too long to be kept.
+        # Only Mooncake traces have ids and may have rows out of order; those without ids may be too long for memory.
         requests = sorted(trace, key=lambda request: request.at) if trace.format == "mooncake" else trace
         summary = summarise(requests, block_size=block_size)
     if as_json:
@@ -121,7 +121,7 @@ def convert(
     **reading: Any,
 ) -> int:
     """Write FILE's requests to OUT in another format; of a ServeGen archive, requests drawn from its rates."""
-    from penstock.cli.trace_files import is_archive, load_archive
+    from penstock.cli.trace_tools.trace_files import is_archive, load_archive
     from penstock.report.trace_file import opened
 
     if reading["format_name"] is None and is_archive(file):
@@ -163,14 +163,14 @@ def slice_(
 ) -> int:
     """Write a part of FILE to OUT; its times count from --start."""
     from penstock.report.trace_file import opened
-    from penstock.traffic import slices
+    from penstock.traffic import trace_slices
 
     with opened(file, **_reading(reading)) as trace:
-        kept = sorted(slices.by_time(trace, start, end), key=lambda request: request.at)
-    found = slices.rebase(kept, start)
+        kept = sorted(trace_slices.by_time(trace, start, end), key=lambda request: request.at)
+    found = trace_slices.rebase(kept, start)
     if spread_ties:
-        found = slices.spread_ties(found)
-    _write(out, to, slices.by_count(found, count))
+        found = trace_slices.spread_ties(found)
+    _write(out, to, trace_slices.by_count(found, count))
     _say_left_out([trace], trace.unanswered)
     return 0
 
@@ -191,12 +191,12 @@ def scale(
     if (rate_factor is None) == (target_rate is None):
         raise click.UsageError("give either --rate-factor or --target-rate")
     from penstock.report.trace_file import opened
-    from penstock.traffic import slices
+    from penstock.traffic import trace_slices
 
     if target_rate is not None:
         rate_factor = _factor(file, target_rate, reading)
     with opened(file, **_reading(reading)) as trace:
-        _write(out, to, slices.scale_rate(trace, rate_factor or 1.0))
+        _write(out, to, trace_slices.scale_rate(trace, rate_factor or 1.0))
     _say_left_out([trace], trace.unanswered)
     return 0
 
@@ -210,15 +210,15 @@ def _reading(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _factor(file: Path, target_rate: float, reading: dict[str, Any]) -> float:
-    """Read the trace for its mean rate, and return by what it must be multiplied."""
-    from penstock.cli.trace_files import Tally
+    """Read the trace for its mean rate, and return the factor for it."""
+    from penstock.cli.trace_tools.trace_files import RateTally
     from penstock.kernel.errors import ConfigError
     from penstock.report.trace_file import opened
-    from penstock.traffic.summary import mean_rate
+    from penstock.traffic.trace_summary import mean_rate
 
     if not target_rate > 0.0:
         raise click.UsageError(f"--target-rate must be above 0, not {target_rate:g}")
-    tally = Tally()
+    tally = RateTally()
     with opened(file, **_reading(reading)) as trace:
         for _ in tally.watch(trace):
             pass
@@ -229,12 +229,12 @@ def _factor(file: Path, target_rate: float, reading: dict[str, Any]) -> float:
 
 
 def _drawn(
-    clients: "Sequence[Client]", start: float, end: float, target_rate: float | None, seed: int
+    clients: "Sequence[ServegenClient]", start: float, end: float, target_rate: float | None, seed: int
 ) -> "Iterator[TrafficRequest]":
     import random
 
     from penstock.kernel.errors import ConfigError
-    from penstock.traffic.servegen import draw
+    from penstock.traffic.formats.servegen import draw
 
     expected = (
         sum(client.rate.expected(end) - client.rate.expected(start) for client in clients) if end > start else 0.0
@@ -248,8 +248,8 @@ def _drawn(
 
 
 def _write(out: Path, to: "Written", requests: "Iterable[TrafficRequest]") -> int:
-    from penstock.cli.trace_files import save
-    from penstock.traffic.summary import mean_rate
+    from penstock.cli.trace_tools.trace_files import save
+    from penstock.traffic.trace_summary import mean_rate
 
     tally = save(out, to, requests)
     rate = mean_rate(tally.count, tally.span)
@@ -258,7 +258,7 @@ def _write(out: Path, to: "Written", requests: "Iterable[TrafficRequest]") -> in
     return 0
 
 
-def _say_left_out(read: "Sequence[Trace | RateRows]", unanswered: int, *, err: bool = True) -> None:
+def _say_left_out(read: "Sequence[TraceRequests | RateRows]", unanswered: int, *, err: bool = True) -> None:
     skipped = sum(rows.skipped for rows in read)
     if unanswered:
         click.echo(f"Left out: {count_of(unanswered, 'request')} without an answer, whose length is unknown.", err=err)

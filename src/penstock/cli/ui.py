@@ -1,4 +1,4 @@
-"""What does ``penstock ui`` do? Shows a run that is over, live or simulated, in the page of a live cluster."""
+"""Command ``penstock ui``: shows a finished run, live or simulated, in the page of a live cluster."""
 
 import asyncio
 import signal
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.amount import SECONDS
+from penstock.cli.shared.amount import SECONDS
 
 EPILOG = """\b
 Examples:
@@ -28,9 +28,9 @@ PORT = 8765
 @click.option("--slo-itl", type=SECONDS, help="Mean ITL that counts as good, instead of the run's own.")
 def command(run: Path, port: int, slo_ttft: float | None, slo_itl: float | None) -> int:
     """Serve the page over RUN_FOLDER on this machine alone, until Ctrl-C. Time can be played, fast or slow."""
-    from penstock.frontend.recorded import serve
-    from penstock.frontend.server import bound_sockets, url_of
-    from penstock.report.recording import Recording
+    from penstock.frontend.admin.recorded_run_server import serve
+    from penstock.frontend.http.http_server import bound_sockets, url_of
+    from penstock.report.run.recording import Recording
 
     sockets = bound_sockets("127.0.0.1", port, hint="--port 0 takes any free port")
     click.echo(f"Reading {run} ...", err=True)

@@ -1,8 +1,8 @@
-"""What does ``penstock up`` do? Starts a whole cluster from a config and stays until Ctrl-C."""
+"""Command ``penstock up``: starts a whole cluster from a config and stays until Ctrl-C."""
 
 import click
 
-from penstock.cli.settings import SettingsCommand, load_to_start, settings_options
+from penstock.cli.shared.settings_flags import SettingsCommand, load_to_start, settings_options
 
 EPILOG = """\b
 Examples:
@@ -27,7 +27,7 @@ def command(config: str | None, overrides: tuple[str, ...]) -> int:
     CONFIG is a YAML file, or - for standard input; without one it is the embedded default.
     """
     loaded = load_to_start(config, overrides)
-    from penstock.cli.running import run_cluster
+    from penstock.cli.shared.cluster_run import run_cluster
 
     again = None if config is None or config == "-" else lambda: load_to_start(config, overrides)
     return run_cluster(loaded, "up", reload=again)

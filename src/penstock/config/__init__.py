@@ -1,1 +1,1 @@
-"""Settings of a whole cluster: declared once as structs, from which everything that a person types is derived."""
+"""Cluster settings, declared once as structs; flags, environment names, schema and docs are derived from them."""

@@ -1,4 +1,4 @@
-"""Which settings contradict each other? What a single knob's range can't say; every contradiction at once."""
+"""Cross-checks of settings: contradictions that a single knob's range can't show, all reported at once."""
 
 import re
 import shutil
@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from penstock.config.cluster import BUILTIN_TOKENIZER, ClusterSettings, PoolSettings
-from penstock.config.derive import dotted
-from penstock.config.names import pool_prefix
-from penstock.config.problems import DEFAULT, Origin, Problem, listed
-from penstock.config.timing_files import timing_files
-from penstock.config.tree import Node, node_at
-from penstock.engine.gpus import GPUS
+from penstock.config.derived.knobs import dotted
+from penstock.config.files.profile_folder import read_profile
+from penstock.config.files.timing_files import timing_files
+from penstock.config.reading.problems import DEFAULT, ConfigProblem, ValueOrigin, listed
+from penstock.config.reading.text_tree import TreeNode, node_at
+from penstock.config.settings.cluster_settings import BUILTIN_TOKENIZER, STARTED, ClusterSettings, PoolSettings
+from penstock.config.worker_names import pool_prefix
 from penstock.engine.settings import checked, checked_monotone
+from penstock.engine.timing.gpus import GPUS
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.secret import LENGTH_MIN as SECRET_LENGTH_MIN
+from penstock.planner.limits.contradictions import contradictions
 
 LOOPBACK = ("localhost", "::1", "")
 _POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
@@ -28,15 +30,15 @@ Complaint = tuple[tuple[str, ...], str, str | None]
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach an address."""
+    """Return whether only this machine can reach an address."""
     return host in LOOPBACK or host.startswith("127.")
 
 
-def cross_checks(settings: ClusterSettings, root: Node, known_bad: set[str]) -> list[Problem]:
-    """Return what contradicts itself; settings already known to be wrong are passed over.
+def cross_checks(settings: ClusterSettings, root: TreeNode, known_bad: set[str]) -> list[ConfigProblem]:
+    """Return the contradictions; settings already known to be wrong are skipped.
 
     Args:
-        root: the tree of what was given, for the positions.
+        root: the tree of the given values, for their positions.
         known_bad: dotted names that have a problem of their own.
     """
     problems = []
@@ -45,16 +47,21 @@ def cross_checks(settings: ClusterSettings, root: Node, known_bad: set[str]) -> 
             name = dotted(path)
             if any(bad == name or bad.startswith(f"{name}.") or name.startswith(f"{bad}.") for bad in known_bad if bad):
                 continue
-            problems.append(Problem(_where(root, path), name, message, hint))
+            problems.append(ConfigProblem(_where(root, path), name, message, hint))
     return problems
 
 
-def file_problems(settings: ClusterSettings) -> list[Problem]:
-    """Return what the settings name and this machine does not have: certificates, tokenizers, tables."""
+def file_problems(settings: ClusterSettings, root: TreeNode) -> list[ConfigProblem]:
+    """Return the files that the settings name and this machine lacks: certificates, tokenizers, tables, profiles.
+
+    Args:
+        root: the tree of the given values, for their positions.
+    """
     named: list[tuple[tuple[str, ...], str | None]] = [
         (("frontend", "security", "tls_cert"), settings.frontend.security.tls_cert),
         (("frontend", "security", "tls_key"), settings.frontend.security.tls_key),
         (("cluster_secret_file",), settings.cluster_secret_file),
+        (("planner", "classic", "forecast", "warm_up_trace"), settings.planner.classic.forecast.warm_up_trace),
     ]
     for service in ("etcd", "nats"):
         found = getattr(settings.discovery, service)
@@ -67,29 +74,52 @@ def file_problems(settings: ClusterSettings) -> list[Problem]:
             if pool.engine == "sim" and not pool.urls:
                 timing = ("models", model, "pools", name, "sim", "timing")
                 named += [((*timing, knob), file) for knob, file in timing_files(pool.sim.timing).items()]
-    problems = list(_programs(settings))
+    problems = [
+        ConfigProblem(_where(root, path), dotted(path), message, hint)
+        for path, message, hint in (*_programs(settings), *_profiles(settings))
+    ]
     for path, file in named:
         if file is None:
             continue
-        origin = Origin("file", file)
+        origin = _where(root, path)
         if not Path(file).exists():
             hint = "paths count from the current folder"
             if path[-1] == "gpu":
                 hint = f"a GPU is one of {', '.join(GPUS)}, or a YAML file; {hint}"
-            problems.append(Problem(origin, dotted(path), "is not there", hint))
+            problems.append(ConfigProblem(origin, dotted(path), f"{file} is not there", hint))
         elif path[-1] == "tokenizer" and Path(file).is_dir() and not (Path(file) / "tokenizer.json").is_file():
-            problems.append(Problem(origin, dotted(path), "has no tokenizer.json", "name the folder that has it"))
+            problems.append(
+                ConfigProblem(origin, dotted(path), f"{file} has no tokenizer.json", "name the folder that has it")
+            )
     return problems
 
 
-def _programs(settings: ClusterSettings) -> Iterator[Problem]:
+def _profiles(settings: ClusterSettings) -> Iterator[Complaint]:
+    folder = settings.planner.classic.profile
+    if folder is not None:
+        try:
+            read_profile(folder)
+        except ConfigError as error:
+            yield ("planner", "classic", "profile"), error.message, error.hint
+
+
+_PROGRAMS = {
+    "vllm": "install vLLM in an environment of its own, and give the path of its vllm program",
+    "llamacpp": "give the path of llama-server, or of the Python in whose environment llama-cpp-python[server] is",
+}
+
+
+def _programs(settings: ClusterSettings) -> Iterator[Complaint]:
     for model, entry in settings.models.items():
         for name, pool in entry.pools.items():
-            program = pool.vllm.command
-            if pool.engine == "vllm" and not pool.urls and shutil.which(program) is None:
-                path = dotted(("models", model, "pools", name, "vllm", "command"))
-                hint = "install vLLM in an environment of its own, and give the path of its vllm program"
-                yield Problem(Origin("file", program), path, "is no program that can be started", hint)
+            if pool.urls or pool.engine not in _PROGRAMS:
+                continue
+            path = ("models", model, "pools", name, pool.engine)
+            program = pool.vllm.command if pool.engine == "vllm" else pool.llamacpp.command
+            if shutil.which(program) is None:
+                yield (*path, "command"), f"{program} is no program that can be started", _PROGRAMS[pool.engine]
+            if pool.engine == "llamacpp" and not Path(pool.llamacpp.model or "").expanduser().is_file():
+                yield (*path, "model"), f"there is no file {pool.llamacpp.model}", "name the model's GGUF file"
 
 
 def _models(settings: ClusterSettings) -> Iterator[Complaint]:
@@ -137,7 +167,7 @@ def _block_sizes(settings: ClusterSettings) -> Iterator[Complaint]:
 
 
 def _handoffs(settings: ClusterSettings) -> Iterator[Complaint]:
-    """Look at what prefill and decode pools of a model say of their hand-off: what differs can't be handed over."""
+    """Check that prefill and decode pools of a model agree on their hand-off; otherwise KV can't be transferred."""
     for model, entry in settings.models.items():
         for knob in ("handoff", "layout"):
             told = {
@@ -156,7 +186,7 @@ def _handoffs(settings: ClusterSettings) -> Iterator[Complaint]:
 
 
 def _roles(path: tuple[str, ...], pool: PoolSettings, roles: set[str]) -> Iterator[Complaint]:
-    """Look at what a pool does in the flow of stages; ``roles``: of all pools of its model."""
+    """Check a pool's role in the flow of stages; ``roles``: those of all pools of its model."""
     if pool.role in ("prefill", "encode") and not roles & {"decode", "aggregated"}:
         yield (*path, "role"), f"is {pool.role}, but no pool of its model answers clients", "add one of role decode"
     if pool.role in ("prefill", "decode") and pool.engine == "llamacpp":
@@ -171,8 +201,10 @@ def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
         for name, pool in entry.pools.items():
             path = ("models", model, "pools", name)
             yield from _roles(path, pool, {other.role for other in entry.pools.values()})
-            if pool.engine not in ("sim", "vllm") and not pool.urls:
-                hint = "start the servers yourself and list their URLs; only sim and vllm engines are started here"
+            if pool.engine not in STARTED and not pool.urls:
+                hint = (
+                    f"start the servers yourself and list their URLs; only {listed(STARTED)} engines are started here"
+                )
                 yield (*path, "urls"), f"engine {pool.engine} needs urls", hint
             for url in pool.urls:
                 fault = _url_fault(url, settings)
@@ -182,6 +214,11 @@ def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
                 if key in seen:
                     yield (*path, "urls"), f"{url!r} stands in pool {seen[key]} already", "name each server once"
                 seen[key] = dotted(path)
+            for label in ("tp_size", "pp_size"):
+                size = pool.labels.get(label, "1")
+                if not size.isdecimal() or not int(size):
+                    hint = "over how many GPUs each engine spreads its tensors, or its layers: 1 or more"
+                    yield (*path, "labels"), f"{label} is {size!r}", hint
             yield from _endpoints(path, pool)
             if pool.engine == "sim" and not pool.urls:
                 yield from _sim(path, pool)
@@ -306,15 +343,9 @@ def _secret(settings: ClusterSettings) -> Iterator[Complaint]:
         yield ("cluster_secret_file",), "stands beside cluster_secret", "give one of them"
 
 
-def _ordered(settings: ClusterSettings) -> Iterator[Complaint]:
-    """Upper ends must not lie below what they bound."""
-    breaker, supervise = settings.router.breaker, settings.supervise
-    if breaker.open_max < breaker.open_for:
-        message = f"is {breaker.open_max:g} s, below open_for {breaker.open_for:g} s"
-        yield ("router", "breaker", "open_max"), message, None
-    if supervise.restart_backoff_max < supervise.restart_backoff:
-        message = f"is {supervise.restart_backoff_max:g} s, below restart_backoff {supervise.restart_backoff:g} s"
-        yield ("supervise", "restart_backoff_max"), message, None
+def _planner(settings: ClusterSettings) -> Iterator[Complaint]:
+    for path, message, hint in contradictions(settings.planner):
+        yield ("planner", *path), message, hint
 
 
 def _block_size(pool: PoolSettings) -> int | None:
@@ -323,13 +354,13 @@ def _block_size(pool: PoolSettings) -> int | None:
     return pool.sim.block_size if pool.engine == "sim" and not pool.urls else None
 
 
-def _where(root: Node, path: tuple[str, ...]) -> Origin:
-    """Return where a setting was given, or the nearest thing around it that was."""
+def _where(root: TreeNode, path: tuple[str, ...]) -> ValueOrigin:
+    """Return where a setting was given, or the nearest given place around it."""
     for end in range(len(path), 0, -1):
         node = node_at(root, path[:end])
         if node is not root and node.at is not DEFAULT:
             return node.at
-    return root.at if root.at is not DEFAULT else Origin("default", "config")
+    return root.at if root.at is not DEFAULT else ValueOrigin("default", "config")
 
 
 _RULES: tuple[Callable[[ClusterSettings], Iterator[Complaint]], ...] = (
@@ -340,5 +371,5 @@ _RULES: tuple[Callable[[ClusterSettings], Iterator[Complaint]], ...] = (
     _frontend,
     _discovery,
     _secret,
-    _ordered,
+    _planner,
 )

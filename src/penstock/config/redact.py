@@ -1,10 +1,10 @@
-"""Which words of a command line must not be written down? Keys that were given as flags."""
+"""Redacts secrets given as flags from a command line before it is written down."""
 
 import re
 from collections.abc import Sequence
 
-from penstock.config.cluster import ClusterSettings
-from penstock.config.derive import derive
+from penstock.config.derived.knobs import derive
+from penstock.config.settings.cluster_settings import ClusterSettings
 
 HIDDEN = "***"
 _OPTIONS = ("api_key", "admin_key")
@@ -12,7 +12,7 @@ _OPTIONS = ("api_key", "admin_key")
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with every secret replaced by ``***``; a run folder keeps it.
+    """Return a command line with every secret replaced by ``***``, for the run folder.
 
     Whole groups given as YAML, such as ``--set frontend={security: {api_keys: k}}``, lose their whole value.
     """

@@ -1,46 +1,48 @@
-"""How does a simulated engine behave over time? The machine: requests in, milestones and KV events out.
+"""`Engine`: the simulated engine as a machine: requests in, milestones and KV events out.
 
 It is lazy. An event makes it catch up; between events nothing happens, and `Wake` names the end of the pass, or of
 the run of equal decode steps, that it is in. Where its output stands in between is a closed form: `Engine.tokens_at`
 and `Engine.token_time`, from which a live process paces its streams.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from penstock.engine import takeover
+from penstock.engine import remote_prefill
+from penstock.engine.block_allocation import KvCache
+from penstock.engine.block_cache import BlockCache
+from penstock.engine.engine_request import EngineRequest
 from penstock.engine.events import (
-    Abort,
+    AbortRequest,
     ClearCache,
-    Counters,
-    Finished,
-    FirstToken,
+    EngineCounters,
+    EngineFinished,
+    EngineFirstToken,
+    EngineRejected,
+    EngineStarted,
     KvChanged,
-    Pull,
-    Pulled,
-    Rejected,
-    Release,
-    Started,
-    Submit,
+    KvPulled,
+    PullKv,
+    ReleaseKv,
+    SubmitRequest,
 )
-from penstock.engine.gaps import Gaps
-from penstock.engine.op import Op
-from penstock.engine.output import PLAIN, Answer, Words
-from penstock.engine.request import Request
-from penstock.engine.runs import ArrayRun
+from penstock.engine.forward_pass import ForwardPass
+from penstock.engine.itl_histogram import ItlHistogram
+from penstock.engine.kv_capacity import with_blocks
 from penstock.engine.scheduler import Scheduler, fits, running
 from penstock.engine.settings import SimSettings, checked
-from penstock.engine.timing import Timing, timing_of
+from penstock.engine.simulated_output import PLAIN, SimulatedOutput, Words
+from penstock.engine.timing.decode_steps import TabulatedSteps
+from penstock.engine.timing.timing_model import TimingModel, timing_of
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken
-from penstock.kernel.runs import Chain, chain_of
 from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, RequestId, StepStats
 
-VERSION = 2
-_Told = Started | FirstToken | Finished | Pull | Rejected | KvChanged
+VERSION = 4
+_Told = EngineStarted | EngineFirstToken | EngineFinished | PullKv | EngineRejected | KvChanged
 
 
 class Engine:
@@ -48,11 +50,12 @@ class Engine:
 
     Args:
         settings: scheduler, cache and speed.
-        table: what the files of the timing settings hold, as `penstock.config.timing_files` reads them.
+        table: what the files of the timing settings hold, as `penstock.config.files.timing_files` reads them.
         words: token ids of the words that answers are made of.
         end: token id that ends an answer which ends by itself.
         turn: token id after which the model's turn begins; None takes every prompt as a whole one.
-        runs: prompts come as `penstock.kernel.runs.Chain`, not as hashes or tokens.
+        cache: class of its block cache, and so the form in which prompts come: hashes or tokens, or with `RunCache` as
+            `penstock.kernel.block_runs.Chain`.
     Raises:
         ConfigError: the settings contradict each other.
     Cost: per request, not per token: 3 or 4 events and a few microseconds for each 64 blocks of prompt.
@@ -66,38 +69,41 @@ class Engine:
         words: Words = PLAIN,
         end: int | None = None,
         turn: int | None = None,
-        runs: bool = False,
+        cache: Callable[[int], KvCache] = BlockCache,
     ) -> None:
-        self.settings = checked(settings)
-        self.timing: Timing = timing_of(settings.timing, settings.capacity, table)
+        settings = self.settings = with_blocks(checked(settings), table)
+        self.timing: TimingModel = timing_of(settings.timing, settings.capacity, table)
         self._words = words
         self._end = end
         self._turn = turn
-        self._runs = runs
-        self._core = Scheduler(settings, self.timing, runs)
+        self._cache = cache
+        self._core = Scheduler(settings, self.timing, cache(settings.blocks))
         self._serial = 0
         self._wake: Nanos | None = None
         self._now: Nanos = 0
 
     def handle(self, now: Nanos, event: Event) -> Sequence[Effect]:
-        """Take one event: `Submit`, `Abort`, `Release`, `Pulled`, `ClearCache` or `Woken`; others are ignored."""
+        """Take one event: `SubmitRequest`, `AbortRequest`, `ReleaseKv`, `KvPulled`, `ClearCache` or `Woken`.
+
+        Other events are ignored.
+        """
         core = self._core
         now = self._now = max(now, self._now)
-        if isinstance(event, Submit):
+        if isinstance(event, SubmitRequest):
             core.advance(now, False)
             self._submit(now, event)
         elif isinstance(event, Woken):
             self._wake = None
             core.advance(now, True)
-        elif isinstance(event, Abort):
+        elif isinstance(event, AbortRequest):
             core.advance(now, False)
             request = core.requests.get(event.id)
             if request is not None:
                 core.abort(request, now)
-        elif isinstance(event, Pulled):
+        elif isinstance(event, KvPulled):
             core.advance(now, False)
-            takeover.land(core, event.id, now, event.ok)
-        elif isinstance(event, Release):
+            remote_prefill.land(core, event.id, now, event.ok)
+        elif isinstance(event, ReleaseKv):
             core.advance(now, False)
             core.release(event.id, now)
         elif isinstance(event, ClearCache):
@@ -161,8 +167,8 @@ class Engine:
             return self._wake
         return op.after(op.within(now) + 1)
 
-    def answer(self, id: RequestId | str) -> Answer:
-        """Return what a request is answered with.
+    def answer(self, id: RequestId | str) -> SimulatedOutput:
+        """Return the output of a request.
 
         Raises:
             KeyError: the request is not here (any more).
@@ -185,13 +191,13 @@ class Engine:
         return len(self._core.handoffs.pulling)
 
     @property
-    def held(self) -> int:
+    def blocks_retained(self) -> int:
         """Blocks held for other engines; one that is held of two requests counts twice."""
         return self._core.handoffs.blocks
 
     def holds(self, id: RequestId | str) -> int:
         """Return how many blocks are held of a request that has ended; 0 where they were released, or never held."""
-        hold = self._core.handoffs.held.get(id)
+        hold = self._core.handoffs.retained.get(id)
         return 0 if hold is None else hold.named + hold.private
 
     @property
@@ -214,7 +220,7 @@ class Engine:
         """Blocks with a name, held or idle, as of the last event."""
         return self._core.cache.cached
 
-    def counters(self, now: Nanos) -> Counters:
+    def counters(self, now: Nanos) -> EngineCounters:
         """Return the counters, with the passes that are over and the tokens that are out at ``now``.
 
         Cost: O(running).
@@ -231,17 +237,15 @@ class Engine:
     def take_stats(self, now: Nanos) -> StepStats:
         """Return what was done since the last call, and begin a new window. Cost: constant."""
         self._core.settle(now)
-        window = self._core.window.close()
-        self._core.window.__init__()  # type: ignore[misc]
-        return window
+        return self._core.take_window()
 
-    def hush(self) -> None:
-        """Tell no changes of the cache from now on: nobody listens."""
-        self._core.holdings.tells = False
+    def mute_kv_events(self) -> None:
+        """Report no changes of the cache from now on: there is no listener."""
+        self._core.holdings.notify = False
 
-    def count_gaps(self) -> Gaps:
-        """Count the waits between tokens from now on, and return what counts them; it is no part of the state."""
-        self._core.gaps = Gaps()
+    def count_gaps(self) -> ItlHistogram:
+        """Count the gaps between tokens from now on, and return the histogram; it is no part of the state."""
+        self._core.gaps = ItlHistogram()
         return self._core.gaps
 
     # --- the machine's state ----------------------------------------------------------------------------------------
@@ -257,6 +261,8 @@ class Engine:
             "wake": self._wake,
             "ready": core.ready,
             "stuck": core.stuck,
+            "planned": core.planned,
+            "leaving": [request.dump() for request in core.leaving],
             "step": core.group.step,
             "admissions": core.admissions,
             "requests": [request.dump() for request in core.requests.values()],
@@ -266,8 +272,8 @@ class Engine:
             "handoffs": core.handoffs.snapshot(),
             "cache": core.cache.snapshot(),
             "counters": msgspec.to_builtins(core.counters),
-            "window": core.window.dump(),
-            "timing": [self.timing.asked, self.timing.extrapolated],
+            "window": dict(core.window),
+            "timing": [self.timing.lookups, self.timing.extrapolated],
             "pending": msgspec.to_builtins(core.out),
             "op": None
             if op is None
@@ -286,31 +292,31 @@ class Engine:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Become the engine that wrote the snapshot; it must have had the same settings."""
-        gaps, tells = self._core.gaps, self._core.holdings.tells
-        core = self._core = Scheduler(self.settings, self.timing, self._runs)
-        core.gaps, core.holdings.tells = gaps, tells
+        gaps, tells = self._core.gaps, self._core.holdings.notify
+        core = self._core = Scheduler(self.settings, self.timing, self._cache(self.settings.blocks))
+        core.gaps, core.holdings.notify = gaps, tells
         self._now, self._serial, self._wake = snapshot["now"], snapshot["serial"], snapshot["wake"]
         core.ready, core.stuck, core.admissions = snapshot["ready"], snapshot["stuck"], snapshot["admissions"]
-        chain = chain_of if self._runs else list
-        for state in snapshot["requests"]:
-            submit = msgspec.convert(state["submit"], Submit)
-            answer = Answer(submit, self.settings, self._words, self._end, self._turn)
-            core.requests[submit.id] = Request.load(state, submit, answer, chain)
+        chain = core.cache.chain
+        loaded = [self._loaded(state, chain) for state in [*snapshot["requests"], *snapshot["leaving"]]]
+        here = len(snapshot["requests"])
+        core.requests = {request.submit.id: request for request in loaded[:here]}
+        core.planned, core.leaving = snapshot["planned"], loaded[here:]
         core.group.rebuild([core.requests[id] for id in snapshot["members"]], snapshot["step"])
         for id in snapshot["waiting"]:
             core.add_waiting(core.requests[id])
         core.partial = core.requests[snapshot["partial"]] if snapshot["partial"] is not None else None
         core.handoffs.restore(snapshot["handoffs"], core.requests, chain)
         core.cache.restore(snapshot["cache"])
-        core.counters = msgspec.convert(snapshot["counters"], Counters)
-        core.window.load(snapshot["window"])
-        self.timing.asked, self.timing.extrapolated = snapshot["timing"]
+        core.counters = msgspec.convert(snapshot["counters"], EngineCounters)
+        core.window = dict(snapshot["window"])
+        self.timing.lookups, self.timing.extrapolated = snapshot["timing"]
         core.out = [msgspec.convert(effect, _Told) for effect in snapshot["pending"]]
         state = snapshot["op"]
         if state is not None:
             ends = state["ends"]
             prefills = [(core.requests[id], chunk) for id, chunk in state["prefills"]]
-            core.op = Op(
+            core.op = ForwardPass(
                 state["start"],
                 ends[-1],
                 len(ends),
@@ -319,10 +325,15 @@ class Engine:
                 prefills,
                 state["prefilled"],
                 state["tokens"],
-                run=ArrayRun([end - state["start"] for end in ends]),
+                run=TabulatedSteps([end - state["start"] for end in ends]),
                 taken=state["taken"],
                 last=None if state["last"] is None else (state["last"][0], state["last"][1]),
             )
+
+    def _loaded(self, state: Any, chain: Callable[[Sequence[int]], Sequence[int]]) -> EngineRequest:
+        submit = msgspec.convert(state["submit"], SubmitRequest)
+        answer = SimulatedOutput(submit, self.settings, self._words, self._end, self._turn)
+        return EngineRequest.load(state, submit, answer, chain)
 
     def check(self) -> None:
         """Raise `InvariantError` where blocks, references or sequences do not add up. Cost: walks everything."""
@@ -333,14 +344,16 @@ class Engine:
         stepping = core.op is not None
         holding = running(core)
         chains = [request.chain[: request.named] for request in holding]
-        chains += [hold.chain[: hold.named] for hold in core.handoffs.held.values()]
+        chains += [hold.chain[: hold.named] for hold in core.handoffs.retained.values()]
+        chains += [request.chain[: request.named] for request in core.leaving]
         for names in chains:
             for name in names:
                 holders[name] = holders.get(name, 0) + 1
         for request in holding:
             decodes = request.state == "decoding"
             private += group.private(request, stepping) if decodes else request.private
-        private += sum(hold.private for hold in core.handoffs.held.values())
+        private += sum(hold.private for hold in core.handoffs.retained.values())
+        private += sum(request.private for request in core.leaving)
         core.cache.check(holders, private)
         core.handoffs.check()
         if len(group) + sum(r.state == "prefilling" for r in core.requests.values()) != self.running:
@@ -352,37 +365,34 @@ class Engine:
         kv = sum(request.prompt + group.generated(request) for request in group.members.values())
         if kv != group.kv:
             raise InvariantError(f"sequences read {kv} tokens, but {group.kv} were counted")
-        if (not core.blocked or core.handoffs.held) and not stepping and self._wake is None:
+        if (not core.blocked or core.handoffs.retained) and not stepping and self._wake is None:
             raise InvariantError("there is work, but no wake was asked for")
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def _submit(self, now: Nanos, event: Submit) -> None:
+    def _submit(self, now: Nanos, event: SubmitRequest) -> None:
         core = self._core
         tokens = event.tokens
-        prompt = event.isl if tokens is None else len(tokens)
+        prompt, given = event.prompt_tokens, event.prompt
         core.counters.requests += 1
         why = fits(self.settings, prompt, min(1, event.max_tokens) if event.hold else event.max_tokens)
-        if why is None and (event.id in core.requests or event.id in core.handoffs.held):
+        if why is None and (event.id in core.requests or event.id in core.handoffs.retained):
             why = f"a request {event.id} runs already"
         if why is not None:
             core.counters.rejected += 1
-            core.out.append(Rejected(id=event.id, at=now, why=why))
+            core.out.append(EngineRejected(id=event.id, at=now, why=why))
             return
-        chain: Sequence[int] = Chain() if self._runs else ()
+        chain = core.cache.chain(())
         if self.settings.prefix_caching:
-            if event.blocks is not None:
+            if given is not None:
                 most = prompt // self.settings.block_size
-                chain = event.blocks if len(event.blocks) <= most else event.blocks[:most]
-                if self._runs:
-                    chain = chain if isinstance(chain, Chain) else chain_of(chain)
-                elif tokens is not None:
-                    chain = list(chain)
+                chain = core.cache.chain(given.blocks if len(given.blocks) <= most else given.blocks[:most])
             elif tokens is not None:
-                chain = block_hashes(tokens, self.settings.block_size, lora=event.lora, salt=event.salt)
-        answer = Answer(event, self.settings, self._words, self._end, self._turn)
+                size = self.settings.block_size
+                chain = block_hashes(tokens, size, lora=event.lora, salt=event.salt, media=event.media)
+        answer = SimulatedOutput(event, self.settings, self._words, self._end, self._turn)
         target = 1 if event.hold else answer.length
-        request = Request(event, self._serial, now, prompt, chain, answer, target, event.priority)
+        request = EngineRequest(event, self._serial, now, prompt, chain, answer, target, event.priority)
         if event.remote > 0:
             request.remote = min(event.remote, prompt)
         self._serial += 1
@@ -392,7 +402,7 @@ class Engine:
         core = self._core
         core.settle(now)
         names = core.cache.drop_idle()
-        if not core.holdings.tells:
+        if not core.holdings.notify:
             return
         if not core.cache.cached:
             event: KvEvent = KvCleared()
@@ -402,5 +412,5 @@ class Engine:
             return
         core.out.append(KvChanged(at=now, events=[event]))
 
-    def _prefilled_by(self, op: Op, request: Request) -> bool:
-        return any(r is request and request.computed + chunk >= request.known for r, chunk in op.prefills)
+    def _prefilled_by(self, op: ForwardPass, request: EngineRequest) -> bool:
+        return any(r is request and request.computed + chunk >= request.tokens_so_far for r, chunk in op.prefills)

@@ -1,64 +1,73 @@
-"""What does the simulated engine hear, and what does it tell? Its events and effects.
+"""Events and effects of the simulated engine: requests and KV in, milestones and KV changes out.
 
 Times are kernel nanoseconds and exact: a milestone names when it happened, which may be before the event that made
 the engine look.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from penstock.kernel.hashing import MediaSpan
 from penstock.kernel.machine import Effect, Event, Nanos
-from penstock.kernel.values import KvEvent, RequestId, StepStats
+from penstock.kernel.values import KvEvent, Prompt, RequestId
 
 EndReason = Literal["stop", "length", "abort"]
 
 
-class Submit(Event, frozen=True, kw_only=True):
+class SubmitRequest(Event, frozen=True, kw_only=True):
     """A request for this engine.
 
-    Give ``tokens``, or ``isl`` and ``blocks`` (chained hashes of the prompt's full blocks, as many as are known): then
-    no token need be materialised. ``output`` are tokens to answer with instead of made-up ones; the request ends with
-    them. ``variant`` tells several answers to one prompt apart. ``max_tokens`` bounds the output; without
-    ``ignore_eos`` it may end by itself, not before ``min_tokens``. ``priority``: lower goes first under priority
-    scheduling.
+    Give ``tokens``, or ``prompt``: then no token need be materialised. ``output`` are tokens to answer with instead of
+    made-up ones; the request ends with them. ``variant`` tells several answers to one prompt apart. ``max_tokens``
+    bounds the output; without ``ignore_eos`` it may end by itself, not before ``min_tokens``. ``priority``: lower goes
+    first under priority scheduling.
+
+    ``media``: images and the like, by their ids and the tokens that stand for them.
 
     ``hold``: another engine goes on with this request. It ends with its first token, whatever ``max_tokens`` says, and
-    keeps the blocks of its prompt until `Release`. ``remote``: prompt tokens whose KV another engine holds; the driver
-    is asked to bring it by `Pull`.
+    keeps the blocks of its prompt until `ReleaseKv`. ``remote``: prompt tokens whose KV another engine holds; `PullKv`
+    asks the driver to bring it.
     """
 
     id: RequestId
     max_tokens: int
-    isl: int = 0
+    prompt: Prompt | None = None
     tokens: Sequence[int] | None = None
-    blocks: Sequence[int] | None = None
     min_tokens: int = 0
     ignore_eos: bool = True
     priority: int = 0
     salt: str | None = None
     lora: str | None = None
+    media: list[MediaSpan] = []
     output: Sequence[int] | None = None
     variant: int = 0
     hold: bool = False
     remote: int = 0
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        if self.tokens is not None:
+            return len(self.tokens)
+        return 0 if self.prompt is None else self.prompt.isl
 
-class Abort(Event, frozen=True, kw_only=True):
-    """Nobody waits for this request any more; unknown ids are ignored."""
+
+class AbortRequest(Event, frozen=True, kw_only=True):
+    """This request is not needed any more; unknown ids are ignored."""
 
     id: RequestId
 
 
-class Release(Event, frozen=True, kw_only=True):
-    """Nobody needs the blocks any more that this request holds for another engine; unknown ids are ignored."""
+class ReleaseKv(Event, frozen=True, kw_only=True):
+    """The blocks that this request holds for another engine are not needed any more; unknown ids are ignored."""
 
     id: RequestId
 
 
-class Pulled(Event, frozen=True, kw_only=True):
-    """The KV that `Pull` asked for is here, or, where not ``ok``, will never be: the engine then computes the prompt.
+class KvPulled(Event, frozen=True, kw_only=True):
+    """The KV that `PullKv` asked for is here, or, where not ``ok``, will never be: the engine then computes the prompt.
 
     Unknown ids are ignored.
     """
@@ -71,7 +80,7 @@ class ClearCache(Event, frozen=True, kw_only=True):
     """Forget every cached block that no running request holds."""
 
 
-class Started(Effect, frozen=True, kw_only=True):
+class EngineStarted(Effect, frozen=True, kw_only=True):
     """A request's first pass began. ``cached``: prompt tokens found in the cache."""
 
     id: RequestId
@@ -79,18 +88,18 @@ class Started(Effect, frozen=True, kw_only=True):
     cached: int
 
 
-class FirstToken(Effect, frozen=True, kw_only=True):
+class EngineFirstToken(Effect, frozen=True, kw_only=True):
     """A request's first token came out."""
 
     id: RequestId
     at: Nanos
 
 
-class Finished(Effect, frozen=True, kw_only=True):
+class EngineFinished(Effect, frozen=True, kw_only=True):
     """A request ended with ``tokens`` of output; ``started`` and ``first`` are None where it did not come so far.
 
     Tokens: ``prompt`` of which ``cached`` were not computed at its first admission. ``pulled`` came
-    from another engine. ``held``: blocks that it keeps for another engine until `Release`.
+    from another engine. ``blocks_retained``: blocks that it keeps for another engine until `ReleaseKv`.
     """
 
     id: RequestId
@@ -104,18 +113,18 @@ class Finished(Effect, frozen=True, kw_only=True):
     first: Nanos | None
     preemptions: int = 0
     pulled: int = 0
-    held: int = 0
+    blocks_retained: int = 0
 
 
-class Pull(Effect, frozen=True, kw_only=True):
-    """Blocks are reserved: bring the KV of ``tokens`` tokens of this request's prompt, then answer with `Pulled`."""
+class PullKv(Effect, frozen=True, kw_only=True):
+    """Blocks are reserved: bring the KV of ``tokens`` tokens of this request's prompt, then answer with `KvPulled`."""
 
     id: RequestId
     at: Nanos
     tokens: int
 
 
-class Rejected(Effect, frozen=True, kw_only=True):
+class EngineRejected(Effect, frozen=True, kw_only=True):
     """A request can never run here; ``why`` says what is too large."""
 
     id: RequestId
@@ -130,7 +139,7 @@ class KvChanged(Effect, frozen=True, kw_only=True):
     events: list[KvEvent]
 
 
-class Counters(msgspec.Struct, kw_only=True):
+class EngineCounters(msgspec.Struct, kw_only=True):
     """What the engine has counted since its start; tokens unless the name says otherwise."""
 
     prefix_queries: int = 0
@@ -145,64 +154,11 @@ class Counters(msgspec.Struct, kw_only=True):
     pulled: int = 0
     """Prompt tokens that came from other engines."""
     remote_queries: int = 0
-    """Prompt tokens that other engines were said to hold..."""
+    """Prompt tokens that requests named as held by other engines..."""
     remote_hits: int = 0
-    """... and those of them that were asked for."""
+    """... and those of them that were requested."""
     pulls_failed: int = 0
     """Requests that were computed here because their KV did not come."""
     hold_expired: int = 0
-    """Held requests whose blocks nobody released in time."""
+    """Held requests whose blocks were not released in time."""
     ended: dict[str, int] = msgspec.field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
-
-
-class Window:
-    """The sums of a `StepStats` window, while it is open."""
-
-    __slots__ = (
-        "decode_kv",
-        "decode_kv_sq",
-        "decode_seqs",
-        "decode_seqs_sq",
-        "passes",
-        "preemptions",
-        "prefill_requests",
-        "prefill_tokens",
-        "prefill_tokens_sq",
-        "queued_decode_kv",
-        "queued_prefill_tokens",
-        "queued_requests",
-        "wall",
-    )
-
-    def __init__(self) -> None:
-        for name in self.__slots__:
-            setattr(self, name, 0)
-
-    passes: int
-    wall: int
-    prefill_tokens: int
-    prefill_tokens_sq: int
-    prefill_requests: int
-    decode_seqs: int
-    decode_seqs_sq: int
-    decode_kv: int
-    decode_kv_sq: int
-    queued_requests: int
-    queued_prefill_tokens: int
-    queued_decode_kv: int
-    preemptions: int
-
-    def close(self) -> StepStats:
-        """Return the window as a value; ``wall`` turns from nanoseconds into seconds."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        values["wall"] = self.wall / 1e9
-        return StepStats(**values)
-
-    def dump(self) -> list[int]:
-        """Return the sums as plain data."""
-        return [getattr(self, name) for name in self.__slots__]
-
-    def load(self, sums: Sequence[int]) -> None:
-        """Become what `dump` wrote."""
-        for name, value in zip(self.__slots__, sums, strict=True):
-            setattr(self, name, value)

@@ -1,18 +1,19 @@
-"""Which blocks of KV does the simulated engine hold, where prompts come as runs of blocks?
+"""Block cache of the simulated engine for prompts that come as runs of blocks.
 
-The same cache as `penstock.engine.cache`, which is the yardstick that it is tested against: equal answers, equal
+The same cache as `penstock.engine.block_cache`, which is the yardstick that it is tested against: equal answers, equal
 evictions in an equal order. Here what is held of a run is a number, and what is idle are stretches of runs, so a call
 costs as much as there are runs in the prompt, not blocks.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+from penstock.kernel.block_runs import Aged, Chain, Holders, Stretches, chain_of, depth_in
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.runs import Aged, Chain, Holders, Stretches, depth_in
 
 
 class RunCache:
-    """All blocks of one engine; chains are `penstock.kernel.runs.Chain`.
+    """All blocks of one engine; chains are `penstock.kernel.block_runs.Chain`.
 
     Args:
         blocks: how many there are.
@@ -28,6 +29,11 @@ class RunCache:
         self._idle = Aged()
         self._cached: dict[int, int] = {}
         """run -> blocks of it that are held or idle"""
+
+    @staticmethod
+    def chain(names: Sequence[int]) -> Chain:
+        """Return the names of a prompt's blocks as runs."""
+        return names if isinstance(names, Chain) else chain_of(names)
 
     @property
     def available(self) -> int:
@@ -48,7 +54,7 @@ class RunCache:
         """Count the leading blocks of ``chain[:limit]`` that are cached."""
         return depth_in(self._cached, chain, limit)
 
-    def held_depth(self, chain: Chain, limit: int) -> int:
+    def referenced_depth(self, chain: Chain, limit: int) -> int:
         """Count the leading blocks of ``chain[:limit]`` that some request holds."""
         return depth_in(self._held.reach, chain, limit)
 
@@ -96,7 +102,7 @@ class RunCache:
                 idle.use(run, kept, blocks)
 
     def drop_idle(self) -> Stretches | None:
-        """Forget all blocks that nobody holds; returns their names, the one idle for longest first."""
+        """Forget all blocks that no request holds; returns their names, the one idle for longest first."""
         count = self._idle.total
         self.free += count
         return self._evict(count) if count else None

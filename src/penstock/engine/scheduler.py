@@ -1,65 +1,78 @@
-"""What runs in the next pass? The scheduler of the simulated engine, pass by pass or many decode steps at once.
+"""Scheduler of the simulated engine: chooses what runs, pass by pass or for many equal decode steps at once.
 
-A pass, in this order (as the field's engines do it):
+A pass, in this order (as vLLM does it):
 
 1. Running requests first. Each that decodes takes its tokens of the budget and the block that it may need; then a
    prompt that is part done takes what budget is left. Where blocks run short, a running request is preempted: it
    loses its blocks and goes to the front of the line, to be computed again.
 2. Blocks that this pass fills get their names, so that requests admitted now can share them.
-3. Unless someone was preempted, requests are admitted while budget, ``max_seqs`` and blocks allow: first those whose KV
+3. Unless one was preempted, requests are admitted while budget, ``max_seqs`` and blocks allow: first those whose KV
    has come from another engine, then the line. The whole sequence as it is known must fit, cached blocks that others
-   hold counted as there. Of one whose KV another engine holds the blocks are reserved; it is no part of the pass.
+   hold counted as there. If another engine holds a request's KV, its blocks are reserved; it is no part of the pass.
 4. The pass takes what the timing model says of its prompts and of the KV that it reads. At its end every sequence
    that decodes has its next token, and so has every prompt that is done.
 
-While nobody can be admitted and nothing but decoding is left, all passes are alike until a request ends, a block is
-needed that is not there, or someone arrives: those are one `Op` of many steps.
+While no request can be admitted and nothing but decoding is left, all passes are alike until a request ends, a block
+is needed that is not there, or a request arrives: those are one `ForwardPass` of many steps.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-from penstock.engine import takeover
-from penstock.engine.decoding import Decoders, DraftingDecoders
-from penstock.engine.events import Counters, EndReason, Finished, FirstToken, Started, Window
-from penstock.engine.gaps import Gaps
-from penstock.engine.handoff import Handoffs, Hold
-from penstock.engine.holdings import Holdings
-from penstock.engine.op import Op
-from penstock.engine.request import ByPriority, Fcfs, Request, Waiting, rank
+from penstock.engine import remote_prefill
+from penstock.engine.block_allocation import BlockAllocation, KvCache
+from penstock.engine.decode_batch import DecodeBatch, SpeculativeDecodeBatch
+from penstock.engine.engine_request import ByPriority, EngineRequest, Fcfs, WaitingQueue, rank
+from penstock.engine.events import (
+    EndReason,
+    EngineCounters,
+    EngineFinished,
+    EngineFirstToken,
+    EngineStarted,
+)
+from penstock.engine.forward_pass import ForwardPass
+from penstock.engine.itl_histogram import ItlHistogram
+from penstock.engine.kv_handoff import KvHandoffs, KvHold
 from penstock.engine.settings import SimSettings
-from penstock.engine.timing import Timing
+from penstock.engine.timing.timing_model import TimingModel
 from penstock.kernel.machine import Effect, Nanos, nanos
+from penstock.kernel.values import STEP_SUMS, StepStats
 
 
 class Scheduler:
     """The engine's state and how it moves from pass to pass; effects collect in ``out``."""
 
-    def __init__(self, settings: SimSettings, timing: Timing, runs: bool = False) -> None:
+    def __init__(self, settings: SimSettings, timing: TimingModel, cache: KvCache) -> None:
         self.settings = settings
         self.timing = timing
         self.out: list[Effect] = []
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, EngineRequest] = {}
         line = ByPriority if settings.scheduling == "priority" else Fcfs
-        self.waiting: Waiting = line()
-        self.handoffs = Handoffs(line())
-        self.holdings = Holdings(settings, runs)
+        self.waiting: WaitingQueue = line()
+        self.handoffs = KvHandoffs(line())
+        self.holdings = BlockAllocation(settings, cache)
         self.cache = self.holdings.cache
         fills = self._exact = self.holdings.decoded
         self.group = (
-            DraftingDecoders(settings.block_size, fills, settings.speculative_tokens, settings.accept_rate)
+            SpeculativeDecodeBatch(settings.block_size, fills, settings.speculative_tokens, settings.accept_rate)
             if settings.speculative_tokens
-            else Decoders(settings.block_size, fills)
+            else DecodeBatch(settings.block_size, fills)
         )
-        self.partial: Request | None = None
-        self.op: Op | None = None
+        self.partial: EngineRequest | None = None
+        self.op: ForwardPass | None = None
         self.ready: Nanos = 0
         """When the next pass may begin, while there is no ``op``."""
+        self.planned: Nanos | None = None
+        """When the next pass was planned, with asynchronous scheduling; None: it is planned when it begins."""
+        self.leaving: list[EngineRequest] = []
+        """Requests that ended in the pass before; a plan made before that still counts them and gives them blocks."""
         self.stuck = False
         """Whether the line waits for blocks that no running request has: those held for others, or reserved."""
-        self.counters = Counters()
-        self.window = Window()
-        self.gaps: Gaps | None = None
-        """Counts the waits between tokens where somebody wants them."""
+        self.counters = EngineCounters()
+        self.window = dict.fromkeys(STEP_SUMS, 0)
+        """The sums of the open window, by name; ``wall`` in nanoseconds, which are exact."""
+        self.gaps: ItlHistogram | None = None
+        """Counts the gaps between tokens, where a caller wants them."""
         self.queued = 0
         self.waiting_prefill = 0
         self.waiting_decode = 0
@@ -81,7 +94,7 @@ class Scheduler:
             due = self.handoffs.due
             if due is not None and due <= now and self._comes_next(due):
                 self.counters.hold_expired += 1
-                self.release(next(iter(self.handoffs.held)), due)
+                self.release(next(iter(self.handoffs.retained)), due)
                 continue
             if op is not None:
                 if op.end > now:
@@ -96,7 +109,7 @@ class Scheduler:
                 return
 
     def _comes_next(self, at: Nanos) -> bool:
-        """Tell whether ``at`` comes before what the passes do next; of one moment, the end of a pass is before it."""
+        """Tell whether ``at`` comes before what the passes do next; at an equal time, the end of a pass comes first."""
         return at < self.op.end if self.op is not None else self.blocked or at <= self.ready
 
     def settle(self, now: Nanos) -> None:
@@ -108,13 +121,13 @@ class Scheduler:
         """Let a settled op end with the step in progress, because what comes next is no longer sure."""
         op = self.op
         if op is not None and op.steps - op.done > 1:
-            steps = op.done + 1
+            steps = min(op.steps, op.done + (2 if self.settings.async_scheduling else 1))
             op.end = op.after(steps)
             op.steps = steps
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def enqueue(self, request: Request, now: Nanos) -> None:
+    def enqueue(self, request: EngineRequest, now: Nanos) -> None:
         """Let a new request wait."""
         self.requests[request.submit.id] = request
         self.settle(now)  # the steps so far had a shorter line
@@ -125,17 +138,17 @@ class Scheduler:
         self._count_waiting(request, 1)
         self.stir(now)
 
-    def add_waiting(self, request: Request) -> None:
+    def add_waiting(self, request: EngineRequest) -> None:
         """Put a request at the end of the line, as a snapshot has it there."""
         self.waiting.add(request)
         self._count_waiting(request, 1)
 
-    def put_back(self, request: Request) -> None:
+    def put_back(self, request: EngineRequest) -> None:
         """Let a request wait again that has run, or had its blocks, before."""
         self.waiting.put_back(request)
         self._count_waiting(request, 1)
 
-    def abort(self, request: Request, now: Nanos) -> None:
+    def abort(self, request: EngineRequest, now: Nanos) -> None:
         """Take a request out, wherever it is; the pass in progress goes on without it."""
         self.settle(now)
         if request.state == "waiting":
@@ -163,7 +176,7 @@ class Scheduler:
         self._finish(request, now, "abort")
         self.stir(now)
 
-    def end(self, request: Request, at: Nanos) -> None:
+    def end(self, request: EngineRequest, at: Nanos) -> None:
         """Let a request that has all its tokens go; one that another engine goes on with leaves its blocks behind."""
         if request.state == "decoding":
             self._leave(request, False)
@@ -171,15 +184,22 @@ class Scheduler:
         reason: EndReason = answer.reason if request.generated >= answer.length else "length"
         if request.submit.hold and reason == "length":
             held = self.handoffs.hold(request, at + self._hold_timeout)
+        elif self.settings.async_scheduling:
+            self.leaving.append(request)
         else:
             self.cache.release(request.chain, request.named, request.private)
         self._finish(request, at, reason, held)
+
+    def _let_leave(self) -> None:
+        for request in self.leaving:
+            self.cache.release(request.chain, request.named, request.private)
+        self.leaving = []
 
     # --- hand-off ---------------------------------------------------------------------------------------------------
 
     def release(self, id: str, now: Nanos) -> None:
         """Let go of the blocks that are held of a request, if any are."""
-        hold: Hold | None = self.handoffs.let_go(id)
+        hold: KvHold | None = self.handoffs.let_go(id)
         if hold is None:
             return
         self.settle(now)
@@ -201,16 +221,22 @@ class Scheduler:
         requests, pulling = self.requests, self.handoffs.pulling
         while len(requests) > len(pulling) and not self.stuck:
             before = self.counters.preemptions
+            left, planned = self.leaving, self.planned
             op = self._schedule(at)
+            if left:
+                self._let_leave()
+            self.planned = None
             if self.holdings.changes:
-                self.out.append(self.holdings.told(at))
+                self.out.append(self.holdings.take_changes(at))
             if op is not None:
                 self.op = op
                 return
+            if planned is not None:
+                continue  # nothing was there to plan ahead, so that this pass is planned when it begins
             # Nothing is left of the pass. Where those that would have run were preempted, the next try admits.
             self.stuck = self.counters.preemptions == before
 
-    def _schedule(self, at: Nanos) -> Op | None:
+    def _schedule(self, at: Nanos) -> ForwardPass | None:
         settings, group, cache = self.settings, self.group, self.cache
         size = settings.block_size
         preempted = False
@@ -222,11 +248,11 @@ class Scheduler:
             elif need:
                 self.holdings.take(need)
         budget = settings.max_batched_tokens - len(group.members) * self._width
-        prefills: list[tuple[Request, int]] = []
+        prefills: list[tuple[EngineRequest, int]] = []
         partial = self.partial
         chunk = 0
         if partial is not None:
-            chunk = min(partial.known - partial.computed, budget)
+            chunk = min(partial.tokens_so_far - partial.computed, budget)
             # One whose KV was brought has blocks for its whole prompt.
             need = max(0, -(-(partial.computed + chunk) // size) - partial.named - partial.private)
             while need > cache.available and partial.state != "waiting":
@@ -247,7 +273,7 @@ class Scheduler:
             budget -= chunk
         if not preempted:
             if self.handoffs.landed:
-                budget = takeover.resume(self, at, budget, prefills)
+                budget = remote_prefill.resume(self, at, budget, prefills)
             if self.queued:
                 self._admit(at, budget, prefills)
         seqs = len(group.members)
@@ -255,22 +281,24 @@ class Scheduler:
             tokens = sum(n for _, n in prefills)
             kv = group.kv if seqs else 0
             if self.counters.remote_hits:
-                length = takeover.length(self, prefills, kv, seqs)
+                length = remote_prefill.length(self, prefills, kv, seqs)
             else:
-                length = self.timing.mixed(tokens, ((r.computed, n) for r, n in prefills), kv, seqs)
+                length = self.timing.mixed(
+                    tokens, ((r.computed, n) for r, n in prefills), kv, seqs, group.longest(self.timing)
+                )
             end = at + max(1, round(length))
-            return Op(at, end, 1, step, seqs, prefills, len(prefills), tokens, last=(seqs, kv))
+            return ForwardPass(at, end, 1, step, seqs, prefills, len(prefills), tokens, last=(seqs, kv))
         if not seqs:
             return None
         steps = 1
-        if not preempted and self.partial is None:
-            # Who is told what is evicted is told when it is: there a run of steps ends before the first eviction.
-            told = self._exact and self.holdings.tells
+        if not (preempted or self.partial or self.leaving or (self.queued and not self._known(self.waiting.head()))):
+            # A listener gets each eviction when it happens: there a run of steps ends before the first eviction.
+            told = self._exact and self.holdings.notify
             steps = group.horizon(cache.free if told else cache.available)
         run = group.run(self.timing, steps)
-        return Op(at, at + max(1, run.after(steps)), steps, step, seqs, run=run)
+        return ForwardPass(at, at + max(1, run.after(steps)), steps, step, seqs, run=run)
 
-    def begin(self, request: Request, at: Nanos, cached: int) -> None:
+    def begin(self, request: EngineRequest, at: Nanos, cached: int) -> None:
         """Let a request run; ``cached``: tokens that the cache had, which count where it has never run before."""
         request.state = "prefilling"
         request.order = self.admissions
@@ -283,23 +311,26 @@ class Scheduler:
             counters.prefix_hits += cached
             counters.prompt += request.prompt
             counters.prompt_cached += cached
-            self.out.append(Started(id=request.submit.id, at=at, cached=cached))
+            self.out.append(EngineStarted(id=request.submit.id, at=at, cached=cached))
 
-    def _admit(self, at: Nanos, budget: int, prefills: list[tuple[Request, int]]) -> None:
+    def _admit(self, at: Nanos, budget: int, prefills: list[tuple[EngineRequest, int]]) -> None:
         settings, cache = self.settings, self.cache
         size = settings.block_size
         spare = settings.watermark_blocks
         running = len(self.group.members) + len(prefills) + (self.partial is not None and not prefills)
+        running += len(self.leaving)
         while self.queued and running < settings.max_seqs and budget > 0:
             request = self.waiting.head()
-            known = request.known
+            if not self._known(request):
+                return
+            known = request.tokens_so_far
             hit = held = 0
             if settings.prefix_caching:
                 if request.generated:
                     self.holdings.extend_chain(request, known // size)
                 # At least the last token is computed: its logits are the answer's beginning.
                 hit = cache.depth(request.chain, min(len(request.chain), (known - 1) // size))
-                held = cache.held_depth(request.chain, hit)
+                held = cache.referenced_depth(request.chain, hit)
             chunk = known - hit * size
             if chunk > budget and not request.remote:
                 if settings.chunked_prefill:
@@ -309,7 +340,7 @@ class Scheduler:
                 # Without chunks, a prompt above the budget of any pass gets one of its own. Its cached blocks do not
                 # count here, so that losing some never admits it: runs of steps rely on that.
             # Nothing preempts one whose KV is on its way: it may not have what a prompt that is part done still needs.
-            kept = takeover.unfinished(self) if request.remote else 0
+            kept = remote_prefill.unfinished(self) if request.remote else 0
             if -(-known // size) - held > cache.available - spare - kept:
                 return
             self.waiting.remove(request)
@@ -317,7 +348,7 @@ class Scheduler:
             if hit:
                 cache.hold(request.chain, 0, hit)
             if request.remote:
-                takeover.reserve(self, request, at, hit)
+                remote_prefill.reserve(self, request, at, hit)
                 continue
             self.begin(request, at, hit * size)
             request.named = hit
@@ -330,10 +361,16 @@ class Scheduler:
             budget -= chunk
             running += 1
 
-    def _complete(self, op: Op) -> None:
+    def _known(self, request: EngineRequest) -> bool:
+        """Tell whether a request was there when the pass that begins was planned."""
+        return self.planned is None or request.arrived <= self.planned
+
+    def _complete(self, op: ForwardPass) -> None:
         self._commit(op, op.steps)
         self.op = None
         self.ready = op.end
+        if self.settings.async_scheduling:
+            self.planned = op.after(op.steps - 1)
         if op.seqs:
             for request in self.group.ended():
                 self.end(request, op.end)
@@ -341,7 +378,7 @@ class Scheduler:
             if request.state != "prefilling":
                 continue  # aborted meanwhile
             request.computed += chunk
-            if request.computed < request.known:
+            if request.computed < request.tokens_so_far:
                 self.partial = request
                 continue
             if request is self.partial:
@@ -354,13 +391,15 @@ class Scheduler:
                 request.paused = None
             if request.first is None:
                 request.first = op.end
-                self.out.append(FirstToken(id=request.submit.id, at=op.end))
+                self.out.append(EngineFirstToken(id=request.submit.id, at=op.end))
             if request.generated >= request.target:
                 self.end(request, op.end)
             else:
                 self.group.join(request)
+        if len(self.requests) == len(self.handoffs.pulling):
+            self._let_leave()  # no request is left whose pass could have been planned
 
-    def _commit(self, op: Op, done: int) -> None:
+    def _commit(self, op: ForwardPass, done: int) -> None:
         """Account for an op up to its step ``done``."""
         taken = done + 1 if done < op.steps else op.steps
         if taken > op.taken:
@@ -368,7 +407,7 @@ class Scheduler:
             if need:
                 self.holdings.take(need)
                 if self.holdings.changes:
-                    self.out.append(self.holdings.told(op.after(taken - 1)))
+                    self.out.append(self.holdings.take_changes(op.after(taken - 1)))
             op.taken = taken
         steps = done - op.done
         if not steps:
@@ -382,10 +421,10 @@ class Scheduler:
             else:
                 seqs, kv = op.last
                 squares = kv * kv
-            window.decode_seqs += steps * seqs
-            window.decode_seqs_sq += steps * seqs * seqs
-            window.decode_kv += kv
-            window.decode_kv_sq += squares
+            window["decode_seqs"] += steps * seqs
+            window["decode_seqs_sq"] += steps * seqs * seqs
+            window["decode_kv"] += kv
+            window["decode_kv_sq"] += squares
             if self.gaps is not None:
                 if steps == 1:
                     self.gaps.add(end - begin, seqs)
@@ -393,17 +432,23 @@ class Scheduler:
                     self.gaps.add_steps(op.after, op.done, done, seqs)
             self.group.advance(steps)
         if op.tokens:
-            window.prefill_tokens += op.tokens
-            window.prefill_tokens_sq += op.tokens * op.tokens
-            window.prefill_requests += op.prefilled
-        window.passes += steps
-        window.wall += end - begin
+            window["prefill_tokens"] += op.tokens
+            window["prefill_tokens_sq"] += op.tokens * op.tokens
+            window["prefill_requests"] += op.prefilled
+        window["passes"] += steps
+        window["wall"] += end - begin
         if self.queued:
-            window.queued_requests += steps * self.queued
-            window.queued_prefill_tokens += steps * self.waiting_prefill
-            window.queued_decode_kv += steps * self.waiting_decode
+            window["queued_requests"] += steps * self.queued
+            window["queued_prefill_tokens"] += steps * self.waiting_prefill
+            window["queued_decode_kv"] += steps * self.waiting_decode
         self.counters.passes += steps
         op.done = done
+
+    def take_window(self) -> StepStats:
+        """Return the sums since the last call, and begin a new window."""
+        sums, self.window = self.window, dict.fromkeys(STEP_SUMS, 0)
+        values: dict[str, Any] = {**sums, "wall": sums["wall"] / 1e9}
+        return StepStats(**values)
 
     # --- preemption -------------------------------------------------------------------------------------------------
 
@@ -423,8 +468,8 @@ class Scheduler:
                 served.add(request.submit.id)
         return any_preempted
 
-    def _victim(self) -> Request:
-        """Return who gives up its blocks; somebody runs."""
+    def _victim(self) -> EngineRequest:
+        """Return the request that gives up its blocks; at least one runs."""
         members = self.group.members
         if self.settings.scheduling == "priority":
             running = list(members.values())
@@ -438,7 +483,7 @@ class Scheduler:
         assert self.partial is not None
         return self.partial
 
-    def _preempt(self, request: Request, stepping: bool) -> None:
+    def _preempt(self, request: EngineRequest, stepping: bool) -> None:
         if request is self.partial:
             self.partial = None
         else:
@@ -450,20 +495,20 @@ class Scheduler:
         if request.paused is None and request.generated:
             request.paused = self.ready
         self.counters.preemptions += 1
-        self.window.preemptions += 1
+        self.window["preemptions"] += 1
         self.put_back(request)
 
-    def _leave(self, request: Request, stepping: bool) -> None:
+    def _leave(self, request: EngineRequest, stepping: bool) -> None:
         before = request.generated
         self.group.leave(request, self.group.private(request, stepping))
         self.counters.generated += request.generated - before
 
-    def _finish(self, request: Request, at: Nanos, reason: EndReason, held: int = 0) -> None:
+    def _finish(self, request: EngineRequest, at: Nanos, reason: EndReason, held: int = 0) -> None:
         request.state = "gone"
         del self.requests[request.submit.id]
         self.counters.ended[reason] += 1
         self.out.append(
-            Finished(
+            EngineFinished(
                 id=request.submit.id,
                 at=at,
                 reason=reason,
@@ -475,14 +520,14 @@ class Scheduler:
                 first=request.first,
                 preemptions=request.preemptions,
                 pulled=request.pulled,
-                held=held,
+                blocks_retained=held,
             )
         )
 
-    def _count_waiting(self, request: Request, sign: int) -> None:
+    def _count_waiting(self, request: EngineRequest, sign: int) -> None:
         self.queued += sign
         if request.preemptions:
-            self.waiting_decode += sign * request.known
+            self.waiting_decode += sign * request.tokens_so_far
         else:
             self.waiting_prefill += sign * request.prompt
 
@@ -495,12 +540,12 @@ def fits(settings: SimSettings, prompt: int, max_tokens: int) -> str | None:
         return f"{prompt} prompt tokens and {max_tokens} output tokens exceed max_len {settings.max_len}"
     most = prompt + max_tokens - 1 + settings.speculative_tokens
     blocks = -(-most // settings.block_size)
-    usable = settings.kv_blocks - settings.watermark_blocks
+    usable = settings.blocks - settings.watermark_blocks
     if blocks > usable:
         return f"{blocks} blocks exceed the {usable} that a request can have"
     return None
 
 
-def running(scheduler: Scheduler) -> Sequence[Request]:
+def running(scheduler: Scheduler) -> Sequence[EngineRequest]:
     """Return all requests that hold blocks."""
     return [request for request in scheduler.requests.values() if request.state != "waiting"]

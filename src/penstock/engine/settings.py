@@ -1,11 +1,13 @@
-"""Which knobs has the simulated engine? Each once, with unit, range, default and what it trades."""
+"""Settings of the simulated engine: each knob once, with unit, range, default and what it trades."""
 
 from typing import Annotated, Literal
 
-from penstock.engine.model_shape import Dtype
-from penstock.kernel.errors import ConfigError
+from penstock.engine.timing.model_shape import Dtype
+from penstock.kernel.errors import ConfigError, InvariantError
 from penstock.kernel.settings import Knob, Settings
 
+DEFAULT_BLOCKS = 16_384
+"""Blocks of an engine whose GPU is not named."""
 TimingKind = Literal["constant", "polynomial", "table", "roofline", "operators", "aiconfigurator"]
 Scheduling = Literal["fcfs", "priority"]
 Preemption = Literal["lifo", "fifo"]
@@ -13,16 +15,38 @@ Pulling = Literal["full_prompt", "missing"]
 
 
 class Calibration(Settings, frozen=True, kw_only=True):
-    """What a data sheet does not say of passes on GPUs; `penstock.engine.calibrate` fits these to measurements."""
+    """What a data sheet does not say of passes; `penstock.engine.timing.roofline_fit` fits these to measurements.
+
+    The defaults are what `bench/roofline/run.py` fitted, through the engine, to points measured on GPUs with HBM.
+    """
 
     bandwidth_efficiency: Annotated[
         float,
         Knob("Share of the memory bandwidth that kernels reach; higher is faster decoding.", unit="ratio", gt=0, le=1),
-    ] = 0.8
+    ] = 0.92
     compute_efficiency: Annotated[
         float,
         Knob("Share of the arithmetic rate that kernels reach; higher is faster prefill.", unit="ratio", gt=0, le=1),
-    ] = 0.6
+    ] = 0.535
+    expert_efficiency: Annotated[
+        float,
+        Knob(
+            "Share of that rate for routed experts, whose matrices are many and small; higher is faster prefill.",
+            unit="ratio",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.138
+    gddr_efficiency: Annotated[
+        float,
+        Knob(
+            "Share of the memory bandwidth that kernels reach where the memory is GDDR: profiles show 0.79 on an RTX "
+            "PRO 6000 and 0.94 on an RTX 4090.",
+            unit="ratio",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.86
     widening_efficiency: Annotated[
         float,
         Knob(
@@ -31,20 +55,24 @@ class Calibration(Settings, frozen=True, kw_only=True):
             gt=0,
             le=1,
         ),
-    ] = 1.0
+    ] = 0.707
     link_efficiency: Annotated[
         float, Knob("Share of the link's rate that collectives reach.", unit="ratio", gt=0, le=1)
-    ] = 0.6
+    ] = 0.265
     link_latency_ms: Annotated[
         float, Knob("What a collective costs before its first byte; there are two per layer.", unit="ms", ge=0)
-    ] = 0.010
+    ] = 0.0024
     layer_overhead_ms: Annotated[
         float, Knob("What launches and small kernels add per layer; CUDA graphs lower it.", unit="ms", ge=0)
-    ] = 0.012
+    ] = 0.0567
+    expert_layer_overhead_ms: Annotated[
+        float,
+        Knob("What routing tokens to experts and back adds per layer that has them.", unit="ms", ge=0),
+    ] = 0.007
     pass_overhead_ms: Annotated[
         float, Knob("What the host adds per pass: scheduling, sampling, input preparation.", unit="ms", ge=0)
-    ] = 0.0
-    sequence_overhead_ms: Annotated[float, Knob("What the host adds per sequence of a pass.", unit="ms", ge=0)] = 0.0
+    ] = 0.45
+    sequence_overhead_ms: Annotated[float, Knob("What the host adds per sequence of a pass.", unit="ms", ge=0)] = 0.0014
 
 
 class TimingSettings(Settings, frozen=True, kw_only=True):
@@ -53,7 +81,7 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
     kind: Annotated[
         TimingKind,
         Knob(
-            "constant: per pass and token; polynomial: the field's mocker fit of a large GPU; table: an NPZ file; "
+            "constant: per pass and token; polynomial: the fit of Dynamo's mocker to a large GPU; table: an NPZ file; "
             "roofline: from a model's config.json and a GPU's data sheet; operators: from a profile of its layers; "
             "aiconfigurator: what that package predicts, where it is installed."
         ),
@@ -78,42 +106,48 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
     gpu: Annotated[
         str | None,
         Knob(
-            "Roofline and aiconfigurator kinds, and operators over several GPUs: a100, h100, h200, b200, b300, gb200, "
-            "gb300, l40s, rtx4090, rtxpro6000, or (not for aiconfigurator) a YAML file that describes another."
+            "Roofline and aiconfigurator kinds, operators over several GPUs, and what kv_blocks: auto goes by: a100, "
+            "h100, h200, b200, b300, gb200, gb300, l40s, rtx4090, rtxpro6000, or (not for aiconfigurator) a YAML file "
+            "that describes another."
         ),
     ] = None
     profile: Annotated[
         str | None,
-        Knob("Operators kind: folder with dense.csv, per_sequence.csv, attention.csv and, for experts, moe.csv."),
-    ] = None
-    operator_gap_ms: Annotated[
-        float,
         Knob(
-            "Operators kind: what a GPU idles between two operators of a pass, which a profile of each one lacks; "
-            "0 where whole passes were measured.",
-            unit="ms",
-            ge=0,
+            "Operators kind: folder with dense.csv, per_sequence.csv, attention.csv, for experts moe.csv, and for "
+            "sequences of uneven lengths skew.csv."
         ),
-    ] = 0.003
-    aiconfigurator_engine: Annotated[
-        Literal["vllm", "sglang", "trtllm"], Knob("Aiconfigurator kind: whose kernels it takes.")
-    ] = "vllm"
+    ] = None
     tensor_parallel: Annotated[
         int, Knob("GPUs that share each layer; more is faster until collectives weigh as much.", unit="count", ge=1)
     ] = 1
     expert_parallel: Annotated[
         int,
         Knob(
-            "Roofline kind: GPUs that whole experts are spread over; above tensor_parallel attention is data-parallel.",
+            "Roofline and operators kinds: GPUs that whole experts are spread over; above tensor_parallel attention is "
+            "data-parallel.",
             unit="count",
             ge=1,
         ),
     ] = 1
+    link: Annotated[
+        str | None,
+        Knob(
+            "What collectives between an engine's GPUs reach: a rate and a latency such as 16GB/s,20us, or a file with "
+            "what all_reduce_perf of nccl-tests prints; unset takes the GPU's."
+        ),
+    ] = None
     weight_dtype: Annotated[
         Dtype | None, Knob("Roofline kind: data type of the layers' weights; unset takes the config's.")
     ] = None
     kv_dtype: Annotated[Dtype | None, Knob("Roofline kind: data type of the KV cache; unset takes the model's.")] = None
-    calibration: Calibration = Calibration()
+    calibration: Annotated[
+        Calibration,
+        Knob(
+            "Roofline kind, and collectives of the operators kind: what kernels, links and the host reach, by name; a "
+            "name that is not given keeps its default."
+        ),
+    ] = Calibration()
     constant_prefill_ms: Annotated[
         float, Knob("Constant kind: what a pass with prefill costs before its first token.", unit="ms", ge=0)
     ] = 5.0
@@ -123,22 +157,20 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
     constant_decode_ms: Annotated[
         float, Knob("Constant kind: one decode step, whatever its batch.", unit="ms", gt=0)
     ] = 10.0
-    prefill_quadratic: Annotated[
-        float, Knob("Polynomial kind: prefill milliseconds per squared new token of a pass.", ge=0)
-    ] = 4.209989e-07
-    prefill_linear: Annotated[float, Knob("Polynomial kind: prefill milliseconds per new token.", ge=0)] = 1.518344e-02
-    prefill_base: Annotated[
-        float, Knob("Polynomial kind: prefill milliseconds of a pass with any new token.", unit="ms", ge=0)
-    ] = 16.50142
-    decode_quadratic: Annotated[
-        float, Knob("Polynomial kind: decode milliseconds per squared share of the KV cache that is read.")
-    ] = -25.74
-    decode_linear: Annotated[
-        float, Knob("Polynomial kind: decode milliseconds per share of the KV cache that is read.", ge=0)
-    ] = 54.01
-    decode_base: Annotated[
-        float, Knob("Polynomial kind: decode milliseconds of a step over an empty cache; at least 1.", unit="ms", ge=0)
-    ] = 5.74
+    prefill: Annotated[
+        tuple[float, float, float],
+        Knob(
+            "Polynomial kind: prefill milliseconds of a pass per squared new token, per new token, and for having any.",
+            ge=0,
+        ),
+    ] = (4.209989e-07, 1.518344e-02, 16.50142)
+    decode: Annotated[
+        tuple[float, float, float],
+        Knob(
+            "Polynomial kind: decode milliseconds of a step per squared share of the KV cache that is read, per share, "
+            "and over an empty cache; a step takes at least 1."
+        ),
+    ] = (-25.74, 54.01, 5.74)
 
 
 class TransferSettings(Settings, frozen=True, kw_only=True):
@@ -183,8 +215,14 @@ class SimSettings(Settings, frozen=True, kw_only=True):
         int, Knob("Tokens per KV block; smaller shares more of a prefix and costs more events.", unit="tokens", gt=0)
     ] = 64
     kv_blocks: Annotated[
-        int, Knob("Blocks of the KV cache; more keeps more prefixes and preempts less.", unit="blocks", gt=0)
-    ] = 16_384
+        int | Literal["auto"],
+        Knob(
+            "Blocks of the KV cache; more keeps more prefixes and preempts less. auto: what the GPU that timing names "
+            "has room for, and 16,384 where it names none.",
+            unit="blocks",
+            gt=0,
+        ),
+    ] = "auto"
     max_seqs: Annotated[
         int, Knob("Most requests running at once; more raises throughput and ITL.", unit="requests", gt=0)
     ] = 256
@@ -199,7 +237,7 @@ class SimSettings(Settings, frozen=True, kw_only=True):
         Knob("Share of the blocks kept free when a request is admitted; more preempts less.", unit="ratio", ge=0, lt=1),
     ] = 0.0
     preemption: Annotated[
-        Preemption, Knob("Who gives up its blocks when they run short: lifo the youngest, fifo the oldest.")
+        Preemption, Knob("Request that gives up its blocks when they run short: lifo the youngest, fifo the oldest.")
     ] = "lifo"
     scheduling: Annotated[
         Scheduling,
@@ -209,6 +247,13 @@ class SimSettings(Settings, frozen=True, kw_only=True):
     chunked_prefill: Annotated[
         bool, Knob("Split prompts over passes, so that decoding goes on; without it a prompt is one pass.")
     ] = True
+    async_scheduling: Annotated[
+        bool,
+        Knob(
+            "Plan a pass when the one before it starts, as vLLM does by default: the GPU never waits for the host, but "
+            "who arrives, and what is freed, counts a pass later."
+        ),
+    ] = False
     emit_decode_blocks: Annotated[
         bool,
         Knob("Cache and announce blocks of generated tokens too; the next turn of a chat hits them, at some cost."),
@@ -240,18 +285,31 @@ class SimSettings(Settings, frozen=True, kw_only=True):
     transfer: TransferSettings = TransferSettings()
 
     @property
+    def blocks(self) -> int:
+        """Blocks of the KV cache, once `penstock.engine.kv_capacity.with_blocks` has worked out what fits a GPU.
+
+        Raises:
+            InvariantError: it has not.
+        """
+        if self.kv_blocks == "auto":
+            if self.timing.gpu is None:
+                return DEFAULT_BLOCKS
+            raise InvariantError("kv_blocks is auto still: with_blocks says what it is")
+        return self.kv_blocks
+
+    @property
     def capacity(self) -> int:
-        """Tokens that the KV cache holds."""
-        return self.kv_blocks * self.block_size
+        """Tokens that the KV cache holds; as `blocks`."""
+        return self.blocks * self.block_size
 
     @property
     def watermark_blocks(self) -> int:
-        """Blocks kept free at admission."""
-        return int(self.kv_blocks * self.watermark)
+        """Blocks kept free at admission; as `blocks`."""
+        return int(self.blocks * self.watermark)
 
 
 def checked(settings: SimSettings) -> SimSettings:
-    """Return the settings, or say which two knobs contradict each other.
+    """Return the settings, or raise where two knobs contradict each other.
 
     Raises:
         ConfigError: the token budget can't hold one step of max_seqs requests, or the watermark leaves no block.
@@ -286,23 +344,28 @@ def _check_files(timing: TimingSettings) -> None:
         if value is None:
             what = "GPU" if name == "gpu" else "folder" if name == "profile" else "file"
             raise ConfigError(f"timing.kind is {timing.kind}, but timing.{name} names no {what}", hint=hint)
-    if timing.kind == "operators" and timing.tensor_parallel > 1 and timing.gpu is None:
+    several = max(timing.tensor_parallel, timing.expert_parallel)
+    if timing.kind == "operators" and several > 1 and timing.gpu is None and timing.link is None:
+        knob = "tensor_parallel" if timing.tensor_parallel > 1 else "expert_parallel"
         raise ConfigError(
-            f"timing.tensor_parallel is {timing.tensor_parallel}, but timing.gpu names no GPU",
-            hint="profiles have no collectives in them; those come from the GPU's link",
+            f"timing.{knob} is {several}, but timing.gpu names no GPU",
+            hint="profiles have no collectives in them; those come from the GPU's link, or from timing.link",
         )
 
 
 def checked_monotone(timing: TimingSettings) -> TimingSettings:
-    """Return the settings, or say that a fuller cache would decode faster.
+    """Return the settings, or raise where a fuller cache would decode faster.
 
     Raises:
-        ConfigError: the decode polynomial falls somewhere between an empty and a full cache.
+        ConfigError: the decode polynomial falls somewhere between an empty and a full cache, or begins below 0.
     """
-    slopes = (timing.decode_linear, timing.decode_linear + 2.0 * timing.decode_quadratic)
+    quadratic, linear, base = timing.decode
+    slopes = (linear, linear + 2.0 * quadratic)
+    if base < 0:
+        raise ConfigError(f"decoding over an empty cache takes {base:g} ms", hint="timing.decode ends in 0 or more")
     if min(slopes) < 0:
         raise ConfigError(
             f"the decode polynomial falls as the cache fills (slopes {slopes[0]:g} and {slopes[1]:g})",
-            hint="timing.decode_linear must be at least twice the size of a negative timing.decode_quadratic",
+            hint="the second number of timing.decode must be at least twice the size of a negative first one",
         )
     return timing

@@ -1,1 +1,1 @@
-"""The HTTP endpoint: OpenAI dialect, streaming, tokenising, hints, limits, metrics, page."""
+"""Frontend: the HTTP endpoint with the OpenAI dialect, streaming, tokenising, hints, limits, metrics and admin page."""

@@ -1,41 +1,41 @@
-"""Which route goes where? The public application and the admin one, over one shared service."""
+"""Applications of a frontend: the public routes and the admin routes, over one shared service."""
 
 from aiohttp import web
 
-from penstock.frontend import (
-    admin,
-    completions,
-    models,
-    openapi,
-    operate,
-    over_time,
-    planning,
-    proxy,
-    scrape,
-    tuning,
-    ui,
+from penstock.frontend.admin import (
+    admin_routes,
+    fleet_routes,
+    metrics_route,
+    page_routes,
+    planner_routes,
+    settings_routes,
+    timeseries_api,
 )
-from penstock.frontend.context import SERVICE, expect_continue
-from penstock.frontend.entry import Handler as Routed
-from penstock.frontend.middleware import Handler, for_admins, mark_response, outermost, with_key
-from penstock.frontend.plain import routed
+from penstock.frontend.http.aiohttp_server import routed
+from penstock.frontend.http.middleware import Handler, for_admins, mark_response, outermost, with_key
+from penstock.frontend.http.request_context import SERVICE, expect_continue
+from penstock.frontend.http.request_guard import Handler as Routed
+from penstock.frontend.openai import completions, models, passthrough
+from penstock.frontend.openapi import openapi
 from penstock.frontend.service import Service
 
+KEEP_ALIVE = 75.0
+"""Seconds that an idle client connection stays open; nginx's default."""
 LINGER = 1.0
-"""Seconds that the rest of a refused body is read and thrown away, so that the client gets to see the answer."""
+"""Seconds that the rest of a refused body is read and thrown away, so that the client can read the answer."""
 
 
 def routed_handlers(service: Service) -> dict[str, Routed]:
-    """Return what serves a POST to each path whose requests go to engines."""
+    """Return the handler of POST for each path whose requests go to engines."""
     return {
-        **dict.fromkeys(service.settings.frontend.proxied_routes, proxy.proxied),
+        **dict.fromkeys(service.settings.frontend.proxied_routes, passthrough.proxied),
         "/v1/chat/completions": completions.chat_completions,
         "/v1/completions": completions.text_completions,
     }
 
 
 def public_app(service: Service, *, with_admin: bool) -> web.Application:
-    """Make the application that clients see.
+    """Make the public application.
 
     Args:
         with_admin: serve the admin routes here as well; false where they have a port of their own.
@@ -48,21 +48,21 @@ def public_app(service: Service, *, with_admin: bool) -> web.Application:
     get("/v1/models/{model:.+}", with_key(models.one_model))
     get("/health", models.health)
     get("/live", models.live)
-    get("/metrics", scrape.metrics)
+    get("/metrics", metrics_route.metrics)
     get("/openapi.json", openapi.description)
     if with_admin:
         _add_admin(app)
-    app.router.add_route("*", "/v1/{rest:.*}", with_key(proxy.not_allowed), expect_handler=expect_continue)
+    app.router.add_route("*", "/v1/{rest:.*}", with_key(passthrough.not_allowed), expect_handler=expect_continue)
     return app
 
 
 def admin_app(service: Service) -> web.Application:
-    """Make the application of the admin port: only what administrators use, and what machines ask of a process."""
+    """Make the application of the admin port: only the routes for administrators and for peers and probes."""
     app = _bare(service)
     _add_admin(app)
     app.router.add_get("/health", models.health)
     app.router.add_get("/live", models.live)
-    app.router.add_get("/metrics", scrape.metrics)
+    app.router.add_get("/metrics", metrics_route.metrics)
     app.router.add_get("/openapi.json", openapi.description)
     return app
 
@@ -78,22 +78,23 @@ def _add_admin(app: web.Application) -> None:
     def get(path: str, handler: Handler) -> None:
         app.router.add_get(path, for_admins(handler))
 
-    get("/ui", ui.page)
-    get("/ui/{file}", ui.file)
-    get("/admin/status", admin.status)
-    get("/admin/explain/{request}", admin.explain)
-    get("/admin/requests", admin.requests)
-    get("/admin/decisions", admin.decisions)
-    get("/admin/timeline", over_time.timeline)
-    get("/admin/timeline/workers", over_time.workers)
-    get("/admin/timeline/workers/{worker}", over_time.worker)
-    get("/admin/planner/seen", planning.seen)
-    get("/admin/planner/decisions", planning.decisions)
-    get("/admin/desired", operate.desired)
-    app.router.add_post("/admin/scale", for_admins(operate.scale))
-    app.router.add_post("/admin/drain", for_admins(operate.drain))
-    app.router.add_post("/admin/flip", for_admins(operate.flip))
-    app.router.add_post("/admin/restart", for_admins(operate.restart))
-    get("/admin/settings", tuning.settings)
-    app.router.add_post("/admin/set", for_admins(tuning.set_values))
-    app.router.add_post("/clear_kv_blocks", for_admins(admin.clear_kv_blocks))
+    app.router.add_get("/", page_routes.home)
+    get("/ui", page_routes.page)
+    get("/ui/{file}", page_routes.file)
+    get("/admin/status", admin_routes.status)
+    get("/admin/explain/{request}", admin_routes.explain)
+    get("/admin/requests", admin_routes.requests)
+    get("/admin/decisions", admin_routes.decisions)
+    get("/admin/timeline", timeseries_api.timeline)
+    get("/admin/timeline/workers", timeseries_api.workers)
+    get("/admin/timeline/workers/{worker}", timeseries_api.worker)
+    get("/admin/planner/seen", planner_routes.planner_counters)
+    get("/admin/planner/decisions", planner_routes.decisions)
+    get("/admin/desired", fleet_routes.desired)
+    app.router.add_post("/admin/scale", for_admins(fleet_routes.scale))
+    app.router.add_post("/admin/drain", for_admins(fleet_routes.drain))
+    app.router.add_post("/admin/flip", for_admins(fleet_routes.flip))
+    app.router.add_post("/admin/restart", for_admins(fleet_routes.restart))
+    get("/admin/settings", settings_routes.settings)
+    app.router.add_post("/admin/set", for_admins(settings_routes.set_values))
+    app.router.add_post("/clear_kv_blocks", for_admins(admin_routes.clear_kv_blocks))

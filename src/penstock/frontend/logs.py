@@ -1,6 +1,6 @@
-"""How do logs look? Lines of key=value for people, or one JSON object per line for machines; for every process.
+"""Logs of every process: lines of key=value for people, or one JSON object per line for machines.
 
-Fields come with a record as ``extra={"fields": {...}}``; what a field's value says is never interpreted.
+Fields come with a record as ``extra={"fields": {...}}``; a field's value is never interpreted.
 """
 
 import atexit
@@ -37,7 +37,7 @@ def setup(
 
 
 def set_level(level: str) -> None:
-    """Write what is of this severity and above from now on."""
+    """Write records of this severity and above from now on."""
     logging.getLogger().setLevel(_LEVELS[level])
     for chatty in ("asyncio", "aiohttp.access", "opentelemetry", "urllib3"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, _LEVELS[level]))
@@ -46,7 +46,7 @@ def set_level(level: str) -> None:
 class BatchingHandler(logging.Handler):
     """Writes many lines with one system call: a line per request would be a tenth of a short request's cost.
 
-    Warnings and worse are written at once, with all that came before them. What can't be written is lost and counted.
+    Warnings and worse are written at once, with all that came before them. Unwritable lines are lost and counted.
     """
 
     def __init__(self, stream: TextIO, batch: bool) -> None:
@@ -69,7 +69,7 @@ class BatchingHandler(logging.Handler):
         if not self._batch or record.levelno >= logging.WARNING or self._size > BATCH_MAX:
             self.flush()
 
-    def say(self, level: str, logger: str, message: str, fields: Mapping[str, Any]) -> None:
+    def log_line(self, level: str, logger: str, message: str, fields: Mapping[str, Any]) -> None:
         """Take a line that is no `logging.LogRecord`: making one costs as much as routing a short request."""
         formatter = self.formatter
         assert isinstance(formatter, (TextFormatter, JsonFormatter))
@@ -81,7 +81,7 @@ class BatchingHandler(logging.Handler):
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write the held lines."""
         self.acquire()
         try:
             lines, self._lines, self._size = self._lines, [], 0
@@ -158,7 +158,7 @@ def _quoted(value: Any) -> str:
 
 
 _second = (0, "")
-"""The last whole second that was written, and how: most lines share theirs with the one before."""
+"""The last whole second and its text: most lines share theirs with the one before."""
 
 
 def _utc(created: float) -> str:

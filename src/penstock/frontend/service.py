@@ -1,4 +1,4 @@
-"""What ties a frontend process together? One object that the routes share: settings, models, router, counts."""
+"""`Service`: the one object that all routes of a frontend process share, with settings, models, router and counts."""
 
 import asyncio
 import random
@@ -9,36 +9,41 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.adapters.engines.calls import EngineCalls
+from penstock.adapters.engines.http.engine_call import EngineCalls
 from penstock.adapters.seams import Store
-from penstock.adapters.sources.told import FrontendTold
-from penstock.adapters.telemetry.otel import Tracer
-from penstock.adapters.telemetry.prometheus import Metrics
-from penstock.config.cluster import ClusterSettings
-from penstock.frontend.access import Keys, Rates
-from penstock.frontend.body import PATHS
-from penstock.frontend.errors import quoted, rejected
-from penstock.frontend.handoffs import Handoffs
-from penstock.frontend.history import History
-from penstock.frontend.peering import PeerGuard
-from penstock.frontend.prompts import Hashing, Prompts
-from penstock.frontend.records import Discard, RecordSink
-from penstock.frontend.timeline import Seen
-from penstock.frontend.tokens import PromptTokenizer, load_tokenizer
+from penstock.adapters.sources.frontend_counters import FrontendCounters
+from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
+from penstock.adapters.telemetry.otel_tracer import OtelTracer
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.frontend.admin.frontend_peers import PeerGuard
+from penstock.frontend.admin.request_history import RequestHistory
+from penstock.frontend.admin.timeline_store import TimelineStore
+from penstock.frontend.counter_ledger import CounterLedger
+from penstock.frontend.exchange.prefill_stages import PrefillStages
+from penstock.frontend.http.api_keys import ApiKeys, KeyRates
+from penstock.frontend.http.error_responses import quoted, rejected
+from penstock.frontend.openai import context_overflow
+from penstock.frontend.prompt.prompt_hashing import BlockHashing, PromptHasher, PromptMedia
+from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer, load_tokenizer
+from penstock.frontend.prompt.request_body import PATHS
+from penstock.frontend.record_writer import DiscardingSink, RecordSink
+from penstock.kernel.hashing import TEXT_BLOCK_BYTES
 from penstock.kernel.machine import Effect, Nanos
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import RequestId, WorkerCard
-from penstock.planner.counts import SloOf, slo_of
 from penstock.router.events import Abort, Arrived, Closed, Dispatch, Release, Resume
-from penstock.runtime.planning.counts import Counts
+from penstock.router.kv_index.image_placeholders import ImagePlaceholders
+from penstock.runtime.planning.frontend_counts import FrontendCounts
 
+PROMPTS_WAITING_MAX = 1024
+"""Most prompts that wait for a thread that tokenises; the next is refused with 503."""
 RESOLVED_MAX = 1024
-"""Most names of models, adapters among them, whose meaning is remembered."""
+"""Most names of models, adapters included, whose resolution is remembered."""
 _SANE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}\Z")
 
 
-class TicketLike(Protocol):
-    """One request's line to the router: `penstock.runtime.tickets.Ticket`."""
+class RequestTicket(Protocol):
+    """One request's connection to the router: `penstock.runtime.node.tickets.Ticket`."""
 
     id: RequestId
     attempt: int
@@ -64,22 +69,23 @@ class TicketLike(Protocol):
     def cancelled(self) -> None: ...
 
 
-class TicketsLike(Protocol):
-    """All requests' lines to the router: `penstock.runtime.tickets.Tickets`."""
+class TicketDesk(Protocol):
+    """All requests' connections to the router: `penstock.runtime.node.tickets.Tickets`."""
 
-    def arrive(self, event: Arrived) -> TicketLike: ...
+    def arrive(self, event: Arrived) -> RequestTicket: ...
+    def is_open(self, request: RequestId) -> bool: ...
     def listen(self, listener: Callable[[Nanos, Effect], None]) -> None: ...
 
 
-class Cluster(Protocol):
-    """What a frontend asks of the node behind it, beside tickets."""
+class ClusterView(Protocol):
+    """What a frontend needs of the node behind it, beside tickets."""
 
     name: str
-    """Of this process's router."""
+    """Name of this process's router."""
 
     @property
     def store(self) -> Store | None:
-        """Where wishes of operators go; None where there is no such place."""
+        """Store for the operators' desired state; None where there is none."""
         ...
 
     @property
@@ -92,19 +98,23 @@ class Cluster(Protocol):
         ...
 
     def status(self) -> dict[str, Any]:
-        """Return what an operator sees: models, workers, queues, counts, findings."""
+        """Return the status for operators: models, workers, queues, counts, findings."""
         ...
 
     def cards(self) -> Sequence[WorkerCard]:
-        """Return all workers that are there."""
+        """Return the cards of all present workers."""
         ...
 
-    def knows(self, card: WorkerCard) -> bool:
-        """Return whether a worker, as it was when this card was written, is still there."""
+    def is_current(self, card: WorkerCard) -> bool:
+        """Return whether the worker of this card, in the same epoch, is still present."""
+        ...
+
+    def images(self, model: str) -> ImagePlaceholders | None:
+        """Return what is known of the images that a model's engines hold."""
         ...
 
     def block_size(self, model: str) -> int:
-        """Return a model's tokens per block, as the router compares prefixes by it."""
+        """Return a model's tokens per block, by which the router compares prefixes."""
         ...
 
     def ready(self, model: str) -> int:
@@ -123,8 +133,8 @@ class Cluster(Protocol):
         """Return how often each kind of note was taken."""
         ...
 
-    def told(self, counts: Counts) -> FrontendTold:
-        """Return what planners are told: what was counted here, and the workers as they are."""
+    def export_counters(self, counts: FrontendCounts) -> FrontendCounters:
+        """Return the counters for planners: this frontend's counts, and the workers as they are."""
         ...
 
     def peers(self) -> Sequence[str]:
@@ -133,7 +143,7 @@ class Cluster(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedModel:
     """Which model a request is for, and what routing needs of it."""
 
     model: str
@@ -148,17 +158,19 @@ class Service:
     """Everything that routes share; made once per process."""
 
     settings: ClusterSettings
-    cluster: Cluster
-    tickets: TicketsLike
+    cluster: ClusterView
+    tickets: TicketDesk
     engines: EngineCalls
     tokenizers: dict[str, PromptTokenizer | None]
-    """Every configured model; None where its text is hashed."""
-    metrics: Metrics
-    tracer: Tracer = field(default_factory=lambda: Tracer(None))
-    records: RecordSink = field(default_factory=Discard)
-    decisions: RecordSink = field(default_factory=Discard)
-    changes: RecordSink = field(default_factory=Discard)
-    """What operators changed through this process (`penstock.runtime.changes`)."""
+    """Tokenizer of every configured model; None where its text is hashed."""
+    metrics: FrontendMetrics
+    tracer: OtelTracer = field(default_factory=lambda: OtelTracer(None))
+    records: RecordSink = field(default_factory=DiscardingSink)
+    decisions: RecordSink = field(default_factory=DiscardingSink)
+    changes: RecordSink = field(default_factory=DiscardingSink)
+    """What operators changed through this process (`penstock.runtime.records.settings_changes`)."""
+    ledger: CounterLedger | None = None
+    """Counts of ended processes."""
     run: str = ""
     run_offset: Nanos = 0
     """Nanoseconds from the start of the run to the router's time 0."""
@@ -166,11 +178,11 @@ class Service:
     """Where this frontend listens: ``endpoint`` and ``admin``."""
     new_id: Callable[[], str] = field(default_factory=lambda: id_factory(random.Random(secrets.randbits(128))))
     draining: bool = False
-    """Requests are refused."""
+    """Whether requests are refused."""
     retiring: bool = False
-    """A successor accepts the new connections; those that are open here end with their next answer."""
+    """Whether a successor accepts the new connections; those that are open here end with their next answer."""
     secret: ClusterSecret | None = None
-    """Of the cluster: by it the other frontends know this one."""
+    """Secret of the cluster, by which the frontends recognise each other."""
 
     def __post_init__(self) -> None:
         frontend = self.settings.frontend
@@ -178,33 +190,28 @@ class Service:
         self.inflight = 0
         """HTTP requests of routed or proxied routes that are being answered."""
         self.idle = asyncio.Event()
-        """Set while there is none."""
+        """Set while no request is being answered."""
         self.idle.set()
-        self.keys = Keys(frontend.security.api_keys)
-        self.admin_keys = Keys(frontend.security.admin_keys)
+        self.keys = ApiKeys(frontend.security.api_keys)
+        self.admin_keys = ApiKeys(frontend.security.admin_keys)
         self.peer_guard = PeerGuard(self.secret)
-        self.rates = Rates(frontend.limits.rate, frontend.limits.burst)
-        self.prompts = Prompts(frontend.tokenize.threads, frontend.tokenize.queue_max, self.metrics.stage)
-        self.handoffs = Handoffs(self)
-        self.history = History(self.settings.router.decisions_kept, frontend.closed_kept, self.run_offset)
-        self.seen = Seen(self.cluster.now, self.cluster.status, self.run_offset)
-        self.counts = Counts(time.monotonic)
-        """What planners are told."""
+        self.rates = KeyRates(frontend.limits.rate, frontend.limits.burst)
+        self.prompts = PromptHasher(frontend.tokenize.threads, PROMPTS_WAITING_MAX, self.metrics.stage)
+        self.handoffs = PrefillStages(self)
+        self.history = RequestHistory(offset=self.run_offset)
+        self.seen = TimelineStore(self.cluster.now, self.cluster.status, self.run_offset)
+        self.counts = FrontendCounts(time.monotonic)
+        """Request counts for planners."""
         self.running: dict[tuple[str, int], Callable[[str], None]] = {}
         """Open attempts by request id and number, and how each is stopped."""
         self._resolved_for: list[WorkerCard] = []
-        self._resolved: dict[str, Resolved] = {}
+        self._resolved: dict[str, ResolvedModel] = {}
         self.watched: set[Any] = set()
-        """Attempts whose silence is watched (`penstock.frontend.watch`)."""
+        """Attempts whose silence is watched (`penstock.frontend.exchange.stall_watchdog`)."""
         self.track_output = self.settings.router.track_output
         self.routed_paths = frozenset((*PATHS.values(), *frontend.proxied_routes))
         """Paths whose POST goes to an engine."""
         self.tickets.listen(self._heard)
-
-    @property
-    def held_to(self) -> SloOf:
-        """What requests are held to where planners are told of them."""
-        return slo_of(self.settings.planning.slo)
 
     def enter(self) -> None:
         """Count a request in; `leave` counts it out."""
@@ -227,15 +234,15 @@ class Service:
                     found[name] = card
         return found
 
-    def resolve(self, name: str) -> Resolved:
-        """Find out what a request's model is.
+    def resolve(self, name: str) -> ResolvedModel:
+        """Resolve the model name of a request.
 
         Raises:
-            ClientError: 404: it is none of the known ones, which the message lists.
+            ClientError: 404: it is unknown; the message lists the known ones.
         """
         every = self.cluster.cards()
         if every != self._resolved_for:
-            # Workers come and go seldom: what they make of a model's name is worked out once.
+            # Workers come and go seldom: a model's name is resolved once for each set of them.
             self._resolved_for, self._resolved = list(every), {}
         found = self._resolved.get(name)
         if found is None or found.block_size != self.cluster.block_size(found.model):
@@ -244,7 +251,7 @@ class Service:
                 self._resolved[name] = found
         return found
 
-    def _resolve(self, name: str, every: Sequence[WorkerCard]) -> Resolved:
+    def _resolve(self, name: str, every: Sequence[WorkerCard]) -> ResolvedModel:
         cards = [card for card in every if card.model == name]
         adapter: str | None = None
         model = name
@@ -260,22 +267,25 @@ class Service:
                 )
             adapter, model = name, cards[0].model
         lengths = [card.max_len for card in cards if card.max_len is not None]
-        # One worker of unknown length may take what the others can't.
+        # A worker of unknown context length may take what the others can't.
         most = max(lengths) if lengths and len(lengths) == len(cards) else None
-        return Resolved(model, adapter, self.tokenizers.get(model), self.cluster.block_size(model), most)
+        return ResolvedModel(model, adapter, self.tokenizers.get(model), self.cluster.block_size(model), most)
 
-    def hashing(self, resolved: Resolved, salt: str | None, media: tuple[bytes, ...] = ()) -> Hashing:
-        """Return what besides its tokens decides a prompt's blocks."""
-        return Hashing(
+    def hashing(self, resolved: ResolvedModel, salt: str | None, media: Sequence[str | None] = ()) -> BlockHashing:
+        """Return what decides a prompt's blocks besides its tokens. ``media``: the ids of its images."""
+        images = self.cluster.images(resolved.model) if media else None
+        return BlockHashing(
             block_size=resolved.block_size,
-            text_block_bytes=self.settings.router.index.text_block_bytes,
+            text_block_bytes=TEXT_BLOCK_BYTES,
             adapter=resolved.adapter,
             salt=salt,
-            media=media,
+            media=tuple(PromptMedia(id, None if id is None or images is None else images.find(id)) for id in media),
+            placeholder=None if images is None else images.placeholder,
+            usual=0 if images is None else images.usual,
         )
 
     def notes(self) -> list[str]:
-        """Return what the health route should say although it is well."""
+        """Return notes for the health route of a healthy frontend."""
         found = [str(finding["text"]) for finding in self.cluster.status()["findings"]]
         found += [
             f"{model} has no local tokenizer: it is routed by hashed text blocks, which match caches less well"
@@ -292,24 +302,28 @@ class Service:
     # --- ids --------------------------------------------------------------------------------------------------------
 
     def request_id(self, headers: Mapping[str, str]) -> str:
-        """Return the client's id where it is sane, else a new one."""
+        """Return the client's id where it is valid, else a new one."""
         for name in ("x-request-id", "x-dynamo-request-id", "x-penstock-request-id"):
             wished = headers.get(name)
             if wished is not None and _SANE_ID.match(wished):
                 return wished
         return self.new_id()
 
-    def arrive(self, event: Callable[[RequestId], Arrived], wished: str) -> TicketLike:
-        """Hand a request to the router, under a new id where the wished one is in use by an open request."""
-        arrived = event(RequestId(wished))
-        self.seen.arrived(arrived.isl)
-        self.counts.of(arrived.model).arrive(arrived.isl)
-        try:
-            return self.tickets.arrive(arrived)
-        except ValueError:
-            return self.tickets.arrive(event(RequestId(self.new_id())))
+    def arrive(self, event: Callable[[RequestId], Arrived], wished: str, lead: Nanos = 0) -> RequestTicket:
+        """Post a request to the router, under a new id where the requested one is in use by an open request.
 
-    # --- what the router says ---------------------------------------------------------------------------------------
+        Args:
+            lead: how long ago it arrived here, before it was read and tokenised.
+        """
+        arrived = event(RequestId(wished))
+        self.seen.arrived(arrived.prompt.isl)
+        self.counts.of(arrived.model).arrive(arrived.prompt.isl)
+        if self.tickets.is_open(arrived.id):
+            arrived = event(RequestId(self.new_id()))
+        self.history.arrived(arrived.id, lead)
+        return self.tickets.arrive(arrived)
+
+    # --- effects of the router --------------------------------------------------------------------------------------
 
     def _heard(self, now: Nanos, effect: Effect) -> None:
         if isinstance(effect, Dispatch):
@@ -327,12 +341,12 @@ class Service:
                 stop(effect.reason)
             self.handoffs.aborted(effect)
 
-    async def see(self) -> None:
-        """Keep what the page shows over time, until cancelled."""
-        await self.seen.run(lambda: (self.settings.slo.ttft, self.settings.slo.itl))
+    async def sample_timeline(self) -> None:
+        """Sample the timeline for the page, until cancelled."""
+        await self.seen.run(lambda: self.settings.slo)
 
     async def close(self) -> None:
-        """Let go of threads, connections and spans."""
+        """Close threads, connections and spans."""
         self.prompts.close()
         await self.handoffs.close()
         await self.engines.close()
@@ -340,7 +354,7 @@ class Service:
 
 
 def id_factory(rng: random.Random) -> Callable[[], str]:
-    """Return what makes request ids: unique, not secret, and without a system call each."""
+    """Return a maker of request ids: unique, not secret, and without a system call each."""
     return lambda: f"req-{rng.getrandbits(96):024x}"
 
 
@@ -348,18 +362,17 @@ def load_tokenizers(settings: ClusterSettings) -> dict[str, PromptTokenizer | No
     """Load every configured model's tokenizer.
 
     Raises:
-        ConfigError: one is named and can't be loaded.
+        ConfigError: a named tokenizer can't be loaded.
     """
-    tokenize = settings.frontend.tokenize
     return {
         name: None
         if model.tokenizer is None
-        else load_tokenizer(model.tokenizer, cache_bytes=tokenize.cache_bytes, cache_entries=tokenize.cache_entries)
+        else load_tokenizer(model.tokenizer, cache_bytes=settings.frontend.tokenize.cache_bytes)
         for name, model in settings.models.items()
     }
 
 
-def check_prompt(resolved: Resolved, isl: int, prompt_max: int | None, param: str) -> None:
+def check_prompt(resolved: ResolvedModel, isl: int, prompt_max: int | None, param: str) -> None:
     """Refuse a prompt that is too long, with the numbers.
 
     Args:
@@ -370,8 +383,6 @@ def check_prompt(resolved: Resolved, isl: int, prompt_max: int | None, param: st
         ClientError: 400.
     """
     if prompt_max is not None and isl > prompt_max:
-        text = f"the prompt has {isl} tokens, and this endpoint takes at most {prompt_max}"
-        raise rejected(text, param, code="context_length_exceeded")
+        raise rejected(context_overflow.above_limit(isl, prompt_max, param), param, code=context_overflow.CODE)
     if resolved.max_len is not None and isl >= resolved.max_len:
-        text = f"the prompt has {isl} tokens, and {resolved.model} has room for {resolved.max_len} with the output"
-        raise rejected(text, param, code="context_length_exceeded")
+        raise rejected(context_overflow.too_long(isl, resolved.max_len, param), param, code=context_overflow.CODE)

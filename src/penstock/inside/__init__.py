@@ -1,4 +1,4 @@
-"""What does an engine's own process load of Penstock? Plug-ins for its public entry points, inert unless switched on.
+"""Plug-ins that an engine's own process loads through its public entry points, inert unless switched on.
 
 Standard library, msgspec, pyzmq and `penstock.kernel` only, so that it can be installed beside any engine. A fault in
 here is logged once and switches the plug-in off; it never reaches the engine.

@@ -1,8 +1,9 @@
-"""What did each forward pass of vLLM do? A stat logger for its public plug-in entry point, inert unless switched on.
+"""vLLM stat logger: publishes what each forward pass did, from vLLM's public plug-in point; inert unless switched on.
 
-vLLM loads every class under ``vllm.stat_logger_plugins`` in its API server. This one publishes what the scheduler says
-of each pass, where `STATS_ENV` names an endpoint and the server runs with ``--enable-logging-iteration-details``. The
-classes that vLLM hands in are declared unstable, so each field is asked for by name and may be absent.
+vLLM loads every class under ``vllm.stat_logger_plugins`` in its API server. This one publishes what the scheduler
+reports of each pass, where `STATS_ENV` names an endpoint and the server runs with
+``--enable-logging-iteration-details``. The classes that vLLM hands in are declared unstable, so each field is read by
+name and may be absent.
 """
 
 import logging
@@ -11,11 +12,11 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from penstock.inside.publisher import Publisher, publisher_at
-from penstock.kernel.steps import STATS_ENV, PassTold
+from penstock.inside.stats_publisher import StatsPublisher, publisher_at
+from penstock.kernel.pass_report import STATS_ENV, PassReport
 
 log = logging.getLogger("vllm.penstock")
-"""Below vLLM's own logger, so that what we say stands in its log."""
+"""Below vLLM's own logger, so that our lines stand in its log."""
 
 ITERATION_LOGGER = "vllm.v1.metrics.loggers"
 ITERATION_WORDS = "Iteration(%d)"
@@ -27,7 +28,7 @@ class PassLogger(StatLoggerBase):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self._rank = engine_index
-        self._publisher: Publisher | None = None
+        self._publisher: StatsPublisher | None = None
         self._lacking = False
         try:
             endpoint = os.environ.get(STATS_ENV)
@@ -60,14 +61,14 @@ class PassLogger(StatLoggerBase):  # type: ignore[misc]
             if details is None:
                 self._say_lacking()
             elif not getattr(details, "is_dummy", False):
-                told = told_of(details, scheduler_stats, iteration_stats, self._rank, publisher.next_number())
+                told = pass_report(details, scheduler_stats, iteration_stats, self._rank, publisher.next_number())
                 publisher.publish(told)
         except Exception:  # supervision boundary: see the module's first lines
             self._publisher = None
             log.exception("statistics are switched off after a fault")
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say; vLLM asks every stat logger."""
+        """Log nothing; vLLM calls this on every stat logger."""
 
     def _say_lacking(self) -> None:
         if not self._lacking:
@@ -75,16 +76,16 @@ class PassLogger(StatLoggerBase):  # type: ignore[misc]
             log.warning("no details of passes come from vLLM: start it with --enable-logging-iteration-details")
 
 
-def told_of(details: Any, scheduler: Any, iteration: Any, rank: int, number: int) -> PassTold:
+def pass_report(details: Any, scheduler: Any, iteration: Any, rank: int, number: int) -> PassReport:
     """Return the message for one pass.
 
     Raises:
-        AttributeError: vLLM names what a pass did in another way now.
+        AttributeError: vLLM has other names now for what a pass did.
     """
     waiting = getattr(scheduler, "num_waiting_reqs", None)
     if waiting is not None:
         waiting += getattr(scheduler, "num_skipped_waiting_reqs", 0)
-    return PassTold(
+    return PassReport(
         rank=rank,
         number=number,
         wall=details.elapsed_ms / 1e3,

@@ -1,4 +1,4 @@
-"""Whose fault was it, and what can be done? The exception tree.
+"""The exception tree: each class of error names the party at fault and what happens next.
 
 PenstockError
 ├── ConfigError        the operator's settings; nothing starts (exit status 2)

@@ -1,4 +1,4 @@
-"""What is a machine, and what do its events and effects look like?
+"""The `Machine` protocol, which the router, engines and planner implement, and the bases of events and effects.
 
 A machine takes ``(now, event)`` and returns effects. It owns no clock, socket or thread, so one object runs
 under `Simulation` (virtual time) and under the live driver (asyncio).
@@ -28,7 +28,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="eff
 
 
 class Woken(Event, frozen=True):
-    """The time that the machine asked for with its newest `Wake` has come."""
+    """The time of the machine's newest `Wake` has come."""
 
 
 class Wake(Effect, frozen=True, kw_only=True):

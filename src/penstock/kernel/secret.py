@@ -1,4 +1,4 @@
-"""What do the processes of one cluster know that nobody else does? One secret, from which every key is derived.
+"""`ClusterSecret`: the one secret that the processes of a cluster share, from which every key is derived.
 
 Each use has a key of its own, so that what one part of the system shows can't be used against another: keyed
 BLAKE2b-256 (RFC 7693) with the purpose as its personalisation. Nothing here ever prints the secret.

@@ -1,4 +1,4 @@
-"""How does a room declare a knob, once?
+"""`Knob` and `Settings`: a room declares each of its settings once, with unit, range and a sentence of help.
 
 A room's settings are a frozen ``msgspec.Struct`` whose fields are ``Annotated[type, Knob(...)] = default``.
 `penstock.config` derives flags, environment names, JSON Schema and the docs table from that, and a test fails on a
@@ -44,6 +44,11 @@ class Field:
     default: Any
     knob: Knob | None
 
+    @property
+    def is_group(self) -> bool:
+        """Whether it is a nested settings struct; a struct that has a `Knob` itself is one knob, a mapping."""
+        return self.knob is None and is_group(self.type)
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Base of every room's settings."""
@@ -72,6 +77,14 @@ def fields_of(settings: type[msgspec.Struct]) -> list[Field]:
 def is_group(hint: Any) -> bool:
     """Tell whether a field's type is a nested settings struct."""
     return isinstance(hint, type) and issubclass(hint, Settings)
+
+
+def or_word(hint: Any) -> tuple[Any, str | None]:
+    """Return (``T``, word) for ``T | Literal[word]``, such as a number that may be ``auto``; else (the type, None)."""
+    arguments = get_args(hint)
+    if get_origin(hint) is not Literal and len(arguments) == 2 and get_origin(arguments[1]) is Literal:
+        return arguments[0], get_args(arguments[1])[0]
+    return hint, None
 
 
 def without_none(hint: Any) -> Any:

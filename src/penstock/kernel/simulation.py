@@ -1,4 +1,4 @@
-"""How do machines run on virtual time? The reference driver: a heap of (time, sequence)."""
+"""`Simulation`: the reference driver, which runs machines on virtual time from a heap of (time, sequence)."""
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,7 +57,7 @@ class Simulation:
                 continue  # a newer Wake replaced this one
             machine = machines.get(name)
             if machine is None:
-                continue  # the machine was taken out (a killed worker): its mail is lost, as on a network
+                continue  # the machine was taken out (a killed worker): its events are lost, as on a network
             self.now = at
             effects = machine.handle(at, event)
             handled += 1

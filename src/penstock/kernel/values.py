@@ -1,9 +1,11 @@
-"""Which values do all rooms share? Ids, cards, statistics, service levels, KV events."""
+"""Values that all rooms share: ids, worker cards, pools, replicas, request shapes, step statistics, SLO, KV events."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, NewType
+from typing import Annotated, Generic, Literal, NamedTuple, NewType, TypeVar
 
 import msgspec
+
+from penstock.kernel.settings import Knob, Settings
 
 RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
@@ -13,10 +15,14 @@ EngineHash = NewType("EngineHash", int)
 """Opaque unsigned 64-bit hash as an engine announces it."""
 
 Role = Literal["aggregated", "prefill", "decode", "encode"]
+ReplicaState = Literal["starting", "ready", "draining", "stopping", "failed"]
 HandoffProtocol = Literal["completed", "push", "bootstrap"]
-"""How KV goes from a prefill worker to a decode worker: see `penstock.router.flow`."""
+"""How KV goes from a prefill worker to a decode worker: see `penstock.router.requests.stage_graph`."""
 Tier = Literal["device", "host", "disk"]
 TIERS: tuple[Tier, ...] = ("device", "host", "disk")
+
+Tokens_co = TypeVar("Tokens_co", bound=float | None, covariant=True)
+"""Tokens: int of one request, float of a mean, with None where they may be unknown."""
 
 
 class Target(NamedTuple):
@@ -30,7 +36,7 @@ class Target(NamedTuple):
 
 
 class PoolKey(msgspec.Struct, frozen=True, order=True):
-    """Which workers stand in for each other. Pools are a mapping from this, never fields."""
+    """Names a pool of workers that can replace each other. Pools are a mapping from this, never fields."""
 
     model: str
     role: Role = "aggregated"
@@ -41,15 +47,15 @@ class PoolKey(msgspec.Struct, frozen=True, order=True):
 
 
 class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says of itself. What is not known is None: unknown is not zero.
+    """A worker's description of itself. What is not known is None: unknown is not zero.
 
     Units: block_size tokens; kv_blocks blocks; max_len, max_batched_tokens tokens; epoch grows with each restart.
     """
 
     id: WorkerId
     epoch: int
-    born: int | None = None
-    """Epoch at which this engine joined, where it is the same one that goes on under a newer epoch."""
+    started_epoch: int | None = None
+    """Epoch at which this engine joined, where the same engine goes on under a newer epoch."""
     model: str
     url: str
     role: Role = "aggregated"
@@ -69,14 +75,14 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     replay: tuple[str, ...] = ()
     """Replay endpoint per rank, or empty."""
     events_security: str | None = None
-    """``curve`` where both ask for the cluster's secret; None where they speak plain, as stock engines do."""
+    """``curve`` where both require the cluster's secret; None where they are not encrypted, as in stock engines."""
     topic: str = ""
     stats: str | None = None
-    """Endpoint (ZMQ) at which the engine tells every forward pass; None where it tells none."""
+    """Endpoint (ZMQ) at which the engine reports every forward pass; None where it reports none."""
     handoff: HandoffProtocol | None = None
     """How its KV can go to, or come from, another worker; None where it can't."""
     layout: str | None = None
-    """Digest of all that must be alike for that, as far as it is known."""
+    """Digest of all that two workers must have alike for a hand-off, as far as it is known."""
     bootstrap: str | None = None
     """``host:port`` at which a prefill worker of protocol bootstrap, or push, meets the decode worker."""
     labels: dict[str, str] = {}
@@ -85,17 +91,108 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def incarnation(self) -> int:
         """The epoch at which this engine joined: as long as it stays, its cache is what it was."""
-        return self.epoch if self.born is None else self.born
+        return self.epoch if self.started_epoch is None else self.started_epoch
 
     @property
     def pool(self) -> PoolKey:
         return PoolKey(self.model, self.role, self.variant)
 
 
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica of a pool.
+
+    Args:
+        reason: why it does not serve, where that is known.
+        gpus: indices of its own.
+        role: its role for requests; None where it does not serve or its role is unknown.
+    """
+
+    id: str
+    state: ReplicaState
+    reason: str | None = None
+    pid: int | None = None
+    gpus: tuple[int, ...] = ()
+    role: Role | None = None
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """Interchangeable replicas of one model.
+
+    Args:
+        role: of its replicas that have no other.
+        gpus: of one replica, as capacity limits count them.
+        desired: replicas that are worked towards.
+        acknowledged: False while whoever runs the replicas has not taken ``desired`` up.
+        limit: most replicas that there can be; None where only an attempt would show it.
+        problem: why ``desired`` can't be reached.
+        replicas: those that there are, on their way in or out included; None where they are only counted.
+    """
+
+    model: str
+    role: Role = "aggregated"
+    variant: str = ""
+    gpus: int = 1
+    desired: int
+    acknowledged: bool = True
+    limit: int | None = None
+    problem: str | None = None
+    replicas: tuple[Replica, ...] | None = None
+
+    @property
+    def ids(self) -> list[str]:
+        return [replica.id for replica in self.replicas or ()]
+
+    @property
+    def ready(self) -> int:
+        return self.count("ready")
+
+    @property
+    def settled(self) -> bool:
+        """True where the replicas are those desired, and all serve."""
+        return self.ready == self.desired == len(self.ids)
+
+    def count(self, *states: ReplicaState) -> int:
+        """Return how many replicas are in one of these states."""
+        return sum(replica.state in states for replica in self.replicas or ())
+
+
+class RequestShape(msgspec.Struct, Generic[Tokens_co], frozen=True):
+    """One request, or the mean of many: tokens of prompt (``isl``) and output (``osl``), share of the prompt from cache
+    (0..1), tokens per speculated step. None is unknown."""
+
+    isl: Tokens_co
+    osl: Tokens_co
+    hit_rate: float | None = None
+    accept_length: float | None = None
+
+    def filled(self, weaker: "RequestShape[Tokens_co]") -> "RequestShape[Tokens_co]":
+        """Return this shape, with its unknown values taken from another."""
+        known = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
+        return msgspec.structs.replace(weaker, **known)
+
+
+UNKNOWN_SHAPE: RequestShape[float | None] = RequestShape(None, None)
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A prompt as routing and engines know it: without its words.
+
+    Args:
+        isl: its tokens.
+        blocks: chained hashes of its full blocks, as many as are known, or their short form
+            (`penstock.kernel.block_runs.Chain`).
+        estimated: no tokenizer of the model was at hand: ``isl`` is an estimate, and the blocks name text and no KV.
+    """
+
+    isl: int
+    blocks: Sequence[int] = ()
+    estimated: bool = False
+
+
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     """What one window of an engine's forward passes did; sums, so that windows add up.
 
-    A sum that the engine does not expose is None; one that we estimated stands in ``estimated``.
+    A sum that the engine does not expose is None; one that we estimated is named in ``estimated``.
     Units: wall seconds; tokens; sequences; ``*_sq`` are sums of squares over passes. What is queued is summed over
     passes too, so that a mean is a sum divided by ``passes``.
     """
@@ -118,25 +215,86 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     def __add__(self, other: "StepStats") -> "StepStats":
         """Join two windows: sums add; a sum unknown in either is unknown in both."""
         added: dict[str, object] = {}
-        for name in self.__struct_fields__:
-            if name == "estimated":
-                continue
+        for name in STEP_SUMS:
             mine, theirs = getattr(self, name), getattr(other, name)
             added[name] = None if mine is None or theirs is None else mine + theirs
         names = tuple(sorted({*self.estimated, *other.estimated}))
         return msgspec.convert({**added, "estimated": names}, StepStats)
 
 
-class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of service level; a cluster has a list of these, one entry by default. Seconds."""
+STEP_SUMS = tuple(name for name in StepStats.__struct_fields__ if name != "estimated")
+"""Names of the sums of a `StepStats`."""
 
-    match: dict[str, str] = {}
-    ttft: float | None = None
-    itl: float | None = None
-    tpot: float | None = None
-    e2e: float | None = None
-    percentile: float = 0.9
-    weight: float = 1.0
+
+USUAL_TTFT, USUAL_ITL = 0.5, 0.05
+"""Seconds that the planner keeps where nothing is promised."""
+
+
+class LatencyTargets(NamedTuple):
+    """Latency targets of one request, in seconds; None is no target.
+
+    ``ttft``: time to first token, queueing included; ``itl``: mean gap between its output tokens.
+    """
+
+    ttft: float | None
+    itl: float | None
+
+
+NOTHING_PROMISED = LatencyTargets(None, None)
+
+
+class SloClass(Settings, frozen=True, kw_only=True):
+    """What is promised to requests of one class."""
+
+    ttft: Annotated[float | None, Knob("Time to first token; unset is slo.ttft.", unit="s", gt=0)] = None
+    itl: Annotated[float | None, Knob("Mean gap between output tokens; unset is slo.itl.", unit="s", gt=0)] = None
+    weight: Annotated[
+        float,
+        Knob("What a miss of this class costs, as a multiple of planner.slo.miss_cost; 0 is best effort.", ge=0),
+    ] = 1.0
+
+
+class Slo(Settings, frozen=True, kw_only=True):
+    """What users are promised: it is measured and planned for; only ``router.overload`` refuses requests."""
+
+    ttft: Annotated[
+        float | None,
+        Knob(
+            "Time to first token, queueing included; unset promises nothing, and the planner keeps 0.5 s.",
+            unit="s",
+            gt=0,
+            live=True,
+        ),
+    ] = None
+    itl: Annotated[
+        float | None,
+        Knob(
+            "Mean gap between output tokens of a request; unset promises nothing, and the planner keeps 50 ms.",
+            unit="s",
+            gt=0,
+            live=True,
+        ),
+    ] = None
+    classes: Annotated[
+        dict[str, SloClass],
+        Knob("Other targets by a request's class, which it names as nvext.agent_context.context_type."),
+    ] = {}
+
+    def of(self, service_class: str | None) -> LatencyTargets:
+        """Return the targets of a request, by the class that it names."""
+        own = self.classes.get(service_class or "")
+        if own is None:
+            return LatencyTargets(self.ttft, self.itl)
+        return LatencyTargets(self.ttft if own.ttft is None else own.ttft, self.itl if own.itl is None else own.itl)
+
+    @property
+    def planned(self) -> tuple[float, float]:
+        """TTFT and ITL that the planner keeps, in seconds: the promised ones, or the usual where there are none."""
+        return self.ttft or USUAL_TTFT, self.itl or USUAL_ITL
+
+    def otherwise(self, ttft: float | None, itl: float | None) -> "Slo":
+        """Return this SLO with other targets where a number is given."""
+        return Slo(ttft=self.ttft if ttft is None else ttft, itl=self.itl if itl is None else itl, classes=self.classes)
 
 
 class KvStored(msgspec.Struct, frozen=True, kw_only=True, tag="stored", tag_field="type"):
@@ -144,7 +302,7 @@ class KvStored(msgspec.Struct, frozen=True, kw_only=True, tag="stored", tag_fiel
 
     ``hashes`` are the engine's own; they are our `BlockHash` where the card's ``hash_scheme`` is ours. ``tokens``
     (len(hashes) * block_size of them) serve to translate opaque ones and may be empty where none are needed; ``local``
-    (`penstock.kernel.hashing.local_hashes` of tokens and extras, one per block) does the same and says no word.
+    (`penstock.kernel.hashing.local_hashes` of tokens and extras, one per block) does the same and reveals no text.
     """
 
     hashes: Sequence[int]

@@ -1,1 +1,1 @@
-"""How many workers of which kind should there be? Small plugins in a machine, and limits that always hold."""
+"""Planner: how many workers of each role there should be, decided by small plugins in a machine, within hard limits."""

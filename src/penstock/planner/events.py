@@ -1,34 +1,34 @@
-"""What does the planner hear, and what does it want done?"""
+"""Events and effects of the planner machine."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from penstock.kernel.machine import Effect, Event
 from penstock.kernel.values import Role
-from penstock.planner.plugins import Spec, Stage
-from penstock.planner.proposals import Because, Flip, Prediction, Result
-from penstock.planner.record import TickRecord
-from penstock.planner.seen import Observation
+from penstock.planner.observation import Observation
+from penstock.planner.plugins.plugin_registry import PluginSpec, Stage
+from penstock.planner.plugins.proposals import Flip, Prediction, Reason, Result
+from penstock.planner.tick_record import TickRecord
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-class Looked(Event, frozen=True, kw_only=True):
-    """What there was to see. ``id``: of the `Look`."""
+class Observed(Event, frozen=True, kw_only=True):
+    """The observation that was requested. ``id``: of the `Observe`."""
 
     id: int
     observation: Observation
 
 
-class LookFailed(Event, frozen=True, kw_only=True):
-    """Nothing could be seen at all, such as when the connector does not answer."""
+class ObserveFailed(Event, frozen=True, kw_only=True):
+    """No observation could be made at all, such as when the connector does not answer."""
 
     id: int
     why: str
 
 
-class Answered(Event, frozen=True, kw_only=True):
-    """A plugin outside has answered, or ``error`` says why it has not. ``seconds``: that it took."""
+class PluginAnswered(Event, frozen=True, kw_only=True):
+    """An external plugin has answered, or ``error`` is why it has not. ``seconds``: until its answer."""
 
     id: int
     plugin: str
@@ -38,33 +38,33 @@ class Answered(Event, frozen=True, kw_only=True):
 
 
 class Scaled(Event, frozen=True, kw_only=True):
-    """The connector took a `Scale` up; ``problems``: pool -> why it can't be."""
+    """The connector received a `Scale`; ``problems``: pool -> why it can't be done."""
 
     id: int
     problems: dict[str, str] = {}
 
 
-class PluginCame(Event, frozen=True, kw_only=True):
-    """A plugin outside wants to take part."""
+class PluginRegistered(Event, frozen=True, kw_only=True):
+    """An external plugin asks to be registered."""
 
-    spec: Spec
+    spec: PluginSpec
 
 
 class PluginAlive(Event, frozen=True, kw_only=True):
-    """A sign of life of a plugin outside."""
+    """A heartbeat of an external plugin."""
 
     plugin: str
 
 
-class PluginWent(Event, frozen=True, kw_only=True):
-    """A plugin outside takes part no more; ``why``: for the record."""
+class PluginLeft(Event, frozen=True, kw_only=True):
+    """An external plugin is no longer registered; ``why``: for the record."""
 
     plugin: str
     why: str = "it unregistered"
 
 
 class Benchmarked(Event, frozen=True, kw_only=True):
-    """A worker has told what it measured of itself; ``metrics`` as `penstock.engine.benchmark.perf_metrics` has it."""
+    """A worker's measurement of itself; ``metrics`` in the form of `penstock.engine.self_benchmark.perf_metrics`."""
 
     model: str
     role: Role
@@ -80,18 +80,18 @@ class LimitsChanged(Event, frozen=True, kw_only=True):
 # --- effects ----------------------------------------------------------------------------------------------------------
 
 
-class Look(Effect, frozen=True, kw_only=True):
-    """Look at everything; answered by `Looked` or `LookFailed`."""
+class Observe(Effect, frozen=True, kw_only=True):
+    """Observe everything; answered by `Observed` or `ObserveFailed`."""
 
     id: int
 
 
-class Ask(Effect, frozen=True, kw_only=True):
-    """Ask a plugin outside; answered by `Answered`. What it is given is only what it needs.
+class AskPlugin(Effect, frozen=True, kw_only=True):
+    """Call an external plugin; answered by `PluginAnswered`. It gets only what it needs.
 
     Args:
-        deadline: seconds that it has.
-        proposal: pool -> replicas, as the stage before said.
+        deadline: seconds for its answer.
+        proposal: pool -> replicas, from the stage before.
     """
 
     id: int
@@ -105,24 +105,24 @@ class Ask(Effect, frozen=True, kw_only=True):
 
 
 class Scale(Effect, frozen=True, kw_only=True):
-    """Want so many replicas of these pools, and these changes of role; answered by `Scaled`.
+    """Set the desired replicas of these pools, and these changes of role; answered by `Scaled`.
 
-    It is a level: said again for as long as the connector wants something else.
+    It is a level: repeated for as long as the connector's desired replicas differ.
     """
 
     id: int
     targets: dict[str, int]
     flips: tuple[Flip, ...] = ()
-    because: tuple[Because, ...] = ()
+    reasons: tuple[Reason, ...] = ()
 
 
 class Ticked(Effect, frozen=True, kw_only=True):
-    """A tick is over: all that is to be known of it."""
+    """A tick is over, with its whole record."""
 
     record: TickRecord
 
 
 class Alarm(Effect, frozen=True, kw_only=True):
-    """Somebody should look: a source is broken, a replica never starts, a plugin is silent."""
+    """An operator should look: a source is broken, a replica never starts, a plugin is silent."""
 
-    because: Because
+    reason: Reason

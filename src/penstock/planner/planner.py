@@ -1,7 +1,7 @@
-"""How many workers should there be? The machine: it looks, asks plugins stage by stage, keeps the limits, and tells.
+"""The planner machine: observes, calls plugins stage by stage, applies the limits, and scales.
 
-One tick: `Look` -> `Looked` -> predict, propose, reconcile, constrain -> limits -> `Scale`, `Ticked`. The same object
-runs live, on virtual time, and in a simulator that is not ours.
+One tick: `Observe` -> `Observed` -> predict, propose, reconcile, constrain -> limits -> `Scale`, `Ticked`. The same
+object runs live, on virtual time, and in a simulator that is not ours.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,42 +13,51 @@ import msgspec
 from penstock.kernel.errors import ConfigError, InvariantError
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, nanos, seconds
 from penstock.planner import events as planning
-from penstock.planner.context import Context
-from penstock.planner.limits import project
-from penstock.planner.plugins import LearnsSpeeds, Plugin, Registry, Seat, Spec, Stage
-from penstock.planner.proposals import Because
-from penstock.planner.record import ModelTick, Outcome, PoolTick, TickRecord
-from penstock.planner.seen import ModelSeen, Observation
+from penstock.planner.limits.limits import project
+from penstock.planner.observation import ModelState, Observation
+from penstock.planner.overrides import OverrideTracker
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.plugin_registry import (
+    LearnsSpeeds,
+    PlannerPlugin,
+    PluginRegistry,
+    PluginSlot,
+    PluginSpec,
+    Stage,
+)
+from penstock.planner.plugins.proposals import Reason
 from penstock.planner.settings import BudgetSettings, PlannerSettings
-from penstock.planner.standing import Standing
-from penstock.planner.start_up import StartUps
-from penstock.planner.tick import Tick, open_stage, pools_within
+from penstock.planner.sizing.start_up_times import StartUpTimes
+from penstock.planner.tick import PlannerTick, open_stage, pools_within
+from penstock.planner.tick_record import ModelTick, Outcome, PoolTick, TickRecord, reason_about
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 5
 HISTORY = 1200.0
-"""Seconds of looks that are kept for plugins; what looks further back keeps its own."""
+"""Seconds of observations that are kept for plugins; a plugin that looks further back keeps its own."""
+TICK_TIMEOUT = 30.0
+"""Longest seconds of a tick; a longer one is dropped and changes nothing. Dynamo's default."""
 
 
 class Planner:
     """One planner; its first `Woken` is its first tick.
 
     Args:
-        settings: intervals, limits and what is respected.
-        plugins: those of this process, in the order in which they are asked within a stage.
+        settings: intervals, limits and targets.
+        plugins: those of this process, in the order of their calls within a stage.
         strict: let errors of plugins through, as tests and simulations want it.
     """
 
-    def __init__(self, settings: PlannerSettings, plugins: Iterable[Plugin], *, strict: bool = False) -> None:
+    def __init__(self, settings: PlannerSettings, plugins: Iterable[PlannerPlugin], *, strict: bool = False) -> None:
         self.settings = settings
         self.budget: BudgetSettings = settings.budget
-        self.registry = Registry()
-        self.standing = Standing()
-        self.start_ups = StartUps(settings.start.assumed)
+        self.registry = PluginRegistry()
+        self.standing = OverrideTracker()
+        self.start_ups = StartUpTimes(settings.start.assumed)
         self.dropped = 0
-        """Answers that nobody waited for."""
+        """Answers that no tick waited for."""
         self._strict = strict
         self._looks: list[Observation] = []
-        self._tick: Tick | None = None
+        self._tick: PlannerTick | None = None
         self._begun: float | None = None
         self._next_due = 0.0
         self._number = 0
@@ -59,25 +68,25 @@ class Planner:
             self.registry.add(plugin.spec, plugin, 0.0)
 
     def handle(self, now: Nanos, event: Event) -> Sequence[Effect]:
-        """Take one event of `penstock.planner.events`, or `Woken`; return what should be done, in order."""
+        """Handle one event of `penstock.planner.events`, or `Woken`; return the effects, in order."""
         at = seconds(now)
         self._out = []
         match event:
             case Woken():
                 self._woken(at)
-            case planning.Looked():
+            case planning.Observed():
                 self._looked(at, event)
-            case planning.LookFailed():
+            case planning.ObserveFailed():
                 self._look_failed(at, event)
-            case planning.Answered():
+            case planning.PluginAnswered():
                 self._answered(at, event)
             case planning.Scaled():
                 self._scaled(event)
-            case planning.PluginCame():
+            case planning.PluginRegistered():
                 self._came(at, event.spec)
             case planning.PluginAlive() if event.plugin in self.registry.seats:
-                self.registry.seats[event.plugin].heard = at
-            case planning.PluginWent():
+                self.registry.seats[event.plugin].last_heartbeat = at
+            case planning.PluginLeft():
                 if self.registry.remove(event.plugin):
                     self._alarm("plugin_gone", f"planner plugin {event.plugin} is out: {event.why}")
                     self._unawaited(at, event.plugin)
@@ -90,8 +99,8 @@ class Planner:
         out, self._out = self._out, []
         return out
 
-    def refuses(self, spec: Spec) -> str | None:
-        """Say why a plugin can't take part, or None where it can."""
+    def refuses(self, spec: PluginSpec) -> str | None:
+        """Return why a plugin can't be registered, or None where it can."""
         if spec.id in self.registry.seats:
             return f"duplicate_id: there is a plugin {spec.id} already"
         if spec.window and spec.window < self.settings.base:
@@ -104,14 +113,14 @@ class Planner:
         if self._begun is None:
             self._begun = self._next_due = at
             for seat in self.registry.seats.values():
-                seat.registered = seat.heard = at
+                seat.registered = seat.last_heartbeat = at
         tick = self._tick
         if tick is None:
             if at + 1e-9 < self._next_due:
                 return self._sleep(self._next_due)
             return self._begin(at)
-        if at - tick.at >= self.settings.tick_timeout - 1e-6:
-            missing = "a look" if tick.looking else ", ".join(tick.waiting)
+        if at - tick.at >= TICK_TIMEOUT - 1e-6:
+            missing = "a look" if tick.observing else ", ".join(tick.waiting)
             self._alarm("tick_timeout", f"a tick waited {at - tick.at:.0f} s for {missing}; nothing of it counts")
             return self._end(at, "timeout")
         for plugin, deadline in list(tick.waiting.items()):
@@ -121,88 +130,88 @@ class Planner:
 
     def _begin(self, at: float) -> None:
         self._number += 1
-        self._tick = Tick(self._number, at, self._next_due)
+        self._tick = PlannerTick(self._number, at, self._next_due)
         for seat in list(self.registry.seats.values()):
-            silent = at - seat.heard
+            silent = at - seat.last_heartbeat
             if seat.spec.outside and silent > self.settings.plugins.heartbeat:
                 self.registry.remove(seat.spec.id)
                 self._alarm("plugin_silent", f"planner plugin {seat.spec.id} was silent for {silent:.0f} s, and is out")
-        self._out.append(planning.Look(id=self._number))
-        self._sleep(at + self.settings.tick_timeout)
+        self._out.append(planning.Observe(id=self._number))
+        self._sleep(at + TICK_TIMEOUT)
 
-    def _looked(self, at: float, event: planning.Looked) -> None:
+    def _looked(self, at: float, event: planning.Observed) -> None:
         tick = self._tick
-        if tick is None or not tick.looking or event.id != tick.number:
+        if tick is None or not tick.observing or event.id != tick.number:
             self.dropped += 1
             return
         seen = event.observation
         self._looks.append(seen)
         while self._looks[0].at < seen.at - HISTORY:
             del self._looks[0]
-        for because in self.standing.look(seen, self.settings.manual_hold, self.settings.stale_after):
-            self._out.append(planning.Alarm(because=because))
+        for because in self.standing.observe(seen, self.settings.manual_hold, self.settings.stale_after):
+            self._out.append(planning.Alarm(reason=because))
         deadline = self.settings.start.deadline
-        for model, name, pool in seen.pools():
-            self.start_ups.note(model, pool)
-            given_up = self.start_ups.coming(model, pool, deadline).given_up
-            lacking = self.standing.lacks(name, pool, given_up, deadline)
+        for model, name, state in seen.pools():
+            self.start_ups.note(model, state)
+            given_up = self.start_ups.coming(model, state, deadline).given_up
+            lacking = self.standing.not_started(name, state.pool, given_up, deadline)
             if lacking is not None:
-                self._out.append(planning.Alarm(because=lacking))
-        tick.looking = False
-        tick.baseline = {name: pool.desired for _, name, pool in seen.pools()}
+                self._out.append(planning.Alarm(reason=lacking))
+        tick.observing = False
+        tick.baseline = {name: state.pool.desired for _, name, state in seen.pools()}
         self._go_on(at)
 
-    def _look_failed(self, at: float, event: planning.LookFailed) -> None:
+    def _look_failed(self, at: float, event: planning.ObserveFailed) -> None:
         tick = self._tick
-        if tick is None or not tick.looking or event.id != tick.number:
+        if tick is None or not tick.observing or event.id != tick.number:
             self.dropped += 1
             return
         self._alarm("blind", f"nothing could be seen in this tick, so all stays as it is: {event.why}")
-        tick.because.append(Because(code="blind", text=event.why))
+        tick.reasons.append(Reason(code="blind", text=event.why))
         self._end(at, "blind")
 
     def _go_on(self, at: float) -> None:
-        """Go through the stages for as long as nobody is waited for."""
+        """Run the stages until one has to wait for a plugin."""
         tick = self._tick
         assert tick is not None
-        if tick.looking:
-            return self._sleep(tick.at + self.settings.tick_timeout)
+        if tick.observing:
+            return self._sleep(tick.at + TICK_TIMEOUT)
         while not tick.over:
-            if not tick.asked:
+            if not tick.plugin_asked:
                 context = self.context(tick)
                 told = open_stage(
                     tick, self.registry, context, self.settings.base, ask=partial(self._ask, at), strict=self._strict
                 )
-                self._out += [planning.Alarm(because=because) for because in told]
+                self._out += [planning.Alarm(reason=because) for because in told]
             if tick.waiting:
-                return self._sleep(max(at, min(tick.at + self.settings.tick_timeout, *tick.waiting.values())))
+                return self._sleep(max(at, min(tick.at + TICK_TIMEOUT, *tick.waiting.values())))
             tick.close_stage()
         self._decide(at)
 
-    def context(self, tick: Tick) -> Context:
-        """Return what plugins are given now."""
+    def context(self, tick: PlannerTick) -> PluginContext:
+        """Return the context for plugins at this point."""
         seen = self._looks[-1]
         deadline = self.settings.start.deadline
-        return Context(
+        return PluginContext(
             tick=tick.number,
             at=seen.at,
-            looks=self._looks,
+            observations=self._looks,
             baseline=tick.baseline,
             predictions=tick.predictions,
             start_ups=self.start_ups,
-            coming={name: self.start_ups.coming(model, pool, deadline) for model, name, pool in seen.pools()},
+            coming={name: self.start_ups.coming(model, state, deadline) for model, name, state in seen.pools()},
             budget=self.budget,
             manual=self.standing.manual,
         )
 
-    def _ask(self, at: float, seat: Seat, stage: Stage) -> None:
+    def _ask(self, at: float, seat: PluginSlot, stage: Stage) -> None:
         tick = self._tick
         assert tick is not None
         deadline = self.settings.plugins.deadline
-        # From now on, not from the tick's begin: a slow look or stage before must not eat up the time of this one.
+        # From now, not from the tick's start: a slow observation or earlier stage must not use up the time of this one.
         tick.waiting[seat.spec.id] = at + deadline
         self._out.append(
-            planning.Ask(
+            planning.AskPlugin(
                 id=tick.number,
                 plugin=seat.spec.id,
                 stage=stage,
@@ -214,7 +223,7 @@ class Planner:
             )
         )
 
-    def _answered(self, at: float, event: planning.Answered) -> None:
+    def _answered(self, at: float, event: planning.PluginAnswered) -> None:
         tick, seat = self._tick, self.registry.seats.get(event.plugin)
         if tick is None or event.id != tick.number or event.plugin not in tick.waiting or seat is None:
             self.dropped += 1
@@ -223,7 +232,7 @@ class Planner:
             self._failed(at, event.plugin, "error", event.error or "an empty answer")
         else:
             del tick.waiting[event.plugin]
-            seat.seconds, seat.heard = event.seconds, at
+            seat.seconds, seat.last_heartbeat = event.seconds, at
             seat.succeeded(tick.due, event.result)
             tick.answered(seat, event.result)
         self._go_on(at)
@@ -242,33 +251,34 @@ class Planner:
         if tick is not None and tick.waiting.pop(plugin, None) is not None:
             self._go_on(at)
 
-    def _came(self, at: float, spec: Spec) -> None:
+    def _came(self, at: float, spec: PluginSpec) -> None:
         before = self.registry.seats.get(spec.id)
         if before is not None and before.plugin is not None:
-            # Whoever lets plugins in asks `refuses` first; this is for the one that slipped through in between.
+            # The registration service calls `refuses` first; this is for a plugin that registered in between.
             self._alarm("duplicate_id", f"planner plugin {spec.id} at {spec.endpoint} is not let in: we have our own")
             return
         self.registry.add(spec, None, at)
 
-    # --- what comes of it --------------------------------------------------------------------------------------------
+    # --- outcome ---------------------------------------------------------------------------------------------------
 
     def _decide(self, at: float) -> None:
-        """Keep the limits, and say what should be."""
+        """Apply the limits, and order the desired replicas."""
         tick, seen = self._tick, self._looks[-1]
         assert tick is not None
         pools = list(seen.pools())
-        desired = {name: pool.desired for _, name, pool in pools}
+        desired = {name: state.pool.desired for _, name, state in pools}
         if tick.vetoed:
             return self._end(at, "veto", desired)
         planned = pools_within(pools, self.settings.mode)
         wanted: dict[str, int] = {}
-        for model, name, pool in pools:
-            proposed = tick.baseline.get(name, pool.desired) if name in planned else pool.desired
-            kept = None if proposed == pool.desired else self.standing.keeps(name, model, proposed, pool.desired)
-            wanted[name] = proposed if kept is None else pool.desired
+        for model, name, _ in pools:
+            now = desired[name]
+            proposed = tick.baseline.get(name, now) if name in planned else now
+            kept = None if proposed == now else self.standing.hold_reason(name, model, proposed, now)
+            wanted[name] = proposed if kept is None else now
             if kept is not None:
                 tick.bound.append(kept)
-        committed = {name: min(pool.desired, pool.ready + len(pool.starting)) for _, name, pool in pools}
+        committed = {name: min(desired[name], state.ready + len(state.starting)) for _, name, state in pools}
         projected = project(wanted, seen, self.budget, committed=committed)
         tick.bound += projected.bound
         targets = projected.targets
@@ -277,9 +287,9 @@ class Planner:
             return self._end(at, "hold" if wanted == desired and tick.bound else "keep", targets)
         if self.settings.advisory:
             return self._end(at, "advise", targets)
-        self.standing.say(targets)
-        because = (*tick.bound, *tick.because)
-        self._out.append(planning.Scale(id=tick.number, targets=changed, flips=tick.flips, because=because))
+        self.standing.record_order(targets)
+        because = (*tick.bound, *tick.reasons)
+        self._out.append(planning.Scale(id=tick.number, targets=changed, flips=tick.flips, reasons=because))
         self._end(at, "apply", targets)
 
     def _benchmarked(self, event: planning.Benchmarked) -> None:
@@ -299,6 +309,7 @@ class Planner:
     def _end(self, at: float, outcome: Outcome, targets: dict[str, int] | None = None) -> None:
         tick = self._tick
         assert tick is not None
+        self._out += [planning.Alarm(reason=because) for because in self.standing.ceiling_reached(at, tick.bound)]
         self._out.append(planning.Ticked(record=self._record(tick, outcome, targets)))
         self._tick = None
         base = self.settings.base
@@ -307,18 +318,18 @@ class Planner:
         self._next_due = self._begun + turns * base
         self._sleep(self._next_due)
 
-    def _record(self, tick: Tick, outcome: Outcome, targets: dict[str, int] | None) -> TickRecord:
-        seen = self._looks[-1] if self._looks and not tick.looking else None
+    def _record(self, tick: PlannerTick, outcome: Outcome, targets: dict[str, int] | None) -> TickRecord:
+        seen = self._looks[-1] if self._looks and not tick.observing else None
         pools: dict[str, PoolTick] = {}
         gpus = 0
-        for model, name, pool in () if seen is None else seen.pools():
-            coming = self.start_ups.coming(model, pool, self.settings.start.deadline)
-            gpus += pool.gpus * (pool.ready + len(pool.starting) + pool.draining)
+        for model, name, state in () if seen is None else seen.pools():
+            pool, coming = state.pool, self.start_ups.coming(model, state, self.settings.start.deadline)
+            gpus += pool.gpus * (state.ready + len(state.starting) + state.draining)
             pools[name] = PoolTick(
-                ready=pool.ready,
-                starting=len(pool.starting),
-                draining=pool.draining,
-                failed=pool.failed,
+                ready=state.ready,
+                starting=len(state.starting),
+                draining=state.draining,
+                failed=state.failed,
                 desired=pool.desired,
                 proposed=tick.baseline.get(name, pool.desired),
                 target=pool.desired if targets is None else targets[name],
@@ -326,6 +337,7 @@ class Planner:
                 given_up=coming.given_up,
                 model=model,
                 role=pool.role,
+                why=self._why(tick, name, pool.desired, targets),
             )
         return TickRecord(
             tick=tick.number,
@@ -334,8 +346,8 @@ class Planner:
             outcome=outcome,
             models={} if seen is None else {name: self._model(tick, name, each) for name, each in seen.models.items()},
             pools=pools,
-            said=tuple(tick.said),
-            chosen=tuple(tick.vetoed or tick.because),
+            plugin_results=tuple(tick.plugin_results),
+            chosen=tuple(tick.vetoed or tick.reasons),
             bound=tuple(tick.bound),
             alternatives=tuple(tick.lost),
             evidence=tick.evidence,
@@ -344,13 +356,21 @@ class Planner:
             late=max(0.0, tick.at - tick.due),
         )
 
+    def _why(self, tick: PlannerTick, pool: str, desired: int, targets: dict[str, int] | None) -> str:
+        """Return why a pool should change: the reason of the stages, or of the limit that changed their proposal."""
+        if targets is None or targets[pool] == desired:
+            return ""
+        proposed = tick.baseline.get(pool, desired)
+        limit = None if targets[pool] == proposed else reason_about(pool, tick.bound)
+        return limit or tick.why.get(pool) or reason_about(pool, [*tick.bound, *tick.reasons]) or ""
+
     @property
     def policy(self) -> str:
-        """The name of what decides."""
+        """Name of the policy that decides."""
         target = self.settings.optimization_target
         return self.settings.policy if target == "sla" else f"thresholds-{target}"
 
-    def _model(self, tick: Tick, name: str, seen: ModelSeen) -> ModelTick:
+    def _model(self, tick: PlannerTick, name: str, seen: ModelState) -> ModelTick:
         traffic, predicted = seen.traffic, tick.predictions.get(name)
         health = self.standing.health.get(name, seen.health)
         told = {} if predicted is None else msgspec.to_builtins(predicted, str_keys=True)
@@ -359,9 +379,7 @@ class Planner:
         return ModelTick(
             health=health,
             rate=traffic.rate,
-            isl=traffic.isl,
-            osl=traffic.osl,
-            hit_rate=traffic.hit_rate,
+            shape=traffic.shape,
             ttft=traffic.ttft_mean,
             itl=traffic.itl_mean,
             judged=traffic.judged,
@@ -371,7 +389,7 @@ class Planner:
         )
 
     def _alarm(self, code: str, text: str, **facts: Any) -> None:
-        self._out.append(planning.Alarm(because=Because(code=code, text=text, facts=facts)))
+        self._out.append(planning.Alarm(reason=Reason(code=code, text=text, facts=facts)))
 
     def _sleep(self, until: float) -> None:
         self._out.append(Wake(at=nanos(until)))
@@ -397,39 +415,39 @@ class Planner:
         if snapshot.get("version") != SNAPSHOT_VERSION:
             raise ValueError(f"a planner's snapshot of version {snapshot.get('version')}; this is {SNAPSHOT_VERSION}")
         self.budget = msgspec.convert(snapshot["budget"], BudgetSettings)
-        self.standing = Standing.restored(snapshot["standing"])
-        self.start_ups = StartUps.restored(snapshot["start_ups"])
+        self.standing = OverrideTracker.restored(snapshot["standing"])
+        self.start_ups = StartUpTimes.restored(snapshot["start_ups"])
         self._looks = [msgspec.convert(look, Observation) for look in snapshot["looks"]]
-        self._tick = None if snapshot["tick"] is None else msgspec.convert(snapshot["tick"], Tick)
+        self._tick = None if snapshot["tick"] is None else msgspec.convert(snapshot["tick"], PlannerTick)
         self._begun, self._next_due = snapshot["begun"], snapshot["next_due"]
         self._number, self.dropped = snapshot["number"], snapshot["dropped"]
         own = {id: seat for id, seat in self.registry.seats.items() if seat.plugin is not None}
         self.registry.seats = {}
         for id, state in snapshot["seats"].items():
-            spec = msgspec.convert(state["spec"], Spec)
+            spec = msgspec.convert(state["spec"], PluginSpec)
             if not spec.outside and id not in own:
-                continue  # another policy is configured by now: its plugins begin anew
-            seat = own.pop(id, None) or Seat(spec, None, state["registered"])
+                continue  # another policy is configured now: its plugins start anew
+            seat = own.pop(id, None) or PluginSlot(spec, None, state["registered"])
             seat.restore(state)
             self.registry.seats[id] = seat
         self.registry.seats |= own
 
     def check(self) -> None:
         tick = self._tick
-        if tick is not None and tick.waiting and (tick.looking or tick.over):
+        if tick is not None and tick.waiting and (tick.observing or tick.over):
             raise InvariantError(f"a tick that is not in a stage waits for {', '.join(tick.waiting)}")
-        if any(count < 0 for count in self.standing.told.values()):
-            raise InvariantError(f"fewer than no replicas were wanted: {self.standing.told}")
+        if any(count < 0 for count in self.standing.ordered.values()):
+            raise InvariantError(f"fewer than no replicas were wanted: {self.standing.ordered}")
         coming = [look.at for look in self._looks]
         if coming != sorted(coming):
             raise InvariantError("looks are not in the order of time")
 
 
-def _needed(spec: Spec, context: Context) -> Observation | None:
-    """Return the part of what was seen that a plugin outside asked for."""
+def _needed(spec: PluginSpec, context: PluginContext) -> Observation | None:
+    """Return the part of the observation that an external plugin needs."""
     if not spec.needs:
         return None
-    models: dict[str, ModelSeen] = {}
+    models: dict[str, ModelState] = {}
     for name, model in context.observation.models.items():
         traffic = context.traffic(name, spec.window or context.observation.window) if "traffic" in spec.needs else None
         pools = model.pools

@@ -1,10 +1,10 @@
-"""Which knobs has the planner? Each once, with unit, range, default and what it trades."""
+"""Knobs of the planner, each once, with unit, range, default and what it trades."""
 
 import math
 from typing import Annotated, Literal
 
 from penstock.kernel.settings import Knob, Settings
-from penstock.planner.settings_classic import ClassicSettings
+from penstock.planner.settings_classic import LOAD_SAMPLES, ClassicSettings
 from penstock.planner.settings_plugins import PluginSettings
 
 PolicyName = Literal[
@@ -22,10 +22,6 @@ OptimizationTarget = Literal["throughput", "latency", "load", "sla"]
 PlannerMode = Literal["auto", "aggregated", "disaggregated", "prefill", "decode"]
 
 
-USUAL_TTFT, USUAL_ITL = 0.5, 0.05
-"""Seconds that are kept where nobody says what should be."""
-
-
 class PoolLimits(Settings, frozen=True, kw_only=True):
     """Bounds of one pool."""
 
@@ -37,7 +33,7 @@ class PoolLimits(Settings, frozen=True, kw_only=True):
     ] = None
     priority: Annotated[
         int,
-        Knob("Who gets the GPUs where the budget is short: pools with a higher number go first.", unit="count"),
+        Knob("Order in which pools get GPUs where the budget is short: a higher number goes first.", unit="count"),
     ] = 0
     watts: Annotated[float | None, Knob("Power that one replica may draw, in watts; unset is not counted.", gt=0)] = (
         None
@@ -69,34 +65,9 @@ class BudgetSettings(Settings, frozen=True, kw_only=True):
     pools: Annotated[dict[str, PoolLimits], Knob("Bounds of single pools, by name.")] = {}
 
 
-class ClassTargets(Settings, frozen=True, kw_only=True):
-    """What is kept for requests of one class."""
+class SloPolicySettings(Settings, frozen=True, kw_only=True):
+    """How policy slo keeps the SLO."""
 
-    ttft: Annotated[float | None, Knob("Time to first token; unset is planner.slo.ttft.", unit="s", gt=0)] = None
-    itl: Annotated[float | None, Knob("Mean gap between output tokens; unset is planner.slo.itl.", unit="s", gt=0)] = (
-        None
-    )
-    weight: Annotated[
-        float,
-        Knob("What a miss of this class costs, as a multiple of planner.slo.miss_cost; 0 is best effort.", ge=0),
-    ] = 1.0
-
-
-class SloTargets(Settings, frozen=True, kw_only=True):
-    """What the planner keeps."""
-
-    ttft: Annotated[
-        float | None,
-        Knob("Time to first token, queueing included; unset is slo.ttft, else 0.5 s.", unit="s", gt=0, live=True),
-    ] = None
-    itl: Annotated[
-        float | None,
-        Knob("Mean gap between output tokens of a request; unset is slo.itl, else 50 ms.", unit="s", gt=0, live=True),
-    ] = None
-    classes: Annotated[
-        dict[str, ClassTargets],
-        Knob("Other targets by a request's class, which it names as nvext.agent_context.context_type."),
-    ] = {}
     miss_cost: Annotated[
         float,
         Knob(
@@ -110,7 +81,7 @@ class SloTargets(Settings, frozen=True, kw_only=True):
         float,
         Knob(
             "Policy slo gives a worker back when nothing within the next start-up time needs it, and nothing of the "
-            "last so many seconds did; longer flaps less and idles more.",
+            "last so many seconds did; it keeps workers for longer by itself where their return is worth it.",
             unit="s",
             ge=0,
             live=True,
@@ -159,13 +130,13 @@ class PlannerSettings(Settings, frozen=True, kw_only=True):
     ] = "slo"
     optimization_target: Annotated[
         OptimizationTarget,
-        Knob("sla keeps planner.slo by the policy; throughput, latency and load are thresholds instead of a policy."),
+        Knob("sla keeps slo by the policy; throughput, latency and load are thresholds instead of a policy."),
     ] = "sla"
     mode: Annotated[
         PlannerMode,
         Knob("Which pools are planned; auto takes what there is; prefill and decode leave the other role alone."),
     ] = "auto"
-    slo: SloTargets = SloTargets()
+    slo: SloPolicySettings = SloPolicySettings()
     budget: BudgetSettings = BudgetSettings()
     start: StartSettings = StartSettings()
     plugins: PluginSettings = PluginSettings()
@@ -180,13 +151,10 @@ class PlannerSettings(Settings, frozen=True, kw_only=True):
         float | None,
         Knob("Seconds between two ticks; unset is the greatest common divisor of those two.", unit="s", gt=0),
     ] = None
-    tick_timeout: Annotated[
-        float, Knob("A tick that takes longer is given up, and nothing of it counts.", unit="s", gt=0)
-    ] = 30.0
     manual_hold: Annotated[
         float,
         Knob(
-            "How long a number of replicas that somebody else has set is left alone; 0 takes it only as a start.",
+            "How long a number of replicas that an operator has set is left alone; 0 takes it only as a start.",
             unit="s",
             ge=0,
             live=True,
@@ -210,7 +178,7 @@ class PlannerSettings(Settings, frozen=True, kw_only=True):
             return self.tick
         intervals = (self.load_interval, self.throughput_interval)
         if self.optimization_target == "sla" and self.policy == "load-classic":
-            intervals = (self.classic.load.metric_pulling_interval, self.classic.load.adjustment_interval)
+            intervals = (LOAD_SAMPLES, self.classic.load.adjustment_interval)
         elif self.optimization_target == "sla" and self.policy == "sla-classic":
             intervals = (self.load_interval, self.classic.sla.adjustment_interval)
         return math.gcd(*(round(interval * 1000) for interval in intervals)) / 1000

@@ -1,4 +1,4 @@
-"""Which knobs have the field's older ways of planning? Each under the name it had, in snake case."""
+"""Knobs of Dynamo's older planner policies, each under its Dynamo name in snake case."""
 
 from typing import Annotated, Literal
 
@@ -6,42 +6,16 @@ from penstock.kernel.settings import Knob, Settings
 
 PredictorName = Literal["constant", "kalman", "arima", "prophet", "seasonal", "trend", "ensemble"]
 
+LOAD_SAMPLES = 1.0
+"""Seconds between two samples of policy load-classic: the default of Dynamo's metric_pulling_interval."""
+
 
 class LoadClassicSettings(Settings, frozen=True, kw_only=True):
     """Policy load-classic: thresholds on the prefill queue and on KV use, one replica at a time."""
 
-    namespace: Annotated[
-        str, Knob("Kept so that an old config can be taken as it is; planner.virtual.namespace says it here.")
-    ] = "dynamo"
-    environment: Annotated[
-        Literal["local", "kubernetes"],
-        Knob("Kept so that an old config can be taken as it is; planner.connector says it here."),
-    ] = "local"
-    served_model_name: Annotated[
-        str, Knob("The model that is planned; where there is none of that name, every model is.")
-    ] = "vllm"
-    no_operation: Annotated[
-        bool, Knob("Say what would be done and do nothing, for this policy alone; planner.advisory is for all.")
-    ] = False
-    log_dir: Annotated[
-        str | None, Knob("Kept so that an old config can be taken as it is; the run folder has the log here.")
-    ] = None
     adjustment_interval: Annotated[
         float, Knob("Seconds between two decisions; longer is steadier and later.", unit="s", gt=0)
     ] = 30.0
-    metric_pulling_interval: Annotated[
-        float,
-        Knob(
-            "Seconds between two samples; a tick is never shorter than planner.tick, where that is set.", unit="s", gt=0
-        ),
-    ] = 1.0
-    max_gpu_budget: Annotated[
-        int,
-        Knob(
-            "Most GPUs of prefill and decode together that this policy asks for; -1 is no bound.", unit="count", ge=-1
-        ),
-    ] = 8
-    min_gpu_budget: Annotated[int, Knob("Fewest GPUs that it goes down to; -1 is no bound.", unit="count", ge=-1)] = 1
     decode_kv_scale_up_threshold: Annotated[
         float, Knob("Mean KV use above which a decode worker is added.", unit="ratio", ge=0)
     ] = 0.9
@@ -52,23 +26,6 @@ class LoadClassicSettings(Settings, frozen=True, kw_only=True):
         float, Knob("Mean number of requests that wait for prefill above which a prefill worker is added.", ge=0)
     ] = 0.5
     prefill_queue_scale_down_threshold: Annotated[float, Knob("The same below which one is taken away.", ge=0)] = 0.2
-    decode_engine_num_gpu: Annotated[
-        int, Knob("GPUs of a decode worker, where the pool does not say more.", unit="count", ge=1)
-    ] = 1
-    prefill_engine_num_gpu: Annotated[
-        int, Knob("GPUs of a prefill worker, where the pool does not say more.", unit="count", ge=1)
-    ] = 1
-    waiting_kv: Annotated[
-        float,
-        Knob("KV use that each request waiting in a decode worker counts for; 0 leaves them out.", unit="ratio", ge=0),
-    ] = 0.02
-    new_decode_worker_grace_period: Annotated[
-        int, Knob("Decisions after a decode worker was added in which none is taken away.", unit="count", ge=0)
-    ] = 3
-    new_prefill_worker_queue_buffer_period: Annotated[
-        int,
-        Knob("Intervals over which a falling queue is drawn on before a prefill worker is added.", unit="count", ge=0),
-    ] = 3
 
 
 class SlaClassicSettings(Settings, frozen=True, kw_only=True):
@@ -80,12 +37,15 @@ class SlaClassicSettings(Settings, frozen=True, kw_only=True):
     no_correction: Annotated[
         bool, Knob("Trust the profile: do not correct it by observed TTFT and ITL. For long start-ups and cold caches.")
     ] = False
-    load_prediction_window_size: Annotated[int, Knob("Intervals that prophet is fitted to.", unit="count", ge=2)] = 50
-    min_endpoint: Annotated[int, Knob("Fewest replicas of each role.", unit="count", ge=0)] = 1
-    max_gpu_budget: Annotated[
+    load_prediction_window_size: Annotated[
         int,
-        Knob("Most GPUs of both roles together that it asks for; -1 is what planner.budget says.", unit="count", ge=-1),
-    ] = -1
+        Knob(
+            "Intervals that arima and prophet are fitted to, in every policy: fewer forget sooner what is no more so, "
+            "more see longer patterns and take longer.",
+            unit="count",
+            ge=2,
+        ),
+    ] = 50
 
 
 class ThresholdSettings(Settings, frozen=True, kw_only=True):
@@ -118,15 +78,6 @@ class FpmSettings(Settings, frozen=True, kw_only=True):
             le=1,
         ),
     ] = 0.8
-    load_min_observations: Annotated[
-        int, Knob("Windows of passes below which an engine's line is not used.", unit="count", ge=2)
-    ] = 5
-    max_num_fpm_samples: Annotated[
-        int, Knob("Windows of passes that are kept; more remember longer and cost more.", unit="count", ge=2)
-    ] = 64
-    fpm_sample_bucket_size: Annotated[
-        int, Knob("Buckets that they are spread over; a square number.", unit="count", ge=1)
-    ] = 16
     max_throughput_scaling_replicas: Annotated[
         int, Knob("Most replicas of a role that one decision for throughput adds or takes away.", unit="count", ge=1)
     ] = 8
@@ -143,14 +94,6 @@ class ForecastSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = "kalman"
     log1p: Annotated[bool, Knob("Forecast log(1 + value), which tames bursts; constant takes no notice of it.")] = False
-    kalman_q_level: Annotated[
-        float, Knob("Variance by which the level wanders per interval; larger follows faster.", ge=0)
-    ] = 1.0
-    kalman_q_trend: Annotated[float, Knob("The same of the trend.", ge=0)] = 0.1
-    kalman_r: Annotated[float, Knob("Variance of the noise of one interval; larger smooths more.", gt=0)] = 10.0
-    kalman_min_points: Annotated[
-        int, Knob("Intervals below which the last one is expected again.", unit="count", ge=1)
-    ] = 5
     warm_up_trace: Annotated[str | None, Knob("Trace that predictors see before any traffic; unset is none.")] = None
 
 
@@ -164,5 +107,5 @@ class ClassicSettings(Settings, frozen=True, kw_only=True):
     forecast: ForecastSettings = ForecastSettings()
     profile: Annotated[
         str | None,
-        Knob("Folder with a profile of the engines, in the field's NPZ or JSON layout; unset is none."),
+        Knob("Folder with a profile of the engines, in Dynamo's NPZ or JSON layout; unset is none."),
     ] = None

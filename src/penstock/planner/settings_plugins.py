@@ -1,4 +1,4 @@
-"""Which knobs have the planner's plugins? Those in its process, those in others, and who may be one."""
+"""Knobs of the planner's plugins: those in its process, those in other processes, and which may register."""
 
 from typing import Annotated, Literal
 
@@ -7,10 +7,27 @@ from penstock.kernel.settings import Knob, Settings
 StageName = Literal["predict", "propose", "reconcile", "constrain"]
 HoldName = Literal["accept_when_idle", "hold_last"]
 
+MESSAGE_MAX = 10 << 20
+"""Bytes of a message from or to a plugin; longer ones count as failures. Dynamo's default."""
 
-class OfPlugin(Settings, frozen=True, kw_only=True):
-    """What is said of a plugin wherever it runs."""
 
+class PluginEntry(Settings, frozen=True, kw_only=True):
+    """One plugin: a module that is loaded into the planner's process, or an endpoint that is called."""
+
+    module: Annotated[
+        str | None, Knob("Python module of a plugin in the planner's process, as import takes it; unset has endpoint.")
+    ] = None
+    name: Annotated[str, Knob("Class or function in that module; called with options, it gives the plugin.")] = "Plugin"
+    options: Annotated[
+        dict[str, str], Knob("Named arguments of that call; each text is read as YAML, so 3 is a number.")
+    ] = {}
+    endpoint: Annotated[
+        str | None,
+        Knob(
+            "Where a plugin serves that does not register: unix:///PATH, grpc://HOST:PORT, or grpcs://HOST:PORT; unset "
+            "has module."
+        ),
+    ] = None
     stage: Annotated[
         StageName,
         Knob("When it is asked: for a forecast, for replicas, to settle what was proposed, or to bound it."),
@@ -32,22 +49,6 @@ class OfPlugin(Settings, frozen=True, kw_only=True):
     ] = 0.0
 
 
-class ModulePlugin(OfPlugin, frozen=True, kw_only=True):
-    """A plugin that is loaded into the planner's process."""
-
-    module: Annotated[str, Knob("Python module that it is in, as import takes it.")] = ""
-    name: Annotated[str, Knob("Class or function in that module; called with options, it gives the plugin.")] = "Plugin"
-    options: Annotated[
-        dict[str, str], Knob("Named arguments of that call; each text is read as YAML, so 3 is a number.")
-    ] = {}
-
-
-class ExternalPlugin(OfPlugin, frozen=True, kw_only=True):
-    """A plugin that serves elsewhere and is called without having registered."""
-
-    endpoint: Annotated[str, Knob("Where it serves: unix:///PATH, grpc://HOST:PORT, or grpcs://HOST:PORT.")] = ""
-
-
 class PluginSettings(Settings, frozen=True, kw_only=True):
     """Steps of the planner that others wrote."""
 
@@ -55,8 +56,9 @@ class PluginSettings(Settings, frozen=True, kw_only=True):
     heartbeat: Annotated[
         float, Knob("One that gave no sign of life for so long is put out.", unit="s", gt=0, live=True)
     ] = 30.0
-    modules: Annotated[dict[str, ModulePlugin], Knob("Plugins in this process, by id.")] = {}
-    external: Annotated[dict[str, ExternalPlugin], Knob("Plugins that are called elsewhere, by id.")] = {}
+    use: Annotated[
+        dict[str, PluginEntry], Knob("Plugins that the planner begins with, by id: each has a module or an endpoint.")
+    ] = {}
     listen: Annotated[
         str | None,
         Knob(
@@ -75,14 +77,12 @@ class PluginSettings(Settings, frozen=True, kw_only=True):
         str | None, Knob("File with more of them, a line each, ID TOKEN; only its owner may read it.")
     ] = None
     insecure: Annotated[
-        bool, Knob("Take plugins without a token, and on addresses without TLS: whoever reaches us scales the cluster.")
+        bool,
+        Knob("Take plugins without a token, and on addresses without TLS: any process can then scale the cluster."),
     ] = False
     cert: Annotated[str | None, Knob("File of our certificate; turns TLS on where we listen.")] = None
     key: Annotated[str | None, Knob("File of that certificate's key.")] = None
     ca: Annotated[
         str | None, Knob("File of the certificates that sign plugins'; with cert, who registers must have one as well.")
     ] = None
-    message_max: Annotated[
-        int, Knob("Longest message from or to a plugin; longer ones count as failures.", unit="bytes", ge=1024)
-    ] = 10 << 20
     most: Annotated[int, Knob("Most plugins that may be registered at a time.", unit="count", ge=1)] = 64

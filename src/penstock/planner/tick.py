@@ -1,106 +1,126 @@
-"""How does one tick go from what was seen to what should be? Stage by stage; it may wait for plugins outside."""
+"""One planner tick, from observation to targets, stage by stage; it may wait for external plugins."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from penstock.planner.context import Context
-from penstock.planner.merge import Merged, merge, merge_predictions
-from penstock.planner.plugins import STAGES, Registry, Seat, Spec, Stage
-from penstock.planner.proposals import Accept, Because, Flip, Override, Predicted, Prediction, Reject, Result
-from penstock.planner.record import PluginSaid
+from penstock.planner.plugins.merge import Answers, MergedTargets, merge, merge_predictions
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.plugin_registry import STAGES, PluginRegistry, PluginSlot, PluginSpec, Stage
+from penstock.planner.plugins.proposals import Accept, Flip, Override, Predicted, Prediction, Reason, Reject, Result
+from penstock.planner.tick_record import PluginResult, reason_about
 
 
-class Answer(msgspec.Struct):
-    """What one plugin said in the stage that is under way."""
+class StageAnswer(msgspec.Struct):
+    """One plugin's answer in the present stage."""
 
-    spec: Spec
+    spec: PluginSpec
     result: Result
 
 
-class Tick(msgspec.Struct):
-    """A tick under way. ``stage``: index into `STAGES`; ``waiting``: plugin outside -> second by which it must have
-    answered; ``baseline``: what the stage before said."""
+class PlannerTick(msgspec.Struct):
+    """A tick in progress. ``stage``: index into `STAGES`; ``waiting``: external plugin -> second of its deadline;
+    ``baseline``: result of the stage before."""
 
     number: int
     at: float
     due: float
-    """When it should have begun."""
+    """When it was due to begin."""
     stage: int = 0
-    asked: bool = False
-    looking: bool = True
+    plugin_asked: bool = False
+    observing: bool = True
     baseline: dict[str, int] = {}
     predictions: dict[str, Prediction] = {}
     waiting: dict[str, float] = {}
-    answers: list[Answer] = []
-    said: list[PluginSaid] = []
+    answers: list[StageAnswer] = []
+    plugin_results: list[PluginResult] = []
     evidence: dict[str, Any] = {}
-    because: list[Because] = []
-    lost: list[Because] = []
-    bound: list[Because] = []
-    vetoed: list[Because] = []
+    reasons: list[Reason] = []
+    lost: list[Reason] = []
+    bound: list[Reason] = []
+    vetoed: list[Reason] = []
     flips: tuple[Flip, ...] = ()
+    why: dict[str, str] = {}
+    """Pool that a stage changed -> the reason of the plugin that decided it."""
 
     @property
     def over(self) -> bool:
-        """Whether every stage has come to its end."""
+        """Whether every stage is complete."""
         return self.stage == len(STAGES)
 
-    def answered(self, seat: Seat, result: Result) -> None:
-        """Take in an answer."""
+    def answered(self, seat: PluginSlot, result: Result) -> None:
+        """Record an answer."""
         targets = {t.pool: t.replicas for t in result.targets} if isinstance(result, Override) else {}
-        because = () if isinstance(result, Predicted) else result.because
+        because = () if isinstance(result, Predicted) else result.reasons
         kind = type(result).__name__.lower()
-        self.said.append(
-            PluginSaid(id=seat.spec.id, stage=seat.spec.stage, result=kind, targets=targets, because=because)
+        self.plugin_results.append(
+            PluginResult(id=seat.spec.id, stage=seat.spec.stage, result=kind, targets=targets, reasons=because)
         )
-        self.answers.append(Answer(seat.spec, result))
+        self.answers.append(StageAnswer(seat.spec, result))
         if isinstance(result, Override) and result.evidence:
             self.evidence[seat.spec.id] = result.evidence
 
-    def silent(self, seat: Seat, kind: str, why: str) -> None:
-        """Note that a plugin contributes nothing, and why."""
-        because = (Because(code=kind, text=why),)
-        self.said.append(PluginSaid(id=seat.spec.id, stage=seat.spec.stage, result=kind, because=because))
+    def silent(self, seat: PluginSlot, kind: str, why: str) -> None:
+        """Record that a plugin contributes nothing, and why."""
+        because = (Reason(code=kind, text=why),)
+        self.plugin_results.append(PluginResult(id=seat.spec.id, stage=seat.spec.stage, result=kind, reasons=because))
 
     def close_stage(self) -> None:
-        """Join what was said in the stage, and go on to the next one; a veto ends the tick."""
+        """Merge the answers of the stage, and go on to the next one; a veto ends the tick."""
         stage = STAGES[self.stage]
         answers = [(answer.spec, answer.result) for answer in self.answers]
         if stage == "predict":
             self.predictions = merge_predictions(answers)
         else:
-            merged: Merged = merge(self.baseline, answers, constrain=stage == "constrain")
-            reasons = [b for _, result in answers if isinstance(result, Override | Accept) for b in result.because]
+            merged: MergedTargets = merge(self.baseline, answers, constrain=stage == "constrain")
+            reasons = [b for _, result in answers if isinstance(result, Override | Accept) for b in result.reasons]
             if stage == "constrain":
                 changed = merged.targets != self.baseline
                 self.bound += reasons if changed else []
             else:
-                self.because += reasons
+                self.reasons += reasons
+                self.bound += [b for _, result in answers if isinstance(result, Override) for b in result.bound]
                 self.flips = merged.flips or self.flips
             self.lost += merged.notes
+            for pool, count in merged.targets.items():
+                if count != self.baseline.get(pool):
+                    self.why[pool] = _why(pool, count, answers)
             self.baseline = merged.targets
             if any(isinstance(result, Reject) for _, result in answers):
                 self.vetoed += merged.vetoed
                 self.stage = len(STAGES) - 1
         self.stage += 1
-        self.asked, self.answers, self.waiting = False, [], {}
+        self.plugin_asked, self.answers, self.waiting = False, [], {}
 
 
-Ask = Callable[[Seat, Stage], None]
+def _why(pool: str, count: int, answers: Answers) -> str:
+    """Return the reason of the plugin that set a pool's number: one about this pool, else one about all."""
+    said = [
+        (spec, result)
+        for spec, result in sorted(answers, key=lambda each: each[0].priority)
+        if isinstance(result, Override) and any(t.pool == pool and t.replicas == count for t in result.targets)
+    ]
+    reasons = [because for _, result in said for because in result.reasons]
+    text = reason_about(pool, reasons)
+    if text is None:
+        text = f"{' and '.join(spec.id for spec, _ in said)} wants {count} of {pool} and does not say why"
+    return text
+
+
+Ask = Callable[[PluginSlot, Stage], None]
 
 
 def open_stage(
-    tick: Tick, registry: Registry, context: Context, base: float, *, ask: Ask, strict: bool
-) -> Iterator[Because]:
-    """Ask everybody who takes part in the stage; yield what somebody should hear of.
+    tick: PlannerTick, registry: PluginRegistry, context: PluginContext, base: float, *, ask: Ask, strict: bool
+) -> Iterator[Reason]:
+    """Call every plugin of the stage that is due; yield what an operator should know.
 
     Args:
-        ask: sends the question to a plugin outside; its answer comes later.
+        ask: calls an external plugin; its answer comes later.
         strict: let errors of plugins through, as tests want it.
     """
-    tick.asked = True
+    tick.plugin_asked = True
     stage = STAGES[tick.stage]
     for seat in registry.of(stage):
         missing = [name for name in seat.spec.requires if name == "predictions" and not tick.predictions]
@@ -109,11 +129,11 @@ def open_stage(
             continue
         # By the grid, not by when a timer fired: a tick that is a moment late must not cost the next one its plugins.
         if not seat.due(tick.due, base):
-            held = seat.held()
+            held = seat.held_override()
             if held is not None:
-                tick.answers.append(Answer(seat.spec, held))
+                tick.answers.append(StageAnswer(seat.spec, held))
                 targets = {target.pool: target.replicas for target in held.targets}
-                tick.said.append(PluginSaid(id=seat.spec.id, stage=stage, result="held", targets=targets))
+                tick.plugin_results.append(PluginResult(id=seat.spec.id, stage=stage, result="held", targets=targets))
             continue
         if seat.plugin is None:
             ask(seat, stage)
@@ -126,7 +146,7 @@ def open_stage(
             seat.failed(tick.due)
             tick.silent(seat, "error", f"{type(error).__name__}: {error}")
             text = f"planner plugin {seat.spec.id} failed and has no say in this tick: {type(error).__name__}: {error}"
-            yield Because(code="plugin_error", text=text, facts={"plugin": seat.spec.id, "failures": seat.failures})
+            yield Reason(code="plugin_error", text=text, facts={"plugin": seat.spec.id, "failures": seat.failures})
             continue
         seat.succeeded(tick.due, result)
         tick.answered(seat, result)
@@ -141,4 +161,4 @@ def pools_within(seen: Sequence[tuple[str, str, Any]], mode: str) -> set[str]:
         "prefill": {"prefill"},
         "decode": {"decode"},
     }[mode]
-    return {name for _, name, pool in seen if pool.role in roles}
+    return {name for _, name, state in seen if state.pool.role in roles}

@@ -1,1 +1,1 @@
-"""What did a run do? The load generator that makes one, and the page that is drawn from its folder."""
+"""Load generator, journal replay, simulation, and the reports that are drawn from run folders."""

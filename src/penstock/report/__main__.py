@@ -3,7 +3,7 @@
 import sys
 
 from penstock.kernel.errors import PenstockError
-from penstock.report.html import write_report
+from penstock.report.run.run_page import write_report
 
 
 def main(arguments: list[str]) -> int:

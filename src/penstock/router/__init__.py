@@ -1,1 +1,1 @@
-"""Which worker gets a request? Request life cycle, roster, index, cost, queue, active sequences."""
+"""The router machine: request life cycle, worker roster, KV index, cost, queue and active sequences."""

@@ -1,16 +1,15 @@
-"""What does the router hear, and what does it want done? Its events and effects.
+"""Events and effects of the router machine: what it receives and what it wants done.
 
-Token bytes never pass here: the router hears a request's milestones and the state of workers and their caches.
+Token bytes never pass here: the router receives a request's milestones and the state of workers and their caches.
 Times are kernel nanoseconds; token and block counts as in `penstock.kernel.values`.
 """
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from penstock.kernel.machine import Effect, Event, Nanos
-from penstock.kernel.values import HandoffProtocol, KvEvent, RequestId, Role, Target, WorkerCard, WorkerId
+from penstock.kernel.values import HandoffProtocol, KvEvent, Prompt, RequestId, Role, Slo, Target, WorkerCard, WorkerId
 from penstock.router.settings import RouterSettings
 
 Outcome = Literal["ok", "rejected", "failed", "cancelled", "expired"]
@@ -18,12 +17,12 @@ Fault = Literal["none", "client", "engine", "overloaded", "deadline"]
 
 
 class Preferences(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller asked of routing; every field is optional and None means the cluster's setting.
+    """A caller's preferences for routing; every field is optional and None means the cluster's setting.
 
     ``worker`` and ``rank`` pin the request; ``allowed`` limits the candidates; ``priority`` moves it forward in the
     queue by so many seconds; ``strict`` is a class that goes before every lower one; ``osl`` is the expected output
     length in tokens; ``overlap_credit`` and ``temperature`` override the cost for this request. ``prefill`` pins the
-    remote prefill, while ``worker`` pins who answers.
+    remote prefill, while ``worker`` pins the worker that answers. ``service_class`` is its class in the cluster's SLO.
     """
 
     worker: WorkerId | None = None
@@ -35,6 +34,7 @@ class Preferences(msgspec.Struct, frozen=True, kw_only=True):
     osl: int | None = None
     session: str | None = None
     program: str | None = None
+    service_class: str | None = None
     overlap_credit: float | None = None
     temperature: float | None = None
 
@@ -43,18 +43,16 @@ class Preferences(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arrived(Event, frozen=True, kw_only=True):
-    """A request is here. ``blocks``: chained hashes of its full prompt blocks; ``isl``: prompt tokens.
+    """A request is here.
 
-    ``text``: the model has no tokenizer here, so the blocks are hashes of text (they name no KV, so only routing
-    history is asked) and ``isl`` is an estimate. ``media``: images and the like in the prompt, for which an encode
-    worker may be asked first. ``whole``: it can't be split into stages, so one worker does all of it.
+    ``prompt``: where it is an estimate, its blocks are found in routing history alone. ``media``: images and the like
+    in it, for which an encode worker may be used first. ``whole``: it can't be split into stages, so one worker does
+    all of it.
     """
 
     id: RequestId
     model: str
-    isl: int
-    blocks: Sequence[int]
-    text: bool = False
+    prompt: Prompt
     media: int = 0
     whole: bool = False
     adapter: str | None = None
@@ -72,13 +70,13 @@ class FirstToken(Event, frozen=True, kw_only=True):
 class Staged(Event, frozen=True, kw_only=True):
     """The engine of this attempt has done its stage, which is not the last one.
 
-    ``held``: it holds what the next stage needs until that has fetched it; False where it holds nothing, so that the
-    next one has to do that work itself. ``cached``: prompt tokens that it took from its cache, if it says.
+    ``kv_retained``: it holds what the next stage needs until that has fetched it; False where it holds nothing, so that
+    the next one has to do that work itself. ``cached``: prompt tokens that it took from its cache, if it reports them.
     """
 
     id: RequestId
     attempt: int
-    held: bool = True
+    kv_retained: bool = True
     cached: int | None = None
 
 
@@ -91,7 +89,7 @@ class Grown(Event, frozen=True, kw_only=True):
 
 
 class Finished(Event, frozen=True, kw_only=True):
-    """The engine of this attempt answered in full. ``cached``: prompt tokens it took from its cache, if it says."""
+    """The engine of this attempt answered in full. ``cached``: prompt tokens from its cache, if it reports them."""
 
     id: RequestId
     attempt: int
@@ -102,18 +100,17 @@ class Finished(Event, frozen=True, kw_only=True):
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
     """What another worker would have to go on from: the prompt and the output so far, as one prompt.
 
-    ``isl``, ``blocks``: of that prompt, as in `Arrived`; ``tokens``: output tokens that the client has had.
+    ``tokens``: output tokens that the client has had.
     """
 
-    isl: int
-    blocks: Sequence[int]
+    prompt: Prompt
     tokens: int
 
 
 class Failed(Event, frozen=True, kw_only=True):
     """This attempt broke. ``retryable``: it had no output that the client got, and another worker may do better.
 
-    ``resume``: it had, and this is where another worker can go on; None where it can't.
+    ``resume``: where another worker can go on after such output; None where it can't.
     ``worker_at_fault`` counts against the worker's breaker; ``status`` is the engine's HTTP status, if it gave one.
     """
 
@@ -175,7 +172,7 @@ class WorkerCordoned(Event, frozen=True, kw_only=True):
 
 
 class WorkerMeasured(Event, frozen=True, kw_only=True):
-    """A worker told its own speed: seconds = intercept + slope * tokens for prefill; per KV block for decode."""
+    """A worker reported its own speed: seconds = intercept + slope * tokens for prefill; per KV block for decode."""
 
     worker: WorkerId
     prefill_intercept: float
@@ -188,9 +185,11 @@ class WorkerMeasured(Event, frozen=True, kw_only=True):
 
 
 class SettingsChanged(Event, frozen=True, kw_only=True):
-    """An operator changed knobs; ``settings`` are all of them as they are from now on, ``keys`` those that changed."""
+    """An operator changed knobs; ``settings`` and ``slo`` are all of them as they are from now on, ``keys``
+    those that changed."""
 
     settings: RouterSettings
+    slo: Slo
     keys: tuple[str, ...]
     by: str = ""
 
@@ -213,14 +212,14 @@ class KvObserved(Event, frozen=True, kw_only=True):
 
 
 class ReplayEnded(Event, frozen=True, kw_only=True):
-    """The answer to `ReplayWanted` ``id``: all that the engine still had, or None where it could not be asked."""
+    """The answer to `ReplayWanted` ``id``: all that the engine still had, or None where it could not be reached."""
 
     id: int
     batches: list[KvObserved] | None
 
 
 class KvSourceLost(Event, frozen=True, kw_only=True):
-    """A worker's event source can't be heard any more: it is approximate from here."""
+    """A worker's source of KV events is lost: its cache is known only approximately from here."""
 
     worker: WorkerId
     rank: int
@@ -244,17 +243,19 @@ class PeerGone(Event, frozen=True, kw_only=True):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """What routers tell each other of a request, on topic ``active``."""
+    """What routers publish to each other of a request, on topic ``active``."""
 
-    version: int = 1
+    version: int = 2
     step: Literal["placed", "first", "grown", "ended"]
     id: RequestId
     model: str
     target: Target
-    isl: int = 0
+    prompt: Prompt = Prompt(0)
+    """Given where it is placed."""
     cached: int = 0
     tokens: int = 0
-    blocks: Sequence[int] = ()
+    osl: int = 0
+    """Output tokens that its caller expects; 0 is not known."""
     session: str | None = None
 
 
@@ -298,7 +299,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     mode: str
     chosen: Target
-    because: str
+    reason: str
     isl: int
     blocks: int
     queued: float
@@ -333,7 +334,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
 class Dispatch(Effect, frozen=True, kw_only=True):
     """Send the request to this worker; the answer comes back under (``id``, ``attempt``).
 
-    ``stage``: what the worker is to do. ``encode`` and ``prefill`` are answered by `Staged` and say nothing to the
+    ``stage``: what the worker is to do. ``encode`` and ``prefill`` are answered by `Staged` and send nothing to the
     client; ``aggregated`` and ``decode`` answer it.
     """
 
@@ -347,9 +348,9 @@ class Dispatch(Effect, frozen=True, kw_only=True):
 
 
 class Release(Effect, frozen=True, kw_only=True):
-    """What an attempt holds, or will hold once it is done, is wanted by nobody any more.
+    """No worker needs any more what an attempt holds, or will hold once it is done.
 
-    ``target`` takes it over and drops it, which is the one way that engines know to let go; None where there is no
+    ``target`` takes it over and drops it, which is the only way in which engines release it; None where there is no
     such worker, and then the engine's own time-out has to do it.
     """
 
@@ -360,7 +361,7 @@ class Release(Effect, frozen=True, kw_only=True):
 
 
 class Abort(Effect, frozen=True, kw_only=True):
-    """Stop an attempt that is running on a worker; nobody waits for it any more."""
+    """Stop an attempt that is running on a worker; its answer is not needed any more."""
 
     id: RequestId
     attempt: int
@@ -389,16 +390,16 @@ class Closed(Effect, frozen=True, kw_only=True):
     queued: float = 0.0
     first: Nanos | None = None
     attempts: int = 0
-    """Beside the stages that were done."""
+    """Not counting the stages that were done."""
     migrations: int = 0
     """How often another worker went on with what one had begun."""
-    legs: list["Leg"] = []
+    legs: list["StageLeg"] = []
     retry_after: float | None = None
     session: str | None = None
     program: str | None = None
 
 
-class Leg(msgspec.Struct, frozen=True, kw_only=True):
+class StageLeg(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt of a request on one worker."""
 
     role: str
@@ -420,12 +421,12 @@ class ReplayWanted(Effect, frozen=True, kw_only=True):
 
 
 class Publish(Effect, frozen=True, kw_only=True):
-    """Tell the other routers."""
+    """Send a placement to the other routers."""
 
     placement: Placement
 
 
-class Noted(Effect, frozen=True, kw_only=True):
+class OperatorNote(Effect, frozen=True, kw_only=True):
     """Something that an operator should see: one line of the log, and a count under its ``kind``."""
 
     kind: str

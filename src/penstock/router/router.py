@@ -1,7 +1,7 @@
 """The router machine: a request's life from arrival to its one end, over the workers that are there.
 
 Everything it decides leaves as an effect with its reason: a `Dispatch` carries the table of candidates, a `Closed`
-says whose fault an end was. What an event means stands in the module that `HANDLERS` names for it.
+names the party at fault for an end. `HANDLERS` names the function that handles each event.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,78 +9,83 @@ from typing import Any
 
 import msgspec
 
+from penstock.kernel.block_runs import plain
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Woken
-from penstock.kernel.runs import chain_of, plain
-from penstock.kernel.values import RequestId, Target
-from penstock.router import caches, events, lifecycle, members, sync, tuning
-from penstock.router.core import Core
-from penstock.router.placing import pump
-from penstock.router.request import STAGE, Request
+from penstock.kernel.values import RequestId, Slo, Target
+from penstock.router import events, settings_change
+from penstock.router.kv_index import kv_event_handlers
+from penstock.router.prompt_forms import BLOCKS, PromptForm
+from penstock.router.requests import request_events
+from penstock.router.requests.routed_request import STAGE, RoutedRequest
+from penstock.router.requests.scheduling import pump
+from penstock.router.router_state import RouterState
 from penstock.router.settings import RouterSettings
 from penstock.router.status import router_status
+from penstock.router.workers import replica_sync, worker_events
 
-SNAPSHOT_VERSION = 3
+SNAPSHOT_VERSION = 4
 
 
-def woken(core: Core, now: Nanos, event: Woken) -> None:
+def woken(core: RouterState, now: Nanos, event: Woken) -> None:
     """Look at everything whose time has come."""
     for kind, key in core.due(now):
         if kind == "hedge":
-            lifecycle.late(core, now, RequestId(key))
+            request_events.late(core, now, RequestId(key))
         elif kind in ("deadline", "wait"):
-            lifecycle.overdue(core, now, kind, RequestId(key))
+            request_events.overdue(core, now, kind, RequestId(key))
         else:
             if kind == "sweep":
-                sync.sweep(core, now, key)
+                replica_sync.sweep(core, now, key)
             core.freed[key] = None
 
 
-HANDLERS: Mapping[type[Event], Callable[[Core, Nanos, Any], None]] = {
-    events.Arrived: lifecycle.arrived,
-    events.FirstToken: lifecycle.first_token,
-    events.Staged: lifecycle.staged,
-    events.Grown: lifecycle.grown,
-    events.Finished: lifecycle.finished,
-    events.Failed: lifecycle.failed,
-    events.Cancelled: lifecycle.cancelled,
-    events.WorkerJoined: members.joined,
-    events.WorkerReady: members.ready,
-    events.WorkerLeft: members.left,
-    events.WorkerDraining: members.draining,
-    events.WorkerCordoned: members.cordoned,
-    events.WorkerMeasured: members.measured,
-    events.KvObserved: caches.observed,
-    events.ReplayEnded: caches.replay_ended,
-    events.KvSourceLost: caches.source_lost,
-    events.PeerUpdate: sync.peer_update,
-    events.PeerGone: sync.peer_gone,
-    events.SettingsChanged: tuning.settings_changed,
+HANDLERS: Mapping[type[Event], Callable[[RouterState, Nanos, Any], None]] = {
+    events.Arrived: request_events.arrived,
+    events.FirstToken: request_events.first_token,
+    events.Staged: request_events.staged,
+    events.Grown: request_events.grown,
+    events.Finished: request_events.finished,
+    events.Failed: request_events.failed,
+    events.Cancelled: request_events.cancelled,
+    events.WorkerJoined: worker_events.joined,
+    events.WorkerReady: worker_events.ready,
+    events.WorkerLeft: worker_events.left,
+    events.WorkerDraining: worker_events.draining,
+    events.WorkerCordoned: worker_events.cordoned,
+    events.WorkerMeasured: worker_events.measured,
+    events.KvObserved: kv_event_handlers.observed,
+    events.ReplayEnded: kv_event_handlers.replay_ended,
+    events.KvSourceLost: kv_event_handlers.source_lost,
+    events.PeerUpdate: replica_sync.peer_update,
+    events.PeerGone: replica_sync.peer_gone,
+    events.SettingsChanged: settings_change.settings_changed,
     Woken: woken,
 }
 
 
-class Router(Core):
+class Router(RouterState):
     """Place requests on workers.
 
     Args:
-        settings: the knobs.
+        settings: the knobs; ``slo``: the cluster's targets, which a remote prefill should keep.
         name: this router's name among its peers.
         seed: of the generator that breaks ties and samples.
         shared: True publishes every placement for other routers.
-        runs: prompts come as `penstock.kernel.runs.Chain`, and KV events name blocks of runs: as in a simulation.
+        form: in which prompts and KV events name blocks.
     """
 
     def __init__(
         self,
         settings: RouterSettings,
         *,
+        slo: Slo = Slo(),
         name: str = "router",
         seed: int = 0,
         shared: bool = False,
-        runs: bool = False,
+        form: PromptForm = BLOCKS,
     ) -> None:
-        super().__init__(settings, name=name, seed=seed, shared=shared, runs=runs)
+        super().__init__(settings, slo=slo, name=name, seed=seed, shared=shared, form=form)
 
     def handle(self, now: Nanos, event: Event) -> list[Effect]:
         """Take one event; see `penstock.router.events` for both vocabularies."""
@@ -101,11 +106,12 @@ class Router(Core):
             "version": SNAPSHOT_VERSION,
             "name": self.name,
             "settings": msgspec.to_builtins(self.settings),
+            "slo": msgspec.to_builtins(self.slo),
             "rng": [state, list(internal), gauss],
             "roster": self.roster.snapshot(),
             "pools": {model: pool.snapshot() for model, pool in self.pools.items()},
             "requests": [msgspec.to_builtins(request, enc_hook=plain) for request in self.requests.values()],
-            "stranded": list(self.stranded),
+            "waiting_for_worker": list(self.waiting_for_worker),
             "timers": [list(timer) for timer in sorted(self.timers)],
             "armed": self.armed,
             "replays": [[number, list(target)] for number, target in self.replays.items()],
@@ -120,15 +126,18 @@ class Router(Core):
         self.rng.setstate((state, tuple(internal), gauss))
         self.name = snapshot["name"]
         self.settings = msgspec.convert(snapshot["settings"], RouterSettings)
+        self.slo = msgspec.convert(snapshot["slo"], Slo)
         self.roster.restore(snapshot["roster"])
         self.pools = {}
         for model, saved in snapshot["pools"].items():
             self.make_pool(model).restore(saved)
-        requests = [msgspec.convert(raw, Request) for raw in snapshot["requests"]]
-        for request in requests if self.runs else ():
-            request.event = msgspec.structs.replace(request.event, blocks=chain_of(request.event.blocks))
+        requests = [msgspec.convert(raw, RoutedRequest) for raw in snapshot["requests"]]
+        for request in requests:
+            request.event = msgspec.structs.replace(request.event, prompt=self.form.prompt(request.event.prompt))
+            if request.resumed_prompt is not None:
+                request.resumed_prompt = self.form.prompt(request.resumed_prompt)
         self.requests = {request.id: request for request in requests}
-        self.stranded = {RequestId(id): None for id in snapshot["stranded"]}
+        self.waiting_for_worker = {RequestId(id): None for id in snapshot["waiting_for_worker"]}
         self.timers = [(at, kind, key) for at, kind, key in snapshot["timers"]]
         self.armed = snapshot["armed"]
         self.replays = {number: Target(*target) for number, target in snapshot["replays"]}
@@ -150,11 +159,11 @@ class Router(Core):
                 if (request.phase == "queued") != (request.id in pool.queue):
                     raise InvariantError(f"request {request.id} is {request.phase}, the queue says otherwise")
         for request in self.requests.values():
-            if (request.phase == "stranded") != (request.id in self.stranded):
+            if (request.phase == "waiting_for_worker") != (request.id in self.waiting_for_worker):
                 raise InvariantError(f"request {request.id} is {request.phase}, the stranded ones say otherwise")
             remote = request.remote
             alone = remote is not None and not request.on_worker and not remote.done
-            if (request.phase == "remote") != alone and request.id not in self.stranded:
+            if (request.phase == "remote") != alone and request.id not in self.waiting_for_worker:
                 raise InvariantError(f"request {request.id} is {request.phase}, its stage says otherwise")
             if request.phase in ("arrived", "done"):
                 raise InvariantError(f"request {request.id} was left in phase {request.phase}")

@@ -1,4 +1,4 @@
-"""Which knobs has the router? Each once, with unit, range, default and what it trades."""
+"""Settings of the router: each knob once, with unit, range, default and what it trades."""
 
 from typing import Annotated, Literal
 
@@ -9,7 +9,10 @@ CostName = Literal["blocks", "latency"]
 QueuePolicy = Literal["fcfs", "lcfs", "wspt", "edf"]
 AffinityMode = Literal["off", "soft", "hard"]
 IndexKind = Literal["auto", "exact", "approximate", "none"]
-Conditional = Literal["auto", "thresholds", "off"]
+Conditional = Literal["auto", "slo", "thresholds", "off"]
+
+OPEN_MAX = 60.0
+"""Longest that an open breaker waits, in seconds: a worker that came back gets no request for a minute at most."""
 
 
 class CostSettings(Settings, frozen=True):
@@ -18,7 +21,8 @@ class CostSettings(Settings, frozen=True):
     kind: Annotated[
         CostName,
         Knob(
-            "Unit of cost: blocks is the field's formula, latency predicts milliseconds of TTFT and slow-down.",
+            "Unit of cost: blocks is the formula of Dynamo's default selector, latency predicts milliseconds of TTFT "
+            "and slow-down.",
             live=True,
         ),
     ] = "blocks"
@@ -32,14 +36,6 @@ class CostSettings(Settings, frozen=True):
     ] = 1.0
     host_credit: Annotated[float, Knob("The same for a block in host memory.", ge=0, live=True)] = 0.75
     disk_credit: Annotated[float, Knob("The same for a block on disk.", ge=0, live=True)] = 0.25
-    credit_decay: Annotated[
-        float,
-        Knob(
-            "How fast the credit fades on a worker with more queued prefill than the least; spreads hot prefixes.",
-            ge=0,
-            live=True,
-        ),
-    ] = 0.0
     prefill_scale: Annotated[
         float,
         Knob("Weight of prefill against decode blocks; higher favours cache hits and TTFT over ITL.", ge=0, live=True),
@@ -66,23 +62,6 @@ class CostSettings(Settings, frozen=True):
     temperature: Annotated[
         float, Knob("Softmax temperature over normalised costs; 0 takes the cheapest, higher spreads.", ge=0, live=True)
     ] = 0.0
-    transfer_ms_per_block: Annotated[
-        float,
-        Knob(
-            "Milliseconds that bringing one block from host, disk or a prefill worker costs in the latency cost, until "
-            "hand-offs have been measured.",
-            ge=0,
-            live=True,
-        ),
-    ] = 0.05
-    prefill_tokens_per_second: Annotated[
-        float,
-        Knob("Prefill speed assumed by the latency cost until it has been measured.", unit="1/s", gt=0, live=True),
-    ] = 20_000.0
-    decode_ms_per_block: Annotated[
-        float,
-        Knob("Slow-down of a worker's decode step, in milliseconds per KV block, until measured.", ge=0, live=True),
-    ] = 0.002
 
 
 class IndexSettings(Settings, frozen=True):
@@ -98,9 +77,6 @@ class IndexSettings(Settings, frozen=True):
     approximate_ttl: Annotated[
         float, Knob("How long a routing decision counts as cached on a worker without events.", unit="s", gt=0)
     ] = 120.0
-    approximate_blocks_max: Annotated[
-        int, Knob("Most blocks kept by the approximate index; pruned to 80 %.", unit="blocks", gt=0)
-    ] = 1_048_576
     predicted_ttl: Annotated[
         float,
         Knob(
@@ -111,12 +87,6 @@ class IndexSettings(Settings, frozen=True):
     ] = 5.0
     audit_every: Annotated[
         int, Knob("One of so many look-ups is repeated exactly and compared; 0 never.", unit="requests", ge=0)
-    ] = 256
-    hits_half_life: Annotated[
-        float, Knob("Half-life of the hit count kept per prefix; 0 keeps none and costs nothing.", unit="s", ge=0)
-    ] = 0.0
-    text_block_bytes: Annotated[
-        int, Knob("Bytes per block where a model has no local tokenizer and text is hashed.", unit="bytes", gt=0)
     ] = 256
 
 
@@ -157,7 +127,8 @@ class QueueSettings(Settings, frozen=True):
     age_after: Annotated[
         float,
         Knob(
-            "A request that waited for so long goes before its class's policy, so that none starves.",
+            "A request that waited for so long has starved: a tenth of the work goes to those of its class, oldest "
+            "first, and the rest by the policy.",
             unit="s",
             gt=0,
             live=True,
@@ -193,8 +164,9 @@ class OverloadSettings(Settings, frozen=True):
     ttft: Annotated[
         float | None,
         Knob(
-            "Predicted time to first token, from what was measured of this model; unset takes slo.ttft where that is "
-            "set, 0 never refuses by prediction.",
+            "Time to first token, predicted from what was measured of this model; a prompt that an idle worker could "
+            "not answer in time either is refused only where others make it wait for longer than this. Unset or 0 is "
+            "no limit.",
             unit="s",
             ge=0,
             live=True,
@@ -220,11 +192,15 @@ class BreakerSettings(Settings, frozen=True):
         ),
     ] = 3
     open_for: Annotated[
-        float, Knob("How long an open breaker waits before it lets one request try.", unit="s", gt=0, live=True)
+        float,
+        Knob(
+            "How long an open breaker waits before it lets one request try; doubles with each failed try, up to 60 s.",
+            unit="s",
+            gt=0,
+            le=OPEN_MAX,
+            live=True,
+        ),
     ] = 5.0
-    open_max: Annotated[
-        float, Knob("Upper end of that wait, which doubles with each failed try.", unit="s", gt=0, live=True)
-    ] = 60.0
 
 
 class HedgeSettings(Settings, frozen=True):
@@ -281,39 +257,18 @@ class AffinitySettings(Settings, frozen=True):
         ),
     ] = "off"
     ttl: Annotated[float, Knob("How long an idle session is remembered.", unit="s", gt=0, live=True)] = 600.0
-    sessions_max: Annotated[int, Knob("Most sessions remembered; the oldest go.", unit="count", gt=0, live=True)] = (
-        65_536
-    )
-    discount: Annotated[
-        float, Knob("Share of its cost that a soft session saves on its worker.", unit="ratio", ge=0, le=1, live=True)
-    ] = 0.3
 
 
 class PrefillSettings(Settings, frozen=True):
     """How the worker of a remote prefill is chosen, where that differs from ``router.mode`` and ``router.cost``."""
 
     mode: Annotated[Mode | None, Knob("As router.mode, for prefill workers; unset takes that one.", live=True)] = None
-    overlap_credit: Annotated[
-        float | None, Knob("As router.cost.overlap_credit; unset takes that one.", ge=0, live=True)
-    ] = None
-    prefill_scale: Annotated[
-        float | None, Knob("As router.cost.prefill_scale; unset takes that one.", ge=0, live=True)
-    ] = None
-    decode_scale: Annotated[
-        float, Knob("As router.cost.decode_scale: blocks of a prefill worker that wait to be fetched.", ge=0, live=True)
-    ] = 0.0
 
 
 class DecodeSettings(Settings, frozen=True):
     """How the worker that goes on after a remote prefill is chosen, where that differs."""
 
     mode: Annotated[Mode | None, Knob("As router.mode, for decode workers; unset takes that one.", live=True)] = None
-    prefill_scale: Annotated[
-        float, Knob("Weight of the prefill that a decode worker does itself, which slows it.", ge=0, live=True)
-    ] = 1.0
-    decode_scale: Annotated[
-        float | None, Knob("As router.cost.decode_scale; unset takes that one.", ge=0, live=True)
-    ] = None
 
 
 class HandoffSettings(Settings, frozen=True):
@@ -323,8 +278,8 @@ class HandoffSettings(Settings, frozen=True):
         Conditional,
         Knob(
             "When a request goes straight to a decode worker although a prefill worker is there: auto where little of "
-            "it is new, or prefill workers are busier than the decode worker would be slowed; thresholds only the "
-            "former; off never.",
+            "it is new, or prefill workers are busier than the decode worker would be slowed; slo compares predicted "
+            "milliseconds with the request's SLO for the latter; thresholds only the former; off never.",
             live=True,
         ),
     ] = "auto"
@@ -332,28 +287,12 @@ class HandoffSettings(Settings, frozen=True):
         int,
         Knob(
             "A prompt with fewer tokens than this that are not cached on the decode worker is not handed off, if "
-            "new_share_max holds as well.",
+            "they are less than 0.7 of it as well.",
             unit="tokens",
             ge=0,
             live=True,
         ),
     ] = 2048
-    new_share_max: Annotated[float, Knob("The same as a share of the prompt.", unit="ratio", ge=0, le=1, live=True)] = (
-        0.7
-    )
-    fallback_share: Annotated[
-        float,
-        Knob(
-            "Share of hand-offs whose remote prefill may fail and be done by the decode worker instead; beyond it "
-            "another prefill worker is tried.",
-            ge=0,
-            le=1,
-            live=True,
-        ),
-    ] = 0.1
-    fallback_burst: Annotated[
-        int, Knob("Most such fallbacks at once, before the share counts.", unit="requests", ge=0, live=True)
-    ] = 10
     distance: Annotated[
         dict[str, float],
         Knob(
@@ -365,14 +304,6 @@ class HandoffSettings(Settings, frozen=True):
     ] = {}
     prefill: PrefillSettings = PrefillSettings()
     decode: DecodeSettings = DecodeSettings()
-    ttft: Annotated[
-        float | None,
-        Knob("Time to first token that is weighed; unset takes slo.ttft where that is set.", unit="s", gt=0, live=True),
-    ] = None
-    itl: Annotated[
-        float | None,
-        Knob("Gap between tokens that is weighed; unset takes slo.itl where that is set.", unit="s", gt=0, live=True),
-    ] = None
 
 
 class RouterSettings(Settings, frozen=True):
@@ -423,7 +354,6 @@ class RouterSettings(Settings, frozen=True):
             live=True,
         ),
     ] = 300.0
-    decisions_kept: Annotated[int, Knob("Decisions kept for explain; the oldest go.", unit="count", ge=0)] = 4096
 
     @property
     def weighs_overlap(self) -> bool:

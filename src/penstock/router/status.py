@@ -1,15 +1,18 @@
-"""What does an operator see of the router? Its state as plain data, from the same objects that decide."""
+"""Status of the router for operators: its state and findings as plain data, from the same objects that decide."""
 
 from typing import Any
 
 from penstock.kernel.machine import Nanos, seconds
-from penstock.router.core import Core
-from penstock.router.flow import FINAL
-from penstock.router.pool import Pool
-from penstock.router.roster import Worker
+from penstock.router.model_pool import ModelPool
+from penstock.router.requests.stage_graph import FINAL
+from penstock.router.router_state import RouterState
+from penstock.router.workers.roster import RosterWorker
+
+REFUSAL_SHOWN = 600.0
+"""Seconds that a refusal for load stays a finding: later, only the counts show it."""
 
 
-def router_status(router: Core, now: Nanos) -> dict[str, Any]:
+def router_status(router: RouterState, now: Nanos) -> dict[str, Any]:
     """Return models, workers, queues and counts; keys are stable, unknown numbers are None."""
     pools = router.pools
     return {
@@ -32,8 +35,8 @@ def router_status(router: Core, now: Nanos) -> dict[str, Any]:
     }
 
 
-def findings(router: Core, now: Nanos) -> list[dict[str, str]]:
-    """Say what an operator should know and do: each with a level, a sentence and a next step."""
+def findings(router: RouterState, now: Nanos) -> list[dict[str, str]]:
+    """Return what an operator should know and do: each with a level, a sentence and a next step."""
     found: list[dict[str, str]] = []
 
     def add(level: str, text: str, hint: str) -> None:
@@ -44,6 +47,7 @@ def findings(router: Core, now: Nanos) -> list[dict[str, str]]:
         if not any(worker.why_not(now) is None for worker in workers):
             add("error", f"no worker of {pool.model} can take requests", "penstock status shows each one's state")
         found += _stage_findings(pool, workers, now)
+        found += _refusal_findings(pool, now)
         if router.settings.mode != "kv" or pool.exact is None:
             continue
         blind = [w.card.id for w in workers if not w.card.events]
@@ -67,8 +71,8 @@ def findings(router: Core, now: Nanos) -> list[dict[str, str]]:
     return found
 
 
-def _stage_findings(pool: Pool, workers: list[Worker], now: Nanos) -> list[dict[str, str]]:
-    """Say where half of a hand-off is missing."""
+def _stage_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) -> list[dict[str, str]]:
+    """Return where half of a hand-off is missing."""
     ready = {worker.card.role for worker in workers if worker.why_not(now) is None}
     roles = set(pool.roles)
     found = []
@@ -99,7 +103,22 @@ def _stage_findings(pool: Pool, workers: list[Worker], now: Nanos) -> list[dict[
     return found
 
 
-def _model(router: Core, pool: Pool, now: Nanos) -> dict[str, Any]:
+def _refusal_findings(pool: ModelPool, now: Nanos) -> list[dict[str, str]]:
+    """Return which limits refuse requests, for some minutes after the last refusal."""
+    if pool.refused_last is None or seconds(now - pool.refused_last) > REFUSAL_SHOWN:
+        return []
+    ago = seconds(now - pool.refused_last)
+    counts = ", ".join(f"router.overload.{limit} {count:,}" for limit, count in sorted(pool.refused.items()))
+    return [
+        {
+            "level": "warning",
+            "text": f"requests of {pool.model} were refused for load, the last one {ago:.0f} s ago: {counts}",
+            "hint": "add workers, or raise that limit: penstock set router.overload.LIMIT=VALUE, null takes it away",
+        }
+    ]
+
+
+def _model(router: RouterState, pool: ModelPool, now: Nanos) -> dict[str, Any]:
     workers = [worker for worker in router.roster if worker.card.model == pool.model]
     states = {pool.kv_state(target) for worker in workers for target in worker.targets}
     if not pool.indexed:
@@ -122,11 +141,12 @@ def _model(router: Core, pool: Pool, now: Nanos) -> dict[str, Any]:
         "roles": dict(pool.roles),
         "handoff": None if pool.wire is None else pool.wire[0],
         "handoffs": dict(pool.handoffs) if pool.splits else None,
+        "refused": dict(pool.refused),
         **pool.counts,
     }
 
 
-def _worker(pool: Pool, worker: Worker, now: Nanos) -> dict[str, Any]:
+def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> dict[str, Any]:
     card = worker.card
     loads = [pool.active.load(target) for target in worker.targets]
     streams = [pool.streams[target] for target in worker.targets if target in pool.streams]

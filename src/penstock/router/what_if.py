@@ -1,17 +1,17 @@
-"""What would other settings have decided, request by request? Asked of a router beside the one that is replayed.
+"""What-if replay: what other settings would have decided, request by request, by a router beside the replayed one.
 
-The other router sees the same workers, caches and load: each request goes where it really went, so that every decision
-is asked in the state that it was made in. So effects do not add up from one decision to the next; a simulation of the
-same requests shows what they would have come to together.
+The other router has the same workers, caches and load: each request goes where it really went, so that every decision
+is repeated in the state that it was made in. So effects do not add up from one decision to the next; a simulation of
+the same requests shows what they would have come to together.
 """
 
 from collections.abc import Sequence
 
 import msgspec
 
-from penstock.kernel.journal import Header
+from penstock.kernel.journal_frames import Header
 from penstock.kernel.machine import Effect, Event, Nanos
-from penstock.kernel.values import RequestId, Target
+from penstock.kernel.values import RequestId, Slo, Target
 from penstock.router.events import (
     Arrived,
     Cancelled,
@@ -25,8 +25,8 @@ from penstock.router.events import (
     Staged,
 )
 from penstock.router.journal import router_of
-from penstock.router.placing import preview
-from penstock.router.request import Request
+from penstock.router.requests.routed_request import RoutedRequest
+from penstock.router.requests.scheduling import preview
 from penstock.router.router import Router
 from penstock.router.settings import HedgeSettings, IndexKind, OverloadSettings, RouterSettings
 
@@ -43,10 +43,9 @@ class Other(msgspec.Struct, frozen=True, kw_only=True):
     request: RequestId
     attempt: int
     at: Nanos
-    isl: int
     was: Target
     would_be: Target
-    because: str
+    reason: str
     cached: int
     other_cached: int
     ahead: int
@@ -65,14 +64,14 @@ class WhatIf:
 
     Args:
         header: of the segment at which the replay begins.
-        settings: the other settings. Queues and limits do not hold here: what was placed is asked where to.
+        settings, slo: the other settings. Queues and limits do not hold here: only where to place is decided again.
     """
 
-    def __init__(self, header: Header, settings: RouterSettings) -> None:
+    def __init__(self, header: Header, settings: RouterSettings, slo: Slo) -> None:
         index = settings.index
         recorded = msgspec.convert(header.made["settings"], RouterSettings)
         if recorded.indexed and not settings.indexed:
-            # What is in the caches is asked for, whether or not it would weigh.
+            # The caches are looked up, whether or not they would weigh.
             kind: IndexKind = "exact" if recorded.hears_engines else "approximate"
             index = msgspec.structs.replace(index, kind=kind)
         self._router = router_of(
@@ -85,6 +84,7 @@ class WhatIf:
                 hedge=HedgeSettings(),
                 inflight_max=_MANY,
             ),
+            slo,
         )
         self._first: dict[RequestId, int] = {
             request.id: request.current - 1 for request in self._router.requests.values() if request.on_worker
@@ -121,13 +121,15 @@ class WhatIf:
                 self._end(now, effect.id)
         return found
 
-    def _ask(self, now: Nanos, placed: Dispatch, request: Request) -> Other | None:
+    def _ask(self, now: Nanos, placed: Dispatch, request: RoutedRequest) -> Other | None:
         router, target, event = self._router, placed.target, request.event
         self._end(now, placed.id)
         asked = preview(router, request, placed, now)
         wish = msgspec.structs.replace(event.preferences, worker=target.worker, rank=target.rank, allowed=None)
         # Each stage stands there by itself, for as long as it lasts: where it went is not to be decided again.
-        router.handle(now, msgspec.structs.replace(event, preferences=wish, deadline=None, whole=True))
+        router.handle(
+            now, msgspec.structs.replace(event, prompt=request.prompt, preferences=wish, deadline=None, whole=True)
+        )
         if placed.id in router.requests:
             self._first[placed.id] = placed.attempt - 1
         if asked is None:
@@ -139,16 +141,16 @@ class WhatIf:
             return None if line is None else line[0] + line[1] * ahead
 
         would = choice.cost
-        ahead = was.active_prefill_tokens + event.isl - was.overlap_tokens
-        other_ahead = would.active_prefill_tokens + event.isl - would.overlap_tokens
+        isl = request.prompt.isl
+        ahead = was.active_prefill_tokens + isl - was.overlap_tokens
+        other_ahead = would.active_prefill_tokens + isl - would.overlap_tokens
         return Other(
             request=placed.id,
             attempt=placed.attempt,
             at=now,
-            isl=event.isl,
             was=target,
             would_be=would.target,
-            because=choice.because,
+            reason=choice.reason,
             cached=was.overlap_tokens,
             other_cached=would.overlap_tokens,
             ahead=ahead,

@@ -1,1 +1,1 @@
-"""The live driver and what stands around it: supervision, membership, event feeds, run folders."""
+"""Runtime: the live driver and the processes around it: supervision, membership, KV event feeds, run folders."""

@@ -1,6 +1,6 @@
-"""For how long does the event loop do nothing else? Measures its longest block.
+"""Event loop monitor: measures how long the loop is blocked.
 
-Budget: 5 ms. Whatever takes longer belongs into a thread.
+Budget: 5 ms. Work that takes longer belongs into a thread.
 """
 
 import asyncio
@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 
 PERIOD = 0.005
-"""Seconds between looks: a block that is shorter than this may go unseen, and those do not matter."""
+"""Seconds between checks: a shorter block may go unmeasured, and does not matter."""
 BUDGET = 0.005
 
 
 class LoopMonitor:
-    """Look at the clock every 5 ms and see how late it is.
+    """Read the clock every 5 ms and measure how late that is.
 
     Being late by d has two causes: this process held the loop, or the machine gave it no CPU. The *delay* is both; the
     *block* is the part that this process can have caused, the lesser of the delay and the CPU time that it used
@@ -29,11 +29,11 @@ class LoopMonitor:
         """Longest delay in seconds, since the start."""
         self.over_budget = 0
         """Blocks over 5 ms."""
-        self.looks = 0
+        self.samples = 0
         self.observe: Callable[[float], None] | None = None
-        """Told the delay of each look, in seconds."""
+        """Called with the delay of each check, in seconds."""
         self._used = 0.0
-        """CPU time of this process at the last look..."""
+        """CPU time of this process at the last check..."""
         self._due = 0.0
         """... and when the next one should be."""
 
@@ -53,7 +53,7 @@ class LoopMonitor:
         now = time.perf_counter()
         delay = now - self._due
         before, self._used = self._used, time.process_time()
-        self.looks += 1
+        self.samples += 1
         if self.observe is not None:
             self.observe(delay)
         if delay > self.longest_delay:

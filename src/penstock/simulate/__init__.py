@@ -1,1 +1,1 @@
-"""A whole cluster on virtual time: the production router, simulated engines, traffic and what befalls them; pure."""
+"""A whole cluster on virtual time: the production router, simulated engines, traffic and faults; pure."""

@@ -1,1 +1,1 @@
-"""What reaches a cluster? Requests, arrivals, lengths, workloads and trace formats; pure."""
+"""Traffic that reaches a cluster: requests, arrivals, lengths, workloads and trace formats; pure."""

@@ -1,4 +1,4 @@
-"""When do requests arrive? Endless streams of ascending times, in seconds, from a generator that is handed in."""
+"""Arrival processes: endless streams of ascending times, in seconds, from a generator that is handed in."""
 
 import random
 from collections.abc import Iterator

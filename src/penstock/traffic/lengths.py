@@ -1,4 +1,4 @@
-"""How long are prompts, answers and pauses? Distributions that sample from a generator that is handed in."""
+"""Length distributions of prompts, answers and pauses, sampled from a generator that is handed in."""
 
 import bisect
 import math
@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.settings import Knob
-from penstock.traffic import spec
+from penstock.traffic import inline_spec
 
 
 class Lengths(Protocol):
@@ -76,11 +76,11 @@ class Empirical:
         return self.values[min(place, len(self.values) - 1)]
 
 
-def parse_lengths(text: str, number: spec.ReadNumber, *, what: str) -> Lengths:
+def parse_lengths(text: str, number: inline_spec.ReadNumber, *, what: str) -> Lengths:
     """Read lengths such as ``512`` or ``lognormal:median=800,sigma=0.5,most=8k``.
 
     Args:
-        number: reads a number with a unit, as `penstock.config.units.parse_number` does.
+        number: reads a number with a unit, as `penstock.config.reading.units.parse_number` does.
         what: the option that the text is the value of, for errors.
 
     Raises:
@@ -88,7 +88,7 @@ def parse_lengths(text: str, number: spec.ReadNumber, *, what: str) -> Lengths:
     """
     if text.strip()[:1].isdigit():
         text = f"fixed:tokens={text.strip()}"
-    found = spec.parse(what, text, _KINDS, number)
+    found = inline_spec.parse(what, text, _KINDS, number)
     if isinstance(found, Lognormal) and found.least > found.most:
         raise ConfigError(f"{what} {text!r}: least={found.least} is above most={found.most}", hint="swap them")
     return found

@@ -1,4 +1,4 @@
-"""When does a session's next turn come? After the answer before it: sessions dealt out turn by turn (closed loop)."""
+"""`Sessions`: deals sessions out turn by turn, each after the answer to the turn before it (closed loop)."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from penstock.traffic.request import TrafficRequest
+from penstock.traffic.traffic_request import TrafficRequest
 
 GAP = 600.0
 """Seconds; see `Sessions`. The longest pause of our own workloads, thinking and answering, is 150 s."""
 _DECIMALS = 9
 
 
-class Turns:
+class SessionTurns:
     """Count the turns of sessions, and measure the pauses between them, from rows in order of arrival."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Sessions:
     request of a session has ended, ask `next` for the turn that follows, and send that when it is due.
 
     Args:
-        requests: in order of ``at``; may be endless. A session's turns are told by its name; a stream that begins
+        requests: in order of ``at``; may be endless. A session's turns are known by its name; a stream that begins
             amid a session begins it with the turn that comes first.
         gap: a turn that is planned more than so many seconds after the one before is due by the clock: at its own
             time, whatever its think time, but not before that one has ended.

@@ -1,4 +1,4 @@
-"""What do typical services ask? Chat, retrieval (rag), agent and plain workloads with the prefixes that they share.
+"""Workloads of typical services: chat, retrieval (rag), agent and plain requests, with the prefixes that they share.
 
 Each is an endless stream of `TrafficRequest`s in order of arrival, drawn from one generator that is handed in. The
 same draw can be had as tokens (hash ids of `UNIT`-token blocks, for `PromptMaker` and for simulation) or as text
@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from penstock.traffic.arrivals import Arrivals, poisson
 from penstock.traffic.lengths import Empirical, Fixed, Lengths, Lognormal
-from penstock.traffic.request import Message, TrafficRequest
-from penstock.traffic.words import words
+from penstock.traffic.pseudo_words import words
+from penstock.traffic.traffic_request import ChatMessage, TrafficRequest
 
 UNIT = 16
 """Tokens per hash id of a workload: the smallest block size in common use, so that any engine's blocks can share."""
@@ -27,7 +27,7 @@ Name = Literal["chat", "rag", "agent", "fixed", "tenants"]
 SETTLE = {"chat": 300.0, "agent": 120.0}
 """Seconds that are left out at the start of a workload of sessions: several times a session's mean length, so that the
 stream begins amid sessions that run already and has its full rate from the first second on. ``starts`` give times that
-count from before them (see ``lead`` of `patterns.Pattern.stream`)."""
+count from before them (see ``lead`` of `arrival_patterns.ArrivalPattern.stream`)."""
 Starts = Callable[[float], Arrivals]
 """rate per second -> times"""
 
@@ -233,9 +233,9 @@ class _Writer:
         return made
 
     def request(self, turn: Turn, session: str | None, kind: str, shift: float = 0.0) -> TrafficRequest:
-        """Return the request whose prompt is these pieces, in the form that was asked for."""
+        """Return the request whose prompt is these pieces, in the requested form."""
         ids: list[int] = []
-        messages: list[Message] | None = None
+        messages: list[ChatMessage] | None = None
         if self._form == "tokens":
             for part in turn.parts:
                 ids += range(part.first_id, part.first_id + part.blocks)
@@ -255,15 +255,15 @@ class _Writer:
         )
 
 
-def _messages(parts: Sequence[Piece], seed: int) -> list[Message]:
+def _messages(parts: Sequence[Piece], seed: int) -> list[ChatMessage]:
     """Write pieces as messages; neighbours of one role become one message, as retrieval prompts do."""
-    out: list[Message] = []
+    out: list[ChatMessage] = []
     for part in parts:
         text = words(part.blocks * UNIT, seed ^ part.first_id)
         if out and out[-1].role == part.role:
-            out[-1] = Message(part.role, f"{out[-1].content}\n\n{text}")
+            out[-1] = ChatMessage(part.role, f"{out[-1].content}\n\n{text}")
         else:
-            out.append(Message(part.role, text))
+            out.append(ChatMessage(part.role, text))
     return out
 
 

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.adapters.connectors.engine import Engine, Template
-from penstock.adapters.connectors.gpus import Gpus, Inventory
-from penstock.adapters.connectors.process import ProcessConnector
+from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate
+from penstock.adapters.connectors.gpu_inventory import GpuAllocator, GpuInventory
+from penstock.adapters.connectors.process_connector import ProcessConnector
 from penstock.adapters.connectors.state_file import StateFile
-from penstock.config.cluster import SuperviseSettings
+from penstock.config.settings.cluster_settings import SuperviseSettings
 from penstock.kernel.errors import EngineError
+from penstock.kernel.values import Pool
 
 PATIENCE = 30.0
 """Seconds after which a wait is given up; only a broken connector meets it."""
@@ -28,14 +29,14 @@ while True:
 """
 """An engine that says where it is and then does nothing."""
 
-SETTINGS = SuperviseSettings(restart_backoff=0.01, restart_backoff_max=0.05, stop_grace=5.0, start_timeout=PATIENCE)
+SETTINGS = SuperviseSettings(restart_backoff=0.01, stop_grace=5.0)
 
 
 class Launched(NamedTuple):
     argv: tuple[str, ...]
     env: dict[str, str] = {}
     url: str | None = None
-    start_timeout: float | None = None
+    start_timeout: float = PATIENCE
     card: dict[str, Any] = {}
 
 
@@ -56,23 +57,26 @@ class Nurse:
         self.deaf = 0
         """How many looks at a server that is starting find nobody."""
 
-    async def lacks(self, url: str) -> str | None:
+    async def missing(self, url: str) -> str | None:
         self.deaf -= 1
         return None if self.deaf < 0 else "nobody listens yet"
 
-    async def came(self, engine: Engine) -> None:
+    async def replica_ready(self, engine: EngineProcess) -> None:
         if self.refuse.get(engine.worker, 0) > 0:
             self.refuse[engine.worker] -= 1
             raise EngineError(f"{engine.worker} is unfit")
         self.told.append(f"came {engine.worker}")
 
-    async def leave(self, engine: Engine) -> None:
+    async def leave(self, engine: EngineProcess) -> None:
         self.told.append(f"leave {engine.worker}")
         if self.hold is not None:
             await self.hold.wait()
 
-    async def gone(self, engine: Engine) -> None:
+    async def replica_ended(self, engine: EngineProcess) -> None:
         self.told.append(f"gone {engine.worker}")
+
+    def crashed(self, worker: str, reason: str) -> None:
+        self.told.append(f"crashed {worker}: {reason}")
 
 
 class Ward:
@@ -84,7 +88,7 @@ class Ward:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         self.state = StateFile.open(folder / "state", "test")
         self.state.own(folder)
-        self.gpus = Gpus(Inventory(tuple(gpus), "the test"))
+        self.gpus = GpuAllocator(GpuInventory(tuple(gpus), "the test"))
         self.connector = ProcessConnector(
             SETTINGS,
             self.state,
@@ -97,9 +101,9 @@ class Ward:
         )
         self.closed = False
 
-    async def up(self, replicas: int = 2, template: Template | None = None, pool: str = "main") -> "Ward":
+    async def up(self, replicas: int = 2, template: EngineTemplate | None = None, pool: str = "main") -> "Ward":
         await self.connector.open()
-        self.connector.add(pool, template or Template(pool, tiny), replicas)
+        self.connector.add(pool, template or EngineTemplate(pool, tiny), Pool(model="m", desired=replicas))
         await self.connector.start()
         await self.connector.ready()
         return self

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.connectors.gpus import inventory
+from penstock.adapters.connectors.gpu_inventory import inventory
 from penstock.kernel.errors import ConfigError
 
 FOUR = "0, GPU-aa11\n1, GPU-bb22\n2, GPU-cc33\n3, GPU-dd44\n"

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.connectors.engine import Template
-from penstock.adapters.connectors.gpus import Gpus
-from penstock.adapters.connectors.kept import Kept
+from penstock.adapters.connectors.engine_process import EngineTemplate
+from penstock.adapters.connectors.gpu_inventory import GpuAllocator
+from penstock.adapters.connectors.shim_client import ShimClient
 from penstock.adapters.seams import ConnectorError
 from penstock.kernel.errors import ConfigError, EngineError
+from penstock.kernel.values import Pool
 from tests.adapters.connectors.holding import TINY, Launched, Ward, alive, eventually, tiny, until
 
 Open = Callable[..., Ward]
@@ -37,7 +38,11 @@ async def test_a_crash_is_followed_by_a_restart_and_the_routers_hear_of_both(war
     here = await ward().up(1)
     (first,) = (await here.pids()).values()
     os.kill(first, signal.SIGKILL)
-    await eventually(lambda: here.nurse.told == ["came main-0", "gone main-0", "came main-0"])
+    await eventually(
+        lambda: (
+            here.nurse.told == ["came main-0", "crashed main-0: was killed by SIGKILL", "gone main-0", "came main-0"]
+        )
+    )
     await here.settled()
     assert (await here.pids())["main-0"] != first
     assert here.connector.restarts == 1
@@ -50,14 +55,14 @@ async def test_its_output_goes_to_its_log(ward):
 
 async def test_one_that_can_not_start_says_why(ward):
     here = ward()
-    dies = Template("main", lambda w, p, g: tiny(w, p, g, "import sys; sys.exit('no model there')"))
+    dies = EngineTemplate("main", lambda w, p, g: tiny(w, p, g, "import sys; sys.exit('no model there')"))
     with pytest.raises(EngineError, match=r"status 1.*no model there"):
         await here.up(1, dies)
 
 
 async def test_a_program_that_is_missing_is_named(ward):
     here = ward()
-    missing = Template("main", lambda w, p, g: Launched(("no-such-program", "serve")))
+    missing = EngineTemplate("main", lambda w, p, g: Launched(("no-such-program", "serve")))
     with pytest.raises(EngineError, match="no-such-program can't be run"):
         await here.up(1, missing)
 
@@ -68,21 +73,23 @@ async def test_one_that_is_unfit_is_ended_and_tried_again(ward):
     with pytest.raises(EngineError, match="unfit"):
         await here.up(1)
     await here.settled(ready=1)
-    assert here.nurse.told == ["came main-0"]
+    assert here.nurse.told == [*2 * ["crashed main-0: could not be started (main-0 is unfit)"], "came main-0"]
 
 
 async def test_where_the_address_is_known_it_waits_until_it_answers(ward):
     here = ward()
     here.nurse.deaf = 2
     quiet = "import signal; print('no address'); signal.pause()"
-    await here.up(1, Template("main", lambda w, p, g: tiny(w, p, g, quiet)._replace(url=f"http://127.0.0.1:{p}")))
+    await here.up(1, EngineTemplate("main", lambda w, p, g: tiny(w, p, g, quiet)._replace(url=f"http://127.0.0.1:{p}")))
     assert here.nurse.deaf == -1
 
 
 async def test_one_that_never_answers_is_given_up_with_what_it_lacked(ward):
     here = ward()
     here.nurse.deaf = 10**9
-    quiet = Template("main", lambda w, p, g: Launched(tiny(w, p, g).argv, url="http://127.0.0.1:9", start_timeout=0.3))
+    quiet = EngineTemplate(
+        "main", lambda w, p, g: Launched(tiny(w, p, g).argv, url="http://127.0.0.1:9", start_timeout=0.3)
+    )
     with pytest.raises(EngineError, match=r"not ready within 0\.3 s: nobody listens yet"):
         await here.up(1, quiet)
 
@@ -115,8 +122,8 @@ async def test_one_that_is_wanted_after_all_stays(ward):
 
 async def test_one_that_is_still_starting_goes_without_a_drain(ward):
     here = await ward().up(1)
-    silent = Template("slow", lambda w, p, g: tiny(w, p, g, "import signal; signal.pause()"))
-    here.connector.add("slow", silent, 1)
+    silent = EngineTemplate("slow", lambda w, p, g: tiny(w, p, g, "import signal; signal.pause()"))
+    here.connector.add("slow", silent, Pool(model="m", desired=1))
     await here.connector.start()
     await eventually(lambda: (here.folder / "logs" / "slow-0.log").exists())
     await here.connector.scale("slow", 0)
@@ -147,7 +154,7 @@ def ending(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, ending)
 {TINY.replace("signal.signal", "None and signal.signal")}"""
-    here = await ward().up(3, Template("main", lambda w, p, g: tiny(w, p, g, lingers if w == "main-1" else TINY)))
+    here = await ward().up(3, EngineTemplate("main", lambda w, p, g: tiny(w, p, g, lingers if w == "main-1" else TINY)))
     await here.connector.scale("main", 1, without=["main-0", "main-1"])
     await eventually(asked.exists)
     await here.connector.scale("main", 2, without=["main-0"])
@@ -158,7 +165,7 @@ signal.signal(signal.SIGTERM, ending)
 
 
 async def test_gpus_belong_to_one_engine_each_and_come_back(ward):
-    here = await ward(gpus=(0, 1, 2, 5, 7)).up(2, Template("main", tiny, gpus=2))
+    here = await ward(gpus=(0, 1, 2, 5, 7)).up(2, EngineTemplate("main", tiny, gpus=2))
     found = (await here.connector.pools())["main"]
     assert [replica.gpus for replica in found.replicas] == [(0, 1), (2, 5)]
     assert found.limit == 2
@@ -171,7 +178,7 @@ async def test_gpus_belong_to_one_engine_each_and_come_back(ward):
 
 
 async def test_a_restarted_engine_keeps_its_gpus_and_a_new_one_waits_for_its_own(ward):
-    here = await ward(gpus=(0, 1)).up(2, Template("main", tiny, gpus=1))
+    here = await ward(gpus=(0, 1)).up(2, EngineTemplate("main", tiny, gpus=1))
     os.kill((await here.pids())["main-0"], signal.SIGKILL)
     await eventually(lambda: here.nurse.told.count("came main-0") == 2)
     assert [r.gpus for r in (await here.connector.pools())["main"].replicas] == [(0,), (1,)]
@@ -188,7 +195,7 @@ async def test_a_restarted_engine_keeps_its_gpus_and_a_new_one_waits_for_its_own
 async def test_too_few_gpus_start_nothing(ward):
     here = ward(gpus=(0,))
     with pytest.raises(ConfigError, match=r"takes 2 x 1 GPUs, all together 2; there are: 0 \(the test\)"):
-        await here.up(2, Template("main", tiny, gpus=1))
+        await here.up(2, EngineTemplate("main", tiny, gpus=1))
     assert not here.nurse.told
 
 
@@ -197,11 +204,12 @@ async def test_too_few_gpus_start_nothing(ward):
 SUPERVISOR = """
 import asyncio, sys
 from pathlib import Path
-from penstock.adapters.connectors.engine import Template
+from penstock.adapters.connectors.engine_process import EngineTemplate
 from tests.adapters.connectors.holding import Ward, tiny
 
 async def main(folder, grace, replicas):
-    ward = await Ward(Path(folder), grace=float(grace), gpus=(0, 1, 2, 3)).up(int(replicas), Template("main", tiny, 1))
+    ward = Ward(Path(folder), grace=float(grace), gpus=(0, 1, 2, 3))
+    await ward.up(int(replicas), EngineTemplate("main", tiny, 1))
     print(*(await ward.pids()).values(), flush=True)
     await asyncio.sleep(600)
 
@@ -224,7 +232,7 @@ def killed_supervisor(folder: Path, *, grace: float, replicas: int = 2) -> list[
 
 async def test_engines_of_a_killed_supervisor_are_taken_over(ward, tmp_path):
     pids = killed_supervisor(tmp_path / "a", grace=60)
-    here = await ward("a", gpus=(0, 1, 2, 3)).up(2, Template("main", tiny, 1))
+    here = await ward("a", gpus=(0, 1, 2, 3)).up(2, EngineTemplate("main", tiny, 1))
     assert list((await here.pids()).values()) == pids
     assert sorted(here.connector.adopted) == ["main-0", "main-1"]
     assert sorted(here.nurse.told) == ["came main-0", "came main-1"]
@@ -243,7 +251,7 @@ async def test_nobody_takes_them_over_and_they_end_by_themselves(tmp_path):
 
 async def test_what_is_not_wanted_any_more_is_ended_not_taken_over(ward, tmp_path):
     pids = killed_supervisor(tmp_path / "a", grace=60, replicas=3)
-    other = Template("main", lambda w, p, g: tiny(w, p, g, TINY + "#"), 1)
+    other = EngineTemplate("main", lambda w, p, g: tiny(w, p, g, TINY + "#"), 1)
     here = await ward("a", gpus=(0, 1, 2, 3)).up(4, other)
     assert not here.connector.adopted
     assert not any(alive(pid) for pid in pids)
@@ -252,7 +260,7 @@ async def test_what_is_not_wanted_any_more_is_ended_not_taken_over(ward, tmp_pat
 
 async def test_more_than_are_wanted_are_ended(ward, tmp_path):
     pids = killed_supervisor(tmp_path / "a", grace=60, replicas=3)
-    here = await ward("a", gpus=(0, 1, 2, 3)).up(1, Template("main", tiny, 1))
+    here = await ward("a", gpus=(0, 1, 2, 3)).up(1, EngineTemplate("main", tiny, 1))
     await here.settled(ready=1)
     assert [pid for pid in pids if alive(pid)] == list((await here.pids()).values())
 
@@ -267,7 +275,9 @@ async def test_a_pool_is_as_it_was_scaled_before_the_crash(ward, tmp_path):
     await first.connector.close()  # its engines are gone, but say that they are not: others stand in for them
     assert not any(alive(pid) for pid in pids.values())
     stand_ins = [
-        await Kept.start(f"main-{n}", tiny(f"main-{n}", 0, ()), log_path=tmp_path / "log", grace=60, end=5, env={})
+        await ShimClient.start(
+            f"main-{n}", tiny(f"main-{n}", 0, ()), log_path=tmp_path / "log", grace=60, end=5, env={}
+        )
         for n in range(4)
     ]
     for lease, stand_in in zip(leases, stand_ins):
@@ -287,7 +297,7 @@ async def test_what_an_engine_leaves_behind_is_ended_with_it(ward, tmp_path):
         "                         start_new_session=True)\n"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n" + TINY
     )
-    here = await ward().up(1, Template("main", lambda w, p, g: tiny(w, p, g, code)))
+    here = await ward().up(1, EngineTemplate("main", lambda w, p, g: tiny(w, p, g, code)))
     grandchild = int((tmp_path / "pid").read_text())
     assert alive(grandchild)
     os.kill((await here.pids())["main-0"], signal.SIGKILL)
@@ -297,19 +307,19 @@ async def test_what_an_engine_leaves_behind_is_ended_with_it(ward, tmp_path):
 async def test_one_that_does_not_listen_to_sigterm_is_killed(tmp_path):
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     launch = tiny("w", 0, (), stubborn + 'print(\'{"url": "u"}\', flush=True)\nwhile True: signal.pause()')
-    kept = await Kept.start("w", launch, log_path=tmp_path / "log", grace=0, end=5, env={})
-    await kept.said(30)
+    kept = await ShimClient.start("w", launch, log_path=tmp_path / "log", grace=0, end=5, env={})
+    await kept.first_line(30)
     assert not await kept.stop(0.1)
     assert not alive(kept.pid)
 
 
-async def test_an_engine_whose_keeper_is_killed_is_ended_and_replaced(ward):
+async def test_an_engine_whose_shim_is_killed_is_ended_and_replaced(ward):
     here = await ward().up(1)
     (pid,) = (await here.pids()).values()
     (entry,) = here.file().values()
-    keeper = parent_of(pid)
+    shim = parent_of(pid)
     assert entry["pid"] == pid
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(shim, signal.SIGKILL)
     await eventually(lambda: here.nurse.told.count("came main-0") == 2)
     assert not alive(pid)
 
@@ -319,13 +329,13 @@ def parent_of(pid: int) -> int:
 
 
 async def test_a_lease_that_nobody_keeps_is_no_engine(tmp_path):
-    assert await Kept.adopt("w", "penstock-nobody", tmp_path / "log") is None
+    assert await ShimClient.adopt("w", "penstock-nobody", tmp_path / "log") is None
 
 
 def test_an_inventory_counts_out(tmp_path):
-    from penstock.adapters.connectors.gpus import Inventory
+    from penstock.adapters.connectors.gpu_inventory import GpuInventory
 
-    gpus = Gpus(Inventory((3, 4, 9), "the test"))
+    gpus = GpuAllocator(GpuInventory((3, 4, 9), "the test"))
     assert gpus.take(2) == (3, 4) and gpus.take(2) is None and gpus.take(0) == ()
     assert not gpus.claim([3]) and gpus.claim([9]) and gpus.free == 0
     gpus.give([4, 3])

@@ -57,7 +57,7 @@ def test_entries_come_and_go_as_the_field_says(tmp_path):
 
 def test_how_many_were_wanted_stays_with_the_unsuffixed_entry(tmp_path):
     state = StateFile.open(tmp_path, "dynamo")
-    state.wanted("w", 3, 2)
+    state.record_replicas("w", 3, 2)
     state.put("w", 0, entry(0))
     state.remove("w", 0)
     found = state.entries["dynamo_w"]

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.connectors.virtual import VirtualConnector
-from penstock.adapters.connectors.virtual_client import Decision, UnknownDecision, VirtualClient
+from penstock.adapters.connectors.virtual_client import UnknownDecision, VirtualClient, VirtualDecision
+from penstock.adapters.connectors.virtual_connector import VirtualConnector
 from penstock.adapters.connectors.virtual_keys import prefix_of, standing
 from penstock.adapters.stores.etcd_client import EtcdClient
 from penstock.adapters.stores.etcd_keys import EtcdKeys
-from penstock.config.planner import VirtualSettings
-from penstock.planner.proposals import Because
-from penstock.runtime.planning.virtual import connect, keys_of
+from penstock.config.settings.planning_settings import VirtualSettings
+from penstock.planner.plugins.proposals import Reason
+from penstock.runtime.planning.virtual_keys_access import connect, keys_of
 from tests import server_fixtures
 from tests.servers import Etcd
 
 etcd = server_fixtures.etcd
 ROOT = Path(__file__).resolve().parents[3]
-WHY = (Because(code="test", text="a test wants it"),)
+WHY = (Reason(code="test", text="a test wants it"),)
 
 
 class Clock:
@@ -105,11 +105,12 @@ async def test_a_decision_waits_until_the_one_before_is_acknowledged_or_its_time
     assert await connector.scale({"decode": 5}, (), WHY) == {}
 
 
-async def test_in_blocking_mode_a_scaling_ends_with_its_acknowledgement(namespace):
-    connector = namespace.connector(blocking=True, check_interval=0.02)
+async def test_in_blocking_mode_a_scaling_ends_with_its_acknowledgement(namespace, monkeypatch):
+    monkeypatch.setattr("penstock.adapters.connectors.virtual_connector.CHECK_INTERVAL", 0.02)
+    connector = namespace.connector(blocking=True)
     scaling = asyncio.create_task(connector.scale({"decode": 3}, (), WHY))
     decision = await namespace.client().wait(timeout=10)
-    assert decision == Decision(1, 3, 0)
+    assert decision == VirtualDecision(1, 3, 0)
     assert not scaling.done()
     assert await connector.scale({"decode": 9}, (), WHY) == {"decode": "the decision before it is still waited for"}
     await namespace.client().complete(decision)
@@ -158,13 +159,13 @@ async def test_an_etcd_that_is_away_is_a_problem_and_no_error(tmp_path):
 
 async def test_a_client_gets_waits_and_completes(namespace):
     client, connector = namespace.client(), namespace.connector()
-    assert await client.get() == Decision(None, None, -1)
+    assert await client.get() is None
     with pytest.raises(TimeoutError):
         await client.wait(timeout=0.1)
     waiting = asyncio.create_task(client.wait(timeout=10))
     await connector.scale({"prefill": 4, "decode": 2}, (), WHY)
     decision = await waiting
-    assert decision == Decision(4, 2, 0)
+    assert decision == VirtualDecision(4, 2, 0)
     await client.complete(decision)
     await client.complete(decision)  # twice is once
     assert client.completed == 0
@@ -174,10 +175,10 @@ async def test_a_client_gets_waits_and_completes(namespace):
 async def test_only_decisions_that_were_issued_can_be_completed(namespace):
     client, connector = namespace.client(), namespace.connector()
     with pytest.raises(UnknownDecision, match="the newest that was issued is -1"):
-        await client.complete(Decision(1, 1, 0))
+        await client.complete(VirtualDecision(1, 1, 0))
     await connector.scale({"decode": 2}, (), WHY)
     with pytest.raises(UnknownDecision, match="decision 5 can't be complete"):
-        await client.complete(Decision(1, 1, 5))
+        await client.complete(VirtualDecision(1, 1, 5))
 
 
 async def test_a_late_acknowledgement_of_an_old_decision_takes_nothing_back(namespace):
@@ -213,7 +214,7 @@ async def test_the_example_carries_out_what_the_planner_decides(namespace, scale
             "decision_id": number,
         }
         async with asyncio.timeout(10):
-            while not (await connector.look())["decode"].settled:
+            while not (await connector.look())["decode"].acknowledged:
                 await asyncio.sleep(0.02)
     assert scaler.poll() is None
 

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from penstock.adapters.connectors.scaling_seam import PoolFound
 from penstock.adapters.connectors.webhook import WebhookConnector, signature
-from penstock.config.planner import WebhookSettings
+from penstock.config.settings.planning_settings import WebhookSettings
 from penstock.kernel.errors import ConfigError
-from penstock.planner.proposals import Because, Flip
+from penstock.kernel.values import Pool
+from penstock.planner.plugins.proposals import Flip, Reason
 
 SECRET = "a secret of the webhook"
 POOLS = {
-    "prefill": PoolFound(model="m", role="prefill", desired=1),
-    "decode": PoolFound(model="m", role="decode", desired=1),
+    "prefill": Pool(model="m", role="prefill", desired=1),
+    "decode": Pool(model="m", role="decode", desired=1),
 }
-WHY = (Because(code="test", text="12 requests/s"),)
+WHY = (Reason(code="test", text="12 requests/s"),)
 
 
 class Receiver:
@@ -61,8 +61,13 @@ async def receiver() -> AsyncIterator[Receiver]:
         await runner.cleanup()
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.adapters.connectors.webhook.BACKOFF", 0.001)
+
+
 def connector(url: str, **more: Any) -> WebhookConnector:
-    settings = WebhookSettings(url=url, secret=SECRET, backoff=0.001, **more)
+    settings = WebhookSettings(url=url, secret=SECRET, **more)
     return WebhookConnector(settings, pools=POOLS)
 
 

@@ -7,42 +7,43 @@ from typing import Any
 
 import msgspec
 
-from penstock.adapters.plugins.host import PluginHost
+from penstock.adapters.plugins.plugin_host import PluginHost
 from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
 from penstock.kernel.machine import Event, Woken
-from penstock.planner.context import Context
-from penstock.planner.events import Alarm, Ask, Look, Looked, PluginCame, Scale, Scaled, Ticked
+from penstock.planner.events import Alarm, AskPlugin, Observe, Observed, PluginRegistered, Scale, Scaled, Ticked
+from penstock.planner.observation import EngineState, ModelState, Observation, Traffic
 from penstock.planner.planner import Planner
-from penstock.planner.plugins import Plugin, Seat, Spec, Stateless
-from penstock.planner.proposals import Override, Result, Target
-from penstock.planner.record import TickRecord
-from penstock.planner.seen import EngineSeen, ModelSeen, Observation, PoolSeen, Traffic
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSlot, PluginSpec, StatelessPlugin
+from penstock.planner.plugins.proposals import Override, PoolTarget, Result
 from penstock.planner.settings import PlannerSettings
 from penstock.planner.settings_plugins import PluginSettings
-from penstock.runtime.live import Live
+from penstock.planner.tick_record import TickRecord
+from penstock.runtime.live_driver import LiveDriver
+from tests.planner.pool_states import pool_state
 
 TOKEN = "a-token-of-the-tests"
 OTHER = "another-token-of-the-tests"
 PATIENCE = 30.0
 
 
-class Wants(Stateless):
+class Wants(StatelessPlugin):
     """PROPOSE: always so many."""
 
     def __init__(self, replicas: int) -> None:
-        self.spec = Spec(id="wants", stage="propose", priority=10)
+        self.spec = PluginSpec(id="wants", stage="propose", priority=10)
         self.replicas = replicas
 
-    def evaluate(self, context: Context) -> Result:
-        return Override(targets=tuple(Target(pool=name, replicas=self.replicas) for name in context.baseline))
+    def evaluate(self, context: PluginContext) -> Result:
+        return Override(targets=tuple(PoolTarget(pool=name, replicas=self.replicas) for name in context.baseline))
 
 
 class Stand:
     """A cluster that does at once what it is told."""
 
-    def __init__(self, settings: PlannerSettings, plugins: Sequence[Plugin]) -> None:
+    def __init__(self, settings: PlannerSettings, plugins: Sequence[PlannerPlugin]) -> None:
         self.planner = Planner(settings, plugins, strict=True)
-        self.live = Live({"planner": self.planner})
+        self.live = LiveDriver({"planner": self.planner})
         self.desired = {"decode": 2}
         self.ticks: list[TickRecord] = []
         self.alarms: list[Alarm] = []
@@ -56,8 +57,8 @@ class Stand:
             seats=lambda: self.planner.registry.seats,
             refused=self.metrics.refused,
         )
-        self.live.on(Look, lambda now, _, look: self.live.post("planner", self.look(now / 1e9, look)))
-        self.live.on(Ask, lambda _, __, ask: self.host.ask(ask))
+        self.live.on(Observe, lambda now, _, look: self.live.post("planner", self.look(now / 1e9, look)))
+        self.live.on(AskPlugin, lambda _, __, ask: self.host.ask(ask))
         self.live.on(Scale, self._scale)
         self.live.on(Ticked, self._ticked)
         self.live.on(Alarm, lambda _, __, alarm: self.alarms.append(alarm))
@@ -71,8 +72,8 @@ class Stand:
         await self.host.close()
         self.live.close()
 
-    def look(self, at: float, look: Look) -> Looked:
-        return Looked(id=look.id, observation=observation(at, self.desired))
+    def look(self, at: float, look: Observe) -> Observed:
+        return Observed(id=look.id, observation=observation(at, self.desired))
 
     def _scale(self, _: int, __: str, scale: Scale) -> None:
         self.desired |= scale.targets
@@ -93,18 +94,18 @@ class Stand:
 
         return await asyncio.wait_for(wait(), PATIENCE)
 
-    def seat(self, id: str) -> Seat | None:
+    def seat(self, id: str) -> PluginSlot | None:
         return self.planner.registry.seats.get(id)
 
 
 def observation(at: float, desired: dict[str, int]) -> Observation:
-    engine = EngineSeen(worker="w-0", role="decode", running=0, decode_kv=512, kv_tokens=100_000)  # type: ignore[arg-type]
+    engine = EngineState(worker="w-0", role="decode", running=0, decode_kv=512, kv_tokens=100_000)  # type: ignore[arg-type]
     pools = {
-        name: PoolSeen(role="decode", desired=count, ready=count, engines=(engine,), limit=None)
+        name: pool_state(role="decode", desired=count, ready=count, engines=(engine,), limit=None)
         for name, count in desired.items()
     }
     traffic = Traffic(seconds=5.0, arrived=20, prompt_tokens=2000, answered=18, output_tokens=900, ttft={100: 3, -5: 2})
-    return Observation(at=at, window=5.0, models={"m": ModelSeen(traffic=traffic, pools=pools, queued=0)})
+    return Observation(at=at, window=5.0, models={"m": ModelState(traffic=traffic, pools=pools, queued=0)})
 
 
 def settings(folder: Path, **plugins: Any) -> PlannerSettings:
@@ -116,4 +117,4 @@ def settings(folder: Path, **plugins: Any) -> PlannerSettings:
 
 
 def came(events: Sequence[Event]) -> list[str]:
-    return [event.spec.id for event in events if isinstance(event, PluginCame)]
+    return [event.spec.id for event in events if isinstance(event, PluginRegistered)]

@@ -17,35 +17,35 @@ import grpc
 import msgspec
 import pytest
 
-from penstock.adapters.plugins.address import address_of, channel
-from penstock.adapters.plugins.auth import Tokens, bearer, tokens_of
-from penstock.adapters.plugins.messages import message, service
-from penstock.adapters.plugins.serving import PluginServer, RegistrationRefused
+from penstock.adapters.plugins.plugin_address import address_of, channel
+from penstock.adapters.plugins.plugin_server import PluginServer, RegistrationRefused
+from penstock.adapters.plugins.plugin_tokens import PluginTokens, bearer, tokens_of
+from penstock.adapters.plugins.protobuf_messages import message, service
 from penstock.kernel.errors import ConfigError
-from penstock.planner.context import Context
-from penstock.planner.plugins import Spec, Stateless
-from penstock.planner.proposals import Because, Override, Predicted, Prediction, Reject, Result, Target
-from penstock.planner.settings_plugins import ExternalPlugin, PluginSettings
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.plugin_registry import PluginSpec, StatelessPlugin
+from penstock.planner.plugins.proposals import Override, PoolTarget, Predicted, Prediction, Reason, Reject, Result
+from penstock.planner.settings_plugins import PluginEntry, PluginSettings
 from tests.adapters.plugins.harness import OTHER, TOKEN, Stand, Wants, settings
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "planner-plugin" / "price_of_day.py"
 
 
-class Most(Stateless):
+class Most(StatelessPlugin):
     """CONSTRAIN: at most so many; with a fault that can be switched on."""
 
     def __init__(self, most: int, id: str = "p", **spec: Any) -> None:
-        self.spec = Spec(id=id, **{"stage": "constrain", "needs": ("pools", "traffic"), **spec})
+        self.spec = PluginSpec(id=id, **{"stage": "constrain", "needs": ("pools", "traffic"), **spec})
         self.most = most
         self.fails = False
-        self.seen: list[Context] = []
+        self.seen: list[PluginContext] = []
 
-    def evaluate(self, context: Context) -> Result:
+    def evaluate(self, context: PluginContext) -> Result:
         self.seen.append(context)
         if self.fails:
             raise RuntimeError("the price list is gone")
-        because = (Because(code="price", text=f"{self.most} are allowed", facts={"most": self.most}),)
-        return Override(targets=(Target(pool="decode", replicas=self.most, kind="at_most"),), because=because)
+        because = (Reason(code="price", text=f"{self.most} are allowed", facts={"most": self.most}),)
+        return Override(targets=(PoolTarget(pool="decode", replicas=self.most, kind="at_most"),), reasons=because)
 
 
 @asynccontextmanager
@@ -101,24 +101,24 @@ async def test_a_plugin_outside_bounds_what_was_proposed(tmp_path: Path) -> None
             state = {each.spec.id: each for each in listed.plugins}["p"]
             assert state.outside and state.circuit == "closed" and state.evaluations["override"] > 0
         await stand.until(lambda: stand.desired["decode"] == 5)  # it unregistered, and bounds no more
-        assert "it unregistered: it ends" in stand.alarms[-1].because.text
+        assert "it unregistered: it ends" in stand.alarms[-1].reason.text
 
 
 async def test_looks_pile_up_in_a_plugin_as_in_the_planner(tmp_path: Path) -> None:
     plugin = Most(3)
     async with Stand(settings(tmp_path), []) as stand, serving(plugin, stand.host.address):
-        await stand.until(lambda: plugin.seen and len(plugin.seen[-1].looks) >= 3)
+        await stand.until(lambda: plugin.seen and len(plugin.seen[-1].observations) >= 3)
         await stand.host.reset("the settings changed")
         count = len(plugin.seen)
         await stand.until(lambda: len(plugin.seen) > count)
-        assert len(plugin.seen[count].looks) == 1
+        assert len(plugin.seen[count].observations) == 1
 
 
 async def test_a_prediction_comes_from_outside(tmp_path: Path) -> None:
-    class Says(Stateless):
-        spec = Spec(id="p", stage="predict")
+    class Says(StatelessPlugin):
+        spec = PluginSpec(id="p", stage="predict")
 
-        def evaluate(self, context: Context) -> Result:
+        def evaluate(self, context: PluginContext) -> Result:
             return Predicted(models={"m": Prediction(seconds=60, requests=120.0, source="a table")})
 
     async with Stand(settings(tmp_path), []) as stand, serving(Says(), stand.host.address):
@@ -127,11 +127,11 @@ async def test_a_prediction_comes_from_outside(tmp_path: Path) -> None:
 
 
 async def test_a_veto_from_outside_holds_everything(tmp_path: Path) -> None:
-    class No(Stateless):
-        spec = Spec(id="p", stage="reconcile")
+    class No(StatelessPlugin):
+        spec = PluginSpec(id="p", stage="reconcile")
 
-        def evaluate(self, context: Context) -> Result:
-            return Reject(because=(Because(code="freeze", text="there is a freeze until Monday"),))
+        def evaluate(self, context: PluginContext) -> Result:
+            return Reject(reasons=(Reason(code="freeze", text="there is a freeze until Monday"),))
 
     async with Stand(settings(tmp_path), []) as stand, serving(No(), stand.host.address):
         record = await stand.until(lambda: next((t for t in stand.ticks if t.outcome == "veto"), None))
@@ -146,8 +146,10 @@ async def test_a_plugin_that_fails_is_left_alone_and_the_tick_goes_on(tmp_path: 
         await stand.until(lambda: stand.seat("p").circuit(stand.ticks[-1].at) == "open")
         assert stand.seat("p").evaluations["error"] == 5
         await stand.until(lambda: stand.desired["decode"] == 5)
-        said = [said for tick in stand.ticks for said in tick.said if said.id == "p" and said.result == "error"]
-        assert "RuntimeError: the price list is gone" in said[-1].because[0].text
+        said = [
+            said for tick in stand.ticks for said in tick.plugin_results if said.id == "p" and said.result == "error"
+        ]
+        assert "RuntimeError: the price list is gone" in said[-1].reasons[0].text
 
 
 async def test_a_bug_of_ours_in_asking_is_told_at_once_and_the_tick_goes_on(tmp_path, monkeypatch, caplog) -> None:
@@ -159,15 +161,15 @@ async def test_a_bug_of_ours_in_asking_is_told_at_once_and_the_tick_goes_on(tmp_
         monkeypatch.setattr(stand.host._calls, "ask", breaks)
         await stand.until(lambda: stand.desired["decode"] == 5)
         said = await stand.until(
-            lambda: [s for t in stand.ticks for s in t.said if s.id == "p" and s.result == "error"]
+            lambda: [s for t in stand.ticks for s in t.plugin_results if s.id == "p" and s.result == "error"]
         )
-        assert "ZeroDivisionError" in said[0].because[0].text
+        assert "ZeroDivisionError" in said[0].reasons[0].text
     assert "by a bug of ours" in caplog.text
 
 
 async def test_one_that_is_slow_has_no_say_and_nobody_waits_longer_than_its_deadline(tmp_path: Path) -> None:
     class Slow(Most):
-        def evaluate(self, context: Context) -> Result:
+        def evaluate(self, context: PluginContext) -> Result:
             self.seen.append(context)
             going.wait(timeout=30)
             return super().evaluate(context)
@@ -193,7 +195,7 @@ async def test_one_that_falls_silent_is_put_out_and_may_come_back(tmp_path: Path
         with suppress(asyncio.CancelledError):
             await task
         await stand.until(lambda: stand.seat("p") is None)
-        assert any(alarm.because.code == "plugin_silent" for alarm in stand.alarms)
+        assert any(alarm.reason.code == "plugin_silent" for alarm in stand.alarms)
         assert not (await say(stand, "Heartbeat", id="p", session=first)).known
         async with serving(plugin, stand.host.address) as again:
             assert stand.seat("p") is not None and again.session != first
@@ -214,7 +216,7 @@ async def test_a_plugin_outlives_its_planner(tmp_path: Path) -> None:
         await stand.__aexit__()
         async with Stand(settings(tmp_path, most=1, heartbeat=0.5), [Wants(5)]) as after:
             # Its place is taken at first; that passes, and so the plugin does not give up.
-            after.planner.registry.add(Spec(id="other", stage="predict", outside=True), None, 0.0)
+            after.planner.registry.add(PluginSpec(id="other", stage="predict", outside=True), None, 0.0)
             await after.until(lambda: after.desired["decode"] == 3)
             assert server.session not in (None, first)
 
@@ -308,16 +310,21 @@ async def test_a_plugin_answers_only_its_planner(tmp_path: Path) -> None:
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_message_that_is_too_long_is_a_failure(tmp_path: Path) -> None:
+async def test_a_message_that_is_too_long_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("plugin_address", "plugin_host", "plugin_server"):
+        monkeypatch.setattr(f"penstock.adapters.plugins.{module}.MESSAGE_MAX", 2048)
+
     class Long(Most):
-        def evaluate(self, context: Context) -> Result:
+        def evaluate(self, context: PluginContext) -> Result:
             return msgspec.structs.replace(super().evaluate(context), evidence={"x": "y" * 5000})  # type: ignore[type-var]
 
-    async with Stand(settings(tmp_path, message_max=2048), []) as stand, serving(Long(3), stand.host.address):
+    async with Stand(settings(tmp_path), []) as stand, serving(Long(3), stand.host.address):
         said = await stand.until(
-            lambda: next((s for t in stand.ticks for s in t.said if s.id == "p" and s.result == "error"), None)
+            lambda: next(
+                (s for t in stand.ticks for s in t.plugin_results if s.id == "p" and s.result == "error"), None
+            )
         )
-        assert "larger than max" in said.because[0].text
+        assert "larger than max" in said.reasons[0].text
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await say(stand, "Register", **registration(version="v" * 5000))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -325,8 +332,8 @@ async def test_a_message_that_is_too_long_is_a_failure(tmp_path: Path) -> None:
 
 async def test_one_that_the_settings_name_takes_part_while_it_answers(tmp_path: Path) -> None:
     where = f"unix://{tmp_path}/own.sock"
-    external = {"p": ExternalPlugin(stage="constrain", endpoint=where, needs=("pools",))}
-    async with Stand(settings(tmp_path, listen=None, external=external, heartbeat=0.5), [Wants(5)]) as stand:
+    use = {"p": PluginEntry(stage="constrain", endpoint=where, needs=("pools",))}
+    async with Stand(settings(tmp_path, listen=None, use=use, heartbeat=0.5), [Wants(5)]) as stand:
         await stand.until(lambda: stand.desired["decode"] == 5)
         for _ in range(2):  # it may end and come back
             async with serving(Most(3), None, listen=where):
@@ -401,7 +408,7 @@ def test_tokens_are_read_from_a_file_that_nobody_else_reads(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="line 1: 3 words"):
         tokens_of(given)
     with pytest.raises(ConfigError, match="p has 5 characters"):
-        Tokens({"p": "short"})
+        PluginTokens({"p": "short"})
 
 
 async def test_the_example_runs_in_a_process_of_its_own(tmp_path: Path) -> None:

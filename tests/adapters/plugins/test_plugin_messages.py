@@ -9,34 +9,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adapters.plugins import messages
-from penstock.adapters.plugins.convert import Unfit, fill, plain, struct_of
-from penstock.adapters.plugins.messages import message
-from penstock.adapters.plugins.wire import METHODS, answer_of, question_of, result_of, spec_message, spec_of
-from penstock.kernel.values import StepStats
-from penstock.planner import proposals
-from penstock.planner.events import Ask
-from penstock.planner.plugins import Seat, Spec
-from penstock.planner.proposals import Accept, Because, Flip, Override, Predicted, Prediction, Reject, Target
-from penstock.planner.seen import EngineSeen, ModelSeen, Observation, PoolSeen, Traffic
+from penstock.adapters.plugins import protobuf_messages
+from penstock.adapters.plugins.protobuf_convert import ConversionError, fill, plain
+from penstock.adapters.plugins.protobuf_messages import message
+from penstock.adapters.plugins.stage_messages import (
+    METHODS,
+    answer_of,
+    observation_of,
+    question_of,
+    result_of,
+    spec_message,
+    spec_of,
+)
+from penstock.kernel.values import Pool, RequestShape, StepStats
+from penstock.planner.events import AskPlugin
+from penstock.planner.observation import EngineState, ModelState, Observation, PoolState, Traffic
+from penstock.planner.plugins import proposals
+from penstock.planner.plugins.plugin_registry import PluginSlot, PluginSpec
+from penstock.planner.plugins.proposals import Accept, Flip, Override, PoolTarget, Predicted, Prediction, Reason, Reject
 from tests.adapters.plugins.harness import observation
+from tests.planner.pool_states import pool_state
 
-FOLDER = Path(messages.__file__).parent
+FOLDER = Path(protobuf_messages.__file__).parent
 TWINS: dict[str, type[msgspec.Struct]] = {
     "Observation": Observation,
-    "Model": ModelSeen,
+    "Model": ModelState,
     "Traffic": Traffic,
-    "Pool": PoolSeen,
-    "Engine": EngineSeen,
+    "Engine": EngineState,
     "Steps": StepStats,
     "Prediction": Prediction,
     "Accept": Accept,
     "Predicted": Predicted,
     "Override": Override,
     "Reject": Reject,
-    "Target": Target,
+    "PoolTarget": PoolTarget,
     "Flip": Flip,
-    "Because": proposals.Because,
+    "Reason": proposals.Reason,
 }
 
 
@@ -49,39 +57,53 @@ def test_the_compiled_description_is_that_of_the_text(tmp_path: Path) -> None:
     from google.protobuf import descriptor_pb2
 
     fresh, kept = (
-        descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()) for path in (out, FOLDER / messages.COMPILED)
+        descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes())
+        for path in (out, FOLDER / protobuf_messages.COMPILED)
     )
-    ours = [file for file in fresh.file if file.package == messages.PACKAGE]
-    assert ours == [file for file in kept.file if file.package == messages.PACKAGE], "see messages.py for the command"
+    ours = [file for file in fresh.file if file.package == protobuf_messages.PACKAGE]
+    assert ours == [file for file in kept.file if file.package == protobuf_messages.PACKAGE], (
+        "see messages.py for the command"
+    )
 
 
 @pytest.mark.parametrize(("name", "kind"), TWINS.items(), ids=TWINS)
 def test_a_message_has_the_fields_of_its_struct(name: str, kind: type[msgspec.Struct]) -> None:
-    assert set(message(name).DESCRIPTOR.fields_by_name) == set(kind.__struct_fields__)
+    fields = set(kind.__struct_fields__)
+    if kind is Prediction:
+        fields = fields - {"shape"} | set(RequestShape.__struct_fields__)
+    assert set(message(name).DESCRIPTOR.fields_by_name) == fields
+
+
+def test_a_pool_has_the_fields_of_the_pool_and_of_its_state() -> None:
+    own = set(Pool.__struct_fields__) - {"model", "acknowledged", "replicas"}
+    state = set(PoolState.__struct_fields__) - {"pool"}
+    assert not own & state and set(message("Pool").DESCRIPTOR.fields_by_name) == own | state
 
 
 def test_a_spec_has_the_fields_of_its_struct() -> None:
-    assert set(message("PluginSpec").DESCRIPTOR.fields_by_name) == set(Spec.__struct_fields__) - {"outside"}
+    assert set(message("PluginSpec").DESCRIPTOR.fields_by_name) == set(PluginSpec.__struct_fields__) - {"outside"}
     assert {field.name for field in message("PluginState").DESCRIPTOR.fields} <= {"outside", "circuit"} | set(
-        Seat.__slots__
+        PluginSlot.__slots__
     )
 
 
 def test_what_was_seen_arrives_as_it_was() -> None:
     steps = StepStats(passes=3, wall=0.5, decode_kv=0, estimated=("decode_kv",))
-    engine = EngineSeen(worker="w", role="prefill", steps=steps, waiting=0)  # type: ignore[arg-type]
-    pool = PoolSeen(role="prefill", desired=3, ready=1, starting=(9.5, 0.0), engines=(engine,), problem="no GPU")
+    engine = EngineState(worker="w", role="prefill", steps=steps, waiting=0)  # type: ignore[arg-type]
+    pool = pool_state(
+        model="a/b", role="prefill", desired=3, ready=1, starting=(9.5, 0.0), engines=(engine,), problem="no GPU"
+    )
     traffic = Traffic(seconds=0.0, arrived=0, prompt_tokens=0, ttft={-12: 3}, shapes={2**40: 1}, accept_length=1.5)
     seen = Observation(
         at=3.0,
         window=5.0,
         models={
-            "a/b": ModelSeen(traffic=traffic, pools={"p": pool}),
-            "unreadable": ModelSeen(traffic=None, pools={}, health="broken", why="no such metric"),
+            "a/b": ModelState(traffic=traffic, pools={"p": pool}),
+            "unreadable": ModelState(traffic=None, pools={}, health="broken", why="no such metric"),
         },
     )
     sent = fill(message("Observation")(), seen)
-    again = struct_of(message("Observation").FromString(sent.SerializeToString()), Observation)
+    again = observation_of(message("Observation").FromString(sent.SerializeToString()))
     assert again == seen
     assert again.models["unreadable"].traffic is None
     assert again.models["a/b"].traffic is not None and again.models["a/b"].queued is None
@@ -93,14 +115,14 @@ PREDICTIONS = st.builds(
     Prediction,
     seconds=st.floats(0, 1e6),
     requests=st.none() | st.floats(0, 1e9),
-    isl=st.none() | st.floats(0, 1e6),
+    shape=st.builds(RequestShape, st.none() | st.floats(0, 1e6), st.none()),
     horizons=st.just((0.0, 60.0)),
     quantiles=st.dictionaries(st.floats(0, 1), st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), max_size=3),
     source=st.text(max_size=9),
     weights=st.dictionaries(st.text(max_size=5), st.floats(0, 1), max_size=3),
 )
 BECAUSE = st.builds(
-    Because,
+    Reason,
     code=st.text(max_size=9),
     text=st.text(max_size=20),
     facts=st.dictionaries(st.text(max_size=5), st.floats(-1e6, 1e6) | st.booleans() | st.text(max_size=5), max_size=3),
@@ -111,7 +133,7 @@ OVERRIDES = st.builds(
     Override,
     targets=st.lists(
         st.builds(
-            Target,
+            PoolTarget,
             pool=st.text(min_size=1, max_size=9),
             replicas=st.integers(0, 1000),
             kind=st.sampled_from(("set", "at_least", "at_most")),
@@ -119,13 +141,13 @@ OVERRIDES = st.builds(
         max_size=3,
     ).map(tuple),
     flips=st.lists(FLIPS, max_size=1).map(tuple),
-    because=REASONS,
+    reasons=REASONS,
     final=st.booleans(),
     evidence=st.dictionaries(st.text(max_size=5), st.lists(st.floats(0, 9), max_size=3), max_size=2),
 )
 
 
-@given(OVERRIDES | st.builds(Accept, because=REASONS) | st.builds(Reject, because=REASONS))
+@given(OVERRIDES | st.builds(Accept, reasons=REASONS) | st.builds(Reject, reasons=REASONS))
 def test_an_answer_arrives_as_it_was(result: Any) -> None:
     sent = message("Answer").FromString(answer_of(result).SerializeToString())
     assert result_of(sent, "propose") == result
@@ -138,7 +160,7 @@ def test_a_prediction_arrives_as_it_was(models: dict[str, Prediction], final: bo
 
 
 def test_a_question_carries_only_what_is_needed() -> None:
-    ask = Ask(
+    ask = AskPlugin(
         id=7, plugin="p", stage="constrain", deadline=2.0, tick=7, observation=None, predictions={}, proposal={"d": 0}
     )
     asked = question_of(ask)
@@ -181,7 +203,7 @@ def test_what_means_nothing_is_not_taken(answer: dict[str, Any], stage: Any, wor
     if words is None:
         result_of(sent, stage)
         return
-    with pytest.raises(Unfit) as caught:
+    with pytest.raises(ConversionError) as caught:
         result_of(sent, stage)
     assert words in str(caught.value)
 
@@ -192,11 +214,11 @@ def _message(name: str, given: dict[str, Any]) -> Any:
 
 def test_a_spec_arrives_as_it_was_and_a_wrong_one_is_not_taken() -> None:
     for stage in METHODS:
-        spec = Spec(id="p", stage=stage, hold="hold_last", needs=("traffic",), interval=5.0, outside=True)
+        spec = PluginSpec(id="p", stage=stage, hold="hold_last", needs=("traffic",), interval=5.0, outside=True)
         assert spec_of(spec_message(spec)) == spec
     for changes in ({"stage": 0}, {"stage": 9}, {"interval": -1.0}, {"window": math.inf}, {"hold": 7}):
-        given = spec_message(Spec(id="p", stage="predict"))
+        given = spec_message(PluginSpec(id="p", stage="predict"))
         for name, value in changes.items():
             setattr(given, name, value)
-        with pytest.raises(Unfit):
+        with pytest.raises(ConversionError):
             spec_of(given)

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from penstock.adapters.engines.sim.server import RunningServer
+from penstock.adapters.engines.sim.sim_server import RunningServer
 from penstock.engine.settings import SimSettings, TransferSettings
 from tests.adapters.sim.test_sim_server import FAST, SLOW, chunks, post, serving, until
 
@@ -39,7 +39,7 @@ class Pair:
         return found
 
     def held(self) -> int:
-        return self.prefill.live.engine.held
+        return self.prefill.live.engine.blocks_retained
 
     async def let_go(self) -> None:
         await until(lambda: self.held() == 0)

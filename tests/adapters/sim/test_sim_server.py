@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 
 from penstock.adapters.engines.describe import describe, measured_speed
-from penstock.adapters.engines.kv_subscriber import KvSubscriber
-from penstock.adapters.engines.sim.server import RunningServer, start
+from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
+from penstock.adapters.engines.sim.sim_server import RunningServer, start
 from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.hashing import block_hashes

@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adapters.engines.sim.text import SimText
-from penstock.adapters.engines.sim.tokenizer import DATA_DIR, tokenizer_files, write
+from penstock.adapters.engines.sim.sim_text import SimText
+from penstock.adapters.engines.sim.sim_tokenizer import DATA_DIR, tokenizer_files, write
 
 TEXT = SimText()
 

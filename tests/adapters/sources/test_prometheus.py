@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from penstock.adapters.sources.prometheus import PrometheusSource
-from penstock.config.planner import PrometheusSettings
+from penstock.adapters.sources.prometheus_source import PrometheusSource
+from penstock.config.settings.planning_settings import PrometheusSettings
 from penstock.kernel.errors import ConfigError
 from tests.contracts.test_etcd_store import certificate
 from tests.frontend.stand import Stand, stand
@@ -77,8 +77,8 @@ async def test_requests_that_were_made_are_counted(tmp_path, metrics):
             traffic = found.traffic
             assert found.health == "fresh"
             assert traffic.seconds == WINDOW
-            assert traffic.prompt_tokens == pytest.approx(traffic.arrived * traffic.isl)
-            assert traffic.osl == pytest.approx(5, rel=0.3)
+            assert traffic.prompt_tokens == pytest.approx(traffic.arrived * traffic.shape.isl)
+            assert traffic.shape.osl == pytest.approx(5, rel=0.3)
             assert 0 < traffic.ttft_mean < 5
             assert not traffic.at_end
         finally:

@@ -1,6 +1,7 @@
 """The classic predictors, by their golden cases, and what holds for all of them whatever comes."""
 
 import math
+import random
 import sys
 
 import msgspec
@@ -9,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.errors import ConfigError
-from penstock.planner.forecast.arima import Arima
-from penstock.planner.forecast.base import Interval, Shape
-from penstock.planner.forecast.constant import Constant
-from penstock.planner.forecast.kalman import Kalman
-from penstock.planner.forecast.prophet import Prophet
-from penstock.planner.forecast.warm_up import Row, intervals, warm_up
+from penstock.kernel.values import RequestShape
+from penstock.planner.forecast.arima import ArimaPredictor
+from penstock.planner.forecast.constant import ConstantPredictor
+from penstock.planner.forecast.kalman import KalmanPredictor
+from penstock.planner.forecast.predictor import IntervalCounts, IntervalShape, PredictionSeries
+from penstock.planner.forecast.prophet import ProphetPredictor
+from penstock.planner.forecast.warm_up import TraceInterval, intervals, warm_up
 from penstock.planner.policies import make
+from penstock.planner.policies.policy_inputs import predictor_of
 from penstock.planner.settings import PlannerSettings
 
 
@@ -29,21 +32,21 @@ def told(predictor, values) -> list[float]:
 
 
 def test_constant_tells_the_last_value():
-    assert told(Constant(), [10, 20, 30]) == [10, 20, 30]
-    assert told(Constant(), [0, 0]) == [0, 0] and Constant().predict() == 0
-    assert told(Constant(), [5, math.nan]) == [5, 0]
+    assert told(ConstantPredictor(), [10, 20, 30]) == [10, 20, 30]
+    assert told(ConstantPredictor(), [0, 0]) == [0, 0] and ConstantPredictor().predict() == 0
+    assert told(ConstantPredictor(), [5, math.nan]) == [5, 0]
 
 
 def test_kalman_by_its_golden_cases():
-    falling = told(Kalman(), [100, 80, 60, 40, 20, 10, 0, 0])
+    falling = told(KalmanPredictor(), [100, 80, 60, 40, 20, 10, 0, 0])
     assert falling == pytest.approx([100, 80, 60, 40, 0.1044, 0, 0, 0], rel=1e-3)
-    rising = told(Kalman(), [0, 0, 10, 20, 30, 40, 50, 60])
+    rising = told(KalmanPredictor(), [0, 0, 10, 20, 30, 40, 50, 60])
     assert rising == pytest.approx([0, 0, 10, 20, 30, 40, 59.9478, 69.9685], rel=1e-4)
 
 
 @pytest.mark.parametrize("log1p", [False, True])
 def test_asking_twice_changes_nothing(log1p):
-    one, two = Kalman(log1p=log1p), Kalman(log1p=log1p)
+    one, two = KalmanPredictor(log1p=log1p), KalmanPredictor(log1p=log1p)
     for value in (3, 9, 4, 7, 7, 2, 8):
         one.add(value)
         two.add(value)
@@ -55,7 +58,7 @@ def test_asking_twice_changes_nothing(log1p):
 values = st.lists(st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 1e6), max_size=30)
 
 
-@given(values, st.sampled_from([Constant, Kalman, lambda: Kalman(log1p=True)]))
+@given(values, st.sampled_from([ConstantPredictor, KalmanPredictor, lambda: KalmanPredictor(log1p=True)]))
 def test_never_negative_never_nan_and_a_restart_changes_nothing(series, make):
     predictor = make()
     for value in series:
@@ -72,20 +75,20 @@ def test_never_negative_never_nan_and_a_restart_changes_nothing(series, make):
 
 def test_arima_by_its_golden_cases():
     pytest.importorskip("pmdarima", reason="pmdarima is not installed")
-    assert told(Arima(), [10] * 6)[-1] == 10
-    assert told(Arima(), [0, 0, 5, 6, 7]) == [0, 0, 5, 6, 7]
-    trend = Arima()
+    assert told(ArimaPredictor(), [10] * 6)[-1] == 10
+    assert told(ArimaPredictor(), [0, 0, 5, 6, 7]) == [0, 0, 5, 6, 7]
+    trend = ArimaPredictor()
     for value in range(10, 110, 10):
         trend.add(value)
     assert trend.predict() == pytest.approx(110, rel=0.2)
-    other = Arima()
+    other = ArimaPredictor()
     other.restore(trend.snapshot())
     assert other.predict() == pytest.approx(trend.predict(), rel=0.05)
 
 
 def test_arima_whose_model_fails_tells_the_last_value_and_counts_why(monkeypatch):
     pytest.importorskip("pmdarima", reason="pmdarima is not installed")
-    predictor = Arima()
+    predictor = ArimaPredictor()
     for value in (1, 5, 2, 8, 3):
         predictor.add(value)
 
@@ -96,17 +99,52 @@ def test_arima_whose_model_fails_tells_the_last_value_and_counts_why(monkeypatch
     assert predictor.predict() == 3 and predictor.failures == {"FloatingPointError": 1}
 
 
-def test_arima_without_structure_is_fitted_on_logarithms():
+@pytest.mark.parametrize("seed", range(3))
+def test_arima_follows_a_level_shift(seed):
     pytest.importorskip("pmdarima", reason="pmdarima is not installed")
-    predictor = Arima()
-    for value in (1, 50, 1, 50, 1, 1, 50, 1, 50, 50):
+    predictor, noise = ArimaPredictor(), random.Random(seed)
+    found = told(predictor, [max(0.0, noise.gauss(level, level**0.5)) for level in [120] * 6 + [720] * 8])
+    assert found[5] == pytest.approx(120, rel=0.3) and not predictor.failures
+    # A fit that was chosen of steady traffic and then only updated says the mean of everything: some 460.
+    assert found[-1] > 0.7 * 720
+
+
+def test_arima_fits_the_window_and_tries_few_orders(monkeypatch):
+    library = pytest.importorskip("pmdarima", reason="pmdarima is not installed")
+    fitted, steps = [], []
+    choose, bound = library.auto_arima, library.StepwiseContext
+
+    def auto_arima(terms, **options):
+        fitted.append(list(terms))
+        return choose(terms, **options)
+
+    def limited(**options):
+        steps.append(options["max_steps"])
+        return bound(**options)
+
+    monkeypatch.setattr(library, "auto_arima", auto_arima)
+    monkeypatch.setattr(library, "StepwiseContext", limited)
+    predictor = ArimaPredictor(window=6)
+    told(predictor, [3, 1, 4, 1, 5])
+    for value in (9, 2, 6):
         predictor.add(value)
-    assert 0.0 <= predictor.predict() < 500.0
+    predictor.predict()
+    assert predictor.predict() == predictor.predict()
+    assert fitted == [[3, 1, 4, 1, 5], [4, 1, 5, 9, 2, 6]], "one fit per forecast, and none without new values"
+    assert steps == [10, 10]
+
+
+@pytest.mark.parametrize("name", ["arima", "prophet"])
+def test_the_window_of_the_settings_reaches_those_that_fit(name):
+    pytest.importorskip({"arima": "pmdarima"}.get(name, name), reason=f"{name} is not installed")
+    classic = {"forecast": {"predictor": name}, "sla": {"load_prediction_window_size": 7}}
+    predictor = predictor_of(msgspec.convert({"classic": classic}, PlannerSettings), 180.0)()
+    assert isinstance(predictor, PredictionSeries) and predictor.kept == 7
 
 
 def test_prophet_follows_a_line_in_its_window():
     pytest.importorskip("prophet", reason="prophet is not installed")
-    predictor = Prophet(step=180.0, window=20)
+    predictor = ProphetPredictor(step=180.0, window=20)
     found = told(predictor, [float(value) for value in range(1, 5)])
     assert found == [1, 2, 3, 4]
     for value in range(5, 40):
@@ -116,32 +154,42 @@ def test_prophet_follows_a_line_in_its_window():
 
 
 def test_lengths_of_an_idle_interval_are_those_before():
-    shape = Shape(Constant)
-    shape.add(Interval(0, 0, 0))
-    assert not shape.seen and shape.predict() == (0, 0, 0)
-    shape.add(Interval(10, 1000, 100))
-    shape.add(Interval(0, math.nan, math.nan))
-    assert shape.predict() == (0, 1000, 100)
-    other = Shape(Constant)
+    shape = IntervalShape(ConstantPredictor)
+    shape.add(0, RequestShape(0, 0))
+    assert not shape.seen and shape.predict() == IntervalCounts(0, RequestShape(0, 0))
+    shape.add(10, RequestShape(1000, 100))
+    shape.add(0, RequestShape(math.nan, math.nan))
+    assert shape.predict() == IntervalCounts(0, RequestShape(1000, 100))
+    other = IntervalShape(ConstantPredictor)
     other.restore(shape.snapshot())
     assert other.predict() == shape.predict()
 
 
 def test_a_trace_is_cut_into_intervals_with_its_gaps():
-    rows = [Row(5.0, 100, 10), Row(1.0, 300, 30), Row(35.0, 50, 5)]
-    assert list(intervals(rows, 10.0)) == [(2, 200, 20), (0, 0, 0), (0, 0, 0), (1, 50, 5)]
+    rows = [
+        TraceInterval(5.0, RequestShape(100, 10)),
+        TraceInterval(1.0, RequestShape(300, 30)),
+        TraceInterval(35.0, RequestShape(50, 5)),
+    ]
+    assert list(intervals(rows, 10.0)) == [
+        IntervalCounts(2, RequestShape(200, 20)),
+        IntervalCounts(0, RequestShape(0, 0)),
+        IntervalCounts(0, RequestShape(0, 0)),
+        IntervalCounts(1, RequestShape(50, 5)),
+    ]
     assert list(intervals([], 10.0)) == []
     with pytest.raises(ValueError, match="in seconds"):
-        list(intervals([Row(0.0, 1, 1), Row(1e12, 1, 1)], 10.0))
+        list(intervals([TraceInterval(0.0, RequestShape(1, 1)), TraceInterval(1e12, RequestShape(1, 1))], 10.0))
 
 
 def test_after_a_warm_up_the_wait_for_the_first_request_teaches_nothing():
-    shape = Shape(Constant)
-    assert warm_up(shape, [Row(1.0, 300, 30), Row(2.0, 100, 10)], 10.0) == 1
-    shape.add(Interval(0, 0, 0))
-    assert shape.predict() == (2, 200, 20)
-    shape.add(Interval(4, 10, 10))
-    shape.add(Interval(0, 0, 0))
+    shape = IntervalShape(ConstantPredictor)
+    rows = [TraceInterval(1.0, RequestShape(300, 30)), TraceInterval(2.0, RequestShape(100, 10))]
+    assert warm_up(shape, rows, 10.0) == 1
+    shape.add(0, RequestShape(0, 0))
+    assert shape.predict() == IntervalCounts(2, RequestShape(200, 20))
+    shape.add(4, RequestShape(10, 10))
+    shape.add(0, RequestShape(0, 0))
     assert shape.predict().requests == 0
 
 

@@ -6,15 +6,15 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from penstock.planner.forecast.base import Predictor
-from penstock.planner.forecast.constant import Constant
-from penstock.planner.forecast.one_step import Ensemble, damped_trend, seasonal
+from penstock.planner.forecast.constant import ConstantPredictor
+from penstock.planner.forecast.one_step import EnsemblePredictor, damped_trend, seasonal
+from penstock.planner.forecast.predictor import Predictor
 
 MAKERS: dict[str, Callable[[], Predictor]] = {
     "seasonal": seasonal,
     "trend": damped_trend,
-    "ensemble": Ensemble,
-    "log": lambda: Ensemble(log1p=True),
+    "ensemble": EnsemblePredictor,
+    "log": lambda: EnsemblePredictor(log1p=True),
 }
 
 
@@ -32,7 +32,7 @@ def test_what_is_level_stays_so_and_nothing_is_below_zero(make: Callable[[], Pre
 
 def test_a_period_is_found_and_followed() -> None:
     wave = [50.0 + 40.0 * math.sin(2 * math.pi * n / 24) for n in range(24 * 4)]
-    found, last = seasonal(), Constant()
+    found, last = seasonal(), ConstantPredictor()
     errors = {found: 0.0, last: 0.0}
     for n, value in enumerate(wave):
         for predictor in errors:

@@ -1,21 +1,28 @@
 """Performance models: tables of benchmarks, what is learnt live, capacity, and where they come from."""
 
+import shutil
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.profile_folder import read_profile, write_profile
-from penstock.engine.benchmark import perf_metrics
+from penstock.config.files.profile_folder import read_profile, write_profile
+from penstock.engine.self_benchmark import perf_metrics
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import StepStats
-from penstock.planner.performance.fpm import aggregated_capacity, batches, decode_capacity, prefill_capacity
-from penstock.planner.performance.isotonic import Curve, rising
-from penstock.planner.performance.live import LiveRegression
-from penstock.planner.performance.model import EngineLimits, numbers
-from penstock.planner.performance.sources import Known, pick, profile_of
-from penstock.planner.performance.table import Table, nonnegative
+from penstock.planner.performance.benchmark_table import BenchmarkTable, nonnegative
+from penstock.planner.performance.engine_throughput import (
+    aggregated_capacity,
+    batches,
+    decode_capacity,
+    prefill_capacity,
+)
+from penstock.planner.performance.isotonic import IsotonicCurve, rising
+from penstock.planner.performance.live_regression import LiveRegression
+from penstock.planner.performance.performance_model import EngineLimits, numbers
+from penstock.planner.performance.speed_sources import KnownSpeeds, pick, profile_of
 
 
 class Straight:
@@ -87,7 +94,7 @@ METRICS = perf_metrics(SimSettings())
 
 
 def test_a_table_of_a_benchmark_says_what_was_measured():
-    table = Table.of_metrics(METRICS)
+    table = BenchmarkTable.of_metrics(METRICS)
     for point in METRICS["prefill"]:
         assert float(table.prefill(point["tokens"])) == pytest.approx(point["seconds"], rel=0.02)
     for point in METRICS["decode"]:
@@ -104,7 +111,7 @@ amounts = st.floats(1.0, 1e5)
     st.lists(st.tuples(amounts, st.floats(1e-4, 10.0)), min_size=1, max_size=20),
 )
 def test_more_work_never_takes_less_whatever_was_measured(decode, prefill):
-    table = Table(prefill, decode)
+    table = BenchmarkTable(prefill, decode)
     axis = np.concatenate(([0.0], np.geomspace(0.5, 3e5, 40)))
     assert (np.diff(table.prefill(axis)) >= -1e-9).all()
     seqs = np.geomspace(0.5, 2000, 25)
@@ -126,22 +133,22 @@ def test_rising_is_the_nearest_rising_row(points):
 
 
 def test_points_measured_again_tell_how_sure_they_are():
-    table = Table([(100, 0.1), (100, 0.2), (100, 0.3), (200, 0.5)], [])
+    table = BenchmarkTable([(100, 0.1), (100, 0.2), (100, 0.3), (200, 0.5)], [])
     assert table.ratio(0.5) == pytest.approx(1.0) and table.ratio(1.0) == pytest.approx(1.5)
-    assert Table([(100, 0.1)], []).ratio(0.9) == 1.0
+    assert BenchmarkTable([(100, 0.1)], []).ratio(0.9) == 1.0
     with pytest.raises(ConfigError, match="no point"):
-        Table([], [])
+        BenchmarkTable([], [])
     with pytest.raises(ConfigError, match="batch"):
-        Table.of_metrics({"decode": [{"kv_tokens": 1, "seconds": 1.0}]})
+        BenchmarkTable.of_metrics({"decode": [{"kv_tokens": 1, "seconds": 1.0}]})
 
 
 def test_scattered_points_are_fitted_too():
     rng = np.random.default_rng(1)
     points = [(n, kv, 1e-7 * kv + 2e-4 * n + 0.004) for n, kv in zip(rng.uniform(1, 200, 60), rng.uniform(1, 2e5, 60))]
-    table = Table([], points)
+    table = BenchmarkTable([], points)
     assert float(table.decode(50, 50_000)) == pytest.approx(1e-7 * 50_000 + 2e-4 * 50 + 0.004, rel=0.05)
     assert nonnegative(np.array([[1.0], [2.0], [3.0]]), np.array([3.0, 2.0, 1.0]))[1] == 0.0
-    assert Curve(np.array([1.0]), np.array([2.0]))(np.array([3.0]))[0] > 2.0
+    assert IsotonicCurve(np.array([1.0]), np.array([2.0]))(np.array([3.0]))[0] > 2.0
 
 
 # --- live -------------------------------------------------------------------------------------------------------------
@@ -212,13 +219,13 @@ def test_what_was_learnt_survives_a_restart():
 
 def test_the_first_source_that_there_is_counts_and_the_others_say_why_not():
     live = LiveRegression()
-    assert pick(Known(), live) is None
-    found = pick(Known(metrics={"roofline": METRICS}, why_not={"aiconfigurator": "it is not installed"}), live)
+    assert pick(KnownSpeeds(), live) is None
+    found = pick(KnownSpeeds(metrics={"roofline": METRICS}, why_not={"aiconfigurator": "it is not installed"}), live)
     assert found.source == "roofline" and "aiconfigurator: it is not installed" in found.passed
     for load in loads(20):
         live.learn(window(*load))
-    assert pick(Known(metrics={"roofline": METRICS}), live).source == "live"
-    assert pick(Known(metrics={"roofline": METRICS, "self-benchmark": METRICS}), live).source == "self-benchmark"
+    assert pick(KnownSpeeds(metrics={"roofline": METRICS}), live).source == "live"
+    assert pick(KnownSpeeds(metrics={"roofline": METRICS, "self-benchmark": METRICS}), live).source == "self-benchmark"
 
 
 @pytest.mark.parametrize("layout", ["npz", "json"])
@@ -229,11 +236,22 @@ def test_a_profile_goes_to_a_folder_and_back(tmp_path, layout):
     assert back.kv_tokens == 131_072
     assert back.prefill_isl == profile.prefill_isl
     assert back.itl == pytest.approx(profile.itl) and back.decode_per_gpu == pytest.approx(profile.decode_per_gpu)
-    assert pick(Known(profile=back)).source == "profile"
-    table, interpolator = Table.of_metrics(METRICS), back.decode()
+    assert pick(KnownSpeeds(profile=back)).source == "profile"
+    table, interpolator = BenchmarkTable.of_metrics(METRICS), back.decode()
     for sequences, context in ((4, 1000.0), (30, 500.0), (60, 700.0)):
         told = interpolator.itl_at(sequences, context)
         assert told == pytest.approx(float(table.decode(sequences, sequences * context)), rel=0.15)
+
+
+def test_an_older_folder_names_its_width_and_two_widths_are_refused(tmp_path):
+    write_profile(profile_of(METRICS, gpus=2, kv_tokens=131_072), tmp_path)
+    profile = read_profile(tmp_path)
+    for role in ("prefill", "decode"):
+        (tmp_path / f"selected_{role}_interpolation").rename(tmp_path / f"{role}_tp4_interpolation")
+    assert read_profile(tmp_path) == profile
+    shutil.copytree(tmp_path / "decode_tp4_interpolation", tmp_path / "decode_tp8_interpolation")
+    with pytest.raises(ConfigError, match="decode_tp4_interpolation and decode_tp8_interpolation"):
+        read_profile(tmp_path)
 
 
 def test_a_broken_folder_is_told_by_file_and_key(tmp_path):

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from penstock.planner.performance.regressions import AggregatedLine, DecodeLine, PrefillLine
-from penstock.planner.performance.retention import Retention
+from penstock.planner.performance.regressions import AggregatedRegression, DecodeRegression, PrefillRegression
+from penstock.planner.performance.sample_retention import SampleRetention
 
 
-def prefill_line() -> PrefillLine:
-    line = PrefillLine()
+def prefill_line() -> PrefillRegression:
+    line = PrefillRegression()
     for tokens in (100, 500, 1000, 1500, 2000, 2500):
         line.add([tokens], 0.001 * tokens + 0.002)
     return line
@@ -31,7 +31,7 @@ def test_prefill_capacity_and_the_best_effort_where_the_ttft_is_missed():
 
 
 def test_decode_capacity_where_batch_and_kv_always_rose_together():
-    line = DecodeLine()
+    line = DecodeRegression()
     for n in range(5, 45, 5):
         line.add([n, 1000 * n], 1e-5 * 1000 * n + 0.001)
     found = line.capacity(1000, 150, itl=0.050)
@@ -42,7 +42,7 @@ def test_decode_capacity_where_batch_and_kv_always_rose_together():
 
 
 def test_aggregated_ttft_with_decodes_beside_it():
-    line = AggregatedLine()
+    line = AggregatedRegression()
     for p in (0, 200, 800, 1600, 2000):
         for kv in (1000, 20_000, 50_000):
             line.add([p, kv], 1e-5 * p + 5e-7 * kv + 0.004)
@@ -51,7 +51,7 @@ def test_aggregated_ttft_with_decodes_beside_it():
 
 
 def test_too_few_samples_and_signs_of_life_say_nothing():
-    line = PrefillLine(needed=5)
+    line = PrefillRegression()
     for tokens in (1, 2, 3, 4):
         line.add([tokens], 0.1)
     line.add([5], 0.0)
@@ -59,14 +59,14 @@ def test_too_few_samples_and_signs_of_life_say_nothing():
 
 
 def test_a_falling_line_is_not_used():
-    line = PrefillLine()
+    line = PrefillRegression()
     for tokens in range(1, 9):
         line.add([tokens], 1.0 / tokens)
     assert line.fit is None
 
 
 def test_a_decode_line_does_without_a_falling_number_of_sequences():
-    line = DecodeLine()
+    line = DecodeRegression()
     for n in range(1, 10):
         for kv in (1000, 5000, 9000):
             line.add([n, kv], 1e-5 * kv - 1e-4 * n + 0.01)
@@ -75,7 +75,7 @@ def test_a_decode_line_does_without_a_falling_number_of_sequences():
 
 
 def test_busy_samples_survive_a_quiet_hour():
-    kept = Retention(1, samples=64, buckets=16)
+    kept = SampleRetention(1, samples=64, buckets=16)
     for tokens in range(0, 1600, 100):
         kept.add([tokens], 1.0)
     for _ in range(1000):
@@ -86,7 +86,7 @@ def test_busy_samples_survive_a_quiet_hour():
 
 
 def test_two_dimensions_have_four_by_four_buckets():
-    kept = Retention(2, samples=16, buckets=16)
+    kept = SampleRetention(2, samples=16, buckets=16)
     for a in range(4):
         for b in range(4):
             kept.add([a, b], 1.0)
@@ -97,7 +97,7 @@ def test_two_dimensions_have_four_by_four_buckets():
 
 
 def test_a_line_goes_on_from_its_snapshot():
-    line, other = prefill_line(), PrefillLine()
+    line, other = prefill_line(), PrefillRegression()
     other.restore(line.snapshot())
     assert other.fit == line.fit
     line.add([9000], 1.0)

@@ -3,17 +3,18 @@
 from collections.abc import Sequence
 
 from penstock.kernel.values import StepStats, WorkerId
-from penstock.planner.context import Context
-from penstock.planner.merge import merge, merge_predictions
-from penstock.planner.plugins import Plugin
-from penstock.planner.proposals import Accept, Because, Override
-from penstock.planner.seen import EngineSeen, ModelSeen, Observation, PoolSeen, Traffic
+from penstock.planner.observation import EngineState, ModelState, Observation, PoolState, Traffic
+from penstock.planner.plugins.merge import merge, merge_predictions
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.plugin_registry import PlannerPlugin
+from penstock.planner.plugins.proposals import Accept, Override, Reason
 from penstock.planner.settings import BudgetSettings
+from tests.planner.pool_states import pool_state
 
 KV, LENGTH = 100_000, 8192
 
 
-def engine(role: str, number: int, **told) -> EngineSeen:
+def engine(role: str, number: int, **told) -> EngineState:
     """Return one engine with nothing to do, except for what is told."""
     known = {
         "running": 0,
@@ -26,13 +27,13 @@ def engine(role: str, number: int, **told) -> EngineSeen:
         "max_batched_tokens": 2048,
         "max_len": LENGTH,
     }
-    return EngineSeen(worker=WorkerId(f"{role}-{number}"), role=role, **{**known, **told})
+    return EngineState(worker=WorkerId(f"{role}-{number}"), role=role, **{**known, **told})
 
 
-def pool(role: str, engines: Sequence[dict], **told) -> PoolSeen:
+def pool(role: str, engines: Sequence[dict], **told) -> PoolState:
     """Return a settled pool of these engines."""
     made = tuple(engine(role, number, **each) for number, each in enumerate(engines))
-    return PoolSeen(**{"role": role, "desired": len(made), "ready": len(made), "engines": made, **told})
+    return pool_state(**{"role": role, "desired": len(made), "ready": len(made), "engines": made, **told})
 
 
 def traffic(requests: int, isl: int = 1000, osl: int = 200, seconds: float = 5.0, **told) -> Traffic:
@@ -52,7 +53,7 @@ def traffic(requests: int, isl: int = 1000, osl: int = 200, seconds: float = 5.0
 
 def look(at: float, pools: dict, told: Traffic | None = None, *, window: float = 5.0, queued: int = 0) -> Observation:
     """Return one look at model m."""
-    return Observation(at=at, window=window, models={"m": ModelSeen(traffic=told, pools=pools, queued=queued)})
+    return Observation(at=at, window=window, models={"m": ModelState(traffic=told, pools=pools, queued=queued)})
 
 
 def steps(tokens: float, seqs: float, kv: float, seconds: float, passes: int = 10) -> StepStats:
@@ -67,20 +68,20 @@ def steps(tokens: float, seqs: float, kv: float, seconds: float, passes: int = 1
 
 
 class Said:
-    """What a tick came to: ``targets`` with the baseline of those nobody named, and ``because``."""
+    """What a tick came to: ``targets`` with the baseline of those nobody named, and ``reasons``."""
 
-    def __init__(self, targets: dict[str, int], because: list[Because], named: set[str]) -> None:
-        self.targets, self.because, self.named = targets, because, named
+    def __init__(self, targets: dict[str, int], because: list[Reason], named: set[str]) -> None:
+        self.targets, self.reasons, self.named = targets, because, named
 
     @property
     def codes(self) -> list[str]:
-        return [each.code for each in self.because]
+        return [each.code for each in self.reasons]
 
 
 class Ticks:
     """Asks plugins as a tick does, those that are due by their interval."""
 
-    def __init__(self, plugins: Sequence[Plugin], budget: BudgetSettings | None = None) -> None:
+    def __init__(self, plugins: Sequence[PlannerPlugin], budget: BudgetSettings | None = None) -> None:
         self.plugins = plugins
         self.budget = budget or BudgetSettings()
         self.looks: list[Observation] = []
@@ -90,9 +91,9 @@ class Ticks:
     def tick(self, seen: Observation) -> Said:
         """Take one look; return what should be of it."""
         self.looks.append(seen)
-        baseline = {name: each.desired for _, name, each in seen.pools()}
+        baseline = {name: each.pool.desired for _, name, each in seen.pools()}
         predictions: dict = {}
-        because: list[Because] = []
+        because: list[Reason] = []
         answers = []
         for stage in ("predict", "propose"):
             answers = []
@@ -105,10 +106,10 @@ class Ticks:
                         answers.append((plugin.spec, self._held[plugin.spec.id]))
                     continue
                 self._called[plugin.spec.id] = seen.at
-                context = Context(
+                context = PluginContext(
                     tick=len(self.looks),
                     at=seen.at,
-                    looks=self.looks,
+                    observations=self.looks,
                     baseline=baseline,
                     predictions=predictions,
                     budget=self.budget,
@@ -116,7 +117,7 @@ class Ticks:
                 result = plugin.evaluate(context)
                 answers.append((plugin.spec, result))
                 if isinstance(result, Override | Accept):
-                    because += result.because
+                    because += result.reasons
                 if isinstance(result, Override) and plugin.spec.hold == "hold_last":
                     self._held[plugin.spec.id] = result
             if stage == "predict":

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import StepStats
-from penstock.planner.policies import Inputs, make, plugins_of
-from penstock.planner.seen import Observation, Traffic
+from penstock.planner.observation import Observation, Traffic
+from penstock.planner.policies import PolicyInputs, make, plugins_of
 from penstock.planner.settings import BudgetSettings, PlannerSettings
 from tests.depth import deep
 from tests.planner.policies.looks import Ticks, look, pool, traffic
@@ -82,7 +82,7 @@ def test_it_answers_whatever_it_sees_and_a_restart_changes_nothing(name, looks, 
         two = fresh
         second = two.tick(seen)
         assert second.targets == first.targets
-        assert [each.text for each in second.because] == [each.text for each in first.because]
+        assert [each.text for each in second.reasons] == [each.text for each in first.reasons]
 
 
 def test_the_optimisation_target_chooses_thresholds_instead_of_a_policy():
@@ -103,4 +103,4 @@ def test_the_tick_follows_the_policy():
     assert PlannerSettings(policy="load-classic").base == 1.0
     assert PlannerSettings(policy="sla-classic").base == 5.0
     assert PlannerSettings(policy="load-classic", optimization_target="latency").base == 5.0
-    assert Inputs().of("x") == {}
+    assert PolicyInputs().of("x") == {}

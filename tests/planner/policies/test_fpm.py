@@ -2,9 +2,10 @@
 
 import pytest
 
-from penstock.planner.performance.sources import Known
-from penstock.planner.policies import Inputs, make
-from penstock.planner.settings import BudgetSettings, PlannerSettings, SloTargets
+from penstock.kernel.values import Slo
+from penstock.planner.performance.speed_sources import KnownSpeeds
+from penstock.planner.policies import PolicyInputs, make
+from penstock.planner.settings import BudgetSettings, PlannerSettings
 from tests.planner.policies.looks import Ticks, look, pool, steps, traffic
 
 # Prefill takes 1e-4 s a token and 5 ms, decode 1e-7 s a KV token, 2e-4 s a sequence and 4 ms.
@@ -16,16 +17,16 @@ METRICS = {
         for kv in (0, 50_000, 100_000)
     ],
 }
-KNOWN = Known(metrics={"self-benchmark": METRICS})
-INPUTS = Inputs(known={"": {"prefill": KNOWN, "decode": KNOWN, "aggregated": KNOWN}})
-SLO = SloTargets(ttft=0.5, itl=0.020)
+KNOWN = KnownSpeeds(metrics={"self-benchmark": METRICS})
+SLO = Slo(ttft=0.5, itl=0.020)
+INPUTS = PolicyInputs(slo=SLO, speeds={"": {"prefill": KNOWN, "decode": KNOWN, "aggregated": KNOWN}})
 
 
 def settings(policy: str, **told) -> PlannerSettings:
     from penstock.planner.settings_classic import ClassicSettings, ForecastSettings
 
     classic = ClassicSettings(forecast=ForecastSettings(predictor="constant"))
-    return PlannerSettings(policy=policy, slo=SLO, classic=classic, **told)
+    return PlannerSettings(policy=policy, classic=classic, **told)
 
 
 def demand(run: Ticks, rate: float, *, prefill: int = 1, decode: int = 1, start: float = 0.0, told=None):
@@ -41,8 +42,8 @@ def demand(run: Ticks, rate: float, *, prefill: int = 1, decode: int = 1, start:
 def test_sla_end_to_end(rate, expected):
     found = demand(Ticks(make("throughput-fpm", settings("throughput-fpm"), INPUTS)), rate)
     assert (found.targets["p"], found.targets["d"]) == expected
-    assert found.because[0].facts["rate"] == pytest.approx(9.7561, rel=1e-4)
-    assert found.because[1].facts["rate"] == pytest.approx(12.8723, rel=1e-4)
+    assert found.reasons[0].facts["rate"] == pytest.approx(9.7561, rel=1e-4)
+    assert found.reasons[1].facts["rate"] == pytest.approx(12.8723, rel=1e-4)
 
 
 def test_a_step_for_throughput_is_capped_in_both_directions():
@@ -52,8 +53,16 @@ def test_a_step_for_throughput_is_capped_in_both_directions():
     assert demand(run, 1, prefill=24, decode=20).targets == {"p": 16, "d": 12}
 
 
+@pytest.mark.parametrize(("now", "expected"), [((2, 5), (2, 5)), ((1, 1), (4, 3))])
+def test_a_shortage_takes_increases_away_and_nothing_that_runs(now, expected):
+    run = Ticks(make("throughput-fpm", settings("throughput-fpm"), INPUTS), BudgetSettings(max_gpus=7))
+    found = demand(run, 60, prefill=now[0], decode=now[1])  # which takes 7 and 5
+    assert (found.targets["p"], found.targets["d"]) == expected
+    assert found.codes[0] in ("gpu_budget_guard_hold", "gpu_budget_fit")
+
+
 def test_one_role_that_is_not_known_holds_both():
-    inputs = Inputs(known={"": {"prefill": KNOWN}})
+    inputs = PolicyInputs(slo=SLO, speeds={"": {"prefill": KNOWN}})
     found = demand(Ticks(make("throughput-fpm", settings("throughput-fpm"), inputs)), 50)
     assert not found.named and found.codes == ["model_not_ready", "partner_not_ready"]
 
@@ -63,12 +72,12 @@ def test_traffic_that_can_not_be_read_predicts_nothing():
     pools = {"p": pool("prefill", [{}]), "d": pool("decode", [{}])}
     for place in range(1, 37):
         found = run.tick(look(5.0 * place, pools, None))
-    assert not found.named and not found.because
+    assert not found.named and not found.reasons
 
 
 def test_hits_and_accepted_tokens_are_inputs():
     run = Ticks(make("throughput-fpm", settings("throughput-fpm"), INPUTS))
-    told = traffic(300, 1000, 200, told_tokens=300_000, cached_tokens=150_000, accept_length=2.0)
+    told = traffic(300, 1000, 200, cache_reported_tokens=300_000, cached_tokens=150_000, accept_length=2.0)
     found = demand(run, 60, told=told)
     plain = demand(Ticks(make("throughput-fpm", settings("throughput-fpm"), INPUTS)), 60)
     assert found.targets["p"] < plain.targets["p"] and found.targets["d"] < plain.targets["d"]

@@ -1,18 +1,17 @@
 """The first load planner: samples each second, one step per 30 s, ways down first, and grace for newcomers."""
 
-import msgspec
 import pytest
 
 from penstock.planner.policies import make
-from penstock.planner.policies.load_classic import suggested_thresholds
-from penstock.planner.settings import PlannerSettings
+from penstock.planner.policies.load_classic import GPUS_MAX, suggested_thresholds
+from penstock.planner.settings import BudgetSettings, PlannerSettings
 from tests.planner.policies.looks import Ticks, look, pool
 
 
-def ticks(**options) -> Ticks:
-    settings = msgspec.convert({"policy": "load-classic", "classic": {"load": options}}, PlannerSettings)
+def ticks(budget: BudgetSettings | None = None) -> Ticks:
+    settings = PlannerSettings(policy="load-classic")
     assert settings.base == 1.0
-    return Ticks(make("load-classic", settings))
+    return Ticks(make("load-classic", settings), budget)
 
 
 def interval(run: Ticks, queue, kv, *, prefill: int = 2, decode: int = 2, start: int = 0, seconds: int = 31, **told):
@@ -75,21 +74,23 @@ def test_an_interval_in_which_workers_changed_decides_nothing():
     assert said[-1].codes == ["workers_changed"] and not said[-1].named
 
 
-def test_its_budget_holds_and_waiting_requests_may_count():
-    found = interval(ticks(max_gpu_budget=4), 2, 0.95)[-1]
+def test_its_budget_holds_and_waiting_requests_may_count(monkeypatch):
+    found = interval(ticks(BudgetSettings(max_gpus=4)), 2, 0.95)[-1]
     assert found.targets == {"p": 2, "d": 2} and found.codes.count("gpu_budget_guard_hold") == 2
     pools = {"d": pool("decode", [{"decode_kv": 85_000, "waiting": 5}])}
     for share, expected in ((0.02, 2), (0.0, 1)):
-        run = ticks(waiting_kv=share)
+        monkeypatch.setattr("penstock.planner.policies.load_classic.WAITING_KV", share)
+        run = ticks()
         for second in range(31):
             said = run.tick(look(float(second), pools, window=1.0))
         assert said.targets["d"] == expected
 
 
-def test_no_operation_and_options_that_are_elsewhere_are_said():
-    found = interval(ticks(no_operation=True, namespace="prod"), 2, 0.95)
-    assert found[1].codes == ["said_elsewhere"] and "planner.virtual.namespace" in found[1].because[0].text
-    assert found[-1].codes[-1] == "disabled" and not found[-1].named
+def test_without_a_budget_it_asks_for_no_more_than_dynamos_default():
+    for prefill, decode, expected in ((3, 4, {"p": 4, "d": 4}), (4, 4, {"p": 4, "d": 4})):
+        assert sum(expected.values()) == GPUS_MAX
+        found = interval(ticks(), 2, 0.95, prefill=prefill, decode=decode)[-1]
+        assert found.targets == expected and "gpu_budget_guard_hold" in found.codes
 
 
 def test_a_restart_in_the_middle_of_an_interval_changes_nothing():

@@ -3,23 +3,24 @@
 import msgspec
 import pytest
 
-from penstock.planner.forecast.base import Interval
-from penstock.planner.performance.sources import Known, Profile
-from penstock.planner.policies import Inputs, make
+from penstock.kernel.values import RequestShape
+from penstock.planner.forecast.predictor import IntervalCounts
+from penstock.planner.performance.speed_sources import KnownSpeeds, Profile
+from penstock.planner.policies import PolicyInputs, make
 from penstock.planner.policies.sla_classic import corrected_itl, decode_replicas, prefill_replicas
 from penstock.planner.settings import BudgetSettings, PlannerSettings
 from tests.planner.policies.looks import Ticks, look, pool, traffic
 
 
 def test_golden_formulas():
-    next_ = Interval(10, 3000, 150)
+    next_ = IntervalCounts(10, RequestShape(3000, 150))
     assert prefill_replicas(next_, 60.0, 40_000.0, 1) == 1
-    busy = Interval(1000, 3000, 150)
+    busy = IntervalCounts(1000, RequestShape(3000, 150))
     assert prefill_replicas(busy, 60.0, 40_000.0, 1, 2.5) == prefill_replicas(busy, 60.0, 40_000.0, 1) == 2
     assert prefill_replicas(busy, 60.0, 40_000.0, 1, 0.5) == 1
     assert corrected_itl(0.05, 0.0) == corrected_itl(0.05, -1.0) == 0.05 and corrected_itl(0.05, 2.0) == 0.025
-    assert decode_replicas(Interval(600, 3000, 150), 60.0, 500.0, 1) == 3
-    assert decode_replicas(Interval(600, 3000, 150), 60.0, 500.0, 4) == 1
+    assert decode_replicas(IntervalCounts(600, RequestShape(3000, 150)), 60.0, 500.0, 1) == 3
+    assert decode_replicas(IntervalCounts(600, RequestShape(3000, 150)), 60.0, 500.0, 4) == 1
 
 
 # TTFT of 0.1 ms per token; ITL from 10 ms in an empty cache to 60 ms in a full one, at any context.
@@ -33,7 +34,7 @@ PROFILE = Profile(
     decode_per_gpu=(100, 1000, 100, 1000),
     kv_tokens=100_000,
 )
-INPUTS = Inputs(known={"m": {"prefill": Known(profile=PROFILE), "decode": Known(profile=PROFILE)}})
+INPUTS = PolicyInputs(speeds={"m": {"prefill": KnownSpeeds(profile=PROFILE), "decode": KnownSpeeds(profile=PROFILE)}})
 
 
 def run(budget=None, **sla) -> Ticks:
@@ -59,10 +60,10 @@ def test_replicas_follow_the_profile_and_the_corrected_itl():
     assert found.targets == {"p": 1, "d": 3} and found.codes[0] == "forecast"
     slow = busy(itl_sum=50 * 0.02, itl_count=50, duration_sum=50 * 2.0, ttft_sum=50 * 0.2, ttft_count=50)
     corrected = after(run(), slow)
-    assert corrected.because[0].facts["correction"]["prefill"] == pytest.approx(2.0)
-    assert corrected.because[0].facts["correction"]["decode"] > 1.0
+    assert corrected.reasons[0].facts["correction"]["prefill"] == pytest.approx(2.0)
+    assert corrected.reasons[0].facts["correction"]["decode"] > 1.0
     trusted = after(run(no_correction=True), slow)
-    assert trusted.because[0].facts["correction"] == {"prefill": 1.0, "decode": 1.0}
+    assert trusted.reasons[0].facts["correction"] == {"prefill": 1.0, "decode": 1.0}
 
 
 def test_an_itl_out_of_reach_plans_with_the_least_load():

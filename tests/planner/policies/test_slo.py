@@ -1,5 +1,6 @@
 """Does policy slo order in time, give back late, wake up, change roles, and weigh classes?"""
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,15 +9,16 @@ import msgspec
 import pytest
 
 from penstock.kernel.machine import Woken, nanos
-from penstock.kernel.values import Role, WorkerId
+from penstock.kernel.values import Role, Slo, SloClass, WorkerId
 from penstock.planner import events as planning
-from penstock.planner.performance.sources import Known
+from penstock.planner.observation import EngineState, ModelState, Observation, Traffic
+from penstock.planner.performance.speed_sources import KnownSpeeds
 from penstock.planner.planner import Planner
-from penstock.planner.policies import Inputs, plugins_of
-from penstock.planner.record import TickRecord
-from penstock.planner.seen import EngineSeen, ModelSeen, Observation, PoolSeen, Traffic
-from penstock.planner.settings import BudgetSettings, ClassTargets, PlannerSettings, SloTargets, StartSettings
-from penstock.planner.shapes import shape_bin
+from penstock.planner.policies import PolicyInputs, plugins_of
+from penstock.planner.settings import BudgetSettings, PlannerSettings, SloPolicySettings, StartSettings
+from penstock.planner.sizing.workload_mix import shape_bin
+from penstock.planner.tick_record import TickRecord
+from tests.planner.pool_states import pool_state
 
 ISL, OSL = 4000, 400
 TICK = 5.0
@@ -28,8 +30,10 @@ METRICS = {
         for kv in (1000, 50_000, 400_000)
     ],
 }
-KNOWN = Inputs(
-    known={"": {role: Known(metrics={"self-benchmark": METRICS}) for role in ("aggregated", "prefill", "decode")}}
+KNOWN = PolicyInputs(
+    speeds={
+        "": {role: KnownSpeeds(metrics={"self-benchmark": METRICS}) for role in ("aggregated", "prefill", "decode")}
+    }
 )
 
 
@@ -38,10 +42,9 @@ class Fleet:
 
     def __init__(self, workers: dict[Role, int], *, lead: float = 60.0, flips: bool = False, **slo: Any) -> None:
         budget, inputs = slo.pop("budget", BudgetSettings(max_gpus=24)), slo.pop("inputs", KNOWN)
-        settings = PlannerSettings(
-            slo=SloTargets(ttft=2.0, itl=0.03, **slo), budget=budget, start=StartSettings(assumed=lead)
-        )
-        self.planner = Planner(settings, plugins_of(settings, inputs), strict=True)
+        kept = Slo(ttft=2.0, itl=0.03, classes=slo.pop("classes", {}))
+        settings = PlannerSettings(slo=SloPolicySettings(**slo), budget=budget, start=StartSettings(assumed=lead))
+        self.planner = Planner(settings, plugins_of(settings, dataclasses.replace(inputs, slo=kept)), strict=True)
         self.lead, self.flips, self.at = lead, flips, 0.0
         self.workers = {role: {f"{role}-{n}": 0.0 for n in range(count)} for role, count in workers.items()}
         self.roles: dict[str, Role] = {}
@@ -61,8 +64,8 @@ class Fleet:
         effects = list(self.planner.handle(now, Woken()))
         while effects:
             effect = effects.pop(0)
-            if isinstance(effect, planning.Look):
-                effects += self.planner.handle(now, planning.Looked(id=effect.id, observation=self._seen(rate, more)))
+            if isinstance(effect, planning.Observe):
+                effects += self.planner.handle(now, planning.Observed(id=effect.id, observation=self._seen(rate, more)))
             elif isinstance(effect, planning.Scale):
                 self._scale(effect)
                 effects += self.planner.handle(now, planning.Scaled(id=effect.id))
@@ -96,7 +99,7 @@ class Fleet:
             classes={name: round(arrived * share) for name, share in classes.items()},
         )
         pools = {
-            role: PoolSeen(
+            role: pool_state(
                 role=role,
                 desired=len(own),
                 ready=sum(at <= self.at for at in own.values()),
@@ -105,14 +108,16 @@ class Fleet:
                 ),
                 flips=self.flips,
                 engines=tuple(
-                    EngineSeen(worker=WorkerId(name), role=self.roles.get(name, role))
+                    EngineState(worker=WorkerId(name), role=self.roles.get(name, role))
                     for name, at in own.items()
                     if at <= self.at
                 ),
             )
             for role, own in self.workers.items()
         }
-        model = ModelSeen(traffic=traffic, pools=pools, queued=more.get("queued", 0), held=more.get("held", 0))
+        model = ModelState(
+            traffic=traffic, pools=pools, queued=more.get("queued", 0), without_worker=more.get("held", 0)
+        )
         return Observation(at=self.at, window=TICK, models={"m": model})
 
     def wanted(self, role: Role = "aggregated") -> int:
@@ -199,29 +204,29 @@ def test_no_role_changes_where_nothing_is_gained() -> None:
 
 @pytest.mark.parametrize(("weight", "fewer"), [(0.01, True), (1.0, False)])
 def test_misses_of_a_class_count_by_its_weight(weight: float, fewer: bool) -> None:
-    def wanted(classes: dict[str, ClassTargets]) -> int:
+    def wanted(classes: dict[str, SloClass]) -> int:
         fleet = Fleet({"aggregated": 6}, lead=60.0, classes=classes, miss_cost=2.0)
         fleet.run(1200.0, lambda at: 5.0, classes={"batch": 0.95})
         return fleet.wanted()
 
-    plain, weighed = wanted({}), wanted({"batch": ClassTargets(weight=weight)})
+    plain, weighed = wanted({}), wanted({"batch": SloClass(weight=weight)})
     assert weighed < plain if fewer else weighed == plain
 
 
 def test_a_stricter_class_needs_more_workers() -> None:
-    def wanted(classes: dict[str, ClassTargets]) -> int:
+    def wanted(classes: dict[str, SloClass]) -> int:
         fleet = Fleet({"aggregated": 6}, lead=60.0, classes=classes)
         fleet.run(1200.0, lambda at: 5.0, classes={"gold": 0.5})
         return fleet.wanted()
 
-    assert wanted({"gold": ClassTargets(itl=0.014)}) > wanted({})
+    assert wanted({"gold": SloClass(itl=0.014)}) > wanted({})
 
 
 def test_three_roles_are_sized_together() -> None:
     fleet = Fleet({"aggregated": 2, "prefill": 2, "decode": 2}, lead=60.0)
     records = fleet.run(400.0, lambda at: 5.0)
     chosen = told(records[-1])["chosen"]
-    assert set(chosen["workers"]) == {"aggregated", "prefill", "decode"} and chosen["kept"] > 0.97
+    assert set(chosen["workers"]) == {"aggregated", "prefill", "decode"} and chosen["attainment"] > 0.97
 
 
 def test_every_tick_says_why_and_from_what_it_chose() -> None:
@@ -245,13 +250,13 @@ def told(record: TickRecord) -> dict[str, Any]:
 
 
 def test_what_a_worker_measured_of_itself_comes_before_everything_else_and_survives_a_restart() -> None:
-    fleet = Fleet({"aggregated": 3}, inputs=Inputs())
+    fleet = Fleet({"aggregated": 3}, inputs=PolicyInputs())
     fleet.run(60.0, lambda at: 3.0)
     assert any(because.code == "no_speed" for because in fleet.records[-1].chosen)
     fleet.planner.handle(nanos(fleet.at), planning.Benchmarked(model="m", role="aggregated", metrics=METRICS))
     fleet.run(60.0, lambda at: 3.0)
     assert told(fleet.records[-1])["speed"]["aggregated"].startswith("self-benchmark")
-    other = Fleet({"aggregated": 3}, inputs=Inputs())
+    other = Fleet({"aggregated": 3}, inputs=PolicyInputs())
     other.planner.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(fleet.planner.snapshot()), strict=False))
     other.at, other.workers = fleet.at, fleet.workers
     assert told(other.run(TICK, lambda at: 3.0)[-1]) == told(fleet.run(TICK, lambda at: 3.0)[-1])
@@ -260,9 +265,9 @@ def test_what_a_worker_measured_of_itself_comes_before_everything_else_and_survi
 def test_a_benchmark_that_is_none_is_an_alarm_and_changes_nothing() -> None:
     fleet = Fleet({"aggregated": 3})
     nonsense = {"prefill": [{"tokens": 1}], "decode": []}
-    fresh = Fleet({"aggregated": 3}, inputs=Inputs())
+    fresh = Fleet({"aggregated": 3}, inputs=PolicyInputs())
     fresh.run(10.0, lambda at: 1.0)
     effects = fresh.planner.handle(nanos(10.0), planning.Benchmarked(model="m", role="aggregated", metrics=nonsense))
-    assert [effect.because.code for effect in effects if isinstance(effect, planning.Alarm)] == ["bad_benchmark"]
+    assert [effect.reason.code for effect in effects if isinstance(effect, planning.Alarm)] == ["bad_benchmark"]
     fleet.run(10.0, lambda at: 1.0)
     assert not fleet.planner.handle(nanos(10.0), planning.Benchmarked(model="m", role="aggregated", metrics=nonsense))

@@ -46,6 +46,12 @@ def test_what_is_not_told_holds_and_a_pool_that_is_scaled_waits():
     assert said([], [60_000]).codes[0] == "no_fpm_data"
 
 
+def test_a_reason_names_its_pool():
+    found = said([0, 0], [120_000, 70_000])
+    about = {because.code: because.pools for because in found.reasons}
+    assert about["scale_up"] == ("d",) and set(about) == {"scale_up", "scale_down"} and about["scale_down"] == ("p",)
+
+
 def test_at_the_gpu_ceiling_a_step_up_is_held():
     found = said([8192, 0], [70_000, 70_000], budget=4)
     assert found.targets == {"p": 2, "d": 2} and "gpu_budget_guard_hold" in found.codes

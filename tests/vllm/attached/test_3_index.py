@@ -13,7 +13,7 @@ from tests.vllm.server import BLOCK, BLOCKS, VllmServer
 from tests.vllm.truth import Truth
 from tests.vllm.waiting import eventually
 
-REQUESTS = 2_000
+REQUESTS = 2_600
 PROBES = 60
 AT_ONCE = 24
 

@@ -6,8 +6,8 @@ import time
 import aiohttp
 
 from penstock.adapters.engines.describe import describe
-from penstock.adapters.engines.passes import Passes
-from penstock.adapters.engines.steps import EngineSteps
+from penstock.adapters.engines.stats.step_stats_plugin import PassSubscriber
+from penstock.adapters.engines.stats.step_stats_source import EngineSteps
 from penstock.kernel.values import StepStats, WorkerCard, WorkerId
 from tests.live.cluster import Served
 from tests.vllm.asking import ask, asking, completion
@@ -30,7 +30,7 @@ async def window(http: aiohttp.ClientSession, server: VllmServer, steps: EngineS
     server.settled()
     await steps.take(busy=False)
     heard = steps.passes
-    before = 0 if heard is None else heard.heard
+    before = 0 if heard is None else heard.passes
     prompts = Prompts(seed=time.monotonic_ns())
     sent, began = 0, time.monotonic()
     for _ in range(PROMPTS):
@@ -39,22 +39,22 @@ async def window(http: aiohttp.ClientSession, server: VllmServer, steps: EngineS
         assert answer.status == 200 and answer.cached == 0
         sent += len(prompt)
     if heard is not None:  # on a way of their own, the last may come after the answer
-        await eventually(lambda: heard.heard - before >= PROMPTS * OUTPUT)
+        await eventually(lambda: heard.passes - before >= PROMPTS * OUTPUT)
     took = time.monotonic() - began
     found = await steps.take(busy=True)
     assert found is not None
     return found, sent, took
 
 
-async def connected(http: aiohttp.ClientSession, server: VllmServer, passes: Passes) -> None:
+async def connected(http: aiohttp.ClientSession, server: VllmServer, passes: PassSubscriber) -> None:
     """Return when what the server tells arrives, and all that it told has arrived: a subscription takes a moment."""
-    while not passes.heard:
+    while not passes.passes:
         await ask(http, server.url, completion("Hello", 2))
         await asyncio.sleep(0.05)
     for _ in range(2):  # they come in order, so those of the first of these are behind us when the second's come
-        before = passes.heard
+        before = passes.passes
         await ask(http, server.url, completion("Hello", 2))
-        await eventually(lambda: passes.heard - before >= 2)  # noqa: B023 - it is awaited before the next turn
+        await eventually(lambda: passes.passes - before >= 2)  # noqa: B023 - it is awaited before the next turn
 
 
 async def test_the_plug_in_tells_every_pass(servers: Servers) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.cluster import Served, alive, free_port, until
+from tests.live.cluster import Served, free_port, served, until
 from tests.vllm.server import BLOCK, BLOCKS, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT
 
 WORKERS = ("main-0", "main-1")
@@ -22,21 +22,7 @@ def cluster(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
     arguments += ["--canary.idle", "4", "--canary.timeout", "3"]
     for knob, value in (("block_size", BLOCK), ("kv_blocks", BLOCKS), ("max_len", 2048)):
         arguments += ["--set", f"{pool}.{knob}={value}"]
-    env = {
-        **CPU_ENV,
-        "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "PENSTOCK_STATE_DIR": str(folder / "state"),
-    }
-    served = Served(arguments, folder, env)
-    try:
-        until(lambda: "Ctrl-C" in served.text or served.process.poll() is not None, START_LIMIT, lambda: served.text)
-        served.wait_up()
-        until(lambda: len(served.get("/admin/status")[1]["workers"]) == len(WORKERS), 10.0)
-        yield served
-    finally:
-        family = served.children()
-        served.stop()
-        left = [pid for pid in family if alive(pid)]
-        for pid in left:
-            os.kill(pid, 9)
-    assert not left, f"processes were left behind: {left}"
+    env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    with served(folder, *arguments, env=env, start_limit=START_LIMIT) as cluster:
+        until(lambda: len(cluster.get("/admin/status")[1]["workers"]) == len(WORKERS), 10.0)
+        yield cluster

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.cluster import Served, alive, free_port, until
+from tests.live.cluster import Served, free_port, served, until
 from tests.vllm.server import BLOCK, BLOCKS, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT
 
 # KV goes through the memory of the host: there is no other here.
@@ -46,21 +46,9 @@ def config(venv: Path, checkpoint: Path) -> str:
 def cluster(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("handoff")
     (folder / "pd.yaml").write_text(config(venv, checkpoint))
-    env = {
-        **CPU_ENV,
-        "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "PENSTOCK_STATE_DIR": str(folder / "state"),
-    }
-    served = Served(["up", "pd.yaml", "--frontend.port", str(free_port())], folder, env)
-    try:
-        until(lambda: "Ctrl-C" in served.text or served.process.poll() is not None, START_LIMIT, lambda: served.text)
-        served.wait_up()
-        until(lambda: len(served.get("/admin/status")[1]["workers"]) == 2, 10.0)
-        yield served
-    finally:
-        family = served.children()
-        served.stop()
-        left = [pid for pid in family if alive(pid)]
-        for pid in left:
-            os.kill(pid, 9)
-    assert not left, f"processes were left behind: {left}"
+    env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    with served(
+        folder, "up", "pd.yaml", "--frontend.port", str(free_port()), env=env, start_limit=START_LIMIT
+    ) as cluster:
+        until(lambda: len(cluster.get("/admin/status")[1]["workers"]) == 2, 10.0)
+        yield cluster

@@ -52,7 +52,7 @@ def main(folder: Path) -> None:
     """Write the checkpoint under another name first, so that a folder that is there is whole."""
     part = folder.with_name(f"{folder.name}.part-{os.getpid()}")
     part.mkdir(parents=True)
-    _tokenizer(part)
+    tokenizer(part)
     _weights(part)
     _adapter(part / ADAPTER)
     shutil.rmtree(folder, ignore_errors=True)
@@ -68,25 +68,26 @@ def text() -> Iterator[str]:
         yield f"{sentence.capitalize()}{rng.choice('.,;?!')} {rng.randint(0, 999)}\n"
 
 
-def _tokenizer(folder: Path) -> None:
+def tokenizer(folder: Path) -> None:
+    """Write a tokenizer of `VOCABULARY` tokens, learnt from made-up text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    learnt = Tokenizer(models.BPE())
+    learnt.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learnt.decoder = decoders.ByteLevel()
+    learnt.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=SPECIAL,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(text(), trainer)
-    if tokenizer.get_vocab_size() > VOCABULARY:
-        raise SystemExit(f"the tokenizer has {tokenizer.get_vocab_size()} tokens, more than the model")
+    learnt.train_from_iterator(text(), trainer)
+    if learnt.get_vocab_size() > VOCABULARY:
+        raise SystemExit(f"the tokenizer has {learnt.get_vocab_size()} tokens, more than the model")
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=learnt,
         pad_token=SPECIAL[0],
         bos_token=SPECIAL[1],
         eos_token=SPECIAL[2],

@@ -1,1 +1,1 @@
-"""Who can change how many replicas a pool has: processes of this machine."""
+"""Connectors change the replica counts of pools: processes of this machine, virtual keys in etcd, a webhook."""

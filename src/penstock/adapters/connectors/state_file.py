@@ -1,8 +1,8 @@
-"""What does a supervisor write down of its engines, so that the next one finds them? One state file per namespace.
+"""State file of a namespace: a supervisor records its engines there, so that the next supervisor adopts them.
 
     {namespace}.json    {"{namespace}_{component}": {"command", "lease", "pid", "resources", ...},
                          "{namespace}_{component}_1": ...}
-    {namespace}.lock    who owns it; held by a lock of the kernel, which ends with its owner however that ends
+    {namespace}.lock    its owner; held by a lock of the kernel, which ends with the owner however that ends
 
 The unsuffixed entry of a component stays when its last engine goes, without lease, pid and resources: it has the
 command that starts another. docs/operating.md describes both files.
@@ -28,15 +28,15 @@ log = logging.getLogger("penstock.connector")
 
 _SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _PASSING = re.compile(r".+-run-[0-9a-f]{8}\Z")
-"""Namespaces that nobody can come back to: `passing_namespace`."""
+"""Namespaces that no later run can return to: `passing_namespace`."""
 OWNER_MAX = 8192
 """Bytes of a lock file that are read."""
 STALE_AFTER = 3600.0
-"""Seconds after which the files of such a namespace, whose owner was killed, are removed by whoever starts next."""
+"""Seconds after which the files of such a namespace, whose owner was killed, are removed by the next start."""
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine has of this machine."""
+    """The resources of this machine that one engine has."""
 
     gpus: tuple[int, ...] = ()
     port: int = 0
@@ -45,8 +45,8 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 class StateEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One engine, or the command of a component that has none.
 
-    ``lease``: name of its keeper's socket; who holds a connection to it holds the engine. ``replicas``: how many were
-    wanted when ``configured`` stood in the config; only in the unsuffixed entry.
+    ``lease``: name of its shim's socket; the holder of a connection to it holds the engine. ``replicas``: how many were
+    desired when ``configured`` stood in the config; only in the unsuffixed entry.
     """
 
     command: list[str]
@@ -72,17 +72,17 @@ class StateFile:
         self.path = folder / f"{namespace}.json"
         self.entries: dict[str, StateEntry] = _read(self.path)
         self.before = _said(os.pread(lock, OWNER_MAX, 0))
-        """What the last owner said of itself; empty after a clean end."""
+        """The last owner's record of itself; empty after a clean end."""
         self.failing = False
         self._lock_path = folder / f"{namespace}.lock"
         self._lock = lock
 
     @classmethod
     def open(cls, folder: Path, namespace: str) -> "StateFile":
-        """Take a namespace; its ``entries`` are those that an owner left behind who was killed.
+        """Take a namespace; its ``entries`` are those that a killed owner left behind.
 
         Raises:
-            ConfigError: another supervisor that lives owns it, or the folder can't be written.
+            ConfigError: a live supervisor owns it, or the folder can't be written.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -101,7 +101,7 @@ class StateFile:
         return cls(folder, namespace, lock)
 
     def own(self, run: Path) -> None:
-        """Say whose it is, to those who find it taken and to who takes it after us."""
+        """Record the owner, for processes that find the namespace taken and for the next owner."""
         try:
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, json.dumps({"pid": os.getpid(), "run": str(run)}).encode() + b"\n", 0)
@@ -113,7 +113,7 @@ class StateFile:
         return f"{self.namespace}_{component}" + (f"_{number}" if number else "")
 
     def put(self, component: str, number: int, entry: StateEntry) -> None:
-        """Write an engine down."""
+        """Record an engine."""
         if number == 0:
             known = self.entries.get(self.name(component, 0))
             if known is not None:
@@ -122,7 +122,7 @@ class StateFile:
         self.write()
 
     def remove(self, component: str, number: int) -> None:
-        """An engine is gone; the unsuffixed entry keeps its command."""
+        """Remove an engine that is gone; the unsuffixed entry keeps its command."""
         name = self.name(component, number)
         known = self.entries.pop(name, None)
         if known is None:
@@ -133,8 +133,8 @@ class StateFile:
             )
         self.write()
 
-    def wanted(self, component: str, replicas: int, configured: int) -> None:
-        """Write down how many engines a component should have."""
+    def record_replicas(self, component: str, replicas: int, configured: int) -> None:
+        """Record how many engines a component should have."""
         name = self.name(component, 0)
         known = self.entries.get(name, StateEntry(command=[]))
         self.entries[name] = msgspec.structs.replace(known, replicas=replicas, configured=configured)
@@ -160,7 +160,7 @@ class StateFile:
         self.failing = False
 
     def close(self) -> None:
-        """Let go of the namespace. Nothing is left of it, unless engines still run, for the next owner to find."""
+        """Release the namespace. Its files stay only where engines still run, for the next owner."""
         for path in () if any(living(self.entries)) else (self.path, self._lock_path):
             try:
                 path.unlink(missing_ok=True)
@@ -170,7 +170,7 @@ class StateFile:
 
 
 def state_folder(env: Mapping[str, str]) -> tuple[Path, bool]:
-    """Return the folder of state files, and whether a person chose it."""
+    """Return the folder of state files, and whether the operator chose it."""
     for name in ("PENSTOCK_STATE_DIR", "DYN_LOCAL_STATE_DIR"):
         if env.get(name):
             return Path(env[name]).expanduser().resolve(), True
@@ -184,17 +184,17 @@ def namespace_of(name: str, port: int) -> str:
 
 
 def passing_namespace(name: str, token: str) -> str:
-    """Name a cluster that nobody can come back to, since its port was the system's choice."""
+    """Name a cluster that no later run can return to, since its port was the system's choice."""
     return f"{safe(name)}-run-{token}"
 
 
 def safe(name: str) -> str:
-    """Return a name that may be a file's."""
+    """Return a name that is safe as a file name."""
     return _SAFE.sub("-", name).strip("-.") or "penstock"
 
 
 def left_behind(folder: Path, namespace: str) -> bool:
-    """Tell whether a namespace's owner was killed, so that what it started may still be going away."""
+    """Return whether a namespace's owner was killed, so that its engines may still be ending."""
     path = folder / f"{namespace}.json"
     if not path.exists():
         return False
@@ -206,7 +206,7 @@ def left_behind(folder: Path, namespace: str) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what passing namespaces left behind whose owners were killed long ago."""
+    """Remove the files of passing namespaces whose owners were killed long ago."""
     for path in folder.glob("*-run-*.lock"):
         if not _PASSING.match(path.stem) or time.time() - path.stat().st_mtime < STALE_AFTER:
             continue
@@ -220,7 +220,7 @@ def sweep(folder: Path) -> None:
 
 
 class _Taken(Exception):
-    """Somebody holds the lock; the text says who."""
+    """Another process holds the lock; the text names it."""
 
 
 def _take(path: Path) -> int:

@@ -1,6 +1,6 @@
-"""How does somebody else's orchestrator carry a planner's decisions out? It waits for one, scales, and says so.
+"""Virtual connector's client for an outside orchestrator: waits for a planner's decision and acknowledges it.
 
-client = connect(["http://127.0.0.1:2379"], "dynamo")        # penstock.runtime.planning.virtual
+client = connect(["http://127.0.0.1:2379"], "dynamo")        # penstock.runtime.planning.virtual_keys_access
 while True:
     decision = await client.wait(after=client.completed)
     ...                                                     # make it so many workers
@@ -11,15 +11,15 @@ import asyncio
 import logging
 from typing import NamedTuple
 
-from penstock.adapters.connectors.virtual_keys import DECISION, NEVER, SCALED, Keys, Standing, standing
+from penstock.adapters.connectors.virtual_keys import DECISION, NEVER, SCALED, VirtualCounts, VirtualKeys, standing
 from penstock.adapters.seams import StoreUnavailable
 from penstock.kernel.errors import PenstockError
 
 log = logging.getLogger("penstock.virtual")
 
 
-class Decision(NamedTuple):
-    """How many workers there should be. ``decision_id`` is -1 before there was any."""
+class VirtualDecision(NamedTuple):
+    """How many workers there should be; None leaves it as it is. ``decision_id`` counts up from 0."""
 
     num_prefill_workers: int | None
     num_decode_workers: int | None
@@ -27,36 +27,36 @@ class Decision(NamedTuple):
 
 
 class UnknownDecision(PenstockError):
-    """A decision is to be acknowledged that the planner has not issued, or not any more."""
+    """The acknowledged decision is one that the planner has not issued, or does not know any more."""
 
 
 class VirtualClient:
-    """The other end of `penstock.adapters.connectors.virtual.VirtualConnector`.
+    """The other end of `penstock.adapters.connectors.virtual_connector.VirtualConnector`.
 
     Args:
-        every: seconds between two looks while nothing is new.
+        every: seconds between two reads while nothing is new.
     """
 
-    def __init__(self, keys: Keys, *, every: float = 1.0) -> None:
+    def __init__(self, keys: VirtualKeys, *, every: float = 1.0) -> None:
         self.completed = NEVER
-        """The newest decision that this client has acknowledged, or found acknowledged."""
+        """The newest decision that this client has acknowledged, or read as acknowledged."""
         self._keys = keys
         self._every = every
         self._faults: tuple[str, ...] = ()
 
-    async def get(self) -> Decision:
-        """Return the newest decision.
+    async def get(self) -> VirtualDecision | None:
+        """Return the newest decision; None before there was any.
 
         Raises:
             StoreUnavailable: etcd does not answer.
         """
         found = await self._standing()
-        return Decision(found.prefill, found.decode, found.decision)
+        return None if found.decision == NEVER else VirtualDecision(found.prefill, found.decode, found.decision)
 
-    async def wait(self, after: int | None = None, timeout: float | None = None) -> Decision:
+    async def wait(self, after: int | None = None, timeout: float | None = None) -> VirtualDecision:
         """Return the newest decision, once there is one that has not been acknowledged.
 
-        Those between are passed over: only the newest one matters. An etcd that does not answer is waited for.
+        Decisions between are skipped: only the newest one matters. It waits for an etcd that does not answer.
 
         Args:
             after: wait for one newer than this id, instead of one that is not acknowledged.
@@ -73,17 +73,17 @@ class VirtualClient:
                 else:
                     least = found.scaled if after is None else after
                     if found.decision > least and (found.prefill is not None or found.decode is not None):
-                        return Decision(found.prefill, found.decode, found.decision)
+                        return VirtualDecision(found.prefill, found.decode, found.decision)
                 await asyncio.sleep(self._every)
 
-    async def complete(self, decision: Decision) -> None:
-        """Say that a decision, and with it every one before, has been carried out.
+    async def complete(self, decision: VirtualDecision) -> None:
+        """Acknowledge that a decision, and with it every earlier one, has been carried out.
 
-        One that is older than what was acknowledged already changes nothing.
+        A decision older than the newest acknowledged one changes nothing.
 
         Raises:
             UnknownDecision: the planner never issued it, or its ids began anew.
-            StoreUnavailable: etcd does not answer; say it again.
+            StoreUnavailable: etcd does not answer; call again.
         """
         while True:
             raw = await self._keys.read()
@@ -106,7 +106,7 @@ class VirtualClient:
         """Close the connection."""
         await self._keys.close()
 
-    async def _standing(self) -> Standing:
+    async def _standing(self) -> VirtualCounts:
         found = standing(await self._keys.read())
         if found.faults != self._faults:
             self._faults = found.faults

@@ -1,4 +1,4 @@
-"""Which keys do a planner and somebody who scales for it share? Four integers, written as text, and what they mean."""
+"""Virtual keys: the four integers, as text in etcd, that a planner and an outside orchestrator share."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
@@ -6,10 +6,10 @@ from typing import NamedTuple, Protocol
 PREFILL, DECODE = "num_prefill_workers", "num_decode_workers"
 DECISION, SCALED = "decision_id", "scaled_decision_id"
 NEVER = -1
-"""Decision id before there was any, and the acknowledged one before any was."""
+"""Decision id before the first decision, and acknowledged id before the first acknowledgement."""
 
 
-class Keys(Protocol):
+class VirtualKeys(Protocol):
     """Texts under one prefix: `penstock.adapters.stores.etcd_keys.EtcdKeys`."""
 
     name: str
@@ -19,8 +19,8 @@ class Keys(Protocol):
     async def close(self) -> None: ...
 
 
-class Standing(NamedTuple):
-    """What the keys say; None is not there, or is no number."""
+class VirtualCounts(NamedTuple):
+    """The values of the keys; None: the key is absent, or is no number."""
 
     prefill: int | None
     decode: int | None
@@ -31,12 +31,12 @@ class Standing(NamedTuple):
 
     @property
     def acknowledged(self) -> bool:
-        """Whether the newest decision was carried out."""
+        """Whether the newest decision is acknowledged."""
         return self.scaled >= self.decision
 
 
-def standing(found: Mapping[str, str]) -> Standing:
-    """Read the keys. A value that is none is said in ``faults`` and counts as absent."""
+def standing(found: Mapping[str, str]) -> VirtualCounts:
+    """Read the keys. A value that is no number is reported in ``faults`` and counts as absent."""
     faults: list[str] = []
 
     def number(name: str, least: int) -> int | None:
@@ -59,7 +59,7 @@ def standing(found: Mapping[str, str]) -> Standing:
     scaled = NEVER if scaled is None else scaled
     if scaled > decision:
         faults.append(f"{SCALED} is {scaled}, but the newest decision is {decision}: that one was never issued")
-    return Standing(prefill, decode, decision, scaled, tuple(faults))
+    return VirtualCounts(prefill, decode, decision, scaled, tuple(faults))
 
 
 def prefix_of(namespace: str) -> str:

@@ -1,6 +1,6 @@
-"""How does a planner scale by HTTP? It posts each decision, signed, until somebody takes it.
+"""Webhook connector: scales by HTTP; posts each planner decision, signed with HMAC-SHA256, until it is accepted.
 
-Whoever receives it computes HMAC-SHA256 with the secret over ``TIMESTAMP.BODY`` (the header's seconds since 1970, a
+The receiver computes HMAC-SHA256 with the secret over ``TIMESTAMP.BODY`` (the header's seconds since 1970, a
 dot, the raw body), compares it with the header in constant time, refuses old timestamps, and takes each
 ``decision_id`` once: a decision is posted again where its answer was lost.
 """
@@ -16,21 +16,25 @@ from collections.abc import Mapping, Sequence
 import aiohttp
 import msgspec
 
-from penstock.adapters.connectors.scaling_seam import PoolFound
-from penstock.config.planner import WebhookSettings
+from penstock.config.settings.planning_settings import WebhookSettings
 from penstock.kernel.errors import ConfigError
-from penstock.planner.proposals import Because, Flip
+from penstock.kernel.values import Pool
+from penstock.planner.plugins.proposals import Flip, Reason
 
 log = logging.getLogger("penstock.planner")
 
 SIGNATURE, TIMESTAMP, IDEMPOTENCY = "x-penstock-signature", "x-penstock-timestamp", "idempotency-key"
 SECRET_MIN = 16
+TIMEOUT = 10.0
+"""Seconds that one POST may take; a receiver that needs longer should accept it first and scale afterwards."""
+BACKOFF = 0.5
 BACKOFF_MAX = 30.0
+"""Seconds of the wait after the first failure, which doubles with each, and of the longest wait."""
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Answers after which the same POST may be taken a little later."""
+"""HTTP statuses after which the same POST may be accepted a little later."""
 
 
-class Posted(msgspec.Struct, frozen=True, kw_only=True):
+class WebhookPost(msgspec.Struct, frozen=True, kw_only=True):
     """The body of a POST: how many replicas each pool should have, all of them, and why."""
 
     version: int = 1
@@ -41,17 +45,17 @@ class Posted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebhookConnector:
-    """A `penstock.adapters.connectors.scaling_seam.ScaleConnector` whose decisions are posted.
+    """A `penstock.adapters.connectors.scale_connector.ScaleConnector` whose decisions are posted.
 
-    What was taken counts as wanted: the other side tells nothing of its replicas, which are seen where they serve.
+    An accepted decision counts as desired: the receiver reports no replicas; those are observed where they serve.
 
     Args:
-        pools: as they are before anything was decided.
+        pools: as they are before the first decision.
     Raises:
         ConfigError: there is no URL, or no secret.
     """
 
-    def __init__(self, settings: WebhookSettings, *, pools: Mapping[str, PoolFound]) -> None:
+    def __init__(self, settings: WebhookSettings, *, pools: Mapping[str, Pool]) -> None:
         if settings.url is None:
             raise ConfigError("planner.webhook.url is not set", hint="name the URL that takes the POST")
         if settings.secret is None or len(settings.secret) < SECRET_MIN:
@@ -64,18 +68,18 @@ class WebhookConnector:
         self._settings = settings
         self._pools = dict(pools)
         self._life = secrets.token_hex(6)
-        """Ids of another run must not be taken for ours."""
+        """Ids of another run must not be confused with those of this run."""
         self._number = 0
-        self._pending: Posted | None = None
-        """A decision that nobody has taken yet; the same one again keeps its id."""
+        self._pending: WebhookPost | None = None
+        """A decision that is not accepted yet; the same one again keeps its id."""
         self._http: aiohttp.ClientSession | None = None
         self._busy = asyncio.Lock()
 
-    async def look(self) -> Mapping[str, PoolFound]:
+    async def look(self) -> Mapping[str, Pool]:
         return self._pools
 
     async def scale(
-        self, targets: Mapping[str, int], flips: Sequence[Flip], because: Sequence[Because]
+        self, targets: Mapping[str, int], flips: Sequence[Flip], because: Sequence[Reason]
     ) -> dict[str, str]:
         if self._busy.locked():
             return dict.fromkeys(targets, "the decision before it is still being posted")
@@ -86,7 +90,7 @@ class WebhookConnector:
             pending = self._pending
             if pending is None or (pending.targets, pending.flips) != (wanted, list(flips)):
                 self._number += 1
-                pending = self._pending = Posted(
+                pending = self._pending = WebhookPost(
                     decision_id=f"{self._life}-{self._number}",
                     targets=wanted,
                     flips=list(flips),
@@ -107,13 +111,13 @@ class WebhookConnector:
         if self._http is not None:
             await self._http.close()
 
-    async def _post(self, posted: Posted) -> str | None:
-        """Post until it is taken; return why it was not, or None."""
+    async def _post(self, posted: WebhookPost) -> str | None:
+        """Post until it is accepted; return why it was not, or None."""
         body = msgspec.json.encode(posted)
         why = ""
         for number in range(self._settings.tries):
             if number:
-                await asyncio.sleep(min(BACKOFF_MAX, self._settings.backoff * 2 ** (number - 1)))
+                await asyncio.sleep(min(BACKOFF_MAX, BACKOFF * 2 ** (number - 1)))
             at = str(int(time.time()))
             headers = {
                 "content-type": "application/json",
@@ -136,7 +140,7 @@ class WebhookConnector:
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
-            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._settings.timeout))
+            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT))
         return self._http
 
 

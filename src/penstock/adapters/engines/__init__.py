@@ -1,1 +1,1 @@
-"""Engines: their HTTP dialect, their KV events, and the simulated one as a process."""
+"""Engines: HTTP dialects, KV events, step statistics, launch and description, and the simulated engine as a process."""

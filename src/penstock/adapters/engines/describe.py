@@ -1,6 +1,6 @@
-"""What does a running server say of itself, and does it answer? Reads a `WorkerCard` over plain HTTP.
+"""Describes a running engine server: reads its `WorkerCard` and its health over plain HTTP.
 
-Only stock endpoints are asked, those of the engine's dialect; what a server does not tell stays None in the card:
+It uses only stock endpoints, those of the engine's dialect; what a server does not report stays None in the card:
 unknown is not zero.
 """
 
@@ -12,16 +12,16 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from penstock.adapters.engines.asking import Server
-from penstock.adapters.engines.dialects import DIALECTS, recognise
-from penstock.adapters.engines.handover import USUAL
+from penstock.adapters.engines.dialects.dialect_registry import DIALECTS, recognise
+from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
+from penstock.adapters.engines.http.engine_http import EngineServer
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
 
 READY_EVERY = 0.25
-"""Seconds between looks at a server that is starting."""
+"""Seconds between checks of a server that is starting."""
 _GUESS = ("sim", "openai")
-"""Kinds that a pool may name without meaning it: every server is asked of which it is."""
+"""Kinds that are no override where a pool names them: each server is asked for its kind."""
 
 
 async def describe(
@@ -33,17 +33,17 @@ async def describe(
     model: str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> WorkerCard:
-    """Ask a server what it is.
+    """Read the card of a server.
 
     Args:
         url: base URL, such as ``http://127.0.0.1:8001``.
         model: name that it must serve; None takes the first that it lists.
-        overrides: card fields that the operator knows better; None values are ignored. An ``engine`` among them says
-            in which dialect to ask.
+        overrides: card fields that the operator knows better; None values are ignored. An ``engine`` among them
+            selects the dialect.
     Raises:
-        EngineError: it can't be reached, still loads, lists no model, or not the one wanted.
+        EngineError: the server can't be reached, still loads, lists no model, or not the requested one.
     """
-    server = Server(http, url)
+    server = EngineServer(http, url)
     mine, adapters = await _listed(server, model)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     kind = DIALECTS.get(given.get("engine", ""))
@@ -69,11 +69,11 @@ async def describe(
 
 
 async def healthy(http: aiohttp.ClientSession, url: str) -> bool:
-    """Tell whether a server's /health (or, where it has none, /v1/models) answers 200.
+    """Return whether a server's /health (or, where it has none, /v1/models) answers 200.
 
-    A vLLM server says 200 for as long as it drains, too: what it refuses then tells (`Dialect.refusal`).
+    A vLLM server answers 200 while it drains, too: its refusals then show that (`Dialect.refusal`).
     """
-    server = Server(http, url)
+    server = EngineServer(http, url)
     for path in ("/health", "/v1/models"):
         status = await server.status(path)
         if status != 404:
@@ -82,8 +82,8 @@ async def healthy(http: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def lacking(http: aiohttp.ClientSession, url: str) -> str | None:
-    """Say what a server that is starting still lacks, or None once it serves: its health and its list of models."""
-    server = Server(http, url)
+    """Return what a starting server still lacks (health, a list of models), or None once it serves."""
+    server = EngineServer(http, url)
     status = await server.status("/health")
     if status is None:
         return "nobody listens yet"
@@ -100,9 +100,9 @@ async def ready(
 
     Args:
         timeout: seconds.
-        ended: says why waiting is over, such as "it ended with status 1"; None while there is hope.
+        ended: returns why waiting is over, such as "it ended with status 1"; None while there is hope.
     Raises:
-        EngineError: it did not get there; the message says what it lacked.
+        EngineError: the server did not become ready; the message says what it lacked.
     """
     until = time.monotonic() + timeout
     while (missing := await lacking(http, url)) is not None:
@@ -114,21 +114,21 @@ async def ready(
 
 
 async def self_benchmark(http: aiohttp.ClientSession, url: str) -> dict[str, Any] | None:
-    """Read what a worker measured of itself: points of prefill and decode in seconds, or None where it has none."""
-    found = await Server(http, url).object("/get_perf_metrics")
+    """Read a worker's self-benchmark: points of prefill and decode in seconds, or None where it has none."""
+    found = await EngineServer(http, url).object("/get_perf_metrics")
     return found if found.get("prefill") and found.get("decode") else None
 
 
 async def measured_speed(http: aiohttp.ClientSession, url: str) -> dict[str, float] | None:
     """Read a worker's self-benchmark: prefill and decode lines in seconds, or None where it has none."""
-    fit = (await Server(http, url).object("/get_perf_metrics")).get("fit")
+    fit = (await EngineServer(http, url).object("/get_perf_metrics")).get("fit")
     names = ("prefill_intercept", "prefill_slope", "decode_base", "decode_slope")
     if not isinstance(fit, dict) or not all(isinstance(fit.get(name), (int, float)) for name in names):
         return None
     return {name: float(fit[name]) for name in names}
 
 
-async def _listed(server: Server, model: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
+async def _listed(server: EngineServer, model: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the model's entry in the server's list, and the names of its adapters."""
     listing = await server.json("/v1/models")
     if listing is None:

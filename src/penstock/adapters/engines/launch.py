@@ -1,4 +1,4 @@
-"""How is one engine process started? Its command line, its environment, and what is known of it beforehand."""
+"""Launch of one engine process: its command line, its environment, and the card fields known beforehand."""
 
 import json
 import os
@@ -11,11 +11,16 @@ from typing import Any
 
 import msgspec
 
-from penstock.adapters.engines.known import known_of, takes_priority
-from penstock.config.cluster import PoolSettings
+from penstock.adapters.engines.dialects.kv_transfer_protocol import PP_SIZE, TP_SIZE
+from penstock.adapters.engines.pool_overrides import overrides_of, takes_priority
+from penstock.config.settings.cluster_settings import START_TIMEOUT, PoolSettings
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.steps import STATS_ENV
+from penstock.kernel.pass_report import STATS_ENV
 
+SERVER_START_TIMEOUT = 600.0
+"""Seconds that a server may take to start: large checkpoints take minutes."""
+SHUTDOWN_TIMEOUT = "20"
+"""Seconds for which vLLM's running requests may go on once it was told to end; it refuses new ones."""
 ENTRY_POINTS = "vllm.stat_logger_plugins"
 
 
@@ -34,10 +39,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     """Added to the starter's own environment, and winning over it."""
     url: str | None = None
-    start_timeout: float | None = None
-    """Seconds; None leaves it to the starter."""
+    start_timeout: float = START_TIMEOUT
+    """Seconds, where supervise.start_timeout is not set."""
     card: dict[str, Any] = {}
-    """Fields of the `WorkerCard` that whoever started it knows better than the server."""
+    """Fields of the `WorkerCard` that its starter knows better than the server."""
 
 
 def launch_of(
@@ -64,6 +69,8 @@ def launch_of(
         return _sim(model, pool, port, host)
     if pool.engine == "vllm":
         return _vllm(worker, model, pool, port, gpus, host)
+    if pool.engine == "llamacpp":
+        return _llamacpp(model, pool, port, gpus, host)
     raise ConfigError(
         f"engines of kind {pool.engine} are not started here", hint="start the server yourself and give its URL"
     )
@@ -71,7 +78,7 @@ def launch_of(
 
 def _sim(model: str, pool: PoolSettings, port: int, host: str) -> Launch:
     settings = json.dumps(msgspec.to_builtins(pool.sim))
-    module = "penstock.adapters.engines.sim.process"
+    module = "penstock.adapters.engines.sim.sim_process"
     return Launch(
         argv=(
             *(sys.executable, "-m", module, "--model", model, "--host", host, "--port", str(port)),
@@ -79,7 +86,7 @@ def _sim(model: str, pool: PoolSettings, port: int, host: str) -> Launch:
             *(() if pool.role in ("aggregated", "encode") else ("--role", pool.role)),
         ),
         card={
-            **known_of(pool),
+            **overrides_of(pool),
             "engine": "sim",
             "max_seqs": pool.sim.max_seqs,
             "max_batched_tokens": pool.sim.max_batched_tokens,
@@ -96,13 +103,13 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
         "--port": str(port),
         "--served-model-name": model,
         "--enable-prefix-caching": None,
-        "--enable-prompt-tokens-details": None,  # usage then tells the cached tokens
+        "--enable-prompt-tokens-details": None,  # usage then reports the cached tokens
         "--enable-request-id-headers": None,
         "--enable-server-load-tracking": None,
-        "--shutdown-timeout": str(round(own.shutdown_timeout)),
+        "--shutdown-timeout": SHUTDOWN_TIMEOUT,
     }
     env = {"VLLM_HOST_IP": host}  # its event sockets then bind to that address only
-    card: dict[str, Any] = {**known_of(pool), "engine": "vllm"}
+    card: dict[str, Any] = {**overrides_of(pool), "engine": "vllm"}
     if takes_priority(pool):
         flags["--scheduling-policy"] = "priority"  # as first come, first served where no request has one
     for flag, number in (
@@ -115,7 +122,7 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
             flags[flag] = str(number)
     if own.kv_events:
         # The star makes it bind; an address would make it connect. With port 0 it takes free ports, one more for each
-        # data-parallel rank, and tells them at /kv_event_sources.
+        # data-parallel rank, and lists them at /kv_event_sources.
         flags["--kv-events-config"] = json.dumps(
             {
                 "enable_kv_cache_events": True,
@@ -130,7 +137,7 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
         flags["--kv-transfer-config"] = json.dumps(
             {"kv_connector": KV_CONNECTORS[pool.handoff or "completed"], "kv_role": "kv_both"}
         )
-        # Where the others fetch from; it also takes the ports behind it, one for each further rank.
+        # Other engines fetch KV from here; it also takes the ports behind it, one for each further rank.
         env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
         card["bootstrap"] = f"{host}:{env['VLLM_NIXL_SIDE_CHANNEL_PORT']}"
     told = own.iteration_stats
@@ -147,25 +154,69 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
     if env.get(STATS_ENV):
         card["stats"] = env[STATS_ENV]
     given = {_plain(word.partition("=")[0]) for word in own.args if word.startswith("-")}
+    labels = dict(card.get("labels", {}))
     if "scheduling-policy" in given:
-        card.pop("labels", None)  # whether it schedules by priority is the operator's affair now
-    words: list[str] = []
-    for flag, value in flags.items():
-        if _plain(flag) not in given:
-            words += [flag] if value is None else [flag, value]
+        labels.pop("priority", None)  # the operator decides now whether it schedules by priority
+    seqs = _value(own.args, "max-num-seqs")
+    if seqs is not None and seqs.isdecimal():
+        card["max_seqs"] = int(seqs)  # the server itself does not report it
+    for label, flag in ((TP_SIZE, "tensor-parallel-size"), (PP_SIZE, "pipeline-parallel-size")):
+        size = _value(own.args, flag) or flags.get(f"--{flag}")
+        if size is not None and size != "1":
+            labels.setdefault(label, size)
+    if labels or "labels" in card:
+        card["labels"] = labels
     return Launch(
-        argv=(own.command, "serve", own.model or model, *words, *own.args),
+        argv=(own.command, "serve", own.model or model, *_words(flags, own.args), *own.args),
         env=env,
         url=f"http://{host}:{port}",
-        start_timeout=own.start_timeout,
+        start_timeout=SERVER_START_TIMEOUT,
         card=card,
     )
 
 
-def plugin_installed(command: str, env: Mapping[str, str]) -> bool:
-    """Tell whether the environment of a program has our statistics plug-in, without running it.
+def _llamacpp(model: str, pool: PoolSettings, port: int, gpus: Sequence[int], host: str) -> Launch:
+    own = pool.llamacpp
+    if port == 0:
+        raise ConfigError("llama.cpp does not say which port it took", hint="give it a free port")
+    file = str(Path(own.model or "").expanduser())
+    flags: dict[str, str | None] = {"--host": host, "--port": str(port), "--model": file}
+    card: dict[str, Any] = {**overrides_of(pool), "engine": "llamacpp"}
+    if Path(own.command).name.startswith("llama-server"):
+        argv: tuple[str, ...] = (own.command,)
+        flags |= {"--alias": model, "--metrics": None, "--slots": None}
+        context = {"--ctx-size": pool.max_len}
+    else:  # the server of the Python package
+        argv = (own.command, "-m", "llama_cpp.server")
+        # It serves one request at a time, and by default drops the running one when the next one comes.
+        flags |= {"--model_alias": model, "--interrupt_requests": "false"}
+        context = {"--n_ctx": pool.max_len or 0}  # 0 is the model's own
+        card["max_seqs"] = 1
+    flags |= {flag: str(number) for flag, number in context.items() if number is not None}
+    env = {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus)} if gpus else {}
+    return Launch(
+        argv=(*argv, *_words(flags, own.args), *own.args),
+        env={**env, **own.env},
+        url=f"http://{host}:{port}",
+        start_timeout=SERVER_START_TIMEOUT,
+        card=card,
+    )
 
-    Where it has not, vLLM must not be asked for the details of its passes: it would log a line for each of them.
+
+def _words(flags: Mapping[str, str | None], args: Sequence[str]) -> list[str]:
+    """Return flags as words, without those that the operator gives as well."""
+    given = {_plain(word.partition("=")[0]) for word in args if word.startswith("-")}
+    words: list[str] = []
+    for flag, value in flags.items():
+        if _plain(flag) not in given:
+            words += [flag] if value is None else [flag, value]
+    return words
+
+
+def plugin_installed(command: str, env: Mapping[str, str]) -> bool:
+    """Return whether the environment of a program has Penstock's statistics plug-in, without running it.
+
+    Without it, vLLM must not be asked for the details of its passes: it would log a line for each of them.
     """
     program = shutil.which(command, path=env.get("PATH"))
     folders = [Path(entry) for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
@@ -182,10 +233,22 @@ def plugin_installed(command: str, env: Mapping[str, str]) -> bool:
     return False
 
 
+_SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size"}
+
+
 def _plain(flag: str) -> str:
     """Return a flag's name, so that ``--no-enable-x`` and ``--a-b.c`` meet ``--enable-x`` and ``--a-b``."""
     name = flag.lstrip("-").replace("_", "-").partition(".")[0]
-    return "tensor-parallel-size" if name == "tp" else name.removeprefix("no-")
+    return _SHORT.get(name, name.removeprefix("no-"))
+
+
+def _value(args: Sequence[str], flag: str) -> str | None:
+    """Return what a command line gives a flag, as ``--flag value`` or ``--flag=value``; None where it is not there."""
+    for place, word in enumerate(args):
+        name, equals, value = word.partition("=")
+        if name.startswith("-") and _plain(name) == flag:
+            return value if equals else next(iter(args[place + 1 : place + 2]), None)
+    return None
 
 
 def free_port() -> int:

@@ -1,1 +1,1 @@
-"""How our own processes talk: in process and over ZMQ."""
+"""Event planes: publish and subscribe between Penstock's own processes, in process, over ZMQ or over NATS."""

@@ -1,1 +1,1 @@
-"""How do steps of the planner run in other processes? Our own gRPC package, `penstock.planner.v1`."""
+"""Planner plugins in other processes, over Penstock's own gRPC package `penstock.planner.v1`."""

@@ -1,1 +1,1 @@
-"""Where a planner reads traffic: our own frontends, or a Prometheus."""
+"""Traffic sources of a planner: Penstock's own frontends, or a Prometheus."""

@@ -1,4 +1,4 @@
-"""What is asked of a Prometheus? Each number of a model's traffic as one query, under the field's metric names."""
+"""Prometheus queries of a planner: each number of a model's traffic, under Dynamo's metric names."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -16,36 +16,36 @@ SUMMED = {
     "cached": "cached_tokens",
     "hits": "kv_hit_rate",
 }
-"""Part of a histogram's name -> the histogram, of which sum and count are asked."""
+"""Part of a histogram's name -> the histogram whose sum and count are queried."""
 FRONTEND_HAS = ("input", "output", "ttft", "itl", "duration", "cached")
 ROUTER_HAS = ("input", "output", "ttft", "itl", "hits")
 
 
-class Query(NamedTuple):
-    """One query. ``selector``: the series that it reads, by which it tests itself."""
+class PrometheusQuery(NamedTuple):
+    """One query. ``selector``: the series that it reads, for a test of the query."""
 
     name: str
     text: str
     selector: str
 
 
-class Queries(NamedTuple):
-    """All queries of one source. ``alive``: answers where the source is scraped, and says how old the newest one is.
+class PrometheusQueries(NamedTuple):
+    """All queries of one source. ``alive``: answers where the source is scraped, with the age of the newest scrape.
 
-    ``by_model``: whether series tell of which model they are.
+    ``by_model``: whether series have a label for their model.
     """
 
-    numbers: tuple[Query, ...]
-    alive: Query
+    numbers: tuple[PrometheusQuery, ...]
+    alive: PrometheusQuery
     by_model: bool
 
 
-def queries(source: MetricsSource, window: float, namespace: str | None) -> Queries:
-    """Return what is asked.
+def queries(source: MetricsSource, window: float, namespace: str | None) -> PrometheusQueries:
+    """Return the queries.
 
     Args:
         window: seconds that a query looks back.
-        namespace: value of the label ``dynamo_namespace`` that counts; None asks for none. The router writes it with
+        namespace: required value of the label ``dynamo_namespace``; None: no filter. The router writes it with
             underscores.
     """
     span = f"{max(1, round(window * 1000))}ms"
@@ -56,17 +56,17 @@ def queries(source: MetricsSource, window: float, namespace: str | None) -> Quer
         label = None if namespace is None else namespace.replace("-", "_")
     own = "" if label is None else f'dynamo_namespace="{_escaped(label)}"'
 
-    def counted(name: str, metric: str, more: str = "") -> Query:
+    def counted(name: str, metric: str, more: str = "") -> PrometheusQuery:
         inside = ",".join(part for part in (own, more) if part)
         selector = f"{metric}{{{inside}}}" if inside else metric
-        return Query(name, f"sum{by} (increase({selector}[{span}]))", selector)
+        return PrometheusQuery(name, f"sum{by} (increase({selector}[{span}]))", selector)
 
     found = [
         counted("started", f"{prefix}requests_started_total"),
         counted("ended", f"{prefix}requests_total"),
     ]
     if source == "frontend":
-        # Whom its client cancelled, or got wrong, is nobody's loss.
+        # A request that its client cancelled, or sent wrong, is not lost demand.
         found.append(
             counted("lost", f"{prefix}requests_total", 'status="error",error_type!~"cancelled|validation|not_found"')
         )
@@ -76,15 +76,15 @@ def queries(source: MetricsSource, window: float, namespace: str | None) -> Quer
     marker = f"{prefix}model_ready" if source == "frontend" else f"{prefix}worker_registered"
     selector = f"{marker}{{{own}}}" if own else marker
     grouped = f"time() - max{by} (timestamp({selector}))"
-    return Queries(tuple(found), Query("alive", grouped, selector), source == "frontend")
+    return PrometheusQueries(tuple(found), PrometheusQuery("alive", grouped, selector), source == "frontend")
 
 
-def waiting(queried: Queries) -> Sequence[Query]:
-    """Return what is asked of how many wait now."""
+def waiting(queried: PrometheusQueries) -> Sequence[PrometheusQuery]:
+    """Return the queries for how many requests wait now."""
     if not queried.by_model:
         return ()
     metric = f"{FRONTEND}router_queue_pending_requests"
-    return (Query("queued", f"sum by (model) ({metric})", metric),)
+    return (PrometheusQuery("queued", f"sum by (model) ({metric})", metric),)
 
 
 def _escaped(text: str) -> str:

@@ -1,1 +1,1 @@
-"""Where processes find each other: files and memory."""
+"""Stores for discovery: files, memory and etcd."""

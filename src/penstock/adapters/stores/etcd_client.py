@@ -1,7 +1,7 @@
-"""What do we ask of an etcd, and in which words? A thin client over the JSON gateway that each etcd 3.4+ has.
+"""etcd client: a thin layer over the JSON gateway of etcd 3.4+, with keys, leases, transactions and watches.
 
 Keys and values are bytes, revisions and leases whole numbers. A call goes to the endpoint that answered last and, where
-that can't be reached, to the others in turn. Leases, transactions and watches are those of etcd, nothing is added.
+that can't be reached, to the others in turn. Leases, transactions and watches are etcd's own; nothing is added.
 """
 
 import logging
@@ -31,7 +31,7 @@ class LeaseNotFound(StoreUnavailable):
 
 
 class Compacted(StoreUnavailable):
-    """What happened since a revision is known no more; ``revision`` is the oldest that is."""
+    """The changes since a revision are compacted; ``revision`` is the oldest that is left."""
 
     def __init__(self, revision: int) -> None:
         super().__init__(f"etcd has forgotten what happened before revision {revision}")
@@ -39,7 +39,7 @@ class Compacted(StoreUnavailable):
 
 
 class KeyValue(NamedTuple):
-    """One key as it stands; ``revision``: of its last change, ``created``: of its first."""
+    """One key at present; ``revision``: of its last change, ``created``: of its first."""
 
     key: bytes
     value: bytes
@@ -48,14 +48,14 @@ class KeyValue(NamedTuple):
     lease: int
 
 
-class Found(NamedTuple):
-    """What stood under a range of keys at one revision of the whole store."""
+class EtcdRange(NamedTuple):
+    """The content of a range of keys at one revision of the whole store."""
 
     revision: int
     items: tuple[KeyValue, ...]
 
 
-class Event(NamedTuple):
+class EtcdEvent(NamedTuple):
     """One change of a watch; ``value`` is None where the key went away."""
 
     key: bytes
@@ -64,21 +64,21 @@ class Event(NamedTuple):
     lease: int = 0
 
 
-class Changes(NamedTuple):
+class EtcdChanges(NamedTuple):
     """Changes of a watch up to a revision of the whole store."""
 
     revision: int
-    events: tuple[Event, ...]
+    events: tuple[EtcdEvent, ...]
 
 
-class Compare(NamedTuple):
+class EtcdCompare(NamedTuple):
     """What must hold for a transaction: the value of a key, or that there is no such key (``value`` None)."""
 
     key: bytes
     value: bytes | None
 
 
-class Put(NamedTuple):
+class EtcdPut(NamedTuple):
     """A write inside a transaction."""
 
     key: bytes
@@ -86,13 +86,13 @@ class Put(NamedTuple):
     lease: int = 0
 
 
-class Delete(NamedTuple):
+class EtcdDelete(NamedTuple):
     """A removal inside a transaction."""
 
     key: bytes
 
 
-class Login(NamedTuple):
+class EtcdLogin(NamedTuple):
     """A user of etcd and the password."""
 
     user: str
@@ -104,18 +104,18 @@ class EtcdClient:
 
     Args:
         urls: of its client ports, such as ``http://10.0.0.5:2379``.
-        login: None where etcd asks for none.
+        login: None where etcd needs none.
         tls: certificates for https; None takes those that the system trusts.
         timeout: seconds for a call to one endpoint.
 
-    Every call raises `StoreUnavailable`: no endpoint answers, or etcd refuses; the message says what it said.
+    Every call raises `StoreUnavailable`: no endpoint answers, or etcd refuses; the message has its error.
     """
 
     def __init__(
         self,
         urls: Sequence[str],
         *,
-        login: Login | None = None,
+        login: EtcdLogin | None = None,
         tls: ssl.SSLContext | None = None,
         timeout: float = 5.0,
     ) -> None:
@@ -124,7 +124,7 @@ class EtcdClient:
         self.urls = tuple(url.rstrip("/") for url in urls)
         self.timeout = timeout
         self.revision = 0
-        """The highest revision of the whole store that an answer has told."""
+        """The highest revision of the whole store in any answer."""
         self._at = 0
         self._login = login
         self._token: str | None = None
@@ -139,36 +139,36 @@ class EtcdClient:
         found = await self._range({"key": _text(key)})
         return found.items[0] if found.items else None
 
-    async def range(self, prefix: bytes, *, values: bool = True) -> Found:
+    async def range(self, prefix: bytes, *, values: bool = True) -> EtcdRange:
         """Return everything whose key begins with ``prefix``; without ``values`` only keys and revisions."""
         return await self._range({**_under(prefix), "keys_only": not values})
 
     async def put(self, key: bytes, value: bytes, *, lease: int = 0) -> int:
-        """Write a key and return the revision; with ``lease`` it goes when that ends.
+        """Write a key and return the revision; with ``lease`` it is deleted when that ends.
 
         Raises:
             LeaseNotFound: there is no such lease; nothing was written.
         """
-        return _revision(await self._call("kv/put", _put(Put(key, value, lease))))
+        return _revision(await self._call("kv/put", _put(EtcdPut(key, value, lease))))
 
     async def delete(self, key: bytes) -> bool:
-        """Take a key out; return whether it was there."""
+        """Delete a key; return whether it was there."""
         return _int(await self._call("kv/deleterange", {"key": _text(key)}), "deleted") > 0
 
     async def delete_prefix(self, prefix: bytes) -> int:
-        """Take out everything whose key begins with ``prefix``; return how many there were."""
+        """Delete everything whose key begins with ``prefix``; return how many there were."""
         return _int(await self._call("kv/deleterange", _under(prefix)), "deleted")
 
-    async def txn(self, compare: Sequence[Compare], success: Sequence[Put | Delete]) -> bool:
+    async def txn(self, compare: Sequence[EtcdCompare], success: Sequence[EtcdPut | EtcdDelete]) -> bool:
         """Carry out all of ``success``, or nothing unless all of ``compare`` holds; return whether it did.
 
-        It is sent once: a second try could find its own work and take it for somebody else's.
+        It is sent once: a second try could find its own writes and take them for another writer's.
         """
         asked = {
             "compare": [_compare(one) for one in compare],
             "success": [
                 {"request_put": _put(step)}
-                if isinstance(step, Put)
+                if isinstance(step, EtcdPut)
                 else {"request_delete_range": {"key": _text(step.key)}}
                 for step in success
             ],
@@ -179,18 +179,18 @@ class EtcdClient:
         """Let etcd forget what happened before a revision."""
         await self._call("kv/compaction", {"revision": revision})
 
-    async def _range(self, asked: dict[str, Any]) -> Found:
+    async def _range(self, asked: dict[str, Any]) -> EtcdRange:
         answer = await self._call("kv/range", asked)
-        return Found(_revision(answer), tuple(_key_value(item) for item in answer.get("kvs", ())))
+        return EtcdRange(_revision(answer), tuple(_key_value(item) for item in answer.get("kvs", ())))
 
     # --- leases -----------------------------------------------------------------------------------------------------
 
     async def grant(self, ttl: int) -> int:
-        """Take a lease of so many seconds; return its id. etcd makes it longer where it allows none that short."""
+        """Create a lease of so many seconds; return its id. etcd makes it longer where it is below etcd's minimum."""
         return _int(await self._call("lease/grant", {"TTL": ttl}), "ID")
 
     async def keep_alive(self, leases: Sequence[int]) -> dict[int, int | None]:
-        """Renew leases in one call; return the seconds that each then has, None for one that is no more."""
+        """Renew leases in one call; return the seconds that each then has, None for one that has ended."""
         if not leases:
             return {}
         body = b"\n".join(msgspec.json.encode({"ID": lease}) for lease in leases)
@@ -216,11 +216,11 @@ class EtcdClient:
 
     # --- watching ---------------------------------------------------------------------------------------------------
 
-    async def watch(self, prefix: bytes, revision: int) -> AsyncGenerator[Changes, None]:
+    async def watch(self, prefix: bytes, revision: int) -> AsyncGenerator[EtcdChanges, None]:
         """Yield what changes under a prefix from a revision on, until the connection breaks; first an empty batch.
 
         Raises:
-            Compacted: it asks for changes that etcd has forgotten.
+            Compacted: etcd has dropped the requested changes.
             StoreUnavailable: the connection broke, also where the server ended it.
         """
         asked = {"create_request": {**_under(prefix), "start_revision": revision}}
@@ -229,7 +229,7 @@ class EtcdClient:
                 yield self._changes(msgspec.json.decode(line))
         raise StoreUnavailable(f"etcd at {self.urls[self._at]} ended a watch")
 
-    def _changes(self, answer: dict[str, Any]) -> Changes:
+    def _changes(self, answer: dict[str, Any]) -> EtcdChanges:
         if "error" in answer:
             raise _refusal(answer["error"], self.urls[self._at])
         result = answer.get("result", {})
@@ -238,7 +238,7 @@ class EtcdClient:
             raise Compacted(int(result["compact_revision"]))
         if result.get("canceled"):
             raise StoreUnavailable(f"etcd ended a watch: {result.get('cancel_reason') or 'it gave no reason'}")
-        return Changes(_revision(result), tuple(_event(item) for item in result.get("events", ())))
+        return EtcdChanges(_revision(result), tuple(_event(item) for item in result.get("events", ())))
 
     # --- transport --------------------------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class EtcdClient:
         return answer
 
     async def _exchange(self, path: str, body: bytes, *, again: bool) -> bytes:
-        """Ask every endpoint until one answers; with ``again`` also where the question may have arrived already."""
+        """Try every endpoint until one answers; with ``again`` also where the request may have arrived already."""
         failures: list[str] = []
         tries = len(self.urls)
         while len(failures) < tries:
@@ -272,7 +272,7 @@ class EtcdClient:
                 if error.sent and not again:
                     break
                 if error.stale and tries == len(self.urls):
-                    tries += 1  # a kept connection that the other side had left tells nothing of the endpoint
+                    tries += 1  # a kept connection that the other side closed shows nothing about the endpoint
                 else:
                     self._at = (self._at + 1) % len(self.urls)
         raise StoreUnavailable(f"etcd can't be reached: {'; '.join(failures)}", hint="traffic goes on meanwhile")
@@ -329,7 +329,7 @@ class EtcdClient:
         raise _refusal({"grpc_code": code, "message": text}, url)
 
     def _outdated(self, raw: bytes, first: bool) -> bool:
-        """Say whether a refusal is about an old token, and forget that."""
+        """Return whether a refusal is about an old token, and forget that token."""
         if self._login is None or not first or _fault(raw)[0] != _UNAUTHENTICATED:
             return False
         self._token = None
@@ -369,7 +369,7 @@ class EtcdClient:
 
 
 class _Elsewhere(Exception):
-    """One endpoint did not do it; another may. ``sent``: it may have arrived; ``stale``: by a connection of before."""
+    """One endpoint failed; another may not. ``sent``: the request may have arrived; ``stale``: on an old connection."""
 
     def __init__(self, text: str, *, sent: bool, stale: bool = False) -> None:
         super().__init__(text)
@@ -394,7 +394,7 @@ def _refusal(error: dict[str, Any], url: str) -> StoreUnavailable:
 
 
 def _fault(raw: bytes) -> tuple[int, str]:
-    """Return gRPC's code and the text of a refusal; 2 (unknown) where it is no answer of etcd's."""
+    """Return gRPC's code and the text of a refusal; 2 (unknown) where the answer is not etcd's."""
     try:
         found = msgspec.json.decode(raw)
         return int(found.get("code", 2)), str(found.get("message") or found.get("error"))
@@ -407,18 +407,18 @@ def _text(raw: bytes) -> str:
 
 
 def _under(prefix: bytes) -> dict[str, str]:
-    """Return the range of all keys that begin with a prefix; a zero byte stands for every key, and for no end."""
+    """Return the range of all keys that begin with a prefix; a zero byte means every key, and no end."""
     end = prefix.rstrip(b"\xff")
     end = end[:-1] + bytes([end[-1] + 1]) if end else b"\0"
     return {"key": _text(prefix or b"\0"), "range_end": _text(end)}
 
 
-def _put(put: Put) -> dict[str, Any]:
+def _put(put: EtcdPut) -> dict[str, Any]:
     asked: dict[str, Any] = {"key": _text(put.key), "value": _text(put.value)}
     return {**asked, "lease": put.lease} if put.lease else asked
 
 
-def _compare(compare: Compare) -> dict[str, Any]:
+def _compare(compare: EtcdCompare) -> dict[str, Any]:
     if compare.value is None:
         return {"key": _text(compare.key), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
     return {"key": _text(compare.key), "target": "VALUE", "result": "EQUAL", "value": _text(compare.value)}
@@ -434,10 +434,10 @@ def _key_value(item: dict[str, Any]) -> KeyValue:
     )
 
 
-def _event(item: dict[str, Any]) -> Event:
+def _event(item: dict[str, Any]) -> EtcdEvent:
     found = _key_value(item["kv"])
     gone = item.get("type") == "DELETE"
-    return Event(found.key, None if gone else found.value, found.revision, found.lease)
+    return EtcdEvent(found.key, None if gone else found.value, found.revision, found.lease)
 
 
 def _int(item: dict[str, Any], name: str) -> int:

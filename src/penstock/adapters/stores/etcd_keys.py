@@ -1,8 +1,8 @@
-"""How are a few plain values under one prefix of an etcd read and written, all of them at once?"""
+"""etcd keys: reads and writes a few plain values under one prefix, all of them at once."""
 
 from collections.abc import Mapping
 
-from penstock.adapters.stores.etcd_client import Compare, EtcdClient, Put
+from penstock.adapters.stores.etcd_client import EtcdClient, EtcdCompare, EtcdPut
 
 
 class EtcdKeys:
@@ -19,7 +19,7 @@ class EtcdKeys:
         self._prefix = prefix.encode()
 
     async def read(self) -> dict[str, str]:
-        """Return everything under the prefix, as it stood at one moment."""
+        """Return everything under the prefix, as of one moment."""
         found = await self._client.range(self._prefix)
         return {
             item.key.removeprefix(self._prefix).decode(errors="replace"): item.value.decode(errors="replace")
@@ -27,15 +27,15 @@ class EtcdKeys:
         }
 
     async def write(self, expected: Mapping[str, str | None], values: Mapping[str, str]) -> bool:
-        """Write all values in one transaction, or none unless each ``expected`` one stands there (None: is absent).
+        """Write all values in one transaction, or none unless each ``expected`` one is there (None: is absent).
 
         Returns: whether they were written.
         """
         compare = [
-            Compare(self._prefix + name.encode(), None if value is None else value.encode())
+            EtcdCompare(self._prefix + name.encode(), None if value is None else value.encode())
             for name, value in expected.items()
         ]
-        puts = [Put(self._prefix + name.encode(), value.encode()) for name, value in values.items()]
+        puts = [EtcdPut(self._prefix + name.encode(), value.encode()) for name, value in values.items()]
         return await self._client.txn(compare, puts)
 
     async def close(self) -> None:

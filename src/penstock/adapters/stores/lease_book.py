@@ -1,8 +1,8 @@
-"""Which leases of a file store are alive, as one process sees it?
+"""Lease book: which leases of a file store are alive, as one process observes their renewals.
 
-A lease is renewed by touching its file. What counts is that *we see* no renewal for ``ttl`` seconds of our monotonic
-clock, so a step of the wall clock drops nobody. The wall clock is asked only about a lease that we see for the first
-time: one that was last touched longer ago than its ttl was left by a process that is gone.
+A lease is renewed by touching its file. It ends when *this process observes* no renewal for ``ttl`` seconds of its
+monotonic clock, so a step of the wall clock drops no owner. The wall clock decides only about a lease that is new to
+this process: one that was last touched longer ago than its ttl was left by a process that is gone.
 """
 
 import os
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.adapters.stores.layout import LEASE_SUFFIX, Lease, decode_lease
+from penstock.adapters.stores.file_layout import LEASE_SUFFIX, FileLease, decode_lease
 
 
 @dataclass(slots=True)
-class _Seen:
-    lease: Lease
+class _LeaseSighting:
+    lease: FileLease
     stamp: tuple[int, int]
     unseen: float
     alive: bool
@@ -37,18 +37,18 @@ class LeaseBook:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.malformed = 0
-        """Lease files that could not be understood."""
+        """Lease files that could not be read."""
         self.longest_ttl = 0.0
-        """Of all leases seen so far; seconds."""
+        """The longest ttl of all leases so far; seconds."""
         self._folder = folder
         self._monotonic = monotonic
         self._wall = wall
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _LeaseSighting] = {}
         self._looked: float | None = None
         self._bad: dict[str, tuple[int, int]] = {}
 
     def look(self) -> None:
-        """Read the renewals since the last look. Raises OSError where the directory can't be read."""
+        """Read the renewals since the last call. Raises OSError where the directory can't be read."""
         now = self._monotonic()
         elapsed = 0.0 if self._looked is None else now - self._looked
         found: set[str] = set()
@@ -59,19 +59,19 @@ class LeaseBook:
                     try:
                         self._renewals(name, entry, elapsed)
                     except FileNotFoundError:
-                        continue  # its owner left between the listing and the look
+                        continue  # its owner left between the listing and the read
                     found.add(name)
         for name in self._seen.keys() - found:
             del self._seen[name]
         self._looked = now
 
     def is_alive(self, name: str) -> bool:
-        """Say whether a lease stood when last judged."""
+        """Return whether a lease was alive at the last `judge`."""
         seen = self._seen.get(name)
         return seen is not None and seen.alive
 
     def has_silent(self) -> bool:
-        """Say whether `judge` would now end a lease that stood so far."""
+        """Return whether `judge` would now end a lease that is alive so far."""
         return any(seen.alive and seen.unseen > seen.lease.ttl for seen in self._seen.values())
 
     def judge(self) -> None:
@@ -81,7 +81,7 @@ class LeaseBook:
                 seen.alive = False
 
     def forgive(self) -> None:
-        """Give what stood its whole ttl again: nobody could renew, for a reason that is not the owners'."""
+        """Give live leases their whole ttl again: no owner could renew, for a reason that is not the owners' fault."""
         for seen in self._seen.values():
             if seen.alive:
                 seen.unseen = 0.0
@@ -92,7 +92,7 @@ class LeaseBook:
         seen = self._seen.get(name)
         if seen is not None:
             if seen.stamp == stamp:
-                # A look that comes late (we were suspended) must not by itself make everyone late.
+                # A late call of `look` (this process was suspended) must not by itself make every owner late.
                 seen.unseen += min(elapsed, seen.lease.ttl / 3)
             else:
                 seen.stamp, seen.unseen, seen.alive = stamp, 0.0, True
@@ -105,5 +105,5 @@ class LeaseBook:
             self._bad[name] = stamp
             return
         fresh = self._wall() - stat.st_mtime <= lease.ttl
-        self._seen[name] = _Seen(lease, stamp, unseen=0.0, alive=fresh)
+        self._seen[name] = _LeaseSighting(lease, stamp, unseen=0.0, alive=fresh)
         self.longest_ttl = max(self.longest_ttl, lease.ttl)

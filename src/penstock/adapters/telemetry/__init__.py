@@ -1,1 +1,1 @@
-"""What is told to the outside: Prometheus metrics and OTLP spans."""
+"""Telemetry: Prometheus metrics of frontends and planners, OTLP spans, TensorBoard event files."""

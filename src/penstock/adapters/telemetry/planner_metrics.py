@@ -1,35 +1,35 @@
-"""Which metrics does a planner show? ``dynamo_planner_*`` as the field's dashboards query them; all from its records.
+"""Prometheus metrics of a planner: ``dynamo_planner_*`` as Dynamo's dashboards query them, from its tick records.
 
-Milliseconds where those names say so. The role ``decode`` is there what answers clients: aggregated workers count in
-it. What a record does not know has no sample: unknown is not zero.
+Milliseconds where those names have that unit. The role ``decode`` there means workers that answer clients: aggregated
+workers count in it. A value that a record does not have has no sample: unknown is not zero.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.adapters.telemetry.exposition import Gauge, Registry
-from penstock.adapters.telemetry.planner_estimates import EstimateMetrics
-from penstock.planner.record import ModelTick, PluginSaid, TickRecord
-from penstock.planner.seen import Observation
+from penstock.adapters.telemetry.planner_estimate_metrics import PlannerEstimateMetrics
+from penstock.adapters.telemetry.prometheus_text import Gauge, MetricRegistry
+from penstock.kernel.values import Slo
+from penstock.planner.observation import Observation
+from penstock.planner.plugins.proposals import CEILING
+from penstock.planner.tick_record import ModelTick, PluginResult, TickRecord
 
 PREFIX = "dynamo_planner_"
 DECISIONS = ("scale_up", "scale_down", "hold")
 LOOPS = {"load": "load_scaling_decision", "throughput": "throughput_scaling_decision"}
-"""Word in a plugin's id -> gauge of what its last answer came to."""
+"""Word in a plugin's id -> gauge of the outcome of its last answer."""
 
 
 class PlannerMetrics:
     """Everything that a planner shows; fed by `ticked` and `saw`.
 
     Args:
-        slo_ttft, slo_itl: what it keeps, seconds; None has no sample.
-        watts: ceiling of power, in watts; None has no sample.
+        slo: a target that is not set has no sample.
+        watts: power limit, in watts; None has no sample.
     """
 
-    def __init__(
-        self, *, slo_ttft: float | None = None, slo_itl: float | None = None, watts: float | None = None
-    ) -> None:
-        self.registry = Registry()
+    def __init__(self, *, slo: Slo = Slo(), watts: float | None = None) -> None:
+        self.registry = MetricRegistry()
         self._at: float | None = None
         self._gpus = 0
         new = self.registry
@@ -53,7 +53,7 @@ class PlannerMetrics:
             "output_sequence_tokens": self._gauge("predicted_output_sequence_tokens", "Mean output that is expected."),
         }
         self.gpu_hours = new.counter(PREFIX + "gpu_hours", "GPU hours paid for, those of starting replicas included.")
-        for name, value in (("ttft", slo_ttft), ("itl", slo_itl)):
+        for name, value in (("ttft", slo.ttft), ("itl", slo.itl)):
             if value is not None:
                 new.gauge(f"{PREFIX}sla_target_{name}_ms", f"{name.upper()} that is kept.").set(to=value * 1e3)
         self.loops = {
@@ -88,13 +88,16 @@ class PlannerMetrics:
         self.pool_target = new.gauge(name + "pool_target", "Replicas that a pool should have.", "pool")
         self.outcomes = new.counter(name + "ticks_total", "Ticks by what came of them.", "outcome")
         self.health = new.gauge(name + "source_fresh", "1 where a model's traffic can be read.", "model", "health")
-        self.alarms = new.counter(name + "alarms_total", "What somebody should look at, by kind.", "code")
+        self.alarms = new.counter(name + "alarms_total", "Alarms for the operator, by kind.", "code")
         self.refusals = new.counter(
-            name + "plugin_registrations_refused_total", "Plugins that were not let in, by what they were told.", "code"
+            name + "plugin_registrations_refused_total", "Plugins whose registration was refused, by reason.", "code"
         )
         self.attainment = new.gauge(name + "in_slo_ratio", "Share of judged requests within the SLO.", "model")
+        self.short = new.gauge(
+            name + "ceiling_short_gpus", "GPUs more that a model would get without a limit.", "model"
+        )
         self.gpus = new.gauge(name + "gpus", "GPUs paid for now.")
-        self.estimates = EstimateMetrics(new, PREFIX, watts)
+        self.estimates = PlannerEstimateMetrics(new, PREFIX, watts)
 
     def ticked(self, record: TickRecord) -> None:
         """Show a tick."""
@@ -114,17 +117,20 @@ class PlannerMetrics:
             self.vetoed.add()
         if record.bound:
             self.capped.add()
+        for because in record.bound:
+            if because.code == CEILING:
+                self.short.set(because.facts["model"], to=because.facts["more_gpus"])
         for name, pool in record.pools.items():
             for state in ("ready", "starting", "draining", "failed", "given_up"):
                 self.pool_replicas.set(name, state, to=getattr(pool, state))
             self.pool_target.set(name, to=pool.target)
         for model, tick in record.models.items():
             self._model(model, tick)
-        for said in record.said:
+        for said in record.plugin_results:
             self._said(said, record)
 
     def saw(self, seen: Observation) -> None:
-        """Show a look: replicas by role, and each engine's queues."""
+        """Show an observation: replicas by role, and each engine's queues."""
         self.estimates.saw(seen)
         durations = self.observed["request_duration_seconds"]
         for gauge in (self.queued_prefill, self.queued_decode, self.decode_kv, durations):
@@ -132,15 +138,15 @@ class PlannerMetrics:
         for gauge in (*self.replicas.values(), *self.wanted.values()):
             gauge.clear()
         for model, each in seen.models.items():
-            for pool in each.pools.values():
-                role = "prefill" if pool.role == "prefill" else "decode"
-                self.replicas[role].set(model, to=self.replicas[role].get(model) + pool.ready)
+            for state in each.pools.values():
+                role = "prefill" if state.pool.role == "prefill" else "decode"
+                self.replicas[role].set(model, to=self.replicas[role].get(model) + state.ready)
             traffic = each.traffic
             if traffic is not None and traffic.answered:
                 mean = traffic.duration_sum / traffic.answered
                 durations.set(model, to=mean)
-            for pool in each.pools.values():
-                for engine in pool.engines:
+            for state in each.pools.values():
+                for engine in state.engines:
                     labels = (model, engine.worker, str(engine.rank))
                     for gauge, value in (
                         (self.queued_prefill, engine.queued_prefill_tokens),
@@ -151,7 +157,7 @@ class PlannerMetrics:
                             gauge.set(*labels, to=value)
 
     def wants(self, targets: Iterable[tuple[str, str, int]]) -> None:
-        """Show how many there should be: (model, role, replicas) of each pool."""
+        """Show the desired replicas: (model, role, replicas) of each pool."""
         for gauge in self.wanted.values():
             gauge.clear()
         for model, role, replicas in targets:
@@ -159,15 +165,15 @@ class PlannerMetrics:
             gauge.set(model, to=gauge.get(model) + replicas)
 
     def refused(self, code: str) -> None:
-        """Count a plugin that was not let in."""
+        """Count a plugin whose registration was refused."""
         self.refusals.add(code)
 
     def alarmed(self, code: str) -> None:
-        """Count something that somebody should look at."""
+        """Count an alarm for the operator."""
         self.alarms.add(code)
 
     def render(self) -> str:
-        """Return all of it in the text format of Prometheus."""
+        """Return all metrics in the text format of Prometheus."""
         return self.registry.render()
 
     def _gauge(self, name: str, help: str) -> Gauge:
@@ -178,7 +184,7 @@ class PlannerMetrics:
         for gauge in (*self.observed.values(), *self.predicted.values()):
             if gauge is not durations:
                 gauge.clear()
-        for gauge in (self.pool_replicas, self.pool_target, self.health, self.attainment, self.overriding):
+        for gauge in (self.pool_replicas, self.pool_target, self.health, self.attainment, self.overriding, self.short):
             gauge.clear()
 
     def _model(self, model: str, tick: ModelTick) -> None:
@@ -188,8 +194,8 @@ class PlannerMetrics:
             "ttft_ms": _ms(tick.ttft),
             "itl_ms": _ms(tick.itl),
             "requests_per_second": tick.rate,
-            "input_sequence_tokens": tick.isl,
-            "output_sequence_tokens": tick.osl,
+            "input_sequence_tokens": tick.shape.isl,
+            "output_sequence_tokens": tick.shape.osl,
         }
         for name, value in seen.items():
             if value is not None:
@@ -200,7 +206,7 @@ class PlannerMetrics:
         if tick.judged:
             self.attainment.set(model, to=tick.in_slo / tick.judged)
 
-    def _said(self, said: PluginSaid, record: TickRecord) -> None:
+    def _said(self, said: PluginResult, record: TickRecord) -> None:
         self.evaluations.add(said.id, said.stage, said.result)
         self.overriding.set(said.id, to=float(said.result in ("override", "held")))
         if said.result == "held":
@@ -224,9 +230,9 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _expected(predicted: Mapping[str, Any]) -> dict[str, float | None]:
-    seconds, requests = predicted.get("seconds"), predicted.get("requests")
+    seconds, requests, shape = predicted.get("seconds"), predicted.get("requests"), predicted.get("shape", {})
     return {
         "requests_per_second": requests / seconds if seconds and requests is not None else None,
-        "input_sequence_tokens": predicted.get("isl"),
-        "output_sequence_tokens": predicted.get("osl"),
+        "input_sequence_tokens": shape.get("isl"),
+        "output_sequence_tokens": shape.get("osl"),
     }

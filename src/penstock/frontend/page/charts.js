@@ -5,7 +5,7 @@ import {ended, per} from "./history.js";
 
 const promised = history => ["slo_ttft", "slo_itl"].some(name => history.columns[name]?.some(value => value != null));
 const inSlo = read => per(read("in_slo"), read("judged"));
-const hits = read => per(read("cached_tokens"), read("told_tokens"));
+const hits = read => per(read("cached_tokens"), read("cache_reported_tokens"));
 
 function latency(history, name, title, about) {
   const column = part => history.columns[`${name}_${part}`] ?? [];

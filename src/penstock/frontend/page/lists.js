@@ -23,6 +23,7 @@ export function workers(element, list, empty, open) {
       (worker.role ?? "aggregated") === "aggregated" ? null : h("span", {class: "soft"}, worker.role),
       h("span", {}, `${number(worker.requests, 0)} ${worker.requests === 1 ? "request" : "requests"}`),
       h("span", {class: "soft"}, `KV ${share == null ? `${number(worker.blocks, 0)} blocks` : percent(share)}`),
+      worker.restarts ? h("span", {class: "warn", title: worker.restart_reason}, `restarted ${worker.restarts === 1 ? "once" : `${number(worker.restarts, 0)} times`}`) : null,
       meter(share));
     return tile;
   });
@@ -46,7 +47,7 @@ export function decisions(list, zero, explain, empty) {
         when(decision.at / 1e9, zero), opener(decision.request, explain), h("b", {}, target(decision.chosen)),
         mine ? `${number(mine.total)} ${mine.unit}` : NONE, number(best), ...["prefill", "decode", "queue", "transfer"].map(name => number(mine?.[name])),
         `${number(decision.isl)} tokens`, number(decision.expected_cached_tokens),
-        `${staged(decision)}${decision.mode}: ${decision.because}${decision.attempt > 1 ? ` (attempt ${decision.attempt})` : ""}`]};
+        `${staged(decision)}${decision.mode}: ${decision.reason}${decision.attempt > 1 ? ` (attempt ${decision.attempt})` : ""}`]};
     }), empty);
 }
 
@@ -78,7 +79,7 @@ export function models(status) {
 export function explained(found, zero) {
   if (!found.decisions.length) return [h("p", {class: "empty"}, found.request ? "It was never placed on a worker." : "It waits for a worker.")];
   return found.decisions.flatMap(decision => [
-    h("p", {}, `Attempt ${decision.attempt} went to `, h("b", {}, target(decision.chosen)), ` by ${decision.mode} at ${when(decision.at / 1e9, zero)}: ${decision.because}`),
+    h("p", {}, `Attempt ${decision.attempt} went to `, h("b", {}, target(decision.chosen)), ` by ${decision.mode} at ${when(decision.at / 1e9, zero)}: ${decision.reason}`),
     decision.flow ? h("p", {class: "soft"}, `${staged(decision)}${decision.flow}`) : null,
     h("div", {class: "panel"}, table("Candidates", ["<Candidate", "Cost", "Prefill", "Decode", "Queue", "Transfer", "Discount", "Overlap blocks", "Cached tokens", "Requests", "Prefill tokens", "KV blocks", "<Index"],
       decision.candidates.slice().sort((a, b) => a.total - b.total).map(one => {

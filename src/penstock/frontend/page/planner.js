@@ -8,7 +8,8 @@ const KEPT = 4000, LISTED = 12;
 const CHANGES = ["apply", "advise"];
 
 const changes = record => Object.entries(record.pools ?? {}).filter(([, pool]) => pool.target !== pool.desired);
-const reason = record => (record.chosen?.[0] ?? record.bound?.[0])?.text ?? record.outcome;
+/** Return why the pools changed: each one's own reason. */
+const reason = record => [...new Set(changes(record).map(([, pool]) => pool.why).filter(Boolean))].join("; ") || (record.chosen?.[0] ?? record.bound?.[0])?.text || record.outcome;
 
 /** Return {at, q50, low, high} of what a record forecasts for a model, or null. */
 export function forecast(record, model) {
@@ -103,7 +104,7 @@ export class Planner {
     replace(decisions, table("The planner's decisions", ["<Time", "Tick", "<What", "<Because"], rows.map(record => ({wrap: 3, cells: [
       when(record.at, zero), number(record.tick, 0),
       h("b", {}, changes(record).map(([pool, seen]) => `${pool} ${seen.desired} → ${seen.target}`).join(", ") || NONE),
-      `${record.outcome === "advise" ? "advice: " : ""}${reason(record)}${record.bound?.length && record.chosen?.length ? `; ${record.bound[0].text}` : ""}`]})),
+      `${record.outcome === "advise" ? "advice: " : ""}${reason(record)}`]})),
     "Nothing was changed until then."));
   }
 

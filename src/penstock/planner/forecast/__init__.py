@@ -1,1 +1,1 @@
-"""What will come? Predictors of demand, plain and classic, and an ensemble that says how sure it is."""
+"""Forecasts of demand: plain and classic predictors, and an ensemble with quantiles."""

@@ -1,9 +1,9 @@
-"""Will it stay as it is? The last value, for steady traffic and long intervals."""
+"""Constant predictor: the last value, for steady traffic and long intervals."""
 
-from penstock.planner.forecast.base import Series
+from penstock.planner.forecast.predictor import PredictionSeries
 
 
-class Constant(Series):
+class ConstantPredictor(PredictionSeries):
     """The next value is the last one; 0 before any."""
 
     name = "constant"

@@ -1,9 +1,9 @@
-"""How high will the rate of arrivals be, and how sure is that? Experts weighed by their errors; quantiles by ours.
+"""Ensemble forecast of the arrival rate: experts weighted by their errors, quantiles from its own errors.
 
-For every horizon each expert's forecast is held against what came. Experts that erred less weigh more (multiplicative
-weights over a fading loss); how far the mixture itself was off at that horizon gives the quantiles (split conformal,
-with forgetting). The noise of counting is taken out of the spread: what is wanted is the rate, and who sizes by it
-accounts for random arrivals.
+For every horizon each expert's forecast is compared with the actual rate. Experts with smaller errors weigh more
+(multiplicative weights over a fading loss); the errors of the mixture itself at that horizon give the quantiles (split
+conformal, with forgetting). The noise of counting is removed from the spread: the forecast is of the rate, and the
+sizing that uses it accounts for random arrivals.
 """
 
 import math
@@ -18,49 +18,55 @@ from penstock.planner.forecast.experts import Expert, usual
 Floats = npt.NDArray[np.float64]
 
 RANKS: tuple[float, ...] = (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995)
-"""Ranks that are told, ascending."""
+"""Ranks of the forecast, ascending."""
 AHEAD: tuple[int, ...] = (1, 2, 4, 8, 12, 20, 30, 40)
-"""Bins ahead that are learnt; what is between is read off the line."""
+"""Bins ahead that are learnt; horizons between them are interpolated."""
 FADE = 0.985
-"""What is left of an old error from one bin to the next: half after 46 bins."""
+"""Share of an old error that is left after one bin: half after 46 bins."""
 SHARPNESS = 8.0
-"""How strongly a lower loss weighs; 0 is a plain mean."""
-JUST_NOW, JUST_FADE, JUST_SHARP = 1, 0.7, 2.0
-"""How the last few bins count beside: place in `AHEAD` of the horizon, what is left of an error from bin to bin, and
-how strongly it weighs. A trend that overshoots at this moment must not be followed until its far forecasts come due."""
+"""How strongly a lower loss is preferred; 0 is a plain mean."""
+BORROWED = 2.0
+"""Weight of the errors over the next shorter horizon, in errors."""
+JUST_NOW, JUST_FADE, JUST_SHARP = 1, 0.7, 4.0
+"""Extra weight of the last few bins: place in `AHEAD` of the horizon, share of an error left from bin to bin, and
+strength. A trend that overshoots at this moment must not be followed until its far forecasts come due."""
 JUMP, YOUNGEST, OFF_OVER = 5.0, 4, 60
-"""Standard deviations from which a bin is a jump; bins before which nothing is; bins over which these are learnt."""
+"""Standard deviations from which a bin is a jump; bins before which there is none; bins over which these are learnt."""
+OUTLIER = 2.0
+"""Standard deviations beyond which an error adds no more to them: a jump must not hide itself."""
+PAIR = 1
+"""Place in `AHEAD` of the horizon of two bins."""
 RESIDUALS = 160
 """Errors kept per horizon."""
 PRIOR = 12
-"""Errors that what is assumed at the start counts for."""
+"""Weight of the assumed spread at the start, in errors."""
 REACH = 1.5
-"""Most that the middle of a forecast rises above the present rate, as a factor: trends are not followed for ever."""
+"""Most that the middle of a forecast rises above the present rate, as a factor: trends do not go on for ever."""
 BEYOND, ABOVE = 1.1, 1.2
-"""How far the upper ranks may go: above the highest rate that was ever seen, or above the middle where that is more.
-Errors made on the way up, added to a rate that is at its peak, would say that it doubles again."""
+"""How far the upper ranks may go: above the highest rate observed, or above the middle where that is more. Without it,
+errors made on the way up, added to a rate at its peak, would forecast that it doubles again."""
 YOUNG, YOUTH = 0.8, 80.0
-"""How much further they may go above the middle at the very start, when the highest rate seen says little, and bins
+"""How much further they may go above the middle at the very start, when the highest observed rate means little; bins
 after which a third of that is left."""
 HIGHEST_FADE = 0.9998
-"""What is left of the highest rate from one bin to the next: half after 14 hours."""
+"""Share of the highest rate that is left after one bin: half after 14 hours."""
 ASSUMED = 0.25
-"""Relative spread of a rate that is assumed over `AHEAD`'s longest horizon before anything was learnt."""
+"""Relative spread of a rate that is assumed over `AHEAD`'s longest horizon before anything is learnt."""
 
 
 class RateForecast:
-    """Forecast the rate of one stream of arrivals.
+    """Forecasts the rate of one stream of arrivals.
 
     Args:
         width: seconds of a bin.
-        experts: who is asked; by default `penstock.planner.forecast.experts.usual`.
+        experts: the forecasts to mix; by default `penstock.planner.forecast.experts.usual`.
     """
 
     def __init__(self, width: float = 15.0, experts: Sequence[Expert] | None = None) -> None:
         self.width = width
         self.experts = list(usual() if experts is None else experts)
         self._open = 0.0
-        """Arrivals of the bin that is not full yet..."""
+        """Arrivals of the open bin..."""
         self._filled = 0.0
         """... and its seconds."""
         self._bins = 0
@@ -68,22 +74,24 @@ class RateForecast:
         self._recent: list[float] = []
         """Rates of the last bins..."""
         self._highest = 0.0
-        """... and the highest mean of these that was seen, fading."""
+        """... and their highest mean so far, fading."""
         self._loss = np.zeros((len(AHEAD), len(self.experts)))
         self._seen = np.zeros((len(AHEAD), len(self.experts)))
         self._next = 0.0
         """The mixture's forecast for the next bin..."""
         self._off = 0.0
-        """... and the variance of its errors beside that of counting; of the square root, as all here."""
+        """... and the variance of its errors beside that of counting; of the square root, as everywhere here."""
         self._just = np.zeros(len(self.experts))
         """Each expert's loss of the last few bins."""
         self._pending: list[list[tuple[int, list[float], float]]] = [[] for _ in AHEAD]
-        """Per horizon: (bin it is about, each expert's value or NaN, the mixture's)."""
+        """Per horizon: (bin it is for, each expert's value or NaN, the mixture's)."""
         self._errors: list[list[float]] = [[] for _ in AHEAD]
+        self._jumped = 0
+        """Bin of the last jump."""
 
     @property
     def bins(self) -> int:
-        """Full bins that were taken in."""
+        """Full bins so far."""
         return self._bins
 
     @property
@@ -94,7 +102,7 @@ class RateForecast:
         return self._open / self._filled if self._filled else 0.0
 
     def add(self, arrived: float, seconds: float) -> None:
-        """Take in arrivals of the last ``seconds``; they are spread evenly over the bins that these touch."""
+        """Add arrivals of the last ``seconds``; they are spread evenly over the bins that these touch."""
         if seconds <= 0.0:
             return
         rate = arrived / seconds
@@ -115,12 +123,12 @@ class RateForecast:
         spread = np.array([self._spread(number, ranks) for number in range(len(AHEAD))])  # (ahead, ranks)
         ahead = np.array(AHEAD) * self.width
         wanted = np.asarray(horizons, dtype=np.float64)
-        # At horizon 0 it is what it is now; the first bin ahead says how well that is known.
+        # Horizon 0 is the present; the spread of the first bin ahead tells how well that is known.
         points = np.concatenate(([0.0], ahead))
         centre = np.concatenate(([middle[0]], middle))
         found = np.empty((len(ranks), len(wanted)))
         now = sum(self._recent) / len(self._recent)
-        # Where hardly anything has come so far, a little more is no sign of anything.
+        # Where hardly anything has arrived so far, a little more is no evidence.
         middles = np.minimum(np.interp(wanted, points, centre), math.sqrt(max(REACH * now, 2.0 / self.width)))
         above = ABOVE + YOUNG * math.exp(-self._bins / YOUTH)
         most = np.maximum(above * middles**2, BEYOND * max(self._highest, 2.0 / self.width))
@@ -141,12 +149,19 @@ class RateForecast:
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def _close(self, rate: float) -> None:
-        """A bin is full: learn from what it was, then look ahead again."""
+        """Learn from a full bin, then forecast again."""
         root = math.sqrt(rate)
         self._bins += 1
         self._rate = rate
         self._recent = [*self._recent[-3:], rate]
         self._highest = max(self._highest * HIGHEST_FADE, sum(self._recent) / len(self._recent))
+        jump = self._jump(root)
+        cut = not jump and self._cut_jump()
+        if jump or cut:
+            self._jumped = self._bins
+        if cut:  # its first half was counted as an error of the bin before
+            for learnt in self._errors:
+                del learnt[-1:]
         for number in range(len(AHEAD)):
             pending = self._pending[number]
             while pending and pending[0][0] <= self._bins:
@@ -161,9 +176,10 @@ class RateForecast:
                     self._just = JUST_FADE * self._just + np.where(
                         known, errors, float(np.max(errors[known], initial=0.0))
                     )
-                self._errors[number].append(root - mixed)
-                del self._errors[number][:-RESIDUALS]
-        jump = self._jump(root)
+                # An unforeseeable jump means nothing for the errors of forecasts where nothing jumps.
+                if self._bins - AHEAD[number] >= self._jumped:
+                    self._errors[number].append(root - mixed)
+                    del self._errors[number][:-RESIDUALS]
         for expert in self.experts:
             if jump:
                 expert.shift(jump)
@@ -175,28 +191,41 @@ class RateForecast:
         self._next = self._pending[0][-1][2]
 
     def _jump(self, root: float) -> float:
-        """Return by how much a bin jumped off all that was expected of it; 0 where it did not.
+        """Return how far a bin jumped off its forecast; 0 where it did not.
 
-        A jump taken for a slope would be forecast to go on rising.
+        A jump taken for a slope would be forecast to keep rising.
         """
         off = root - self._next
         noise = 0.25 / self.width + self._off
         jumped = self._bins > YOUNGEST and off * off > JUMP * JUMP * noise
         if self._bins > 1 and not jumped:
-            self._off += (off * off - 0.25 / self.width - self._off) / min(self._bins, OFF_OVER)
+            usual = min(off * off, OUTLIER * OUTLIER * noise)
+            self._off += (usual - 0.25 / self.width - self._off) / min(self._bins, OFF_OVER)
             self._off = max(0.0, self._off)
         return off if jumped else 0.0
 
+    def _cut_jump(self) -> bool:
+        """Return whether the last two bins jumped together: the end of a bin may cut a jump in two."""
+        if self._bins <= YOUNGEST:
+            return False
+        off = math.sqrt(sum(self._recent[-2:]) / 2.0) - self._pending[PAIR][0][2]
+        return off * off > JUMP * JUMP * (0.125 / self.width + self._off)
+
     def _weights(self, number: int) -> Floats:
-        seen = self._seen[number]
-        mean = np.where(seen > 0.0, self._loss[number] / np.maximum(seen, 1e-9), np.nan)
+        # Far forecasts come due late: until then, errors over the shorter horizons decide.
+        mean = np.full(len(self.experts), np.nan)
+        for loss, seen in zip(self._loss[: number + 1], self._seen[: number + 1], strict=True):
+            borrowed = np.where(np.isnan(mean), 0.0, BORROWED)
+            judged = seen + borrowed > 0.0
+            total = loss + borrowed * np.nan_to_num(mean)
+            mean = np.where(judged, total / np.maximum(seen + borrowed, 1e-9), np.nan)
         if np.isnan(mean).all():
             return np.full(len(self.experts), 1.0 / len(self.experts))
-        # Who has not been judged yet counts like the worst, so that it has to earn its weight.
+        # An expert without errors yet counts like the worst, so that it has to earn its weight.
         mean = np.where(np.isnan(mean), np.nanmax(mean), mean)
         scale = max(float(mean.min()), 1e-6)
         just = self._just - float(self._just.min())
-        # Errors of counting alone say nothing: against them the last bins are held.
+        # Errors of counting alone mean nothing: they are the scale for the last bins.
         noise = 0.5 / math.sqrt(self.width) / (1.0 - JUST_FADE)
         weight = np.exp(-SHARPNESS * (mean / scale - 1.0) - JUST_SHARP * just / noise)
         return np.asarray(weight / weight.sum())
@@ -248,6 +277,7 @@ class RateForecast:
             "seen": self._seen.tolist(),
             "just": self._just.tolist(),
             "next": self._next,
+            "jumped": self._jumped,
             "off": self._off,
             "pending": [[list(entry) for entry in pending] for pending in self._pending],
             "errors": [list(errors) for errors in self._errors],
@@ -255,9 +285,10 @@ class RateForecast:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Become what wrote ``state``; its experts must be the same."""
+        """Restore the state that `snapshot` wrote; the experts must be the same."""
         self.width, self._open, self._filled = state["width"], state["open"], state["filled"]
         self._bins, self._rate = state["bins"], state["rate"]
+        self._jumped = state["jumped"]
         self._recent, self._highest = list(state["recent"]), state["highest"]
         self._loss, self._seen = np.array(state["loss"]), np.array(state["seen"])
         self._just = np.array(state["just"])

@@ -1,7 +1,7 @@
-"""Which simple forecasts does the ensemble weigh? Level, damped trend, curve, and what was a period ago.
+"""Simple forecasts that the ensemble mixes: level, damped trend, curve, and season.
 
-They work on the square root of a rate: there, the noise of counting is the same at any rate, so that one error of
-theirs can be held against another at another time of day.
+They work on the square root of a rate: there the noise of counting is the same at any rate, so that an error can
+be compared with one at another time of day.
 """
 
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ Floats = npt.NDArray[np.float64]
 
 
 class Expert(Protocol):
-    """One way to go on from what was seen."""
+    """One way to extrapolate the observed values."""
 
     name: str
 
     def add(self, value: float) -> None:
-        """Take in the value of the next bin."""
+        """Add the value of the next bin."""
         ...
 
     def shift(self, by: float) -> None:
-        """Everything is higher by so much from now on: a jump, which says nothing of how it goes on."""
+        """Shift everything up by so much: a jump, which means nothing for the slope."""
         ...
 
     def path(self, steps: Sequence[int]) -> Floats | None:
-        """Return the values expected so many bins ahead, shape (len(steps),); None where it can't tell yet."""
+        """Return the values expected so many bins ahead, shape (len(steps),); None where it has too few values."""
         ...
 
     def snapshot(self) -> Any:
@@ -35,12 +35,12 @@ class Expert(Protocol):
         ...
 
     def restore(self, state: Any) -> None:
-        """Become what wrote ``state``."""
+        """Restore the state that `snapshot` wrote."""
         ...
 
 
-class Level:
-    """It stays as it is: a mean that forgets with a time constant of ``bins``."""
+class LevelExpert:
+    """Level: a mean that forgets with a time constant of ``bins``."""
 
     def __init__(self, bins: float) -> None:
         self.name = f"level-{bins:g}"
@@ -68,11 +68,11 @@ class Level:
         self._level, self._count = state
 
 
-class Trend:
-    """It goes on as it went, ever less: level and slope with damping (Gardner and McKenzie 1985).
+class TrendExpert:
+    """Damped trend: level and slope, the slope fading (Gardner and McKenzie 1985).
 
     Args:
-        level, slope: gains, 0..1; ``damping``: what is left of the slope from one bin to the next, 0..1.
+        level, slope: gains, 0..1; ``damping``: share of the slope left from one bin to the next, 0..1.
     """
 
     def __init__(self, level: float, slope: float, damping: float) -> None:
@@ -113,10 +113,10 @@ class Trend:
         self._level, self._slope, self._count = state
 
 
-class Curve:
-    """It bends on as it bent: a parabola through the last values, the newest weighing most.
+class CurveExpert:
+    """Curve: a parabola through the last values, the newest weighing most.
 
-    Curvature and slope are drawn towards none, so that noise is not continued; what was seen is exceeded by little.
+    Curvature and slope are shrunk towards zero, so that noise is not continued; it exceeds past values by little.
 
     Args:
         memory: bins after which a value weighs a third of the newest.
@@ -124,7 +124,7 @@ class Curve:
 
     SHRINK = (0.0, 0.5, 1.0)
     HIGHEST = 1.3
-    """Times the highest value remembered."""
+    """Limit, as a factor on the highest value remembered."""
 
     def __init__(self, memory: int) -> None:
         self.name = f"curve-{memory}"
@@ -158,14 +158,14 @@ class Curve:
         self._values = list(state)
 
 
-class Seasonal:
-    """It goes as it went one period ago, shifted by how much higher or lower it is now.
+class SeasonalExpert:
+    """Season: the values of one period ago, shifted by the present difference.
 
-    The period is found in what was seen: the lag at which it is most like itself, once two such periods were seen.
+    The period is the lag with the highest autocorrelation, once two such periods were observed.
 
     Args:
         longest: most bins that are remembered; periods up to half of it can be found.
-        group: bins that are averaged into one before periods are looked for.
+        group: bins that are averaged into one before the search for periods.
     """
 
     LEAST = 0.5
@@ -174,7 +174,7 @@ class Seasonal:
     def __init__(self, longest: int = 12_000, group: int = 4) -> None:
         self.name = "seasonal"
         self.period: int | None = None
-        """In bins; None while none was found."""
+        """In bins; None until one is found."""
         self._longest = longest
         self._group = group
         self._values: list[float] = []
@@ -190,7 +190,7 @@ class Seasonal:
             self._next_search = max(4 * self._group, len(self._values) // 32)
 
     def shift(self, by: float) -> None:
-        """Nothing: a jump is part of the season, or it is found in how much higher it is now than a period ago."""
+        """Do nothing: a jump is part of the season, or it shows in the difference from a period ago."""
 
     def path(self, steps: Sequence[int]) -> Floats | None:
         if self.period is None or len(self._values) < self.period + max(steps):
@@ -221,7 +221,7 @@ class Seasonal:
             return None
         lags = np.arange(count)
         auto = auto / auto[0] * count / np.maximum(1, count - lags)
-        # The first descent is likeness to what was just before, not a period.
+        # Up to the first descent a value resembles its neighbours; that is no period.
         below = np.flatnonzero(auto < 0.0)
         if not len(below):
             return None
@@ -241,14 +241,16 @@ class Seasonal:
 
 
 def usual() -> list[Expert]:
-    """Return the experts that are asked where nobody says otherwise."""
+    """Return the default experts."""
     return [
-        Level(2),
-        Level(10),
-        Trend(0.4, 0.1, 0.95),
-        Trend(0.3, 0.05, 0.98),
-        Trend(0.15, 0.03, 0.99),
-        Curve(12),
-        Curve(30),
-        Seasonal(),
+        LevelExpert(1),
+        LevelExpert(2),
+        LevelExpert(10),
+        LevelExpert(40),
+        TrendExpert(0.4, 0.1, 0.95),
+        TrendExpert(0.3, 0.05, 0.98),
+        TrendExpert(0.15, 0.03, 0.99),
+        CurveExpert(12),
+        CurveExpert(30),
+        SeasonalExpert(),
     ]

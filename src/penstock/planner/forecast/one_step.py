@@ -1,18 +1,18 @@
-"""What do the ensemble and its experts say of one interval ahead? The same models behind the predictors' seam."""
+"""One-step predictors: the ensemble and its experts behind the classic predictors' protocol, one interval ahead."""
 
 from collections.abc import Callable
 from typing import Any
 
-from penstock.planner.forecast.base import Series
 from penstock.planner.forecast.ensemble import RateForecast
-from penstock.planner.forecast.experts import Expert, Seasonal, Trend
+from penstock.planner.forecast.experts import Expert, SeasonalExpert, TrendExpert
+from penstock.planner.forecast.predictor import PredictionSeries
 
 
-class Expertly(Series):
-    """One expert on the values themselves.
+class ExpertPredictor(PredictionSeries):
+    """One expert, applied to the values themselves.
 
     Args:
-        name: by which settings know it.
+        name: its name in the settings.
         make: makes the expert.
     """
 
@@ -35,8 +35,8 @@ class Expertly(Series):
         self._expert.restore(state)
 
 
-class Ensemble(Series):
-    """All experts, weighed by their errors one interval ahead; the middle of the forecast counts."""
+class EnsemblePredictor(PredictionSeries):
+    """All experts, weighted by their errors one interval ahead; the middle of the forecast counts."""
 
     name = "ensemble"
 
@@ -57,11 +57,11 @@ class Ensemble(Series):
         self._forecast.restore(state)
 
 
-def seasonal(*, log1p: bool = False) -> Expertly:
-    """Return the seasonal naive forecast: as one period ago, once a period was seen twice; else the last value."""
-    return Expertly("seasonal", lambda: Seasonal(group=1), log1p=log1p)
+def seasonal(*, log1p: bool = False) -> ExpertPredictor:
+    """Return the seasonal naive forecast: the value of one period ago, once two periods were seen; else the last."""
+    return ExpertPredictor("seasonal", lambda: SeasonalExpert(group=1), log1p=log1p)
 
 
-def damped_trend(*, log1p: bool = False) -> Expertly:
-    """Return the damped trend: it goes on as it went, ever less."""
-    return Expertly("trend", lambda: Trend(0.5, 0.2, 0.9), log1p=log1p)
+def damped_trend(*, log1p: bool = False) -> ExpertPredictor:
+    """Return the damped trend: the last slope, fading."""
+    return ExpertPredictor("trend", lambda: TrendExpert(0.5, 0.2, 0.9), log1p=log1p)

@@ -1,25 +1,24 @@
-"""Is there a season in it? Prophet, of the extra ``forecast``: fitted anew on a window of values for each forecast."""
+"""Prophet predictor for trend and seasons, of the extra ``forecast``: fitted to a window for each forecast."""
 
 import importlib
 import logging
-import math
 import warnings
 from typing import Any
 
 from penstock.kernel.errors import ConfigError
-from penstock.planner.forecast.base import MODEL_ERRORS, Series
+from penstock.planner.forecast.predictor import MODEL_ERRORS, PredictionSeries
 
 HINT = "pip install 'penstock[forecast]', or choose constant or kalman"
 EPOCH = "2024-01-01"
-"""Where its time axis begins: only distances count."""
+"""Start of its time axis: only distances count."""
 
 
-class Prophet(Series):
+class ProphetPredictor(PredictionSeries):
     """Trend and seasons.
 
     Args:
         step: seconds between two values.
-        window: values that it is fitted to; ``min_points``: below it the last one is told.
+        window: values for the fit; ``min_points``: with fewer values the last one is the forecast.
     Raises:
         ConfigError: prophet is not installed.
     Cost: some 100 ms per forecast.
@@ -36,7 +35,7 @@ class Prophet(Series):
             raise ConfigError("the predictor is prophet, which is not installed", hint=HINT) from error
         self._step, self._min_points = step, min_points
         self._first = 0
-        """Place of the eldest value on the time axis: a season stays where it was while the window moves on."""
+        """Place of the oldest value on the time axis: a season keeps its place while the window moves on."""
 
     def _learn(self, value: float) -> None:
         if len(self.values) == self.kept:
@@ -45,11 +44,11 @@ class Prophet(Series):
     def _next(self) -> float | None:
         if len(self.values) < self._min_points:
             return None
-        terms = [math.log1p(value) for value in self.values] if self.log1p else self.values
+        terms = self.terms
         step = self._tables.Timedelta(seconds=self._step)
         start = self._tables.Timestamp(EPOCH) + self._first * step
         times = [start + place * step for place in range(len(terms) + 1)]
-        logging.getLogger("cmdstanpy").setLevel(logging.WARNING)  # it tells every fit at level INFO
+        logging.getLogger("cmdstanpy").setLevel(logging.WARNING)  # it logs every fit at level INFO
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -57,7 +56,7 @@ class Prophet(Series):
                 model.fit(self._tables.DataFrame({"ds": times[:-1], "y": terms}))
                 told = model.predict(self._tables.DataFrame({"ds": times[-1:]}))
                 return float(told["yhat"].iloc[0])
-        except MODEL_ERRORS as error:  # the last value is told, and why is counted
+        except MODEL_ERRORS as error:  # the last value is the forecast, and the reason is counted
             self.failed(error)
             return None
 

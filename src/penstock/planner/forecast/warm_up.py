@@ -1,25 +1,25 @@
-"""What did an earlier day look like? A trace's requests in intervals, for predictors to begin with."""
+"""Warm-up of predictors: the requests of an earlier trace, counted in intervals."""
 
 import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from penstock.planner.forecast.base import Interval, Shape
+from penstock.kernel.values import RequestShape
+from penstock.planner.forecast.predictor import IntervalCounts, IntervalShape
 
 INTERVALS_MAX = 100_000
-"""Intervals of one trace: more means that its times are not in seconds."""
+"""Most intervals of one trace: more means that its times are not in seconds."""
 
 
-class Row(NamedTuple):
-    """One request of a trace. ``arrival``: seconds; ``isl``, ``osl``: tokens."""
+class TraceInterval(NamedTuple):
+    """One request of a trace. ``arrival``: seconds."""
 
     arrival: float
-    isl: float
-    osl: float
+    shape: RequestShape[int]
 
 
-def intervals(rows: Iterable[Row], width: float) -> Iterator[Interval]:
-    """Yield what each interval of ``width`` seconds had, from the first arrival on; a gap is one without requests.
+def intervals(rows: Iterable[TraceInterval], width: float) -> Iterator[IntervalCounts]:
+    """Yield the counts of each interval of ``width`` seconds, from the first arrival on; a gap has no requests.
 
     Args:
         rows: in any order.
@@ -33,7 +33,7 @@ def intervals(rows: Iterable[Row], width: float) -> Iterator[Interval]:
         if not math.isfinite(row.arrival):
             raise ValueError(f"an arrival at {row.arrival}")
         found = counts.setdefault(math.floor(row.arrival / width), [0.0, 0.0, 0.0])
-        for place, value in enumerate((1.0, row.isl, row.osl)):
+        for place, value in enumerate((1.0, row.shape.isl, row.shape.osl)):
             found[place] += value
     if not counts:
         return
@@ -42,14 +42,15 @@ def intervals(rows: Iterable[Row], width: float) -> Iterator[Interval]:
         raise ValueError(f"{last - first} intervals of {width:g} s: are the times in seconds?")
     for place in range(first, last + 1):
         requests, prompts, outputs = counts.get(place, (0.0, 0.0, 0.0))
-        yield Interval(requests, prompts / requests, outputs / requests) if requests else Interval(0.0, 0.0, 0.0)
+        each = requests or 1.0
+        yield IntervalCounts(requests, RequestShape(prompts / each, outputs / each))
 
 
-def warm_up(shape: Shape, rows: Iterable[Row], width: float) -> int:
-    """Let predictors see a trace before they see traffic; return how many intervals that were."""
+def warm_up(shape: IntervalShape, rows: Iterable[TraceInterval], width: float) -> int:
+    """Feed a trace to predictors before any traffic; return the number of intervals."""
     count = 0
     for seen in intervals(rows, width):
-        shape.add(seen)
+        shape.add(seen.requests, seen.shape)
         count += 1
     shape.warmed_up()
     return count

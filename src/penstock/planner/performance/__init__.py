@@ -1,1 +1,1 @@
-"""How long does an engine take? One Protocol, and models of it made from whatever is known of an engine."""
+"""Performance models of engines: one Protocol, and a model for each source of measurements."""

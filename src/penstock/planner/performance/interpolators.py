@@ -1,7 +1,7 @@
-"""What do the curves of a profile say at a length that was not measured? The interpolators of the early SLA planner.
+"""Interpolators of Dynamo's early SLA planner: TTFT, ITL and throughput of a profile, between its measured points.
 
 A profile is a sweep of one configuration: TTFT and throughput per GPU over prompt length, and ITL and throughput per
-GPU over how full the KV cache is and how long contexts are. Beyond the sweep its edge counts.
+GPU over KV cache usage and context length. Beyond the sweep its edge counts.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.planner.performance.model import Floats
+from penstock.planner.performance.performance_model import Floats
 
 STEPS = 100
-"""Fill levels of the cache that a search for the best throughput looks at."""
+"""Fill levels of the cache that a search for the best throughput tries."""
 
 
 class BestThroughput(NamedTuple):
@@ -54,7 +54,7 @@ class DecodeInterpolator:
     Args:
         usage: share of the KV cache that is in use, 0..1, shape (m,); ``context``: tokens per sequence; ``itl``
             seconds; ``per_gpu`` tokens/s/GPU.
-        kv_tokens: that the cache has room for.
+        kv_tokens: capacity of the cache.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DecodeInterpolator:
     def find_best_throughput_per_gpu(self, itl: float, context: float) -> BestThroughput:
         """Return the throughput at the highest fill level whose ITL is within ``itl`` seconds.
 
-        Where none is, that of the lowest one: somebody has to serve, as well as it goes.
+        Where there is none, that of the lowest level: the pool has to serve, as well as it can.
         """
         for level in np.linspace(1.0, 0.0, STEPS):
             usage = float(level)
@@ -105,6 +105,6 @@ class DecodeInterpolator:
         return int(np.argmin(np.abs(self._contexts - context)))
 
     def _between(self, usage: float, context: float, column: int) -> float:
-        """Read off along the fill level for both neighbouring contexts, and go straight between them."""
+        """Interpolate along the fill level for both neighbouring contexts, and linearly between them."""
         values = np.asarray([np.interp(usage, row[0], row[column]) for row in self._rows])
         return float(np.interp(context, self._contexts, values))

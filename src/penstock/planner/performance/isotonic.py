@@ -1,4 +1,4 @@
-"""Which rising curve is nearest to some points? Pooling of neighbours that violate the order, and look-ups on it."""
+"""Isotonic regression: the nearest rising curve to some points, by pooling neighbours that violate the order."""
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,8 @@ def rising(values: Floats, weights: Floats) -> Floats:
     return np.repeat(np.asarray(means, dtype=np.float64), counts)
 
 
-class Curve:
-    """A nondecreasing line through points; beyond its last point it goes on as steeply as between the last two, below
+class IsotonicCurve:
+    """A nondecreasing line through points; beyond its last point it continues with `slope`, below
     its first it goes straight to ``origin`` at 0.
 
     Points with the same x are averaged.
@@ -53,7 +53,7 @@ class Curve:
 
     @property
     def slope(self) -> float:
-        """How steeply it goes on at the end: as over its upper half, since two last points alone may lie flat."""
+        """Slope beyond the last point: that of the curve's upper half, since the last two points alone may lie flat."""
         if len(self.x) < 2:
             return float(self.y[-1] / self.x[-1]) if self.x[-1] > 0.0 else 0.0
         middle = (len(self.x) - 1) // 2

@@ -1,4 +1,4 @@
-"""How does pass time grow with load? Lines through the passes of live engines, as the field's load loop fits them.
+"""Regressions of pass time over load from live engines' passes, as Dynamo's load loop fits them.
 
 Three lines by ordinary least squares: seconds over prompt tokens (prefill), over sequences and KV tokens (decode), over
 prompt tokens and KV tokens (aggregated). A line that would fall is not used.
@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.planner.performance.model import Floats
-from penstock.planner.performance.retention import Retention
+from penstock.planner.performance.performance_model import Floats
+from penstock.planner.performance.sample_retention import SampleRetention
 
 LEAST = 1e-6
-"""Seconds that a pass takes at least; a fitted line may say less near 0."""
+"""Least seconds of a pass; a fitted line may give less near 0."""
+OBSERVATIONS_MIN = 5
+"""Fewest samples for a fit: Dynamo's default."""
 HIT_MAX = 0.95
-"""A share of cache above this is taken for this: the last token of a prompt is always computed."""
+"""Upper bound for a share of cache: the last token of a prompt is always computed."""
 
 
-class Capacity(NamedTuple):
+class EngineRate(NamedTuple):
     """Requests per second that one engine can do, and with which latency (s). ``met``: within the service level."""
 
     rate: float
@@ -27,37 +29,28 @@ class Capacity(NamedTuple):
     met: bool = True
 
 
-class Line:
+class FittedLine:
     """Seconds as a linear function of some inputs, from a bounded set of samples.
 
     Args:
-        inputs: how many there are; ``needed``: samples below which nothing is said.
-        dropped: inputs whose coefficient may be taken for 0 where it comes out below.
+        inputs: how many there are.
+        dropped: inputs whose coefficient may be set to 0 where the fit makes it negative.
     """
 
-    def __init__(
-        self,
-        inputs: int,
-        needed: int = 5,
-        *,
-        dropped: Sequence[int] = (),
-        samples: int = 64,
-        buckets: int = 16,
-    ) -> None:
-        self.needed = needed
+    def __init__(self, inputs: int, *, dropped: Sequence[int] = ()) -> None:
         self._dropped = tuple(dropped)
         self._inputs = inputs
-        self._kept = Retention(inputs, samples, buckets)
+        self._kept = SampleRetention(inputs)
         self._fit: tuple[float, ...] | None = None
         self._dirty = False
         self.most: tuple[float, ...] = (0.0,) * inputs
-        """Highest value seen of each input."""
+        """Highest observed value of each input."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def add(self, inputs: Sequence[float], seconds: float) -> None:
-        """Take in one pass; those that took no time, such as signs of life, are passed over."""
+        """Add one pass; passes that took no time, such as heartbeats, are skipped."""
         if seconds > 0.0:
             self._kept.add(inputs, seconds)
             self.most = tuple(max(a, float(b)) for a, b in zip(self.most, inputs, strict=True))
@@ -65,10 +58,10 @@ class Line:
 
     @property
     def fit(self) -> tuple[float, ...] | None:
-        """(base, coefficient per input); None while too little is known, or where the line has always fallen.
+        """(base, coefficient per input); None with too few samples, or where the line has always fallen.
 
-        One that would fall is not used: the one before goes on, or an engine that has long been full, whose windows
-        are all alike, would be forgotten when it matters.
+        A falling line is not used: the earlier one stays, or the fit of an engine that was long full, whose windows
+        are all alike, would be lost when it matters.
         """
         if self._dirty:
             found, self._dirty = self._fitted(), False
@@ -87,7 +80,7 @@ class Line:
         return max(LEAST, fit[0] + sum(a * x for a, x in zip(fit[1:], inputs, strict=True)))
 
     def _fitted(self) -> tuple[float, ...] | None:
-        if len(self._kept) < self.needed:
+        if len(self._kept) < OBSERVATIONS_MIN:
             return None
         inputs, seconds = self._kept.arrays()
         found = least_squares(inputs, seconds)
@@ -115,12 +108,12 @@ def least_squares(inputs: Floats, seconds: Floats) -> tuple[float, ...]:
     return (mean - float(centre @ solved), *(float(each) for each in solved))
 
 
-def chunked(line: Line, tokens: float, chunk: int, *beside: float) -> float | None:
+def chunked(line: FittedLine, tokens: float, chunk: int, *beside: float) -> float | None:
     """Return seconds of a prompt that is computed ``chunk`` tokens at a time.
 
     Args:
-        beside: further inputs of the line, which every pass has too, such as KV tokens that are decoded.
-    Returns: 0 where there is nothing to compute; None where nothing is known.
+        beside: further inputs of the line that every pass has too, such as KV tokens that are decoded.
+    Returns: 0 where there is nothing to compute; None without a fit.
     """
     if line.fit is None or chunk <= 0:
         return None
@@ -136,32 +129,32 @@ def fresh(tokens: float, hit_rate: float | None) -> float:
     return tokens * (1.0 - min(HIT_MAX, max(0.0, hit_rate or 0.0)))
 
 
-class PrefillLine(Line):
+class PrefillRegression(FittedLine):
     """Seconds over prompt tokens of a pass."""
 
-    def __init__(self, needed: int = 5, *, samples: int = 64, buckets: int = 16) -> None:
-        super().__init__(1, needed, samples=samples, buckets=buckets)
+    def __init__(self) -> None:
+        super().__init__(1)
 
     def ttft(self, queued: float, isl: float, max_batched_tokens: int, hit_rate: float | None = None) -> float | None:
-        """Return seconds until the first token of one more prompt, behind ``queued`` tokens that wait."""
+        """Return seconds until the first token of one more prompt, behind ``queued`` waiting tokens."""
         return chunked(self, fresh(queued + isl, hit_rate), max_batched_tokens)
 
     def capacity(
         self, isl: float, max_batched_tokens: int, ttft: float, hit_rate: float | None = None
-    ) -> Capacity | None:
-        """Return what one engine can do, one prompt after the other. A missed TTFT still is its best."""
+    ) -> EngineRate | None:
+        """Return the rate of one engine, one prompt after the other. It counts even where it misses the TTFT."""
         seconds = chunked(self, fresh(isl, hit_rate), max_batched_tokens)
-        return Capacity(1.0 / seconds, seconds, 1, seconds <= ttft) if seconds else None
+        return EngineRate(1.0 / seconds, seconds, 1, seconds <= ttft) if seconds else None
 
 
-class DecodeLine(Line):
+class DecodeRegression(FittedLine):
     """Seconds over sequences and KV tokens of a pass."""
 
-    def __init__(self, needed: int = 5, *, samples: int = 64, buckets: int = 16) -> None:
-        super().__init__(2, needed, dropped=(0,), samples=samples, buckets=buckets)
+    def __init__(self) -> None:
+        super().__init__(2, dropped=(0,))
 
     def itl(self, seqs: float, kv: float, context: float) -> float | None:
-        """Return the ITL that one more request of ``context`` tokens would see."""
+        """Return the ITL that one more request of ``context`` tokens would have."""
         return None if self.fit is None else self.seconds(seqs + 1.0, kv + context)
 
     def capacity(
@@ -173,8 +166,8 @@ class DecodeLine(Line):
         kv_tokens: int | None = None,
         max_seqs: int | None = None,
         accept: float = 1.0,
-    ) -> Capacity | None:
-        """Return what one engine can do with the largest batch that keeps ``itl`` seconds; one sequence may miss it."""
+    ) -> EngineRate | None:
+        """Return the rate of one engine with the largest batch that keeps ``itl`` seconds; one sequence may miss it."""
         if self.fit is None or itl <= 0.0 or context <= 0.0 or osl <= 0.0:
             return None
         most = (self.most[1] if kv_tokens is None else kv_tokens) / context
@@ -188,14 +181,14 @@ class DecodeLine(Line):
             middle = (low + high + 1) // 2
             low, high = (middle, high) if seconds(middle) <= itl else (low, middle - 1)
         took = seconds(low)
-        return Capacity(low / (osl * took), took, low, took <= itl)
+        return EngineRate(low / (osl * took), took, low, took <= itl)
 
 
-class AggregatedLine(Line):
-    """Seconds over prompt tokens and KV tokens of a pass that does both."""
+class AggregatedRegression(FittedLine):
+    """Seconds over prompt tokens and KV tokens of a pass with both."""
 
-    def __init__(self, needed: int = 5, *, samples: int = 64, buckets: int = 16) -> None:
-        super().__init__(2, needed, samples=samples, buckets=buckets)
+    def __init__(self) -> None:
+        super().__init__(2)
 
     def ttft(
         self, queued: float, isl: float, max_batched_tokens: int, kv: float, hit_rate: float | None = None

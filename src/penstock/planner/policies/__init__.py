@@ -1,17 +1,18 @@
-"""Who decides how many? Each policy by its name, as the plugins that it is made of."""
+"""Planner policies by name, each as the plugins that it is made of."""
 
 from penstock.kernel.errors import ConfigError
-from penstock.planner.plugins import Plugin
-from penstock.planner.policies.known import Inputs
+from penstock.planner.limits.contradictions import of_hybrid, refuse
+from penstock.planner.plugins.plugin_registry import PlannerPlugin
+from penstock.planner.policies.policy_inputs import PolicyInputs
 from penstock.planner.settings import PlannerSettings
 
-__all__ = ["Inputs", "make", "plugins_of"]
+__all__ = ["PolicyInputs", "make", "plugins_of"]
 
-NOTHING_KNOWN = Inputs()
+NOTHING_KNOWN = PolicyInputs()
 
 
-def plugins_of(settings: PlannerSettings, inputs: Inputs = NOTHING_KNOWN) -> list[Plugin]:
-    """Return the plugins of what the settings ask for: the policy, or thresholds where the target is not ``sla``.
+def plugins_of(settings: PlannerSettings, inputs: PolicyInputs = NOTHING_KNOWN) -> list[PlannerPlugin]:
+    """Return the plugins for the settings: the policy, or thresholds where the target is not ``sla``.
 
     Raises:
         ConfigError: the policy lacks a setting or a library.
@@ -23,16 +24,16 @@ def plugins_of(settings: PlannerSettings, inputs: Inputs = NOTHING_KNOWN) -> lis
     return make(settings.policy, settings, inputs)
 
 
-def make(name: str, settings: PlannerSettings, inputs: Inputs = NOTHING_KNOWN) -> list[Plugin]:
+def make(name: str, settings: PlannerSettings, inputs: PolicyInputs = NOTHING_KNOWN) -> list[PlannerPlugin]:
     """Return the plugins of a policy.
 
     Args:
-        name: of the policy; ``thresholds`` is the field's default target, throughput.
-        inputs: what is known of engines before they serve, and traces for predictors to begin with.
+        name: of the policy; ``thresholds`` is Dynamo's default target, throughput.
+        inputs: known speeds of engines before they serve, and traces for predictors to begin with.
     Raises:
         ConfigError: there is no such policy, or it lacks a setting or a library.
     """
-    # Imported where they are used: nobody pays for a policy that is not chosen.
+    # Imported where they are used: a policy that is not chosen costs nothing.
     if name == "static":
         return []
     if name == "slo":
@@ -42,7 +43,7 @@ def make(name: str, settings: PlannerSettings, inputs: Inputs = NOTHING_KNOWN) -
 
         return [
             PerModel("slo_predict", SloPredict),
-            PerModel("slo_propose", lambda model: SloPropose(model, settings.slo, inputs.of(model))),
+            PerModel("slo_propose", lambda model: SloPropose(model, settings.slo, inputs)),
         ]
     if name == "thresholds":
         from penstock.planner.policies.thresholds import thresholds
@@ -63,16 +64,11 @@ def make(name: str, settings: PlannerSettings, inputs: Inputs = NOTHING_KNOWN) -
         predict = ThroughputPredict(settings, inputs)
         if name == "throughput-fpm":
             return [predict, ThroughputPropose(settings, inputs)]
-        if settings.load_interval >= settings.throughput_interval:
-            raise ConfigError(
-                f"planner.load_interval {settings.load_interval:g} s is not shorter than "
-                f"planner.throughput_interval {settings.throughput_interval:g} s",
-                hint="in policy hybrid the load loop works between two decisions for throughput",
-            )
+        refuse(of_hybrid(settings))
         floor = ThroughputPropose(settings, inputs, floor=True)
-        return [predict, floor, LoadFpm(settings, "consolidation", floor)]
+        return [predict, floor, LoadFpm(settings, inputs, "consolidation", floor)]
     if name in ("load-fpm", "load-fpm-1.6"):
         from penstock.planner.policies.load_fpm import load_fpm
 
-        return load_fpm(settings, "all-under" if name == "load-fpm" else "consolidation")
+        return load_fpm(settings, inputs, "all-under" if name == "load-fpm" else "consolidation")
     raise ConfigError(f"there is no planner policy {name!r}", hint="slo, hybrid, static and so on: see planner.policy")

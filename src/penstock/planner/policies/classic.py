@@ -1,4 +1,4 @@
-"""What do the field's older policies share? Pools by role, why nothing is done, one step up or down, and a budget.
+"""Common part of Dynamo's older policies: pools by role, reasons for no change, single steps, and a GPU budget.
 
 They know one prefill and one decode pool, or one aggregated pool, per model: the first of its role by name.
 """
@@ -6,11 +6,13 @@ They know one prefill and one decode pool, or one aggregated pool, per model: th
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from penstock.kernel.values import Role, StepStats
-from penstock.planner.budget import Pair, Widths, load_guard
-from penstock.planner.context import Context
-from penstock.planner.proposals import Accept, Because, Override, Result, Target
-from penstock.planner.seen import EngineSeen, ModelSeen, Observation, PoolSeen
+from penstock.planner.limits.gpu_budget import PoolPair, Widths, load_guard
+from penstock.planner.observation import EngineState, ModelState, Observation, PoolState
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.proposals import Accept, Override, PoolTarget, Reason, Result
 from penstock.planner.settings import BudgetSettings, PlannerMode, PoolLimits
 
 Loop = Literal["load", "throughput"]
@@ -23,30 +25,30 @@ ROLES_OF: dict[PlannerMode, tuple[Role, ...]] = {
 }
 
 
-class Team(NamedTuple):
-    """One pool and those of its engines that do its work at present. ``wanted``: replicas, as the stage before said."""
+class RolePool(NamedTuple):
+    """One pool and those of its engines that have its role at present. ``replicas``: from the stage before."""
 
     name: str
     role: Role
-    pool: PoolSeen
-    engines: tuple[EngineSeen, ...]
-    wanted: int
+    state: PoolState
+    engines: tuple[EngineState, ...]
+    replicas: int
 
     @property
     def starting(self) -> bool:
         """Whether replicas are on their way in or out, or can't be had."""
-        return not self.pool.settled
+        return not self.state.settled
 
 
-def teams_of(seen: ModelSeen, mode: PlannerMode, context: Context) -> dict[Role, Team]:
+def teams_of(seen: ModelState, mode: PlannerMode, context: PluginContext) -> dict[Role, RolePool]:
     """Return a model's pools by role, as far as the mode plans them."""
-    found: dict[Role, Team] = {}
+    found: dict[Role, RolePool] = {}
     for role in ROLES_OF[mode]:
-        pool = seen.pool(role)
-        if pool is not None:
-            name, told = pool
-            engines = tuple(engine for engine in told.engines if engine.role == role)
-            found[role] = Team(name, role, told, engines, context.baseline.get(name, told.desired))
+        named = seen.pool(role)
+        if named is not None:
+            name, state = named
+            engines = tuple(engine for engine in state.engines if engine.role == role)
+            found[role] = RolePool(name, role, state, engines, context.baseline.get(name, state.pool.desired))
     return found
 
 
@@ -56,79 +58,85 @@ def minimum_of(name: str, budget: BudgetSettings) -> int:
     return budget.min_replicas if least is None else least
 
 
-# --- what is said -----------------------------------------------------------------------------------------------------
+# --- reasons ----------------------------------------------------------------------------------------------------------
 
 
-def held(code: str, text: str, **facts: object) -> Because:
-    """Return why nothing is done about a pool."""
-    return Because(code=code, text=text, facts=facts)
+def hold_reason(code: str, text: str, **facts: object) -> Reason:
+    """Return the reason why a pool does not change. ``pool``: which one, where it is one."""
+    return Reason(code=code, text=text, facts=facts, pools=(str(facts["pool"]),) if "pool" in facts else ())
 
 
-def answer(targets: Sequence[Target], because: Iterable[Because], evidence: Mapping[str, object]) -> Result:
+def about(teams: Iterable[RolePool], because: Reason) -> Reason:
+    """Return a reason with the pools that it is about."""
+    return msgspec.structs.replace(because, pools=tuple(team.name for team in teams))
+
+
+def answer(targets: Sequence[PoolTarget], because: Iterable[Reason], evidence: Mapping[str, object]) -> Result:
     """Return targets with their reasons; without any target, only the reasons."""
     reasons = tuple(because)
     return (
-        Override(targets=tuple(targets), because=reasons, evidence=dict(evidence))
+        Override(targets=tuple(targets), reasons=reasons, evidence=dict(evidence))
         if targets
-        else Accept(because=reasons)
+        else Accept(reasons=reasons)
     )
 
 
-class Step(NamedTuple):
-    """What one loop wants of one pool: -1, 0 or +1 replicas, and why."""
+class ScaleStep(NamedTuple):
+    """One loop's step for one pool: -1, 0 or +1 replicas, and why."""
 
     delta: int
-    because: Because
+    reason: Reason
 
 
-def mismatch(team: Team) -> Because | None:
-    """Say whether the engines that tell of themselves are not those that serve: then no sum over them is right."""
+def mismatch(team: RolePool) -> Reason | None:
+    """Return the reason where the reporting engines are not the serving ones: then no sum over them is right."""
     told: dict[str, int] = {}
     for engine in team.engines:
         told[engine.worker] = told.get(engine.worker, 0) + 1
     if not told:
-        return held("no_fpm_data", f"no engine of {team.name} tells of its passes", pool=team.name)
-    if len(told) != team.pool.ready:
-        text = f"{len(told)} workers of {team.name} tell of themselves, {team.pool.ready} serve"
-        return held("worker_count_mismatch", text, pool=team.name, told=len(told), ready=team.pool.ready)
+        return hold_reason("no_fpm_data", f"no engine of {team.name} tells of its passes", pool=team.name)
+    if len(told) != team.state.ready:
+        text = f"{len(told)} workers of {team.name} tell of themselves, {team.state.ready} serve"
+        return hold_reason("worker_count_mismatch", text, pool=team.name, told=len(told), ready=team.state.ready)
     if len(set(told.values())) > 1:
         text = f"the workers of {team.name} tell of different numbers of ranks: {sorted(told.values())}"
-        return held("worker_count_mismatch", text, pool=team.name, ranks=sorted(told.values()))
+        return hold_reason("worker_count_mismatch", text, pool=team.name, ranks=sorted(told.values()))
     return None
 
 
-def in_progress(team: Team) -> Because:
-    """Say what a pool is busy with."""
-    pool = team.pool
+def in_progress(team: RolePool) -> Reason:
+    """Return the reason of a pool whose replicas start or leave."""
+    state, desired = team.state, team.state.pool.desired
     text = (
-        f"{team.name} is being scaled: {pool.ready} of {pool.desired} serve, {len(pool.starting)} start, "
-        f"{pool.draining} leave, {pool.failed} can't start"
+        f"{team.name} is being scaled: {state.ready} of {desired} serve, {len(state.starting)} start, "
+        f"{state.draining} leave, {state.failed} can't start"
     )
-    return held("scaling_in_progress", text, pool=team.name, ready=pool.ready, desired=pool.desired)
+    return hold_reason("scaling_in_progress", text, pool=team.name, ready=state.ready, desired=desired)
 
 
 # --- a budget of the loop's own ---------------------------------------------------------------------------------------
 
 
 def guarded(
-    teams: Mapping[Role, Team], wanted: Mapping[Role, int], budget: BudgetSettings
-) -> tuple[dict[Role, int], Because | None]:
-    """Bring a step of a prefill and a decode pool into the GPU budget as the field's load loop does.
+    teams: Mapping[Role, RolePool], wanted: Mapping[Role, int], budget: BudgetSettings
+) -> tuple[dict[Role, int], Reason | None]:
+    """Bring the targets of a prefill and a decode pool into the GPU budget as Dynamo's loops do.
 
-    The limits at the end of every tick hold in any case; this decides who gives way before they have to.
+    The limits at the end of every tick hold in any case, and are the same; this gives the reason in Dynamo's words, and
+    holds an exchange in which one pool would give and the other could not take. The reason precedes those of the steps.
     """
     found = dict(wanted)
-    if budget.max_gpus is None or "prefill" not in teams or "decode" not in teams:
+    if budget.max_gpus is None or not {"prefill", "decode"} <= set(wanted):
         return found, None
     prefill, decode = teams["prefill"], teams["decode"]
-    widths = Widths(max(1, prefill.pool.gpus), max(1, decode.pool.gpus))
+    widths = Widths(max(1, prefill.state.pool.gpus), max(1, decode.state.pool.gpus))
     result = load_guard(
-        Pair(prefill.wanted, decode.wanted),
-        Pair(wanted["prefill"], wanted["decode"]),
+        PoolPair(prefill.replicas, decode.replicas),
+        PoolPair(wanted["prefill"], wanted["decode"]),
         widths,
         -1 if budget.min_gpus is None else budget.min_gpus,
         budget.max_gpus,
-        Pair(minimum_of(prefill.name, budget), minimum_of(decode.name, budget)),
+        PoolPair(minimum_of(prefill.name, budget), minimum_of(decode.name, budget)),
     )
     if not result.reason:
         return found, None
@@ -137,22 +145,23 @@ def guarded(
         f"{wanted['prefill']} prefill and {wanted['decode']} decode do not fit into {budget.max_gpus} GPUs: "
         f"{result.pair.prefill} and {result.pair.decode}"
     )
-    return found, held(result.reason, text, wanted=list(wanted.values()), got=list(result.pair))
+    because = hold_reason(result.reason, text, wanted=list(wanted.values()), got=list(result.pair))
+    return found, about((teams[role] for role in wanted if found[role] != wanted[role]), because)
 
 
 # --- passes -----------------------------------------------------------------------------------------------------------
 
 
-class Passes:
-    """Windows of passes, each taken once, from the looks that a plugin has not seen yet."""
+class PassTotals:
+    """Windows of passes, each read once, from the observations that a plugin has not read yet."""
 
     def __init__(self) -> None:
         self._until: float | None = None
 
-    def fresh(self, context: Context) -> Iterator[Observation]:
-        """Yield the looks since the last call, this tick's last."""
+    def fresh(self, context: PluginContext) -> Iterator[Observation]:
+        """Yield the observations since the last call, this tick's last."""
         until, self._until = self._until, context.at
-        for look in context.looks:
+        for look in context.observations:
             if until is None or look.at > until + 1e-6:
                 yield look
 
@@ -163,11 +172,11 @@ class Passes:
         self._until = state
 
 
-def decode_kv_of(engine: EngineSeen) -> float | None:
-    """Return the KV tokens that an engine decodes, those that wait to be decoded included; None where it is not told.
+def decode_kv_of(engine: EngineState) -> float | None:
+    """Return the KV tokens that an engine decodes, including those that wait to be decoded; None where not reported.
 
-    A decode engine with requests that wait and no word of their KV is taken to have more like those that run: their KV
-    may be on its way, or still with a prefill engine.
+    A decode engine with waiting requests whose KV it does not report is assumed to have more like the running: their
+    KV may be on its way, or still with a prefill engine.
     """
     if engine.decode_kv is None:
         return None
@@ -178,6 +187,6 @@ def decode_kv_of(engine: EngineSeen) -> float | None:
 
 
 def mean(steps: StepStats, name: str) -> float | None:
-    """Return a sum's mean per pass; None where it is not told."""
+    """Return a sum's mean per pass; None where it is not reported."""
     value = getattr(steps, name)
     return None if value is None or steps.passes <= 0 else float(value) / steps.passes

@@ -1,31 +1,28 @@
-"""What would one more request see on an engine? Lines through the passes of a role's engines, and their estimates."""
+"""Estimates of TTFT and ITL for one more request on an engine, from regressions over its role's passes."""
 
 from typing import Any, Literal
 
 import msgspec
 
-from penstock.kernel.values import Role
-from penstock.planner.performance.model import EngineLimits
-from penstock.planner.performance.regressions import AggregatedLine, DecodeLine, Line, PrefillLine, chunked, fresh
+from penstock.kernel.values import RequestShape, Role
+from penstock.planner.observation import EngineState
+from penstock.planner.performance.performance_model import EngineLimits
+from penstock.planner.performance.regressions import (
+    AggregatedRegression,
+    DecodeRegression,
+    FittedLine,
+    PrefillRegression,
+    chunked,
+    fresh,
+)
 from penstock.planner.policies.classic import decode_kv_of, mean
-from penstock.planner.seen import EngineSeen
-from penstock.planner.settings import PlannerSettings
 
 Rule = Literal["all-under", "consolidation"]
-"""How a way down is judged: by the present estimates, or by those with one engine fewer."""
-
-
-class Typical(msgspec.Struct):
-    """Requests of one model as they come: mean prompt and output, share of cache, tokens per step. Last values."""
-
-    isl: float = 0.0
-    osl: float = 0.0
-    hit_rate: float | None = None
-    accept: float = 1.0
+"""How a step down is judged: by the present estimates, or by those with one engine fewer."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """One engine. Seconds; None is not known. ``own``: TTFT with nothing waiting; ``*_after``: with the load of one
+    """One engine. Seconds; None is unknown. ``own``: TTFT with nothing waiting; ``*_after``: with the load of one
     engine fewer shared out."""
 
     worker: str
@@ -37,32 +34,25 @@ class Estimate(msgspec.Struct, frozen=True):
     room_after: bool = True
 
 
-class Lines:
-    """The lines of one role's engines, and what they say of one engine."""
+class RoleRegressions:
+    """The regressions of one role's engines, and their estimates for one engine."""
 
-    def __init__(self, role: Role, settings: PlannerSettings, rule: Rule) -> None:
-        told = settings.classic.fpm
-        kept = {"samples": told.max_num_fpm_samples, "buckets": told.fpm_sample_bucket_size}
-        needed = told.load_min_observations
+    def __init__(self, role: Role, rule: Rule) -> None:
         self.role = role
         self._seqs = rule == "consolidation"
-        """Whether decode seconds are a line over sequences too; the first generation looked at KV tokens alone."""
-        self.line: Line
+        """Whether decode seconds are a line over sequences too; the first generation used KV tokens alone."""
+        self.line: FittedLine
         if role == "prefill":
-            self.line = PrefillLine(needed, **kept)
+            self.line = PrefillRegression()
         elif role == "aggregated":
-            self.line = AggregatedLine(needed, **kept)
+            self.line = AggregatedRegression()
         else:
-            self.line = (
-                DecodeLine(needed, **kept)
-                if self._seqs
-                else Line(1, needed, samples=kept["samples"], buckets=kept["buckets"])
-            )
+            self.line = DecodeRegression() if self._seqs else FittedLine(1)
         self.beside = 0.0
         """Prompt tokens of the mean pass of an aggregated engine."""
 
-    def learn(self, engine: EngineSeen) -> None:
-        """Take in an engine's window as its mean pass, which smooths what single chunks do."""
+    def learn(self, engine: EngineState) -> None:
+        """Add an engine's window as its mean pass, which smooths single chunks."""
         steps = engine.steps
         if steps is None or steps.passes <= 0 or not steps.wall:
             return
@@ -81,11 +71,11 @@ class Lines:
             elif seqs is not None:
                 self.line.add([seqs, kv], seconds)
 
-    def estimate(self, engine: EngineSeen, typical: Typical, spread: float) -> Estimate | None:
-        """Return what one more request on an engine would see; None where it tells too little.
+    def estimate(self, engine: EngineState, typical: RequestShape[float], spread: float) -> Estimate | None:
+        """Return the estimate for one more request on an engine; None where it reports too little.
 
         Args:
-            spread: by what its load grows where one engine fewer has to carry all of it.
+            spread: factor by which its load grows if one engine fewer has to carry all of it.
         """
         if self.line.fit is None:
             return None
@@ -117,15 +107,17 @@ class Lines:
             )
         return found
 
-    def _ttft(self, queued: float, typical: Typical, limits: EngineLimits, kv: tuple[float, ...]) -> float | None:
+    def _ttft(
+        self, queued: float, typical: RequestShape[float], limits: EngineLimits, kv: tuple[float, ...]
+    ) -> float | None:
         return chunked(self.line, fresh(queued + typical.isl, typical.hit_rate), limits.max_batched_tokens, *kv)
 
-    def _itl(self, seqs: float, kv: float, typical: Typical) -> float:
+    def _itl(self, seqs: float, kv: float, typical: RequestShape[float]) -> float:
         if self.role == "aggregated":
             seconds = self.line.seconds(self.beside, kv)
         else:
             seconds = self.line.seconds(seqs, kv) if self._seqs else self.line.seconds(kv)
-        return seconds / max(1.0, typical.accept)
+        return seconds / max(1.0, typical.accept_length or 1.0)
 
     def snapshot(self) -> Any:
         return [self.line.snapshot(), self.beside]

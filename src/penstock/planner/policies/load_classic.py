@@ -1,8 +1,8 @@
-"""Is the prefill queue long, is the KV cache full? The field's first planner: sampled each second, a step per interval.
+"""Policy load-classic, Dynamo's first planner: thresholds on prefill queue and KV use, sampled each second.
 
 Per adjustment interval the mean of all requests that wait for prefill, and the mean KV use of the decode workers, are
-held against thresholds. Ways down are looked at first, then prefill up, then decode up. It does not look while workers
-come or go, and decides nothing in an interval in which they did.
+compared with thresholds. Steps down are checked first, then prefill up, then decode up. It does not sample while
+workers join or leave, and decides nothing in an interval in which they did.
 """
 
 from collections.abc import Mapping
@@ -10,24 +10,27 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from penstock.kernel.values import Role
-from penstock.planner.context import Context
-from penstock.planner.plugins import Plugin, Spec
-from penstock.planner.policies.classic import Team, answer, held, in_progress, minimum_of, teams_of
-from penstock.planner.proposals import Because, Override, Result, Target
-from penstock.planner.seen import ModelSeen
+from penstock.planner.observation import ModelState
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec
+from penstock.planner.plugins.proposals import PoolTarget, Reason, Result
+from penstock.planner.policies.classic import RolePool, about, answer, hold_reason, in_progress, minimum_of, teams_of
 from penstock.planner.settings import PlannerSettings
+from penstock.planner.settings_classic import LOAD_SAMPLES
 
-SAID_ELSEWHERE = {
-    "namespace": "planner.virtual.namespace",
-    "environment": "planner.connector",
-    "log_dir": "planner.report",
-}
-"""Options of the field's planner that are not this policy's here, and where they are."""
+GPUS_MAX = 8
+"""Most GPUs of this policy where planner.budget.max_gpus is unset: the default of Dynamo's max_gpu_budget."""
+WAITING_KV = 0.02
+"""KV use that counts for each waiting request of a decode worker, as in Dynamo."""
+DECODE_GRACE = 3
+"""Decisions after a new decode worker in which no decode worker is removed, as in Dynamo."""
+QUEUE_INTERVALS = 3
+"""Intervals for which a falling queue is extrapolated before a prefill worker is added, as in Dynamo."""
 
 
 @dataclass(slots=True)
-class Interval:
-    """What one model's interval has had so far. ``queue``: waiting for prefill; ``kv``: use, 0..1 and more."""
+class LoadInterval:
+    """Samples of one model's interval so far. ``queue``: waiting for prefill; ``kv``: use, 0..1 and more."""
 
     queue: list[float] = field(default_factory=list)
     kv: list[float] = field(default_factory=list)
@@ -35,7 +38,7 @@ class Interval:
     changed: bool = False
     began: float | None = None
     grace: int = 0
-    """Decisions in which no decode worker may go."""
+    """Decisions in which no decode worker may be removed."""
 
 
 class LoadClassic:
@@ -43,71 +46,52 @@ class LoadClassic:
 
     def __init__(self, settings: PlannerSettings) -> None:
         options = settings.classic.load
-        self.spec = Spec(
+        self.spec = PluginSpec(
             id="load_classic",
             stage="propose",
             priority=10,
-            interval=options.metric_pulling_interval,
+            interval=LOAD_SAMPLES,
             needs=("engines",),
         )
         self._settings, self._options = settings, options
-        self._models: dict[str, Interval] = {}
-        self._told_elsewhere = False
+        self._models: dict[str, LoadInterval] = {}
 
-    def evaluate(self, context: Context) -> Result:
-        targets: list[Target] = []
-        because: list[Because] = self._elsewhere()
+    def evaluate(self, context: PluginContext) -> Result:
+        targets: list[PoolTarget] = []
+        because: list[Reason] = []
         evidence: dict[str, object] = {}
-        for model, seen in self._planned(context).items():
+        for model, seen in context.observation.models.items():
             found = self._model(model, seen, context, evidence)
             targets += found.targets
-            because += found.because
-        result = answer(targets, because, evidence)
-        if self._options.no_operation and isinstance(result, Override):
-            words = ", ".join(f"{target.pool} {target.replicas}" for target in targets)
-            told = held("disabled", f"planner.classic.load.no_operation is set; it would be {words}")
-            return answer([], [*because, told], {})
-        return result
+            because += found.reasons
+        return answer(targets, because, evidence)
 
-    def _planned(self, context: Context) -> Mapping[str, ModelSeen]:
-        models, name = context.observation.models, self._options.served_model_name
-        return {name: models[name]} if name in models else models
-
-    def _elsewhere(self) -> list[Because]:
-        if self._told_elsewhere:
-            return []
-        self._told_elsewhere = True
-        default = type(self._options)()
-        set_here = [name for name in SAID_ELSEWHERE if getattr(self._options, name) != getattr(default, name)]
-        return [
-            held("said_elsewhere", f"planner.classic.load.{name} does nothing: {SAID_ELSEWHERE[name]} says it here")
-            for name in set_here
-        ]
-
-    def _model(self, model: str, seen: ModelSeen, context: Context, evidence: dict[str, object]) -> "_Found":
+    def _model(
+        self, model: str, seen: ModelState, context: PluginContext, evidence: dict[str, object]
+    ) -> "_LoadSummary":
         teams = teams_of(seen, self._settings.mode, context)
-        state = self._models.setdefault(model, Interval())
+        state = self._models.setdefault(model, LoadInterval())
         if state.began is None:
-            state.began = context.at - context.observation.window  # what this look counts began then
+            state.began = context.at - context.observation.window  # this observation's counts began then
         busy = [team for team in teams.values() if team.starting]
         if busy:
             # Blocked: neither sampled nor decided. The interval begins anew once all workers are there.
-            self._models[model] = Interval(grace=state.grace)
-            return _Found([], [in_progress(team) for team in busy])
+            self._models[model] = LoadInterval(grace=state.grace)
+            return _LoadSummary([], [in_progress(team) for team in busy])
         workers = sorted({str(engine.worker) for team in teams.values() for engine in team.engines})
         state.changed |= state.workers is not None and workers != state.workers
         state.workers = workers
         self._sample(teams, seen, state)
         if context.at - state.began < self._options.adjustment_interval - 1e-6:
-            return _Found([], [])
-        self._models[model] = Interval(workers=workers, began=context.at, grace=max(0, state.grace - 1))
+            return _LoadSummary([], [])
+        self._models[model] = LoadInterval(workers=workers, began=context.at, grace=max(0, state.grace - 1))
         if state.changed:
             text = f"the workers of {model} changed in this interval, so its means are of neither set"
-            return _Found([], [held("workers_changed", text)])
+            return _LoadSummary([], [hold_reason("workers_changed", text)])
         evidence[model] = {"queue": _mean(state.queue), "kv": _mean(state.kv), "samples": len(state.queue or state.kv)}
         return self._decide(model, teams, state, context)
 
-    def _sample(self, teams: Mapping[Role, Team], seen: ModelSeen, state: Interval) -> None:
+    def _sample(self, teams: Mapping[Role, RolePool], seen: ModelState, state: LoadInterval) -> None:
         prefill, decode = teams.get("prefill"), teams.get("decode") or teams.get("aggregated")
         if prefill is not None:
             waiting = [engine.waiting for engine in prefill.engines]
@@ -116,47 +100,50 @@ class LoadClassic:
                 state.queue.append(float(sum(known) + (seen.queued or 0)))
         if decode is not None:
             uses = [
-                engine.kv_usage + self._options.waiting_kv * (engine.waiting or 0)
+                engine.kv_usage + WAITING_KV * (engine.waiting or 0)
                 for engine in decode.engines
                 if engine.kv_usage is not None
             ]
             if uses and len(uses) == len(decode.engines):
                 state.kv.append(sum(uses) / len(uses))
 
-    def _decide(self, model: str, teams: Mapping[Role, Team], state: Interval, context: Context) -> "_Found":
+    def _decide(
+        self, model: str, teams: Mapping[Role, RolePool], state: LoadInterval, context: PluginContext
+    ) -> "_LoadSummary":
         options = self._options
         prefill, decode = teams.get("prefill"), teams.get("decode") or teams.get("aggregated")
         queue, kv = _mean(state.queue), _mean(state.kv)
-        replicas = {team.name: team.wanted for team in (prefill, decode) if team is not None}
-        widths = {}
-        if prefill is not None:
-            widths[prefill.name] = max(prefill.pool.gpus, options.prefill_engine_num_gpu)
-        if decode is not None:
-            widths[decode.name] = max(decode.pool.gpus, options.decode_engine_num_gpu)
-        because: list[Because] = []
+        replicas = {team.name: team.replicas for team in (prefill, decode) if team is not None}
+        widths = {team.name: max(1, team.state.pool.gpus) for team in (prefill, decode) if team is not None}
+        budget = context.budget
+        gpus_max = GPUS_MAX if budget.max_gpus is None else budget.max_gpus
+        because: list[Reason] = []
 
         def gpus(name: str, delta: int) -> int:
             return sum(widths[pool] * count for pool, count in replicas.items()) + delta * widths[name]
 
-        def step(team: Team, delta: int, text: str) -> bool:
+        def step(team: RolePool, delta: int, text: str) -> bool:
             name, now = team.name, replicas[team.name]
             total = gpus(name, delta)
-            if delta > 0 and 0 <= options.max_gpu_budget < total:
+            if delta > 0 and gpus_max < total:
                 because.append(
-                    held("gpu_budget_guard_hold", f"{name} stays at {now}: {total} GPUs are over the budget")
+                    hold_reason(
+                        "gpu_budget_guard_hold", f"{name} stays at {now}: {total} GPUs are over the budget", pool=name
+                    )
                 )
                 return False
-            if delta < 0 and (now <= max(1, minimum_of(name, context.budget)) or total < options.min_gpu_budget):
-                because.append(held("at_minimum", f"{name} stays at {now}, which is its least"))
+            if delta < 0 and (now <= max(1, minimum_of(name, budget)) or total < (budget.min_gpus or 0)):
+                because.append(hold_reason("at_minimum", f"{name} stays at {now}, which is its least", pool=name))
                 return False
             replicas[name] = now + delta
             code = "scale_up" if delta > 0 else "scale_down"
-            because.append(Because(code=code, text=f"{name} {now} -> {now + delta}: {text}"))
+            told = Reason(code=code, text=f"{name} {now} -> {now + delta}: {text}")
+            because.append(about((team,), told))
             return True
 
         for team, value in ((prefill, queue), (decode, kv)):
             if team is not None and value is None:
-                because.append(held("insufficient_data", f"nothing was told of the load of {team.name}"))
+                because.append(hold_reason("insufficient_data", f"no load was reported by {team.name}", pool=team.name))
         down, up = options.prefill_queue_scale_down_threshold, options.prefill_queue_scale_up_threshold
         if prefill is not None and queue is not None and queue < down:
             step(prefill, -1, f"{queue:.2f} requests waited for prefill, under {down:g}")
@@ -165,43 +152,37 @@ class LoadClassic:
                 text = (
                     f"{decode.name} stays: a worker that came lately has yet to fill, for {state.grace} more decisions"
                 )
-                because.append(held("decode_grace", text, left=state.grace))
+                because.append(hold_reason("decode_grace", text, pool=decode.name, left=state.grace))
             else:
                 limit = options.decode_kv_scale_down_threshold
                 step(decode, -1, f"mean KV use was {kv:.2f}, under {limit:g}")
         if prefill is not None and queue is not None and queue > up:
-            coming = state.queue[-1] + options.new_prefill_worker_queue_buffer_period * (
-                state.queue[-1] - state.queue[0]
-            )
+            coming = state.queue[-1] + QUEUE_INTERVALS * (state.queue[-1] - state.queue[0])
             if coming < up:
                 text = f"{prefill.name} stays: {queue:.2f} waited, but at this pace it is {coming:.2f} soon"
-                because.append(held("queue_falls", text, queue=queue, coming=coming))
+                because.append(hold_reason("queue_falls", text, pool=prefill.name, queue=queue, coming=coming))
             else:
                 step(prefill, 1, f"{queue:.2f} requests waited for prefill, over {up:g}")
         limit = options.decode_kv_scale_up_threshold
         if decode is not None and kv is not None and kv > limit and step(decode, 1, f"KV use {kv:.2f}, over {limit:g}"):
-            self._models[model].grace = options.new_decode_worker_grace_period
+            self._models[model].grace = DECODE_GRACE
         targets = [
-            Target(pool=team.name, replicas=replicas[team.name])
+            PoolTarget(pool=team.name, replicas=replicas[team.name])
             for team in (prefill, decode)
-            if team is not None and replicas[team.name] != team.wanted
+            if team is not None and replicas[team.name] != team.replicas
         ]
-        return _Found(targets, because)
+        return _LoadSummary(targets, because)
 
     def snapshot(self) -> Any:
-        return {
-            "models": {name: asdict(state) for name, state in self._models.items()},
-            "told": self._told_elsewhere,
-        }
+        return {name: asdict(state) for name, state in self._models.items()}
 
     def restore(self, state: Any) -> None:
-        self._models = {name: Interval(**told) for name, told in state["models"].items()}
-        self._told_elsewhere = state["told"]
+        self._models = {name: LoadInterval(**told) for name, told in state.items()}
 
 
-class _Found(NamedTuple):
-    targets: list[Target]
-    because: list[Because]
+class _LoadSummary(NamedTuple):
+    targets: list[PoolTarget]
+    reasons: list[Reason]
 
 
 def _mean(values: list[float]) -> float | None:
@@ -220,10 +201,10 @@ class Suggested(NamedTuple):
 def suggested_thresholds(
     *, ttft: float, ttft_sla: float, sequences: float, isl: float, osl: float, kv_tokens: float
 ) -> Suggested:
-    """Return the thresholds that the field's profiler of that generation suggests.
+    """Return the thresholds that Dynamo's profiler of that generation suggests.
 
     Args:
-        ttft: seconds of a lone prompt at the chosen point; ``ttft_sla``: that are promised.
+        ttft: seconds of a lone prompt at the chosen point; ``ttft_sla``: the target.
         sequences: that decode together at the chosen point, in a cache with room for ``kv_tokens``.
     """
     slack = ttft_sla / ttft
@@ -233,6 +214,6 @@ def suggested_thresholds(
     )
 
 
-def load_classic(settings: PlannerSettings) -> list[Plugin]:
+def load_classic(settings: PlannerSettings) -> list[PlannerPlugin]:
     """Return the plugins of policy load-classic."""
     return [LoadClassic(settings)]

@@ -1,11 +1,11 @@
-"""Would one more request be late? The field's load loop: estimates per engine from its passes, and one step at a time.
+"""Policies load-fpm and load-fpm-1.6, Dynamo's load loop: TTFT and ITL per engine from its passes, one step at a time.
 
-Lines through the passes seen say when the next prompt would have its first token, behind what waits, and how long the
-next token would take. Two generations:
+Lines through the observed passes estimate the first token of the next prompt, behind the waiting ones, and the
+duration of the next token. Two generations:
 
 - ``load-fpm``: up where ALL engines are over the service level, down where all are under its share ``sensitivity``.
 - ``load-fpm-1.6``: down only where the load, shared by one engine fewer, would still be safe; and while replicas start
-  a way down that has been wanted for a whole interval is taken.
+  a step down that has been wanted for a whole interval is taken.
 """
 
 from collections.abc import Mapping
@@ -13,111 +13,116 @@ from typing import Any
 
 import msgspec
 
-from penstock.kernel.values import Role
-from penstock.planner.context import Context
-from penstock.planner.plugins import Plugin, Spec
+from penstock.kernel.values import RequestShape, Role
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec
+from penstock.planner.plugins.proposals import PoolTarget, Reason, Result
 from penstock.planner.policies.classic import (
-    Passes,
-    Step,
-    Team,
+    PassTotals,
+    RolePool,
+    ScaleStep,
+    about,
     answer,
     guarded,
-    held,
+    hold_reason,
     in_progress,
     mismatch,
     teams_of,
 )
-from penstock.planner.policies.estimates import Estimate, Lines, Rule, Typical
+from penstock.planner.policies.estimates import Estimate, RoleRegressions, Rule
+from penstock.planner.policies.policy_inputs import PolicyInputs
 from penstock.planner.policies.throughput_fpm import ThroughputPropose
-from penstock.planner.proposals import Because, Result, Target
-from penstock.planner.settings import USUAL_ITL, USUAL_TTFT, PlannerSettings
+from penstock.planner.settings import PlannerSettings
 
 
 class LoadFpm:
     """The load loop.
 
     Args:
+        inputs: with the SLO.
         rule: how a way down is judged.
-        floors: whose floors it does not go below, where there is a throughput loop.
+        floors: the throughput loop, where there is one; its floors are kept.
     """
 
-    def __init__(self, settings: PlannerSettings, rule: Rule, floors: ThroughputPropose | None = None) -> None:
-        self.spec = Spec(
+    def __init__(
+        self, settings: PlannerSettings, inputs: PolicyInputs, rule: Rule, floors: ThroughputPropose | None = None
+    ) -> None:
+        self.spec = PluginSpec(
             id="load_propose",
             stage="propose",
             priority=10,
             interval=settings.load_interval,
             needs=("engines", "traffic"),
         )
-        self._settings, self._rule, self._throughput = settings, rule, floors
-        self._lines: dict[str, Lines] = {}
-        self._typical: dict[str, Typical] = {}
-        self._passes = Passes()
+        self._settings, self._inputs, self._rule, self._throughput = settings, inputs, rule, floors
+        self._lines: dict[str, RoleRegressions] = {}
+        self._typical: dict[str, RequestShape[float]] = {}
+        """Model -> its mean request, of the last values that were known."""
+        self._passes = PassTotals()
         self._wished: dict[str, int] = {}
-        """Pool -> a way down that was wanted while replicas started, at the last call."""
+        """Pool -> a step down that was wanted while replicas started, at the last call."""
 
-    def evaluate(self, context: Context) -> Result:
+    def evaluate(self, context: PluginContext) -> Result:
         self._learn(context)
-        targets: list[Target] = []
-        because: list[Because] = []
+        targets: list[PoolTarget] = []
+        because: list[Reason] = []
         evidence: dict[str, Any] = {}
         for model, seen in context.observation.models.items():
             teams = teams_of(seen, self._settings.mode, context)
             if not teams:
-                because.append(held("disabled", f"{model} has no pool that mode {self._settings.mode} plans"))
+                because.append(hold_reason("disabled", f"{model} has no pool that mode {self._settings.mode} plans"))
                 continue
             steps = {role: self._step(model, team, evidence) for role, team in teams.items()}
-            wanted = {role: teams[role].wanted + step.delta for role, step in steps.items()}
-            because += [step.because for step in steps.values()]
+            wanted = {role: teams[role].replicas + step.delta for role, step in steps.items()}
             wanted, fitted = guarded(teams, wanted, context.budget)
             because += [fitted] if fitted else []
-            targets += [Target(pool=teams[role].name, replicas=count) for role, count in wanted.items()]
+            because += [about((teams[role],), step.reason) for role, step in steps.items()]
+            targets += [PoolTarget(pool=teams[role].name, replicas=count) for role, count in wanted.items()]
         if all(target.replicas == context.baseline.get(target.pool) for target in targets):
             targets = []
         return answer(targets, because, evidence)
 
     # --- one pool -----------------------------------------------------------------------------------------------------
 
-    def _step(self, model: str, team: Team, evidence: dict[str, Any]) -> Step:
+    def _step(self, model: str, team: RolePool, evidence: dict[str, Any]) -> ScaleStep:
         wished = self._wished.pop(team.name, None)
         if team.starting and self._rule == "all-under":
-            return Step(0, in_progress(team))
+            return ScaleStep(0, in_progress(team))
         wrong = mismatch(team)
         if wrong is not None and not team.starting:
-            return Step(0, wrong)
-        lines, typical = self._lines.get(f"{model}|{team.role}"), self._typical.get(model, Typical())
-        n = team.wanted
+            return ScaleStep(0, wrong)
+        lines, typical = self._lines.get(f"{model}|{team.role}"), self._typical.get(model, RequestShape(0.0, 0.0))
+        n = team.replicas
         spread = n / (n - 1) if n > 1 else 1.0
         found = [lines.estimate(engine, typical, spread) if lines else None for engine in team.engines]
         known = [each for each in found if each is not None]
         if len(known) < len(found) or not known:
             text = f"the passes of {len(found) - len(known)} of {len(found)} engines of {team.name} say too little yet"
-            return Step(0, held("insufficient_data", text, pool=team.name))
+            return ScaleStep(0, hold_reason("insufficient_data", text, pool=team.name))
         evidence[team.name] = [msgspec.to_builtins(each) for each in known]
         ups, downs, text = self._judged(team, known)
         if team.starting:
-            # Replicas are on the way: more would come on top of them; fewer only if that was so for a whole interval.
+            # Replicas are starting: more would come on top of them; fewer only if that was wanted for a whole interval.
             if downs and not ups and n > 1:
                 self._wished[team.name] = n - 1
             if wished != n - 1 or team.name not in self._wished:
-                return Step(0, in_progress(team))
+                return ScaleStep(0, in_progress(team))
         if ups:
-            return Step(1, Because(code="scale_up", text=f"{team.name} {n} -> {n + 1}: {text}"))
+            return ScaleStep(1, Reason(code="scale_up", text=f"{team.name} {n} -> {n + 1}: {text}"))
         if not downs:
             code = "scale_down_refused_consolidation" if self._rule == "consolidation" else "within_band"
-            return Step(0, held(code, f"{team.name} stays at {n}: {text}", pool=team.name))
+            return ScaleStep(0, hold_reason(code, f"{team.name} stays at {n}: {text}", pool=team.name))
         if n <= 1:
-            return Step(0, held("at_minimum", f"{team.name} is down to its last replica", pool=team.name))
+            return ScaleStep(0, hold_reason("at_minimum", f"{team.name} is down to its last replica", pool=team.name))
         floor = 1 if self._throughput is None else self._throughput.floors.get(team.name, 1)
         if n - 1 < floor:
             text = f"{team.name} stays at {n}: the throughput loop wants {floor} at least"
-            return Step(0, held("scale_down_capped_by_throughput", text, pool=team.name, floor=floor))
-        return Step(-1, Because(code="scale_down", text=f"{team.name} {n} -> {n - 1}: {text}"))
+            return ScaleStep(0, hold_reason("scale_down_capped_by_throughput", text, pool=team.name, floor=floor))
+        return ScaleStep(-1, Reason(code="scale_down", text=f"{team.name} {n} -> {n - 1}: {text}"))
 
-    def _judged(self, team: Team, engines: list[Estimate]) -> tuple[bool, bool, str]:
+    def _judged(self, team: RolePool, engines: list[Estimate]) -> tuple[bool, bool, str]:
         """Return whether all are over, whether one fewer would do, and the numbers in words."""
-        slo = self._settings.slo
-        ttft, itl = slo.ttft or USUAL_TTFT, slo.itl or USUAL_ITL
+        ttft, itl = self._inputs.slo.planned
         share = self._settings.classic.fpm.load_scaling_down_sensitivity
         ups: list[bool] = []
         downs: list[bool] = []
@@ -141,7 +146,7 @@ class LoadFpm:
             return engine.ttft < ttft * share
         if engine.own is None or engine.ttft_after is None:
             return False
-        # A prompt's own time stays whatever the number of engines: only what is left of the TTFT can be shared.
+        # A prompt's own time stays whatever the number of engines: only the rest of the TTFT can be shared.
         return engine.ttft_after - engine.own < (ttft - engine.own) * share
 
     def _itl_safe(self, engine: Estimate, itl: float, share: float) -> bool:
@@ -149,20 +154,22 @@ class LoadFpm:
             return engine.itl is not None and engine.itl < itl * share
         return engine.itl_after is not None and engine.room_after and engine.itl_after < itl * share
 
-    def _learn(self, context: Context) -> None:
+    def _learn(self, context: PluginContext) -> None:
         for look in self._passes.fresh(context):
             for model, seen in look.models.items():
                 for engine in seen.engines("prefill", "decode", "aggregated"):
                     key = f"{model}|{engine.role}"
                     if key not in self._lines:
-                        self._lines[key] = Lines(engine.role, self._settings, self._rule)
+                        self._lines[key] = RoleRegressions(engine.role, self._rule)
                     self._lines[key].learn(engine)
-                typical, traffic = self._typical.setdefault(model, Typical()), seen.traffic
-                if traffic is not None:
-                    typical.isl = traffic.isl or typical.isl
-                    typical.osl = traffic.osl or typical.osl
-                    typical.hit_rate = typical.hit_rate if traffic.hit_rate is None else traffic.hit_rate
-                    typical.accept = traffic.accept_length or typical.accept
+                if seen.traffic is not None:
+                    last, shape = self._typical.get(model, RequestShape(0.0, 0.0)), seen.traffic.shape
+                    self._typical[model] = RequestShape(
+                        isl=shape.isl or last.isl,
+                        osl=shape.osl or last.osl,
+                        hit_rate=last.hit_rate if shape.hit_rate is None else shape.hit_rate,
+                        accept_length=shape.accept_length or last.accept_length,
+                    )
 
     def snapshot(self) -> Any:
         return {
@@ -175,9 +182,9 @@ class LoadFpm:
     def restore(self, state: Mapping[str, Any]) -> None:
         for key, told in state["lines"].items():
             role: Role = key.rpartition("|")[2]
-            self._lines[key] = Lines(role, self._settings, self._rule)
+            self._lines[key] = RoleRegressions(role, self._rule)
             self._lines[key].restore(told)
-        self._typical = {name: msgspec.convert(told, Typical) for name, told in state["typical"].items()}
+        self._typical = {name: msgspec.convert(told, RequestShape[float]) for name, told in state["typical"].items()}
         self._passes.restore(state["passes"])
         self._wished = dict(state["wished"])
 
@@ -189,6 +196,6 @@ def _range(values: list[float]) -> str:
     return f"{low:.0f} ms" if round(low) == round(high) else f"{low:.0f} to {high:.0f} ms"
 
 
-def load_fpm(settings: PlannerSettings, rule: Rule) -> list[Plugin]:
+def load_fpm(settings: PlannerSettings, inputs: PolicyInputs, rule: Rule) -> list[PlannerPlugin]:
     """Return the plugins of policies load-fpm and load-fpm-1.6."""
-    return [LoadFpm(settings, rule)]
+    return [LoadFpm(settings, inputs, rule)]

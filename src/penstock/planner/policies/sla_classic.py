@@ -1,6 +1,6 @@
-"""How many replicas does the profile say? The field's SLA planner: interpolated, corrected, forecast, rounded up.
+"""Policy sla-classic, Dynamo's SLA planner: replicas from interpolated profiles, correction factors and forecasts.
 
-Every interval: what was observed over what the profile expects gives two correction factors; predictors say the next
+Every interval: observed over profiled latencies give two correction factors; predictors give the next
 interval's requests and lengths; prefill replicas follow from tokens per second, decode replicas from the best
 throughput that keeps the corrected ITL.
 """
@@ -10,18 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
+
 from penstock.kernel.values import Role
-from penstock.planner.budget import Pair, Widths, clamp_pair
-from penstock.planner.context import Context
-from penstock.planner.forecast.base import Interval, Shape
+from penstock.planner.forecast.predictor import IntervalCounts, IntervalShape
+from penstock.planner.limits.gpu_budget import PoolPair, Widths, clamp_pair
+from penstock.planner.observation import ModelState, Traffic
 from penstock.planner.performance.interpolators import DecodeInterpolator, PrefillInterpolator
-from penstock.planner.performance.sources import Known, Profile, profile_of
-from penstock.planner.plugins import Plugin, Spec
-from penstock.planner.policies.classic import Team, answer, held, minimum_of, teams_of
-from penstock.planner.policies.known import Inputs, predictor_of, shape_of
-from penstock.planner.proposals import Because, Result, Target
-from penstock.planner.seen import ModelSeen, Traffic
-from penstock.planner.settings import USUAL_ITL, PlannerSettings
+from penstock.planner.performance.speed_sources import KnownSpeeds, Profile, profile_of
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec
+from penstock.planner.plugins.proposals import PoolTarget, Reason, Result
+from penstock.planner.policies.classic import RolePool, about, answer, hold_reason, minimum_of, teams_of
+from penstock.planner.policies.policy_inputs import PolicyInputs, predictor_of, shape_of
+from penstock.planner.settings import PlannerSettings
 
 Interpolator = PrefillInterpolator | DecodeInterpolator
 
@@ -34,41 +36,41 @@ class Correction(NamedTuple):
 
 
 def prefill_replicas(
-    next_: Interval, interval: float, throughput_per_gpu: float, gpus: int, correction: float = 1.0
+    next_: IntervalCounts, interval: float, throughput_per_gpu: float, gpus: int, correction: float = 1.0
 ) -> int:
-    """Return how many prefill engines the next interval takes.
+    """Return how many prefill engines the next interval needs.
 
     A correction above 1 is queueing and counts as 1: more engines than the tokens need would not be faster. One below 1
-    is cached prompts, and less to do in proportion.
+    comes from cached prompts, and reduces the work in proportion.
     """
-    load = next_.requests * next_.isl / interval * min(1.0, correction)
+    load = next_.requests * next_.shape.isl / interval * min(1.0, correction)
     return math.ceil(load / throughput_per_gpu / gpus - 1e-9)
 
 
-def decode_replicas(next_: Interval, interval: float, throughput_per_gpu: float, gpus: int) -> int:
-    """Return how many decode engines the next interval takes."""
-    return math.ceil(next_.requests * next_.osl / interval / throughput_per_gpu / gpus - 1e-9)
+def decode_replicas(next_: IntervalCounts, interval: float, throughput_per_gpu: float, gpus: int) -> int:
+    """Return how many decode engines the next interval needs."""
+    return math.ceil(next_.requests * next_.shape.osl / interval / throughput_per_gpu / gpus - 1e-9)
 
 
 def corrected_itl(itl: float, correction: float) -> float:
-    """Return the ITL to be looked up, so that the corrected one is ``itl``; itself where no correction makes sense."""
+    """Return the ITL for the look-up, so that the corrected one is ``itl``; itself where no correction makes sense."""
     return itl / correction if correction > 0.0 else itl
 
 
 @dataclass(slots=True)
 class _Model:
-    """What is remembered of one model."""
+    """Memory of one model."""
 
-    shape: Shape
+    shape: IntervalShape
     correction: Correction = Correction()
 
 
 class SlaClassic:
     """The plugin of policy sla-classic."""
 
-    def __init__(self, settings: PlannerSettings, inputs: Inputs) -> None:
+    def __init__(self, settings: PlannerSettings, inputs: PolicyInputs) -> None:
         self._options = settings.classic.sla
-        self.spec = Spec(
+        self.spec = PluginSpec(
             id="sla_classic",
             stage="propose",
             priority=20,
@@ -81,16 +83,16 @@ class SlaClassic:
         self._models: dict[str, _Model] = {}
         self._profiles: dict[tuple[str, Role, int, int], Interpolator | None] = {}
 
-    def evaluate(self, context: Context) -> Result:
-        targets: list[Target] = []
-        because: list[Because] = []
+    def evaluate(self, context: PluginContext) -> Result:
+        targets: list[PoolTarget] = []
+        because: list[Reason] = []
         evidence: dict[str, Any] = {}
         for model, seen in context.observation.models.items():
             teams = teams_of(seen, self._settings.mode, context)
             teams = {role: team for role, team in teams.items() if role != "aggregated"}
             if not teams:
                 text = f"{model} has no prefill or decode pool, and sla-classic knows no other"
-                because.append(held("disabled", text))
+                because.append(hold_reason("disabled", text))
                 continue
             told = self._plan(model, seen, teams, context, evidence)
             targets += told[0]
@@ -100,13 +102,20 @@ class SlaClassic:
     # --- one model ----------------------------------------------------------------------------------------------------
 
     def _plan(
-        self, model: str, seen: ModelSeen, teams: Mapping[Role, Team], context: Context, evidence: dict[str, Any]
-    ) -> tuple[list[Target], list[Because]]:
+        self,
+        model: str,
+        seen: ModelState,
+        teams: Mapping[Role, RolePool],
+        context: PluginContext,
+        evidence: dict[str, Any],
+    ) -> tuple[list[PoolTarget], list[Reason]]:
         interval = self._options.adjustment_interval
         traffic = context.traffic(model, interval)
         if traffic is None:
-            # Not known is not none: whoever took it for none would scale down while a source is away.
-            return [], [held("no_traffic_data", f"the traffic of {model} could not be read: {seen.why or seen.health}")]
+            # Unknown is not zero: reading it as zero would scale down while a source is away.
+            return [], [
+                hold_reason("no_traffic_data", f"the traffic of {model} could not be read: {seen.why or seen.health}")
+            ]
         state = self._models.get(model)
         if state is None:
             state = _Model(shape_of(self._make, self._inputs.trace(model), interval))
@@ -117,11 +126,11 @@ class SlaClassic:
         ]
         if lacking:
             text = f"nothing is known of the {' and '.join(lacking)} engines of {model}; set planner.classic.profile"
-            return [], [held("no_profile", text)]
+            return [], [hold_reason("no_profile", text)]
         scale = interval / traffic.seconds if traffic.seconds else 1.0
-        state.shape.add(Interval(traffic.arrived * scale, traffic.isl or math.nan, traffic.osl or math.nan))
+        state.shape.add(traffic.arrived * scale, traffic.shape)
         if not state.shape.seen:
-            return [], [held("no_traffic_data", f"{model} has had no request yet")]
+            return [], [hold_reason("no_traffic_data", f"{model} has had no request yet")]
         if not self._options.no_correction:
             state.correction = _correction(traffic, teams, prefill, decode, state.correction)
         return self._size(model, teams, state, prefill, decode, evidence, context)
@@ -129,65 +138,63 @@ class SlaClassic:
     def _size(
         self,
         model: str,
-        teams: Mapping[Role, Team],
+        teams: Mapping[Role, RolePool],
         state: _Model,
         prefill: PrefillInterpolator | None,
         decode: DecodeInterpolator | None,
         evidence: dict[str, Any],
-        context: Context,
-    ) -> tuple[list[Target], list[Because]]:
+        context: PluginContext,
+    ) -> tuple[list[PoolTarget], list[Reason]]:
         interval, next_ = self._options.adjustment_interval, state.shape.predict()
         wanted: dict[Role, int] = {}
-        told: dict[str, Any] = {"next": next_._asdict(), "correction": state.correction._asdict()}
+        told: dict[str, Any] = {"next": msgspec.to_builtins(next_), "correction": state.correction._asdict()}
         told["source"] = {role: _source(known) for role, known in self._inputs.of(model).items() if role in teams}
-        because: list[Because] = []
+        because: list[Reason] = []
         if prefill is not None and "prefill" in teams:
-            per_gpu = prefill.throughput_per_gpu(next_.isl)
-            gpus = max(1, teams["prefill"].pool.gpus)
+            per_gpu = prefill.throughput_per_gpu(next_.shape.isl)
+            gpus = max(1, teams["prefill"].state.pool.gpus)
             wanted["prefill"] = prefill_replicas(next_, interval, per_gpu, gpus, state.correction.prefill)
             told["prefill_per_gpu"] = per_gpu
         if decode is not None and "decode" in teams:
-            itl = corrected_itl(self._settings.slo.itl or USUAL_ITL, state.correction.decode)
-            best = decode.find_best_throughput_per_gpu(itl, next_.isl + next_.osl / 2.0)
-            gpus = max(1, teams["decode"].pool.gpus)
+            itl = corrected_itl(self._inputs.itl, state.correction.decode)
+            best = decode.find_best_throughput_per_gpu(itl, next_.shape.isl + next_.shape.osl / 2.0)
+            gpus = max(1, teams["decode"].state.pool.gpus)
             wanted["decode"] = decode_replicas(next_, interval, best.per_gpu, gpus)
             told |= {"itl": itl, "decode": best._asdict()}
             if not best.met:
                 text = f"no load of a decode engine of {model} keeps an ITL of {1000 * itl:.1f} ms; the least is taken"
-                because.append(held("slo_out_of_reach", text, itl=itl))
+                because.append(hold_reason("slo_out_of_reach", text, itl=itl))
         evidence[model] = told
         found = self._fitted(teams, wanted, context)
         text = (
-            f"{next_.requests:.0f} requests of {next_.isl:.0f} and {next_.osl:.0f} tokens are expected in "
+            f"{next_.requests:.0f} requests of {next_.shape.isl:.0f} and {next_.shape.osl:.0f} tokens are expected in "
             f"{interval:g} s, corrections {state.correction.prefill:.2f} and {state.correction.decode:.2f}: "
-            + ", ".join(f"{teams[role].name} {teams[role].wanted} -> {count}" for role, count in found.items())
+            + ", ".join(f"{teams[role].name} {teams[role].replicas} -> {count}" for role, count in found.items())
         )
-        because.insert(0, Because(code="forecast", text=text, facts=told))
-        return [Target(pool=teams[role].name, replicas=count) for role, count in found.items()], because
+        because.insert(0, about(teams.values(), Reason(code="forecast", text=text, facts=told)))
+        return [PoolTarget(pool=teams[role].name, replicas=count) for role, count in found.items()], because
 
-    def _fitted(self, teams: Mapping[Role, Team], wanted: dict[Role, int], context: Context) -> dict[Role, int]:
-        """Keep minima and the GPU budget, as the field's planner does; the limits at the end of the tick still hold."""
-        least = {
-            role: max(self._options.min_endpoint, minimum_of(team.name, context.budget)) for role, team in teams.items()
-        }
+    def _fitted(
+        self, teams: Mapping[Role, RolePool], wanted: dict[Role, int], context: PluginContext
+    ) -> dict[Role, int]:
+        """Keep minima and the GPU budget, as Dynamo's planner does; the limits at the end of the tick still hold."""
+        least = {role: minimum_of(team.name, context.budget) for role, team in teams.items()}
         found = {role: max(least[role], count) for role, count in wanted.items()}
-        most = self._options.max_gpu_budget
-        if most < 0:
-            most = -1 if context.budget.max_gpus is None else context.budget.max_gpus
-        if most >= 0 and len(found) == 2:
-            widths = Widths(max(1, teams["prefill"].pool.gpus), max(1, teams["decode"].pool.gpus))
-            minima = Pair(least["prefill"], least["decode"])
-            pair = clamp_pair(Pair(found["prefill"], found["decode"]), widths, -1, most, minima)
+        most = context.budget.max_gpus
+        if most is not None and len(found) == 2:
+            widths = Widths(max(1, teams["prefill"].state.pool.gpus), max(1, teams["decode"].state.pool.gpus))
+            minima = PoolPair(least["prefill"], least["decode"])
+            pair = clamp_pair(PoolPair(found["prefill"], found["decode"]), widths, -1, most, minima)
             found = {"prefill": pair.prefill, "decode": pair.decode}
         return found
 
     def _interpolators(
-        self, model: str, teams: Mapping[Role, Team]
+        self, model: str, teams: Mapping[Role, RolePool]
     ) -> tuple[PrefillInterpolator | None, DecodeInterpolator | None]:
         prefill = decode = None
         for role, team in teams.items():
             room = next((engine.kv_tokens for engine in team.engines if engine.kv_tokens), 0)
-            gpus = max(1, team.pool.gpus)
+            gpus = max(1, team.state.pool.gpus)
             key = (model, role, room, gpus)
             if key not in self._profiles:
                 known = self._inputs.of(model).get(role)
@@ -206,18 +213,18 @@ class SlaClassic:
 
     def restore(self, state: Any) -> None:
         for name, (shape, correction) in state.items():
-            found = _Model(Shape(self._make), Correction(*correction))
+            found = _Model(IntervalShape(self._make), Correction(*correction))
             found.shape.restore(shape)
             self._models[name] = found
 
 
-def _source(known: Known) -> str:
-    """Return what a role's curves come from, for people."""
+def _source(known: KnownSpeeds) -> str:
+    """Return the source of a role's curves, for display."""
     return "profile" if known.profile is not None else next(iter(known.metrics), "none")
 
 
-def _profile(known: Known, gpus: int, kv_tokens: int) -> Profile | None:
-    """Return the profile of a folder, else one made of what was measured or predicted of the engine."""
+def _profile(known: KnownSpeeds, gpus: int, kv_tokens: int) -> Profile | None:
+    """Return the profile of a folder, else one made of the engine's measured or predicted points."""
     if known.profile is not None:
         return known.profile
     points = next((points for points in known.metrics.values()), None)
@@ -229,20 +236,20 @@ def _profile(known: Known, gpus: int, kv_tokens: int) -> Profile | None:
 
 def _correction(
     traffic: Traffic,
-    teams: Mapping[Role, Team],
+    teams: Mapping[Role, RolePool],
     prefill: PrefillInterpolator | None,
     decode: DecodeInterpolator | None,
     before: Correction,
 ) -> Correction:
-    """Return observed over expected latency; what was not observed keeps its factor."""
-    isl, osl = traffic.isl, traffic.osl
+    """Return observed over expected latency; a latency without observation keeps its factor."""
+    isl, osl = traffic.shape.isl, traffic.shape.osl
     found = before
     if prefill is not None and isl and traffic.ttft_mean is not None:
         expected = prefill.ttft(isl)
         if expected > 0.0:
             found = found._replace(prefill=traffic.ttft_mean / expected)
     if decode is not None and isl and osl and traffic.itl_mean is not None and traffic.answered:
-        workers = max(1, teams["decode"].pool.ready)
+        workers = max(1, teams["decode"].state.ready)
         duration = traffic.duration_sum / traffic.answered
         # Little's law: how many sequences one engine decoded at a time.
         together = traffic.arrived / workers * duration / traffic.seconds if traffic.seconds else 0.0
@@ -252,7 +259,7 @@ def _correction(
     return found
 
 
-def sla_classic(settings: PlannerSettings, inputs: Inputs) -> list[Plugin]:
+def sla_classic(settings: PlannerSettings, inputs: PolicyInputs) -> list[PlannerPlugin]:
     """Return the plugins of policy sla-classic.
 
     Raises:

@@ -1,10 +1,10 @@
-"""How many workers keep the service level at the least cost, start-up time included? The default's PROPOSE step.
+"""Policy slo: the PROPOSE step that keeps the service level at the least cost, start-up time included.
 
-What is needed at a second h from now follows from the forecast's quantiles at h and the price of a miss
-(`penstock.planner.sizing`). What is ordered now serves after the start-up time L: so the need at L is ordered, at once
-and in full. What is given back can't be had again before L, and a start-up is paid like service: so a worker goes only
-where nothing from now until L needs it (what is needed later can still be ordered), and nothing in the last ``hold``
-seconds did.
+The need at h seconds from now follows from the forecast's quantiles at h and the price of a miss
+(`penstock.planner.sizing.fleet_sizing`). An order now serves after the start-up time L: so the need at L is ordered,
+at once and in full. A removed worker can't be had again before L, and a start-up is paid like service: so a worker is
+removed only where no need from now until L includes it (later needs can still be ordered), where no work waits, and
+where keeping it for the return of the need is not worth its GPU (`penstock.planner.policies.slo_returns`).
 """
 
 import math
@@ -13,85 +13,103 @@ from typing import Any
 
 import numpy as np
 
-from penstock.kernel.values import Role
-from penstock.planner.context import Context
-from penstock.planner.performance.sources import Known
-from penstock.planner.plugins import Spec, silent_for
-from penstock.planner.policies.slo_flips import PAUSE, SOON, Change, change
-from penstock.planner.policies.slo_speeds import Speeds
-from penstock.planner.policies.slo_state import Memory, Pool, Pools, pools_of
-from penstock.planner.proposals import Because, Override, Prediction, Result, Target
-from penstock.planner.seen import ModelSeen
-from penstock.planner.serving import Limits, Service, Serving
-from penstock.planner.settings import USUAL_ITL, USUAL_TTFT, SloTargets
-from penstock.planner.sizing import Bounds, Candidate, Demand, Sizing, Table
+from penstock.kernel.values import LatencyTargets, Role
+from penstock.planner.observation import ModelState
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.plugin_registry import PluginSpec, silent_for
+from penstock.planner.plugins.proposals import Override, PoolTarget, Prediction, Reason, Result
+from penstock.planner.policies.policy_inputs import PolicyInputs
+from penstock.planner.policies.slo_flips import PAUSE, SOON, RoleChange, change
+from penstock.planner.policies.slo_reasons import ExpectedLoad, FloorReason, ceiling, reason
+from penstock.planner.policies.slo_speeds import RoleSpeeds
+from penstock.planner.policies.slo_state import (
+    WAITING_LEAST,
+    PendingChanges,
+    SloMemory,
+    SloPool,
+    SloPools,
+    pools_of,
+    waiting,
+    work_waits,
+)
+from penstock.planner.settings import SloPolicySettings
+from penstock.planner.sizing.attainment import AttainmentModel, EngineCapacity
+from penstock.planner.sizing.fleet_sizing import Bounds, FleetCandidate, ShareTable, Sizing, UncertainDemand
+from penstock.planner.sizing.workload_mix import WorkloadMix
 
 OVERHEAD_OVER = 120.0
-"""Seconds of answers from which is read what a TTFT has beyond waiting and prefill."""
+"""Seconds of answers used to measure the part of TTFT beyond waiting and prefill."""
+OVERHEAD_MOST = 0.5
+"""Share of the TTFT target above which that part is waiting all the same."""
 CLASSES_OVER = 600.0
-"""Seconds of answers from which the shares of classes are read."""
+"""Seconds of answers used for the shares of classes."""
 TABLES_FOR = 30.0
-"""Seconds that tables are used before they are made anew from the mix as it is then."""
+"""Seconds for which tables are used before they are made anew from the then current mix."""
 LEARN = 240.0
-"""Seconds of traffic beyond the start-up time before anything is given back: until then no forecast was put to the
+"""Seconds of traffic beyond the start-up time before any worker is removed: until then no forecast was put to the
 test."""
+USED_OVER = 30.0
+"""Seconds of arrivals that show how many workers are used."""
 KEEP_MARGIN, KEEP_NOISE, KEEP_OVER = 0.04, 2.0, 150.0
-"""How much more than is expected must fit before a worker goes: a share, and so many standard deviations of what is
-counted in so many seconds. Without it, a rate at the edge would have a worker come and go all the time."""
+"""Margin over the expected load before a worker is removed: a share, and so many standard deviations of the
+requests counted in so many seconds. Without it, a rate at the edge would add and remove a worker all the time."""
 DRAIN = 60.0
 """Seconds in which a backlog should be gone."""
 BACKLOG_SHARE = 1.0
-"""Most that a backlog adds to what is needed, as a share of the rate."""
+"""Most that a backlog adds to the needed rate, as a share of it."""
+WAITS = 0.5
+"""Share of the TTFT target from which the time to start the waiting requests counts as waiting work."""
+FREE_MAX = 100_000
+"""Workers of a role where no limit holds; the sizing itself leaves out numbers that no rate needs."""
+SHORT = 0.005
+"""Gain in attainment without limits from which they are reported as binding."""
 
 
 class SloPropose:
-    """Size one model's pools.
+    """Sizes one model's pools.
 
     Args:
-        model: whose.
-        slo: what is kept, and the price of a miss.
-        known: what is known of engines of a role before they serve; the others are learnt from the passes seen.
+        model: its name.
+        settings: the price of a miss, and what else the policy may be told.
+        inputs: the SLO, and known speeds of engines before they serve; the others are learnt from the observed passes.
     """
 
-    def __init__(self, model: str, slo: SloTargets, known: Mapping[Role, Known] | None = None) -> None:
-        self.spec = Spec(
+    def __init__(self, model: str, settings: SloPolicySettings, inputs: PolicyInputs) -> None:
+        self.spec = PluginSpec(
             id=f"slo_propose:{model}",
             stage="propose",
             priority=50,
             needs=("traffic", "engines"),
             requires=("predictions",),
         )
-        self.memory = Memory()
+        self.memory = SloMemory()
         self._model = model
-        self._slo = slo
-        self.speeds = Speeds({} if known is None else known)
+        self._settings = settings
+        self._inputs = inputs
+        self.speeds = RoleSpeeds(inputs.of(model))
         self._sizing: Sizing | None = None
         self._made: float | None = None
 
-    @property
-    def service(self) -> Service:
-        """What is promised, in seconds."""
-        return Service(self._slo.ttft or USUAL_TTFT, self._slo.itl or USUAL_ITL)
-
     def benchmarked(self, model: str, role: Role, metrics: Mapping[str, Any]) -> None:
-        """Take in what a worker measured of itself."""
+        """Add a worker's own measurement."""
         if self.speeds.benchmarked(role, metrics):
             self._sizing = None
 
-    def evaluate(self, context: Context) -> Result:
+    def evaluate(self, context: PluginContext) -> Result:
         """Return targets for every pool of the model that can be planned."""
         seen = context.model(self._model)
         prediction = context.predictions.get(self._model)
         if seen is None or prediction is None or not prediction.quantiles:
             return silent_for("no_forecast", f"nothing is forecast of {self._model} yet")
-        pools = pools_of(self._model, seen, context)
+        pools = pools_of(self._model, seen, context, self.memory.changing)
         if not pools.by_role:
             return silent_for("no_pool", f"{self._model} has no pool that can be planned")
         memory = self.memory
         memory.look(context.at, seen)
         if not memory.first_fleet:
-            memory.first_fleet = {role: pool.workers for role, pool in pools.by_role.items()}
+            memory.first_fleet = {role: sized.workers for role, sized in pools.by_role.items()}
         self.speeds.learn(seen)
+        self.speeds.learn_from_answers(context, self._model)
         if memory.shapes.count < 1.0:
             return self._without_answers(seen, pools)
         if self._sizing is None or self._made is None or context.at - self._made >= TABLES_FOR:
@@ -105,101 +123,117 @@ class SloPropose:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def _without_answers(self, seen: ModelSeen, pools: Pools) -> Result:
-        """Nothing was answered yet: wake who sleeps, and leave the others as they are."""
+    def _without_answers(self, seen: ModelState, pools: SloPools) -> Result:
+        """Before the first answer: wake pools without workers, and leave the others unchanged."""
         arrived = 0 if seen.traffic is None else seen.traffic.arrived
-        asleep = [pool for pool in pools.by_role.values() if pool.desired == 0]
-        if asleep and (seen.held or arrived):
-            targets = tuple(Target(pool=pool.name, replicas=1) for pool in asleep)
+        asleep = [each.name for each in pools.by_role.values() if each.pool.desired == 0]
+        if asleep and (seen.without_worker or arrived):
+            targets = tuple(PoolTarget(pool=name, replicas=1) for name in asleep)
             text = f"requests of {self._model} wait and there is no worker: one is started"
-            return Override(targets=targets, because=(Because(code="wake", text=text),))
+            return Override(targets=targets, reasons=(Reason(code="wake", text=text),))
         return silent_for("no_answers", f"no answer of {self._model} was seen yet, so its mix is not known")
 
-    def _tables(self, context: Context, pools: Pools) -> Sizing:
+    def _tables(self, context: PluginContext, pools: SloPools) -> Sizing:
         shapes = self.memory.mix()
         assert shapes is not None
         first: Role = "prefill" if "prefill" in pools.by_role else "aggregated"
         if first in pools.by_role:
-            recent = context.traffic(self._model, OVERHEAD_OVER)
-            self.memory.measure(recent, self.speeds.of(first), shapes)
+            self._overhead(context, first, shapes)
         promises = self._promises(context)
-        tables: dict[Role, Table] = {}
+        tables: dict[Role, ShareTable] = {}
         price = 0.0
-        for role, pool in pools.by_role.items():
-            limits = Limits(pool.max_seqs, pool.max_batched_tokens, pool.kv_tokens)
+        for role, sized in pools.by_role.items():
+            limits = EngineCapacity(sized.max_seqs, sized.max_batched_tokens, sized.kv_tokens)
             speed, extra, accept = self.speeds.of(role), self.memory.extra, self.memory.accept
             servings = [
-                (weight, Serving(speed, limits, shapes, promise, extra=extra, accept=accept))
+                (weight, AttainmentModel(speed, limits, shapes, promise, extra=extra, accept=accept))
                 for weight, promise in promises
             ]
-            tables[role] = Table(servings, role)
-            price = max(price, tables[role].least * pool.gpus) if role == "aggregated" else price
+            tables[role] = ShareTable(servings, role)
+            price = max(price, tables[role].least * sized.pool.gpus) if role == "aggregated" else price
         if "prefill" in tables:
-            halves = sum(tables[role].least * pools.by_role[role].gpus for role in tables if role != "aggregated")
+            halves = sum(tables[role].least * pools.by_role[role].pool.gpus for role in tables if role != "aggregated")
             price = halves if not price else min(price, halves)
         weight = sum(weight for weight, _ in promises)
-        return Sizing(tables, self._slo.miss_cost * price * weight)
+        return Sizing(tables, self._settings.miss_cost * price * weight, price)
 
-    def _promises(self, context: Context) -> list[tuple[float, Service]]:
-        """Return what is promised to each class, with its share of the requests times what its misses weigh."""
+    def _overhead(self, context: PluginContext, first: Role, shapes: WorkloadMix) -> None:
+        """Measure the part of TTFT beyond waiting and prefill."""
+        recent = context.traffic(self._model, OVERHEAD_OVER)
+        if recent is None:
+            return
+        looks = (look.models.get(self._model) for look in context.within(OVERHEAD_OVER))
+        waited = any(work_waits(seen) for seen in looks if seen)
+        most = OVERHEAD_MOST * self._inputs.ttft
+        self.memory.measure(recent, self.speeds.of(first), shapes, waited=waited, most=most)
+
+    def _promises(self, context: PluginContext) -> list[tuple[float, LatencyTargets]]:
+        """Return the targets of each class, with its share of the requests times the weight of its misses."""
         recent = context.traffic(self._model, CLASSES_OVER)
-        counts = {} if recent is None else {name: n for name, n in recent.classes.items() if name in self._slo.classes}
+        classes, service = self._inputs.slo.classes, LatencyTargets(*self._inputs.slo.planned)
+        counts = {} if recent is None else {name: n for name, n in recent.classes.items() if name in classes}
         answered = max(1, 0 if recent is None else recent.answered)
-        promises = [(max(0.0, 1.0 - sum(counts.values()) / answered), self.service)]
+        promises = [(max(0.0, 1.0 - sum(counts.values()) / answered), service)]
         for name, count in counts.items():
-            own = self._slo.classes[name]
-            service = Service(own.ttft or self.service.ttft, own.itl or self.service.itl)
-            promises.append((own.weight * count / answered, service))
-        # All of them best effort: then any promise is as good as none, and the fleet is sized to keep up.
-        return [each for each in promises if each[0] > 0.0] or [(1.0, self.service)]
+            own = classes[name]
+            promises.append(
+                (own.weight * count / answered, LatencyTargets(own.ttft or service.ttft, own.itl or service.itl))
+            )
+        # All of them best effort: then any target is as good as none, and the fleet is sized to keep up.
+        return [each for each in promises if each[0] > 0.0] or [(1.0, service)]
 
     def _propose(
-        self, context: Context, seen: ModelSeen, pools: Pools, sizing: Sizing, prediction: Prediction
+        self, context: PluginContext, seen: ModelState, pools: SloPools, sizing: Sizing, prediction: Prediction
     ) -> Result:
-        lead = max(pool.lead for pool in pools.by_role.values())
-        hold = self._slo.hold
+        lead = max(sized.lead for sized in pools.by_role.values())
         idle = self._idle(context, seen)
-        bounds = {role: self._bounds(pool, idle) for role, pool in pools.by_role.items()}
+        bounds = {role: self._bounds(sized, idle) for role, sized in pools.by_role.items()}
         backlog = self._backlog(seen, pools, sizing, prediction, lead)
-        needs: dict[float, Candidate] = {}
-        order = sizing.best(self._demand(prediction, lead, backlog), bounds, pools.gpus_most)
+        demand = self._demand(prediction, lead, backlog)
+        order = sizing.best(demand, bounds, pools.gpus_most)
         counted = max(1.0, _rate(prediction, 0.5, 0.0) * KEEP_OVER)
         margin = 1.0 + KEEP_MARGIN + KEEP_NOISE / math.sqrt(counted)
+        needs: dict[float, FleetCandidate] = {}
         for horizon in (0.0, lead / 2.0, lead):
-            demand = self._demand(prediction, horizon, backlog if horizon >= lead else 0.0, margin)
-            needs[horizon] = sizing.best(demand, bounds, pools.gpus_most)
+            harder = self._demand(prediction, horizon, backlog if horizon >= lead else 0.0, margin)
+            needs[horizon] = sizing.best(harder, bounds, pools.gpus_most)
         if idle:
             needs = {horizon: _none(each, bounds) for horizon, each in needs.items()}
             order = _none(order, bounds)
-        keep = {role: max(each.workers[role] for each in needs.values()) for role in bounds}
-        kept = self.memory.keep(context.at, keep, hold * self.memory.patience(context.at))
-        learning = self.memory.seen_for(context.at) < lead + LEARN
-        because: list[Because] = []
+        expected = ExpectedLoad(lead, _rate(prediction, 0.5, lead), _rate(prediction, 0.9, lead))
         flips = self._flips(context, seen, pools, sizing, prediction, lead)
-        because += [each.because for each in flips]
+        because = [each.reason for each in flips]
         gained: dict[Role, int] = {
             role: sum(each.flip.count * ((each.flip.to == role) - (each.flip.frm == role)) for each in flips)
             for role in pools.by_role
         }
-        wanted: dict[Role, int] = {}
-        for role, pool in pools.by_role.items():
-            now = pool.workers + gained[role]
-            stay = max(kept[role], min(now, self.memory.first_fleet.get(role, 0))) if learning else kept[role]
-            wanted[role] = max(order.workers[role], min(now, stay))
-            if pool.desired == 0 and (seen.held or (seen.queued or 0) > 0):
+        now = {role: sized.workers + gained[role] for role, sized in pools.by_role.items()}
+        soon = self._demand(prediction, 0.0, 0.0)
+        floors: dict[Role, FloorReason] = {}
+        used = self._used(context, sizing, bounds, pools)
+        for role, sized in pools.by_role.items():
+            self._remember(context.at, role, used, needs, order, sizing, soon, lead)
+            floors[role] = self._floor(context, seen, sized, now[role], needs, sizing, idle)
+        wanted = {role: max(order.workers[role], min(now[role], floors[role].workers)) for role in pools.by_role}
+        changing = self.memory.changing
+        if changing is not None and context.at - changing.at < PAUSE and order.gpus <= _gpus(pools, now):
+            wanted = now  # a worker that changes its role next is not removed, and its coming work is not ordered
+        for role, sized in pools.by_role.items():
+            if sized.pool.desired == 0 and (seen.without_worker or (seen.queued or 0) > 0):
                 wanted[role] = max(1, wanted[role])
-            if wanted[role] != now:
-                because.append(self._reason(pool.name, now, wanted[role], lead, hold, prediction, order))
-        self.memory.moved(context.at, {role: wanted[role] - pool.workers for role, pool in pools.by_role.items()})
-        # A pool of prefill workers some of which decode must be that much larger to have as many that prefill.
+        wanted = _within(wanted, order, pools)
+        because += [
+            reason(sized, now[role], wanted[role], order, floors[role], expected)
+            for role, sized in pools.by_role.items()
+        ]
+        # Changes come first: the first reason is shown where there is room for one.
+        because.sort(key=lambda each: each.code in ("fits", "flip") or each.facts["was"] == each.facts["wanted"])
+        bound = self._ceiling(pools, sizing, demand, bounds, order)
+        # A prefill pool with some workers that decode must be that much larger to have as many that prefill.
         targets = {
-            pool.name: max(0, pool.replicas(wanted[role]) - gained[role]) for role, pool in pools.by_role.items()
+            sized.name: max(0, sized.replicas(wanted[role]) - gained[role]) for role, sized in pools.by_role.items()
         }
-        demand = self._demand(prediction, lead, backlog)
         chosen = sizing.candidate(wanted, demand, bounds)
-        if not because:
-            text = f"{_fleet(chosen.workers)} keep {chosen.kept:.1%} of what is expected in {lead:.0f} s"
-            because.append(Because(code="fits", text=text))
         evidence = {
             "lead": lead,
             "demand": {"mean": round(demand.mean, 3), "q90": _rate(prediction, 0.9, lead)},
@@ -208,97 +242,166 @@ class SloPropose:
             "overhead": round(self.memory.extra, 4),
             "stress": round(self.memory.stress.factor, 3),
             "price": round(sizing.price, 3),
-            "chosen": chosen.told(),
+            "chosen": chosen.as_data(),
+            "cheapest": order.as_data(),
+            "floors": {pools.by_role[role].name: floor._asdict() for role, floor in floors.items()},
             "needs": {f"{h:g}": dict(one.workers) for h, one in needs.items()},
-            "candidates": [one.told() for one in sizing.neighbours(chosen, demand, bounds)],
+            "candidates": [one.as_data() for one in sizing.neighbours(chosen, demand, bounds)],
         }
         return Override(
-            targets=tuple(Target(pool=name, replicas=count) for name, count in targets.items()),
+            targets=tuple(PoolTarget(pool=name, replicas=count) for name, count in targets.items()),
             flips=tuple(each.flip for each in flips),
-            because=tuple(because),
+            reasons=tuple(because),
+            bound=tuple(bound),
             evidence=evidence,
         )
 
-    def _bounds(self, pool: Pool, idle: bool) -> Bounds:
-        """Return what a pool may have. The last worker goes only after a silence, not because it has little to do."""
-        least = pool.least
-        if not least and pool.desired and not idle:
+    def _remember(
+        self,
+        at: float,
+        role: Role,
+        used: Mapping[Role, int],
+        needs: Mapping[float, FleetCandidate],
+        order: FleetCandidate,
+        sizing: Sizing,
+        soon: UncertainDemand,
+        lead: float,
+    ) -> None:
+        """Learn when workers that were not needed are needed again, and what their absence costs then."""
+        others = needs[0.0].workers
+
+        def harm(size: int) -> float:
+            less, full = ({**others, role: count} for count in (size - 1, size))
+            return sizing.expected_harm(less, soon) - sizing.expected_harm(full, soon)
+
+        self.memory.returns(role).look(
+            at,
+            used=used[role],
+            now=needs[0.0].workers[role],
+            order=order.workers[role],
+            needed=max(each.workers[role] for each in needs.values()),
+            lead=lead,
+            harm=harm,
+        )
+
+    def _used(
+        self, context: PluginContext, sizing: Sizing, bounds: Mapping[Role, Bounds], pools: SloPools
+    ) -> Mapping[Role, int]:
+        """Return the workers that recent arrivals need, independent of any forecast."""
+        recent = context.traffic(self._model, USED_OVER)
+        if recent is None or not recent.arrived:
+            return {role: bound.least for role, bound in bounds.items()}
+        rate = recent.arrived / recent.seconds * self.memory.stress.factor
+        return sizing.best(UncertainDemand(np.array([rate]), np.ones(1)), bounds, pools.gpus_most).workers
+
+    def _floor(
+        self,
+        context: PluginContext,
+        seen: ModelState,
+        sized: SloPool,
+        now: int,
+        needs: Mapping[float, FleetCandidate],
+        sizing: Sizing,
+        idle: bool,
+    ) -> FloorReason:
+        """Return the number below which a pool must not be brought at present, and why."""
+        role, lead = sized.pool.role, sized.lead
+        most = max(each.workers[role] for each in needs.values())
+        found = [FloorReason(most, "soon", f"{most} are needed within {lead:.0f} s, with a margin")]
+        if not idle:
+            size, age, patience = self.memory.returns(role).worth_keeping(
+                context.at, now, self._settings.hold, lead, sized.pool.gpus
+            )
+            text = (
+                f"the last of {size} was needed {age:.0f} s ago, and is kept for {patience:.0f} s in case it is wanted "
+                "again before a new one could serve"
+            )
+            found.append(FloorReason(size, "returns", text))
+        if self.memory.traffic_seconds(context.at) < lead + LEARN:
+            first = self.memory.first_fleet.get(role, 0)
+            text = f"none of the first fleet goes before forecasts were put to the test for {lead + LEARN:.0f} s"
+            found.append(FloorReason(first, "learning", text))
+        waits = waiting(seen)
+        seconds = waits * sizing.tables[role].least / max(1, sized.ready)
+        if waits > WAITING_LEAST and seconds > WAITS * self._inputs.ttft:
+            text = f"{waits:.0f} requests wait, and no worker goes while work waits"
+            found.append(FloorReason(now, "waiting", text))
+        return max(found, key=lambda floor: floor.workers)
+
+    def _ceiling(
+        self,
+        pools: SloPools,
+        sizing: Sizing,
+        demand: UncertainDemand,
+        bounds: Mapping[Role, Bounds],
+        order: FleetCandidate,
+    ) -> list[Reason]:
+        """Return the cost of the limits, where they hold the fleet back."""
+        width = min(sized.pool.gpus for sized in pools.by_role.values())
+        full = order.gpus + width > pools.gpus_most
+        if not full and all(order.workers[role] < sized.limit for role, sized in pools.by_role.items()):
+            return []
+        free = sizing.best(demand, {role: each._replace(most=FREE_MAX) for role, each in bounds.items()})
+        if free.gpus <= order.gpus or free.attainment - order.attainment < SHORT:
+            return []
+        return [ceiling(self._model, pools.gpus_most, order, free)]
+
+    def _bounds(self, sized: SloPool, idle: bool) -> Bounds:
+        """Return a pool's bounds. The last worker is removed only after a silence, not because it has little to do."""
+        least = sized.least
+        if not least and sized.pool.desired and not idle:
             least = 1
-        return Bounds(least, max(least, pool.most), pool.gpus)
+        return Bounds(least, max(least, sized.most), sized.pool.gpus)
 
     def _flips(
-        self, context: Context, seen: ModelSeen, pools: Pools, sizing: Sizing, prediction: Prediction, lead: float
-    ) -> list[Change]:
-        """Return the change of roles that should be made now, at most one."""
-        halves = {role: pool for role, pool in pools.by_role.items() if role != "aggregated"}
-        flipped = self.memory.flipped
-        if not halves or not all(pool.flips for pool in halves.values()) or lead <= 2.0 * SOON:
+        self,
+        context: PluginContext,
+        seen: ModelState,
+        pools: SloPools,
+        sizing: Sizing,
+        prediction: Prediction,
+        lead: float,
+    ) -> list[RoleChange]:
+        """Return the change of roles for this moment, at most one."""
+        halves = {role: sized for role, sized in pools.by_role.items() if role != "aggregated"}
+        last = self.memory.changing
+        if not halves or not all(sized.flips for sized in halves.values()) or lead <= 2.0 * SOON:
             return []
-        if flipped is not None and context.at - flipped < PAUSE:
+        if last is not None and context.at - last.at < PAUSE:
             return []
         ready: dict[Role, int] = {role: sum(1 for _ in seen.engines(role)) for role in halves}
         soon, later = self._demand(prediction, SOON, 0.0), self._demand(prediction, lead, 0.0)
-        found = change(self._model, ready, {role: pool.least for role, pool in halves.items()}, sizing, soon, later)
+        found = change(self._model, ready, {role: sized.least for role, sized in halves.items()}, sizing, soon, later)
         if found is None:
             return []
-        self.memory.flipped = context.at
+        flip = found.flip
+        self.memory.changing = PendingChanges(context.at, flip.frm, flip.to, flip.count, ready[flip.to])
         return [found]
 
-    def _demand(self, prediction: Prediction, horizon: float, more: float, margin: float = 1.0) -> Demand:
-        """Return the distribution of the rate at a second from now, made harder by what the model of engines errs.
+    def _demand(self, prediction: Prediction, horizon: float, more: float, margin: float = 1.0) -> UncertainDemand:
+        """Return the distribution of the rate at a second from now, raised by the learnt error of the engine model.
 
         Args:
-            more: requests per second beside what arrives; ``margin``: a factor on all of it.
+            more: requests per second beside the arrivals; ``margin``: a factor on all of it.
         """
         ranks = sorted(prediction.quantiles)
         rates = np.array([np.interp(horizon, prediction.horizons, prediction.quantiles[rank]) for rank in ranks])
-        return Demand.of_quantiles(ranks, (rates + more) * self.memory.stress.factor * margin)
+        return UncertainDemand.of_quantiles(ranks, (rates + more) * self.memory.stress.factor * margin)
 
-    def _backlog(self, seen: ModelSeen, pools: Pools, sizing: Sizing, prediction: Prediction, lead: float) -> float:
-        """Return the rate (requests/s) at which what waits now, and will still wait then, should be served."""
-        waiting = float(seen.queued or 0) + sum(engine.waiting or 0 for engine in seen.engines(*pools.by_role))
+    def _backlog(self, seen: ModelState, pools: SloPools, sizing: Sizing, prediction: Prediction, lead: float) -> float:
+        """Return the rate (requests/s) for the waiting work that will still wait after the start-up."""
+        waits = waiting(seen, tuple(pools.by_role))
         rate = float(np.interp(lead / 2, prediction.horizons, prediction.quantiles[0.5]))
         can = min(
-            table.capacity(float(pools.by_role[role].ready), share=0.5) / self.memory.stress.factor
+            table.capacity(pools.by_role[role].serving, share=0.5) / self.memory.stress.factor
             for role, table in sizing.tables.items()
         )
-        left = max(0.0, waiting + (rate - can) * lead) if waiting > 2.0 else 0.0
+        left = max(0.0, waits + (rate - can) * lead) if waits > WAITING_LEAST else 0.0
         return min(left / DRAIN, BACKLOG_SHARE * rate)
 
-    def _idle(self, context: Context, seen: ModelSeen) -> bool:
+    def _idle(self, context: PluginContext, seen: ModelState) -> bool:
         quiet = self.memory.quiet_since
-        return quiet is not None and context.at - quiet >= self._slo.zero_after and not seen.held
-
-    def _reason(
-        self,
-        pool: str,
-        desired: int,
-        wanted: int,
-        lead: float,
-        hold: float,
-        prediction: Prediction,
-        needed: Candidate,
-    ) -> Because:
-        facts = {
-            "pool": pool,
-            "was": desired,
-            "wanted": wanted,
-            "lead": lead,
-            "rate_q50": _rate(prediction, 0.5, lead),
-            "rate_q90": _rate(prediction, 0.9, lead),
-        }
-        if wanted > desired:
-            text = (
-                f"{pool} {desired} -> {wanted}: in {lead:.0f} s, when new workers serve, {facts['rate_q50']:.1f} "
-                f"requests/s are expected ({facts['rate_q90']:.1f} at the 90th percentile), which "
-                f"{_fleet(needed.workers)} serve with {needed.kept:.1%} in SLO"
-            )
-            return Because(code="up", text=text, facts=facts)
-        text = (
-            f"{pool} {desired} -> {wanted}: nothing in the next {lead:.0f} s needs more "
-            f"({facts['rate_q90']:.1f} requests/s at the 90th percentile), nor did the last {hold:.0f} s"
-        )
-        return Because(code="down", text=text, facts=facts)
+        return quiet is not None and context.at - quiet >= self._settings.zero_after and not seen.without_worker
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -318,8 +421,8 @@ class SloPropose:
         self._made = state["made"]
 
 
-def _none(found: Candidate, bounds: Mapping[Role, Bounds]) -> Candidate:
-    """Return the smallest fleet there may be."""
+def _none(found: FleetCandidate, bounds: Mapping[Role, Bounds]) -> FleetCandidate:
+    """Return the smallest fleet within bounds."""
     return found._replace(workers={role: bound.least for role, bound in bounds.items()})
 
 
@@ -327,5 +430,16 @@ def _rate(prediction: Prediction, rank: float, horizon: float) -> float:
     return round(float(np.interp(horizon, prediction.horizons, prediction.quantiles[rank])), 2)
 
 
-def _fleet(workers: Mapping[Role, int]) -> str:
-    return " and ".join(f"{count} {role}" for role, count in workers.items()) + " workers"
+def _gpus(pools: SloPools, workers: Mapping[Role, int]) -> int:
+    return sum(pools.by_role[role].pool.gpus * count for role, count in workers.items())
+
+
+def _within(wanted: Mapping[Role, int], order: FleetCandidate, pools: SloPools) -> dict[Role, int]:
+    """Return numbers that fit under the ceiling: workers kept beyond the cheapest fleet give way to ordered ones."""
+    found = dict(wanted)
+    while _gpus(pools, found) > pools.gpus_most:
+        role = max(found, key=lambda each: found[each] - order.workers[each])
+        if found[role] <= order.workers[role]:
+            break
+        found[role] -= 1
+    return found

@@ -1,35 +1,46 @@
-"""How fast are the engines of each role? What is known of them beforehand, corrected by the passes that are seen."""
+"""Engine speeds per role for policy slo: known speeds, corrected by the observed passes.
+
+Where nothing is known and engines report no passes, their answers are used.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from penstock.kernel.values import Role
-from penstock.planner.performance.live import LiveRegression
-from penstock.planner.performance.sources import ORDER, Known, pick
-from penstock.planner.performance.table import Table
-from penstock.planner.seen import ModelSeen
+from penstock.planner.observation import ModelState
+from penstock.planner.performance.benchmark_table import BenchmarkTable
+from penstock.planner.performance.live_regression import LiveRegression, is_informative
+from penstock.planner.performance.speed_sources import ORDER, KnownSpeeds, pick
+from penstock.planner.performance.streamed_answers import decode_row, prefill_row
+from penstock.planner.plugins.plugin_context import PluginContext
 
 ROLES: tuple[Role, ...] = ("aggregated", "prefill", "decode")
 
 
 EACH_TICK = 8
-"""Engines that are learnt from in one tick: more of a kind say hardly more."""
+"""Engines that are learnt from in one tick: more of a kind add hardly anything."""
+ANSWERS_OVER = 10.0
+"""Seconds of answers that are learnt from at once, where engines report no passes."""
 
 
-class Speeds:
+class RoleSpeeds:
     """A performance model per role.
 
     Args:
-        known: what is known beforehand.
+        known: known speeds before serving.
     Raises:
-        ConfigError: a source is there and is not what it must be.
+        ConfigError: a source exists and is not as it must be.
     """
 
-    def __init__(self, known: Mapping[Role, Known]) -> None:
+    def __init__(self, known: Mapping[Role, KnownSpeeds]) -> None:
         self._of: dict[Role, LiveRegression] = {}
         self._turn = 0
+        self._heard = 0.0
+        """When answers were last used."""
         self._told: dict[Role, dict[str, Any]] = {}
-        """What workers told of themselves while this ran."""
+        """Workers' own measurements during this run."""
         self._sure: set[Role] = set()
         """Roles whose workers have measured themselves."""
         for role in ROLES:
@@ -43,24 +54,24 @@ class Speeds:
         return self._of[role]
 
     def ready(self, role: Role) -> bool:
-        """Say whether it can answer."""
+        """Return whether it can answer."""
         return self._of[role].ready
 
     def benchmarked(self, role: Role, metrics: Mapping[str, Any]) -> bool:
-        """Take in what a worker measured of itself; False where one of its role had done so before.
+        """Add a worker's own measurement; False where a worker of its role had sent one before.
 
         Raises:
-            ConfigError: it is not what it must be.
+            ConfigError: it is not as it must be.
         """
         if role in self._sure or role not in self._of:
             return False
-        self._of[role] = LiveRegression(Table.of_metrics(metrics, ORDER[0]))
+        self._of[role] = LiveRegression(BenchmarkTable.of_metrics(metrics, ORDER[0]))
         self._told[role] = dict(metrics)
         self._sure.add(role)
         return True
 
-    def learn(self, seen: ModelSeen) -> None:
-        """Take in what some of the engines told of their passes since the look before: each has its turn."""
+    def learn(self, seen: ModelState) -> None:
+        """Add the reported passes of some engines since the last observation, each engine in turn."""
         telling = [engine for engine in seen.engines(*ROLES) if engine.steps is not None]
         for place in range(min(EACH_TICK, len(telling))):
             engine = telling[(self._turn + place) % len(telling)]
@@ -68,9 +79,33 @@ class Speeds:
             self._of[engine.role].learn(engine.steps)
         self._turn += EACH_TICK
 
+    def learn_from_answers(self, context: PluginContext, model: str) -> None:
+        """Add the answers of the last seconds, for roles without anything better."""
+        seen = context.model(model)
+        if seen is None or context.at - self._heard < ANSWERS_OVER:
+            return
+        recent = context.traffic(model, ANSWERS_OVER)
+        if recent is None:
+            return
+        self._heard = context.at
+        for role, speed in self._of.items():
+            engines = list(seen.engines(role))
+            if not engines or speed.prior is not None or any(is_informative(each.steps) for each in engines):
+                continue
+            most = min(each.max_seqs or np.inf for each in engines)
+            rows = [
+                None if role == "decode" else prefill_row(recent, len(engines), most),
+                None if role == "prefill" else decode_row(recent, len(engines), most),
+            ]
+            for row in rows:
+                if row is not None:
+                    speed.add(*row)
+                    speed.learnt_of = "answers"
+
     def snapshot(self) -> dict[str, Any]:
         return {
             "turn": self._turn,
+            "heard": self._heard,
             "told": dict(self._told),
             "of": {role: model.snapshot() for role, model in self._of.items()},
         }
@@ -80,4 +115,4 @@ class Speeds:
             self.benchmarked(role, metrics)
         for role, model in self._of.items():
             model.restore(state["of"][role])
-        self._turn = state["turn"]
+        self._turn, self._heard = state["turn"], state["heard"]

@@ -1,48 +1,47 @@
-"""What does the default policy remember, and how does it see pools? The mix, what its model errs, who was needed."""
+"""State of policy slo: its view of pools, and its memory of the mix, the model's error and the needed workers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.kernel.bins import Bins, quantiles
-from penstock.kernel.values import Role
-from penstock.planner.context import Context
-from penstock.planner.performance.model import PerformanceModel
+from penstock.kernel.latency_bins import Bins
+from penstock.kernel.values import Pool, Role
+from penstock.planner.observation import ModelState, Observation, PoolState, Traffic
+from penstock.planner.performance.performance_model import PerformanceModel
+from penstock.planner.performance.streamed_answers import quickest
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.policies.slo_flips import PAUSE
+from penstock.planner.policies.slo_returns import ReturnTimes
 from penstock.planner.policies.slo_speeds import ROLES
-from penstock.planner.seen import ModelSeen, Observation, PoolSeen, Traffic
-from penstock.planner.shapes import DecayedShapes, Shapes, shape_bin
-from penstock.planner.sizing import Sizing
-from penstock.planner.stress import Floats, Stress
+from penstock.planner.sizing.fleet_sizing import Sizing
+from penstock.planner.sizing.load_correction import Floats, LoadCorrection
+from penstock.planner.sizing.workload_mix import DecayedWorkloadMix, WorkloadMix, shape_bin
 
 MIX_FOR = 300.0
-"""Seconds in which half of what is known of the mix is forgotten."""
+"""Half-life of the workload mix, in seconds."""
 STEADY = 60.0
-"""Seconds over which rate and fleet must not change much for a window to say how good the model of engines is."""
+"""Seconds over which rate and fleet must not change much for a window to measure the engine model's error."""
 CHANGE = 0.2
 """How much a rate may change for that, relative."""
-QUICK = 0.05
-"""Rank of the answers that count as those which did not wait."""
 WORSE = 0.05
-"""By how much more must be missed than a rate that is not steady explains, for it to say something."""
+"""Excess of misses, over those that an unsteady rate explains, from which a window counts."""
 BURST = 180.0
-"""Seconds after which a burst has no part in what is missed any more."""
-REGRET = 240.0
-"""Seconds within which a worker that is given back should not be wanted again."""
-PATIENCE_MAX, PATIENCE_FOR = 8.0, 1800.0
-"""Most that the hold grows by such regrets, and seconds after which half of that is left."""
+"""Seconds after which a burst no longer affects the misses."""
+WAITING_LEAST = 2.0
+"""Waiting requests per worker that mean nothing: some always wait for a moment."""
 JUDGED = 20
 """Fewest judged requests of such a window."""
 ROOM_UP = 4
-"""How many times what is there may be wanted at once, where no budget says."""
+"""Largest factor on the present replicas to order at once, where no budget limits them."""
 
 
-class Pool(NamedTuple):
-    """One pool as it is sized. ``lead``: seconds until what is ordered now serves."""
+class SloPool(NamedTuple):
+    """One pool as it is sized. ``lead``: seconds until an order of now serves; ``ready``: workers that have its
+    role, those of other pools included."""
 
     name: str
-    gpus: int
-    desired: int
+    pool: Pool
     ready: int
     least: int
     most: int
@@ -51,71 +50,98 @@ class Pool(NamedTuple):
     max_batched_tokens: float
     kv_tokens: float
     away: int = 0
-    """Replicas of it that do another role at present..."""
+    """Its replicas that have another role at present..."""
     guests: int = 0
-    """... and those of other pools that do its role."""
+    """... and those of other pools that have its role."""
     flips: bool = False
+    serving: float = 0.0
+    """Workers that serve until ``lead`` on average: the ready ones, and the starting ones for the time then left."""
+    limit: float = np.inf
+    """Workers that settings and connector allow; ``most`` is less where one tick should not go further."""
 
     @property
     def workers(self) -> int:
-        """How many are wanted to do its role."""
-        return max(0, self.desired - self.away + self.guests)
+        """Workers that are desired for its role."""
+        return max(0, self.pool.desired - self.away + self.guests)
 
     def replicas(self, workers: int) -> int:
-        """Return how many replicas the pool should have, so that so many do its role."""
+        """Return the replicas of the pool that give so many workers of its role."""
         return max(0, workers + self.away - self.guests)
 
 
-class Pools(NamedTuple):
+class SloPools(NamedTuple):
     """The pools of a model by role, and the GPUs that they may take together."""
 
-    by_role: Mapping[Role, Pool]
+    by_role: Mapping[Role, SloPool]
     gpus_most: float
 
 
-def pools_of(model: str, seen: ModelSeen, context: Context) -> Pools:
-    """Return how a model's pools may be sized: those that do everything, and prefill and decode where both are."""
+class PendingChanges(NamedTuple):
+    """A change of role that was ordered at second ``at``. Its workers finish their requests before it can be observed.
+    ``doing``: workers that had role ``to`` before."""
+
+    at: float
+    frm: Role
+    to: Role
+    workers: int
+    doing: int
+
+    def left(self, at: float, seen: ModelState) -> int:
+        """Return how many workers are still changing."""
+        done = sum(1 for _ in seen.engines(self.to)) - self.doing
+        return max(0, self.workers - done) if at - self.at < PAUSE else 0
+
+
+def pools_of(model: str, seen: ModelState, context: PluginContext, changing: PendingChanges | None = None) -> SloPools:
+    """Return how a model's pools may be sized: aggregated ones, and prefill and decode where both exist."""
     budget = context.budget
-    found: dict[Role, Pool] = {}
+    found: dict[Role, SloPool] = {}
     for role in ROLES:
         named = seen.pool(role)
         if named is not None:
-            found[role] = _pool(model, *named, context)
-    if not {"prefill", "decode"} <= set(found):  # one of them alone serves nobody, or is planned by nobody
-        found = {role: pool for role, pool in found.items() if role == "aggregated"}
-    ours = {pool.name for pool in found.values()}
+            found[role] = _sized(model, *named, context)
+    if not {"prefill", "decode"} <= set(found):  # one of them alone serves no request, or belongs to no plan
+        found = {role: sized for role, sized in found.items() if role == "aggregated"}
+    if changing is not None and changing.frm in found and changing.to in found:
+        left, frm, to = changing.left(context.at, seen), found[changing.frm], found[changing.to]
+        found[changing.frm] = frm._replace(away=frm.away + left)
+        found[changing.to] = to._replace(guests=to.guests + left)
+    ours = {sized.name for sized in found.values()}
     if budget.max_gpus is None:
-        return Pools(found, np.inf)
-    others = sum(pool.gpus * pool.desired for _, name, pool in context.observation.pools() if name not in ours)
-    return Pools(found, max(0, budget.max_gpus - others))
+        return SloPools(found, np.inf)
+    others = [state.pool for _, name, state in context.observation.pools() if name not in ours]
+    return SloPools(found, max(0, budget.max_gpus - sum(pool.gpus * pool.desired for pool in others)))
 
 
-def _pool(model: str, name: str, seen: PoolSeen, context: Context) -> Pool:
+def _sized(model: str, name: str, seen: PoolState, context: PluginContext) -> SloPool:
+    pool = seen.pool
     limits = context.budget.pools.get(name)
     least = context.budget.min_replicas if limits is None or limits.min_replicas is None else limits.min_replicas
-    most = max(8, ROOM_UP * max(1, seen.desired))
+    allowed = [pool.limit, None if limits is None else limits.max_replicas]
     if context.budget.max_gpus is not None:
-        most = context.budget.max_gpus // max(1, seen.gpus)
-    if limits is not None and limits.max_replicas is not None:
-        most = min(most, limits.max_replicas)
-    if seen.limit is not None:
-        most = min(most, seen.limit)
+        allowed.append(context.budget.max_gpus // max(1, pool.gpus))
+    limit = min((each for each in allowed if each is not None), default=np.inf)
+    # Where only the connector limits the GPUs, or nothing does, one tick must not order without bound.
+    room = np.inf if context.budget.max_gpus is not None else max(8, ROOM_UP * max(1, pool.desired))
+    most = int(min(limit, room))
     coming = context.coming.get(name)
     if coming is not None and coming.given_up:
-        most = min(most, max(seen.desired, seen.ready + coming.number))  # more of what does not start helps nobody
+        most = min(most, max(pool.desired, seen.ready + coming.number))  # more replicas that do not start help nothing
     engine = seen.engines[0] if seen.engines else None
     everywhere = context.model(model)
-    doing = 0 if everywhere is None else sum(1 for _ in everywhere.engines(seen.role))
-    own = sum(each.role == seen.role for each in seen.engines)
-    return Pool(
+    doing = 0 if everywhere is None else sum(1 for _ in everywhere.engines(pool.role))
+    own = sum(each.role == pool.role for each in seen.engines)
+    # A decision waits for the end of its tick; half a tick, on average.
+    lead = context.start_ups.quantile(model, seen, 0.8) + context.observation.window / 2.0
+    ready = max(0, seen.ready + doing - len(seen.engines))
+    due = () if coming is None else coming.due
+    return SloPool(
         name=name,
-        gpus=seen.gpus,
-        desired=seen.desired,
-        ready=seen.ready,
+        pool=pool,
+        ready=ready,
         least=least,
         most=max(least, most),
-        # What is decided within a tick waits for its end; half of one, on average.
-        lead=context.start_ups.quantile(model, seen, 0.8) + context.observation.window / 2.0,
+        lead=lead,
         max_seqs=256.0 if engine is None or engine.max_seqs is None else float(engine.max_seqs),
         max_batched_tokens=8192.0
         if engine is None or engine.max_batched_tokens is None
@@ -124,44 +150,43 @@ def _pool(model: str, name: str, seen: PoolSeen, context: Context) -> Pool:
         away=len(seen.engines) - own,
         guests=doing - own,
         flips=seen.flips,
+        serving=ready + sum(max(0.0, 1.0 - each / lead) for each in due),
+        limit=limit,
     )
 
 
-class Memory:
-    """What is remembered from tick to tick."""
+class SloMemory:
+    """Memory from tick to tick."""
 
     def __init__(self) -> None:
-        self.shapes = DecayedShapes(MIX_FOR)
-        self.stress = Stress()
+        self.shapes = DecayedWorkloadMix(MIX_FOR)
+        self.stress = LoadCorrection()
         self.extra = 0.0
         """Seconds of TTFT that are neither waiting nor prefill."""
         self.accept = 1.0
         self.first_fleet: dict[Role, int] = {}
-        """Workers that there were at first: what somebody thought right before anything was learnt."""
+        """The first workers: the operator's choice before anything was learnt."""
         self.quiet_since: float | None = None
         """When arrivals stopped; None while there are any."""
         self._isl: float | None = None
         self._osl: float | None = None
         self._first: float | None = None
-        """When traffic was first seen."""
-        self._needed: list[tuple[float, dict[Role, int]]] = []
+        """When traffic was first observed."""
         self._learnt: float = 0.0
-        self._gone: dict[Role, float] = {}
-        """When workers of a role were last given back."""
-        self._patience, self._patient = 1.0, 0.0
-        """By how much longer workers were last held, and when that was decided."""
-        self.flipped: float | None = None
-        """When roles were last changed."""
+        self._returns: dict[Role, ReturnTimes] = {}
+        self.changing: PendingChanges | None = None
+        """The last change of roles."""
 
-    def look(self, at: float, seen: ModelSeen) -> None:
-        """Take in a tick's traffic."""
+    def look(self, at: float, seen: ModelState) -> None:
+        """Add a tick's traffic."""
         traffic = seen.traffic
         if traffic is None:
             return
         bins: Bins = traffic.shapes
-        if not bins and traffic.answered and traffic.osl:  # a source that knows means only
+        mean = traffic.shape
+        if not bins and mean.osl:  # a source that has means only
             isl = traffic.answered_prompt_tokens / traffic.answered
-            bins = {shape_bin(round(isl), round(traffic.osl), traffic.hit_rate or 0.0): traffic.answered}
+            bins = {shape_bin(round(isl), round(mean.osl), mean.hit_rate or 0.0): traffic.answered}
         self.shapes.add(at, bins)
         if traffic.accept_length:
             self.accept = max(1.0, traffic.accept_length)
@@ -172,52 +197,40 @@ class Memory:
         elif self.quiet_since is None:
             self.quiet_since = at
 
-    def seen_for(self, at: float) -> float:
+    def traffic_seconds(self, at: float) -> float:
         """Return for how many seconds there has been traffic to learn from."""
         return 0.0 if self._first is None else at - self._first
 
-    def mix(self) -> Shapes | None:
+    def mix(self) -> WorkloadMix | None:
         """Return the mix of the last minutes."""
         return self.shapes.shapes()
 
-    def measure(self, recent: Traffic | None, speed: PerformanceModel, shapes: Shapes) -> None:
-        """Learn what the quickest answers took beyond prefill: neither waiting nor computing, such as a hand-off."""
-        if recent is None:
-            return
-        (quick,) = quantiles(recent.ttft, (QUICK,))
+    def measure(
+        self, recent: Traffic, speed: PerformanceModel, shapes: WorkloadMix, *, waited: bool, most: float
+    ) -> None:
+        """Learn how long the fastest answers took beyond prefill: neither waiting nor computing, such as a hand-off.
+
+        Args:
+            waited: whether even the fastest of these answers may have waited: then the value can fall, but not rise.
+            most: seconds above which it is waiting all the same, where engines do not report waiting requests.
+        """
+        quick = quickest(recent, shapes)
         if quick is not None:
-            order = np.argsort(shapes.fresh)
-            place = int(np.searchsorted(np.cumsum(shapes.weight[order]), QUICK))
-            own = float(speed.prefill(shapes.fresh[order][min(place, len(order) - 1)]))
-            self.extra = max(0.0, quick - own)
+            tokens, seconds = quick
+            found = min(most, max(0.0, seconds - float(speed.prefill(tokens))))
+            self.extra = min(self.extra, found) if waited else found
 
-    def keep(self, at: float, needed: Mapping[Role, int], hold: float) -> dict[Role, int]:
-        """Return the most that was needed in the last ``hold`` seconds, this tick included."""
-        self._needed = [(when, each) for when, each in self._needed if when >= at - hold]
-        self._needed.append((at, dict(needed)))
-        return {role: max(each.get(role, 0) for _, each in self._needed) for role in needed}
+    def returns(self, role: Role) -> ReturnTimes:
+        """Return the return times of a role's workers."""
+        return self._returns.setdefault(role, ReturnTimes())
 
-    def moved(self, at: float, steps: Mapping[Role, int]) -> None:
-        """Take in what is changed: who is given back and wanted again soon should have stayed."""
-        for role, step in steps.items():
-            if step < 0:
-                self._gone[role] = at
-            elif step > 0 and at - self._gone.pop(role, -REGRET) < REGRET:
-                self._patience = min(PATIENCE_MAX, 2.0 * self.patience(at))
-                self._patient = at
-
-    def patience(self, at: float) -> float:
-        """Return by what factor workers are held for longer, after they were given back too early; it fades to 1."""
-        faded: float = self._patience * 0.5 ** ((at - self._patient) / PATIENCE_FOR)
-        return max(1.0, faded)
-
-    def learn(self, context: Context, model: str, pools: Pools, sizing: Sizing) -> None:
-        """Hold what was kept against what the model says, where the last minute was steady."""
+    def learn(self, context: PluginContext, model: str, pools: SloPools, sizing: Sizing) -> None:
+        """Compare the attainment with the model's prediction, where the last minute was steady."""
         at = context.at
         looks = context.within(STEADY)
         if at - self._learnt < STEADY / 2 or len(looks) < 4 or at - looks[0].at < STEADY * 0.6:
             return
-        fleets = {tuple(pool.ready for pool in look.models[model].pools.values()) for look in looks}
+        fleets = {tuple(sum(1 for _ in look.models[model].engines(role)) for role in pools.by_role) for look in looks}
         if len(fleets) > 1:
             return
         halves = _halves(looks, model, at - STEADY / 2)
@@ -229,16 +242,19 @@ class Memory:
         judged, kept = late.judged, late.in_slo
         if judged < JUDGED:
             return
-        workers = {role: np.full(1, float(pool.ready)) for role, pool in pools.by_role.items()}
+        workers = {role: np.full(1, float(sized.ready)) for role, sized in pools.by_role.items()}
         rate = (early.rate + late.rate) / 2.0
-        steady = abs(late.rate - early.rate) <= CHANGE * max(late.rate, early.rate)
+        busy = busy_for(context, model)
+        steady = not busy and abs(late.rate - early.rate) <= CHANGE * max(late.rate, early.rate)
         if not steady:
-            # What misses now may be the fault of a burst before: so the highest rate of the last minutes is held
-            # against it, and only what is worse than even that rate explains is learnt from.
-            rate = highest_rate(context, model)
+            # Present misses may come from an earlier burst, for as long as its work waits, or from a fleet that was
+            # smaller then: so the highest rate since then and the smallest fleet count, and only misses that even
+            # these do not explain are learnt from.
+            rate = highest_rate(context, model, busy + BURST)
+            workers = {role: np.full(1, smallest_fleet(context, model, role, busy + BURST)) for role in workers}
 
         def expected(factors: Floats) -> Floats:
-            return sizing.kept({role: np.repeat(n, len(factors)) for role, n in workers.items()}, rate * factors)
+            return sizing.attainment({role: np.repeat(n, len(factors)) for role, n in workers.items()}, rate * factors)
 
         if not steady and kept / judged > float(expected(np.ones(1))[0]) - WORSE:
             return
@@ -252,12 +268,10 @@ class Memory:
             "extra": self.extra,
             "accept": self.accept,
             "quiet_since": self.quiet_since,
-            "needed": [[at, dict(each)] for at, each in self._needed],
             "learnt": self._learnt,
             "first": self._first,
-            "flipped": self.flipped,
-            "gone": dict(self._gone),
-            "patience": [self._patience, self._patient],
+            "changing": self.changing,
+            "returns": {role: each.snapshot() for role, each in self._returns.items()},
             "first_fleet": dict(self.first_fleet),
         }
 
@@ -266,22 +280,51 @@ class Memory:
         self.stress.restore(state["stress"])
         self.extra, self.accept = state["extra"], state["accept"]
         self.quiet_since, self._learnt = state["quiet_since"], state["learnt"]
-        self.flipped, self._gone = state["flipped"], dict(state["gone"])
-        self._patience, self._patient = state["patience"]
+        self.changing = None if state["changing"] is None else PendingChanges(*state["changing"])
+        self._returns = {role: ReturnTimes.restored(each) for role, each in state["returns"].items()}
         self._first, self.first_fleet = state["first"], dict(state["first_fleet"])
-        self._needed = [(at, dict(each)) for at, each in state["needed"]]
 
 
-def highest_rate(context: Context, model: str) -> float:
-    """Return the highest rate of arrivals in any `STEADY` / 2 seconds of the last `BURST` seconds."""
+def waiting(seen: ModelState, roles: Sequence[Role] = ROLES) -> float:
+    """Return the requests that wait, in the router and in engines."""
+    return float(seen.queued or 0) + sum(engine.waiting or 0 for engine in seen.engines(*roles))
+
+
+def work_waits(seen: ModelState) -> bool:
+    """Return whether more requests wait than always do for a moment."""
+    return waiting(seen) > WAITING_LEAST * max(1, sum(1 for _ in seen.engines(*ROLES)))
+
+
+def busy_for(context: PluginContext, model: str) -> float:
+    """Return for how many seconds work has been waiting, as far as observations go: 0 where none did for `STEADY`.
+
+    A shorter calm counts as part of it: the requests that waited are still being answered.
+    """
+    since = None
+    for look in reversed(context.observations):
+        if (context.at if since is None else since) - look.at > STEADY:
+            break
+        if model in look.models and work_waits(look.models[model]):
+            since = look.at
+    return 0.0 if since is None else context.at - since
+
+
+def highest_rate(context: PluginContext, model: str, over: float) -> float:
+    """Return the highest rate of arrivals in any `STEADY` / 2 seconds of the last ``over`` seconds."""
     found, arrived, seconds = 0.0, 0, 0.0
-    for look in context.within(BURST):
+    for look in context.within(over):
         traffic = look.models[model].traffic if model in look.models else None
         if traffic is not None:
             arrived, seconds = arrived + traffic.arrived, seconds + traffic.seconds
             if seconds >= STEADY / 2.0:
                 found, arrived, seconds = max(found, arrived / seconds), 0, 0.0
     return found
+
+
+def smallest_fleet(context: PluginContext, model: str, role: Role, over: float) -> float:
+    """Return the fewest workers of a role in the last ``over`` seconds."""
+    looks = (look.models[model] for look in context.within(over) if model in look.models)
+    return float(min(sum(1 for _ in seen.engines(role)) for seen in looks))
 
 
 def _halves(looks: Sequence[Observation], model: str, middle: float) -> tuple[Traffic, Traffic] | None:

@@ -1,36 +1,37 @@
-"""Is any queue too long, or every one short? Static thresholds: targets throughput, latency and load.
+"""Static thresholds on queue and KV use, for Dynamo's targets throughput, latency and load.
 
 Up by one where any engine is over its threshold, down by one where all are under theirs and one engine fewer would not
-be over the first one again. Prefill counts prompt tokens that wait, over the longest context; decode and aggregated
-engines count the KV that runs and waits, over their room.
+be over the first one again. Prefill counts waiting prompt tokens, over the longest context; decode and aggregated
+engines count the KV of running and waiting requests, over their capacity.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.kernel.errors import ConfigError
-from penstock.planner.context import Context
-from penstock.planner.plugins import Plugin, Spec, Stateless
+from penstock.planner.limits.contradictions import THRESHOLDS, of_thresholds, refuse
+from penstock.planner.observation import EngineState
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec, StatelessPlugin
+from penstock.planner.plugins.proposals import PoolTarget, Reason, Result
 from penstock.planner.policies.classic import (
-    Step,
-    Team,
+    RolePool,
+    ScaleStep,
+    about,
     answer,
     decode_kv_of,
     guarded,
-    held,
+    hold_reason,
     in_progress,
     mismatch,
     teams_of,
 )
-from penstock.planner.proposals import Because, Result, Target
-from penstock.planner.seen import EngineSeen
 from penstock.planner.settings import PlannerSettings
 
 Goal = Literal["throughput", "latency", "load"]
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class ThresholdBand:
     """Up where any value is over ``up`` (``up_at``: or equal), down where all are under ``down`` (``down_at``: or
     equal). ``tokens``: whether values are tokens, not shares."""
 
@@ -47,20 +48,26 @@ class Band:
         return value < self.down or (self.down_at and value == self.down)
 
 
-# The field's asymmetry is kept: decode goes up only above its threshold, prefill at it already.
-PREFILL: dict[Goal, Band] = {"throughput": Band(1.0, 0.1), "latency": Band(0.1, 0.0, down_at=True)}
-DECODE: dict[Goal, Band] = {"throughput": Band(1.0, 0.6, up_at=False), "latency": Band(0.4, 0.1, up_at=False)}
+# Dynamo's asymmetry is kept: decode goes up only above its threshold, prefill at it already.
+PREFILL: dict[Goal, ThresholdBand] = {
+    "throughput": ThresholdBand(1.0, 0.1),
+    "latency": ThresholdBand(0.1, 0.0, down_at=True),
+}
+DECODE: dict[Goal, ThresholdBand] = {
+    "throughput": ThresholdBand(1.0, 0.6, up_at=False),
+    "latency": ThresholdBand(0.4, 0.1, up_at=False),
+}
 
 
-class Thresholds(Stateless):
-    """Scale each pool by one where its engines are over or under.
+class Thresholds(StatelessPlugin):
+    """Scales each pool by one where its engines are over or under.
 
     Args:
         prefill, decode: bands; aggregated pools have that of decode.
     """
 
-    def __init__(self, settings: PlannerSettings, prefill: Band, decode: Band) -> None:
-        self.spec = Spec(
+    def __init__(self, settings: PlannerSettings, prefill: ThresholdBand, decode: ThresholdBand) -> None:
+        self.spec = PluginSpec(
             id="load_propose",
             stage="propose",
             priority=10,
@@ -70,61 +77,65 @@ class Thresholds(Stateless):
         self._settings = settings
         self._bands = {"prefill": prefill, "decode": decode, "aggregated": decode}
 
-    def evaluate(self, context: Context) -> Result:
-        targets: list[Target] = []
-        because: list[Because] = []
+    def evaluate(self, context: PluginContext) -> Result:
+        targets: list[PoolTarget] = []
+        because: list[Reason] = []
         evidence: dict[str, object] = {}
         for model, seen in context.observation.models.items():
             teams = teams_of(seen, self._settings.mode, context)
             steps = {role: self._step(team, evidence) for role, team in teams.items()}
-            wanted = {role: teams[role].wanted + step.delta for role, step in steps.items()}
-            because += [step.because for step in steps.values()]
+            wanted = {role: teams[role].replicas + step.delta for role, step in steps.items()}
             wanted, fitted = guarded(teams, wanted, context.budget)
             because += [fitted] if fitted else []
+            because += [about((teams[role],), step.reason) for role, step in steps.items()]
             targets += [
-                Target(pool=team.name, replicas=wanted[role])
+                PoolTarget(pool=team.name, replicas=wanted[role])
                 for role, team in teams.items()
-                if wanted[role] != team.wanted
+                if wanted[role] != team.replicas
             ]
             if not teams:
-                because.append(held("disabled", f"{model} has no pool that mode {self._settings.mode} plans"))
+                because.append(hold_reason("disabled", f"{model} has no pool that mode {self._settings.mode} plans"))
         return answer(targets, because, evidence)
 
-    def _step(self, team: Team, evidence: dict[str, object]) -> Step:
+    def _step(self, team: RolePool, evidence: dict[str, object]) -> ScaleStep:
         if team.starting:
-            return Step(0, in_progress(team))
+            return ScaleStep(0, in_progress(team))
         wrong = mismatch(team)
         if wrong is not None:
-            return Step(0, wrong)
+            return ScaleStep(0, wrong)
         band = self._bands[team.role]
         values = [load_of(engine, band.tokens) for engine in team.engines]
         known = [value for value in values if value is not None]
         if len(known) < len(values):
             lacks = "queue or context length" if team.role == "prefill" else "KV use or room"
             text = f"{len(values) - len(known)} engines of {team.name} do not tell their {lacks}"
-            return Step(0, held("insufficient_data", text, pool=team.name))
+            return ScaleStep(0, hold_reason("insufficient_data", text, pool=team.name))
         evidence[team.name] = known
         unit = " tokens" if band.tokens else ""
-        most, n = max(known), team.wanted
+        most, n = max(known), team.replicas
         if any(band.over(value) for value in known):
             text = f"{team.name} {n} -> {n + 1}: an engine is at {most:g}{unit}, the threshold is {band.up:g}"
-            return Step(1, Because(code="scale_up", text=text, facts={"values": known, "threshold": band.up}))
+            return ScaleStep(1, Reason(code="scale_up", text=text, facts={"values": known, "threshold": band.up}))
         if all(band.under(value) for value in known):
             if n <= 1:
-                return Step(0, held("at_minimum", f"{team.name} is down to its last replica", pool=team.name))
+                return ScaleStep(
+                    0, hold_reason("at_minimum", f"{team.name} is down to its last replica", pool=team.name)
+                )
             after = most * n / (n - 1)
             if after >= band.up:
                 text = f"{team.name} stays at {n}: with one fewer an engine would be at {after:g}{unit}"
-                return Step(0, held("scale_down_refused_consolidation", text, after=after, threshold=band.up))
+                return ScaleStep(
+                    0, hold_reason("scale_down_refused_consolidation", text, after=after, threshold=band.up)
+                )
             text = f"{team.name} {n} -> {n - 1}: every engine is at {most:g}{unit} or less, under {band.down:g}"
-            return Step(-1, Because(code="scale_down", text=text, facts={"values": known, "threshold": band.down}))
+            return ScaleStep(-1, Reason(code="scale_down", text=text, facts={"values": known, "threshold": band.down}))
         text = f"{team.name} stays at {n}: the highest load is {most:g}{unit}, within {band.down:g} and {band.up:g}"
-        return Step(0, held("within_band", text, values=known))
+        return ScaleStep(0, hold_reason("within_band", text, values=known))
 
 
-def load_of(engine: EngineSeen, tokens: bool = False) -> float | None:
-    """Return an engine's load: of prefill tokens waiting, over its context where ``tokens`` is False; else its KV use,
-    what waits included. None where it does not tell."""
+def load_of(engine: EngineState, tokens: bool = False) -> float | None:
+    """Return an engine's load: waiting prefill tokens, over its context where ``tokens`` is False; else its KV use,
+    waiting requests included. None where it reports none."""
     if engine.role == "prefill":
         if engine.queued_prefill_tokens is None:
             return None
@@ -139,7 +150,7 @@ def load_of(engine: EngineSeen, tokens: bool = False) -> float | None:
     return total / engine.kv_tokens
 
 
-def thresholds(settings: PlannerSettings, goal: Goal) -> list[Plugin]:
+def thresholds(settings: PlannerSettings, goal: Goal) -> list[PlannerPlugin]:
     """Return the plugins of one of the targets throughput, latency and load.
 
     Raises:
@@ -147,21 +158,11 @@ def thresholds(settings: PlannerSettings, goal: Goal) -> list[Plugin]:
     """
     if goal != "load":
         return [Thresholds(settings, PREFILL[goal], DECODE[goal])]
+    refuse(of_thresholds(settings))
     told = settings.classic.thresholds
-    bounds = {
-        "prefill": (told.prefill_scale_down_queue_tokens, told.prefill_scale_up_queue_tokens),
-        "decode": (told.decode_scale_down_kv_rate, told.decode_scale_up_kv_rate),
-    }
-    found: dict[str, Band] = {}
-    for role, (down, up) in bounds.items():
-        unit = "queue_tokens" if role == "prefill" else "kv_rate"
-        knob = f"planner.classic.thresholds.{role}_scale_up_{unit}"
-        if up is None or down is None:
-            raise ConfigError(
-                f"planner.optimization_target is load, but {knob} or its counterpart to go down is not set",
-                hint="set all four of planner.classic.thresholds",
-            )
-        if down >= up:
-            raise ConfigError(f"{knob} is {up:g}, and the one to go down is {down:g}", hint="it must be lower")
-        found[role] = Band(up, down, up_at=True, down_at=True, tokens=role == "prefill")
+    found: dict[str, ThresholdBand] = {}
+    for role, (down, up) in THRESHOLDS.items():
+        found[role] = ThresholdBand(
+            getattr(told, up), getattr(told, down), up_at=True, down_at=True, tokens=role == "prefill"
+        )
     return [Thresholds(settings, found["prefill"], found["decode"])]

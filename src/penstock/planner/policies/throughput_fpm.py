@@ -1,42 +1,53 @@
-"""How much will come, and how many engines is that? The field's throughput loop: predict, then propose.
+"""Policy throughput-fpm, Dynamo's throughput loop: predicts the next interval's demand, then proposes replicas.
 
 Each interval the demand of the next one is forecast; one engine's capacity within the service level comes from its
 performance model; replicas are demand over capacity, each role by itself. With a load loop beside it the result is a
-floor, else it is what should be.
+floor, else it is the target.
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.kernel.values import Role
-from penstock.planner.budget import Pair, Widths, cap_change, clamp_pair
-from penstock.planner.context import Context
-from penstock.planner.forecast.base import Interval, Shape
-from penstock.planner.performance.fpm import (
+import msgspec
+
+from penstock.kernel.values import UNKNOWN_SHAPE, RequestShape, Role
+from penstock.planner.forecast.predictor import IntervalShape
+from penstock.planner.limits.gpu_budget import cap_change
+from penstock.planner.performance.engine_throughput import (
     aggregated_capacity,
     decode_capacity,
     decode_context,
     effective_isl,
     prefill_capacity,
 )
-from penstock.planner.performance.live import LiveRegression
-from penstock.planner.performance.model import EngineLimits
-from penstock.planner.performance.regressions import Capacity
-from penstock.planner.performance.sources import pick
-from penstock.planner.plugins import Plugin, Spec
-from penstock.planner.policies.classic import Passes, Team, answer, held, minimum_of, teams_of
-from penstock.planner.policies.known import Inputs, predictor_of, shape_of
-from penstock.planner.proposals import Because, Kind, Predicted, Prediction, Result, Target
-from penstock.planner.settings import USUAL_ITL, USUAL_TTFT, PlannerSettings
+from penstock.planner.performance.live_regression import LiveRegression
+from penstock.planner.performance.performance_model import EngineLimits
+from penstock.planner.performance.regressions import EngineRate
+from penstock.planner.performance.speed_sources import pick
+from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec
+from penstock.planner.plugins.proposals import Kind, PoolTarget, Predicted, Prediction, Reason, Result
+from penstock.planner.policies.classic import (
+    PassTotals,
+    RolePool,
+    about,
+    answer,
+    guarded,
+    hold_reason,
+    minimum_of,
+    teams_of,
+)
+from penstock.planner.policies.policy_inputs import PolicyInputs, predictor_of, shape_of
+from penstock.planner.settings import PlannerSettings
 
 
 class ThroughputPredict:
-    """PREDICT: requests and lengths of the next interval; share of cache and accept length as they last were."""
+    """PREDICT: requests and lengths of the next interval; share of cache and accept length keep their last values."""
 
-    def __init__(self, settings: PlannerSettings, inputs: Inputs) -> None:
+    def __init__(self, settings: PlannerSettings, inputs: PolicyInputs) -> None:
         self._interval = settings.throughput_interval
-        self.spec = Spec(
+        self.spec = PluginSpec(
             id="throughput_predict",
             stage="predict",
             priority=0,
@@ -47,57 +58,53 @@ class ThroughputPredict:
         self._inputs = inputs
         self._name = settings.classic.forecast.predictor
         self._make = predictor_of(settings, self._interval)
-        self._shapes: dict[str, Shape] = {}
-        self._last: dict[str, list[float | None]] = {}
+        self._shapes: dict[str, IntervalShape] = {}
+        self._last: dict[str, RequestShape[float | None]] = {}
+        """Model -> its mean request, each value the last one that was known."""
 
-    def evaluate(self, context: Context) -> Result:
+    def evaluate(self, context: PluginContext) -> Result:
         found: dict[str, Prediction] = {}
         for model in context.observation.models:
             traffic = context.traffic(model, self._interval)
             if traffic is None:
-                continue  # not known is not none: nothing is learnt, and nothing is predicted
+                continue  # unknown is not zero: nothing is learnt, and nothing is predicted
             shape = self._shapes.get(model)
             if shape is None:
                 shape = self._shapes[model] = shape_of(self._make, self._inputs.trace(model), self._interval)
             scale = self._interval / traffic.seconds if traffic.seconds else 1.0
-            shape.add(Interval(traffic.arrived * scale, traffic.isl or math.nan, traffic.osl or math.nan))
-            last = self._last.setdefault(model, [None, None])
-            last[0] = traffic.hit_rate if traffic.hit_rate is not None else last[0]
-            last[1] = traffic.accept_length if traffic.accept_length is not None else last[1]
+            shape.add(traffic.arrived * scale, traffic.shape)
+            last = self._last[model] = traffic.shape.filled(self._last.get(model, UNKNOWN_SHAPE))
             if not shape.seen:
                 continue
             next_ = shape.predict()
             found[model] = Prediction(
                 seconds=self._interval,
                 requests=next_.requests,
-                isl=next_.isl,
-                osl=next_.osl,
-                hit_rate=last[0],
-                accept_length=last[1],
+                shape=RequestShape(next_.shape.isl, next_.shape.osl, last.hit_rate, last.accept_length),
                 source=self._name,
             )
         return Predicted(models=found)
 
     def snapshot(self) -> Any:
         shapes = {name: shape.snapshot() for name, shape in self._shapes.items()}
-        return {"shapes": shapes, "last": {name: list(told) for name, told in self._last.items()}}
+        return {"shapes": shapes, "last": msgspec.to_builtins(self._last)}
 
     def restore(self, state: Any) -> None:
-        self._last = {name: list(told) for name, told in state["last"].items()}
+        self._last = msgspec.convert(state["last"], dict[str, RequestShape[float | None]])
         for name, told in state["shapes"].items():
-            self._shapes[name] = Shape(self._make)
+            self._shapes[name] = IntervalShape(self._make)
             self._shapes[name].restore(told)
 
 
 class ThroughputPropose:
-    """PROPOSE: replicas of the demand that is predicted.
+    """PROPOSE: replicas for the predicted demand.
 
     Args:
-        floor: say only the least that there should be, for a load loop to work above.
+        floor: give only a lower bound, for a load loop to work above.
     """
 
-    def __init__(self, settings: PlannerSettings, inputs: Inputs, *, floor: bool = False) -> None:
-        self.spec = Spec(
+    def __init__(self, settings: PlannerSettings, inputs: PolicyInputs, *, floor: bool = False) -> None:
+        self.spec = PluginSpec(
             id="throughput_propose",
             stage="propose",
             priority=20,
@@ -109,35 +116,35 @@ class ThroughputPropose:
         self._settings, self._inputs, self._floor = settings, inputs, floor
         self._live: dict[str, LiveRegression] = {}
         """By model and role, as ``model|role``."""
-        self._passes = Passes()
+        self._passes = PassTotals()
         self.floors: dict[str, int] = {}
-        """Pool -> the least that there should be, as last said: 1 before."""
+        """Pool -> its last lower bound: 1 before any."""
 
-    def evaluate(self, context: Context) -> Result:
+    def evaluate(self, context: PluginContext) -> Result:
         self._learn(context)
-        targets: list[Target] = []
-        because: list[Because] = []
+        targets: list[PoolTarget] = []
+        because: list[Reason] = []
         evidence: dict[str, Any] = {}
         for model, seen in context.observation.models.items():
             prediction = context.predictions.get(model)
-            if prediction is None or None in (prediction.requests, prediction.isl, prediction.osl):
-                because.append(held("no_prediction", f"nothing is predicted of {model}"))
+            if prediction is None or None in (prediction.requests, prediction.shape.isl, prediction.shape.osl):
+                because.append(hold_reason("no_prediction", f"nothing is predicted of {model}"))
                 continue
             teams = teams_of(seen, self._settings.mode, context)
             told: dict[str, Any] = {}
             capacities = {role: self._capacity(model, team, prediction, told) for role, team in teams.items()}
             if not teams:
-                because.append(held("disabled", f"{model} has no pool that mode {self._settings.mode} plans"))
+                because.append(hold_reason("disabled", f"{model} has no pool that mode {self._settings.mode} plans"))
                 continue
             wanted, why = self._replicas(model, teams, capacities, prediction, context)
             because += why
             evidence[model] = told
             self.floors |= {teams[role].name: count for role, count in wanted.items()}
             for role, team in teams.items():
-                # A floor goes on where nothing new is known, or it would fall with the first gap.
+                # A floor stays where nothing new is known, or it would fall with the first gap.
                 if role in wanted or (self._floor and team.name in self.floors):
                     kind: Kind = "at_least" if self._floor else "set"
-                    targets.append(Target(pool=team.name, replicas=self.floors[team.name], kind=kind))
+                    targets.append(PoolTarget(pool=team.name, replicas=self.floors[team.name], kind=kind))
         return answer(targets, because, evidence)
 
     # --- one model ----------------------------------------------------------------------------------------------------
@@ -145,19 +152,25 @@ class ThroughputPropose:
     def _replicas(
         self,
         model: str,
-        teams: Mapping[Role, Team],
-        capacities: Mapping[Role, Capacity | None],
+        teams: Mapping[Role, RolePool],
+        capacities: Mapping[Role, EngineRate | None],
         prediction: Prediction,
-        context: Context,
-    ) -> tuple[dict[Role, int], list[Because]]:
+        context: PluginContext,
+    ) -> tuple[dict[Role, int], list[Reason]]:
         blind = [role for role, capacity in capacities.items() if capacity is None]
         because = [
-            held("model_not_ready", f"too little is known of how fast {teams[role].name} is", pool=teams[role].name)
+            hold_reason(
+                "model_not_ready", f"too little is known of how fast {teams[role].name} is", pool=teams[role].name
+            )
             for role in blind
         ]
         pair: list[Role] = [role for role in ("prefill", "decode") if role in teams]
         because += [
-            held("partner_not_ready", f"{teams[role].name} stays too: one role without the other is no use")
+            hold_reason(
+                "partner_not_ready",
+                f"{teams[role].name} stays too: one role without the other is no use",
+                pool=teams[role].name,
+            )
             for role in pair
             if role not in blind and set(pair) & set(blind)
         ]
@@ -168,43 +181,32 @@ class ThroughputPropose:
             team, capacity = teams[role], capacities[role]
             assert capacity is not None
             least = minimum_of(team.name, context.budget)
-            raw = max(math.ceil(demand / capacity.rate - 1e-9) if capacity.rate > 0.0 else team.wanted, least)
+            raw = max(math.ceil(demand / capacity.rate - 1e-9) if capacity.rate > 0.0 else team.replicas, least)
             cap = self._settings.classic.fpm.max_throughput_scaling_replicas
-            wanted[role] = cap_change(team.wanted, raw, cap, least)
+            wanted[role] = cap_change(team.replicas, raw, cap, least)
             limited = "" if wanted[role] == raw else f", {cap} at a time"
             text = (
-                f"{team.name} {team.wanted} -> {wanted[role]}: {demand:.3g} req/s are expected and one engine does "
+                f"{team.name} {team.replicas} -> {wanted[role]}: {demand:.3g} req/s are expected and one engine does "
                 f"{capacity.rate:.3g} at {1000 * capacity.seconds:.0f} ms{limited}"
             )
-            because.append(Because(code="throughput", text=text, facts={"raw": raw, **capacity._asdict()}))
+            told = Reason(code="throughput", text=text, facts={"raw": raw, **capacity._asdict()})
+            because.append(about((team,), told))
             if not capacity.met:
                 text = f"no batch of an engine of {team.name} keeps the service level; the best effort is planned with"
-                because.append(held("slo_out_of_reach", text, pool=team.name))
-        return self._fitted(teams, wanted, context), because
+                because.append(hold_reason("slo_out_of_reach", text, pool=team.name))
+        wanted, fitted = guarded(teams, wanted, context.budget)
+        return wanted, [fitted, *because] if fitted else because
 
-    def _fitted(self, teams: Mapping[Role, Team], wanted: dict[Role, int], context: Context) -> dict[Role, int]:
-        budget = context.budget
-        if budget.max_gpus is None or not {"prefill", "decode"} <= set(wanted):
-            return wanted
-        prefill, decode = teams["prefill"], teams["decode"]
-        pair = clamp_pair(
-            Pair(wanted["prefill"], wanted["decode"]),
-            Widths(max(1, prefill.pool.gpus), max(1, decode.pool.gpus)),
-            -1 if budget.min_gpus is None else budget.min_gpus,
-            budget.max_gpus,
-            Pair(minimum_of(prefill.name, budget), minimum_of(decode.name, budget)),
-        )
-        return {**wanted, "prefill": pair.prefill, "decode": pair.decode}
-
-    def _capacity(self, model: str, team: Team, prediction: Prediction, told: dict[str, Any]) -> Capacity | None:
+    def _capacity(self, model: str, team: RolePool, prediction: Prediction, told: dict[str, Any]) -> EngineRate | None:
         speed = self._model(model, team.role)
         if not speed.ready:
             return None
         limits = EngineLimits.of(team.engines[0]) if team.engines else EngineLimits()
-        isl, osl = max(1.0, prediction.isl or 0.0), max(1.0, prediction.osl or 0.0)
-        ttft, itl = self._settings.slo.ttft or USUAL_TTFT, self._settings.slo.itl or USUAL_ITL
-        hit, accept = prediction.hit_rate, max(1.0, prediction.accept_length or 1.0)
-        found: Capacity | None
+        shape = prediction.shape
+        isl, osl = max(1.0, shape.isl or 0.0), max(1.0, shape.osl or 0.0)
+        ttft, itl = self._inputs.slo.planned
+        hit, accept = shape.hit_rate, max(1.0, shape.accept_length or 1.0)
+        found: EngineRate | None
         if team.role == "prefill":
             found = prefill_capacity(speed, limits, isl=isl, ttft=ttft, hit_rate=hit)
         elif team.role == "decode":
@@ -222,7 +224,7 @@ class ThroughputPropose:
         return found
 
     def _model(self, model: str, role: Role) -> LiveRegression:
-        """Return what is known of an engine's speed: a prior that passes correct, or what passes alone say."""
+        """Return the speed model of an engine: a prior corrected by passes, or passes alone."""
         key = f"{model}|{role}"
         if key not in self._live:
             known = self._inputs.of(model).get(role)
@@ -230,7 +232,7 @@ class ThroughputPropose:
             self._live[key] = LiveRegression(None if found is None else found.model)
         return self._live[key]
 
-    def _learn(self, context: Context) -> None:
+    def _learn(self, context: PluginContext) -> None:
         for look in self._passes.fresh(context):
             for model, seen in look.models.items():
                 for engine in seen.engines("prefill", "decode", "aggregated"):
@@ -252,7 +254,7 @@ class ThroughputPropose:
         self.floors = dict(state["floors"])
 
 
-def throughput_fpm(settings: PlannerSettings, inputs: Inputs) -> list[Plugin]:
+def throughput_fpm(settings: PlannerSettings, inputs: PolicyInputs) -> list[PlannerPlugin]:
     """Return the plugins of policy throughput-fpm.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Which way of scaling keeps the service level at the least GPU-hours? Policies beside each other in simulation."""
+"""Study of scaling policies in simulation: which keeps the service level at the least GPU-hours."""

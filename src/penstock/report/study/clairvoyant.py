@@ -1,12 +1,12 @@
-"""What would somebody do who knows every arrival? The cheapest schedule that a search over the simulator finds.
+"""Clairvoyant schedule: the cheapest that a search over the simulator finds when every arrival is known.
 
-Start-ups take as long for it as for all others. The search has two parts:
+Start-ups take as long for it as for all policies. The search has two parts:
 
-1. Schedules by need: at each moment the fleet that is cheapest for the true rate (`penstock.report.study.world.fleet`),
-   of the rate's highest mean within a short window, ordered a start-up time ahead, and kept over gaps that are shorter
-   than a start-up. The price of a miss is swept, so that a front from lean to eager comes out.
-2. From the cheapest of them that reaches the wanted share, workers are taken away, stretch by stretch, for as long as
-   simulations still reach it: first where the closed forms say that it hurts least.
+1. Schedules by need: at each moment the cheapest fleet (`penstock.report.study.study_scenario.fleet`) for the true
+   rate's highest mean within a short window, ordered a start-up time ahead, and kept over gaps that are shorter
+   than a start-up. The price of a miss is swept, which gives a front from lean to eager.
+2. From the cheapest of them that reaches the wanted share, workers are removed, stretch by stretch, for as long as
+   simulations still reach it: first where the closed forms predict the least harm.
 
 It is an upper bound of the least cost, not the least cost itself: the search is bounded.
 """
@@ -17,37 +17,37 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.kernel.values import Role
-from penstock.planner.seen import Observation
-from penstock.planner.sizing import Sizing
-from penstock.report.study.traces import rate_over_time
-from penstock.report.study.world import LAYOUTS, POOLS, Result, fleet, priced, run, sizing_of
-from penstock.traffic.request import TrafficRequest
+from penstock.planner.observation import Observation
+from penstock.planner.sizing.fleet_sizing import Sizing
+from penstock.report.study.study_scenario import LAYOUTS, POOLS, StudyResult, fleet, priced, run, sizing_of
+from penstock.report.study.study_traffic import rate_over_time
+from penstock.traffic.traffic_request import TrafficRequest
 
 SLOT = 15.0
-"""Seconds of a step of a schedule."""
+"""Seconds of one step of a schedule."""
 PRICES: tuple[float, ...] = (6.0, 15.0, 40.0, 120.0)
 WINDOW = 2
 """Slots on either side over which the highest rate counts."""
 WANTED = 0.99
-"""Share that is to be reached, or what the best schedule reaches."""
+"""Attainment to reach, or else the best schedule's."""
 STRETCH = 12
-"""Slots that are tried at once in the second part."""
+"""Slots that are changed at once in the second part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Workers that serve in each slot, by role. The order goes out a start-up time before."""
+    """Workers that serve in each slot, by role. They are ordered a start-up time before."""
 
     slots: Mapping[Role, Sequence[int]]
     start_up: float
 
     def decide(self, seen: Observation) -> Mapping[str, int]:
-        """Return what should be wanted now, so that what the schedule says serves a start-up time later."""
+        """Return the desired replicas for now, so that the scheduled workers serve a start-up time later."""
         now = int((seen.at + 1e-6) // SLOT)
         ahead = int((seen.at + self.start_up + 1e-6) // SLOT)
         found = {}
         for role, wanted in self.slots.items():
-            # Until then nothing that will be needed may go.
+            # No worker that will be needed until then may be removed.
             found[POOLS[role]] = max(wanted[min(slot, len(wanted) - 1)] for slot in range(now, ahead + 1))
         return found
 
@@ -69,12 +69,12 @@ def by_need(
 
 def search(
     requests: Sequence[TrafficRequest], seconds: float, layout: str, start_up: float, *, tries: int = 10
-) -> list[Result]:
+) -> list[StudyResult]:
     """Return the results of all schedules that were tried, the refined ones last.
 
     Cost: ``len(PRICES)`` + ``tries`` simulations.
     """
-    found: list[tuple[Schedule, Result]] = []
+    found: list[tuple[Schedule, StudyResult]] = []
     sizing = sizing_of(layout, requests)
     for price in PRICES:
         schedule = by_need(requests, seconds, layout, start_up, priced(sizing, price))
@@ -96,12 +96,12 @@ def search(
     return [judged for _, judged in found]
 
 
-def _judged(requests: Sequence[TrafficRequest], seconds: float, schedule: Schedule) -> Result:
+def _judged(requests: Sequence[TrafficRequest], seconds: float, schedule: Schedule) -> StudyResult:
     return run(requests, schedule.first(), schedule.start_up, seconds, policy=schedule, interval=5.0)
 
 
 def _by_pain(schedule: Schedule, rates: "np.typing.NDArray[np.float64]", sizing: Sizing) -> list[tuple[Role, int]]:
-    """Return (role, first slot) of every stretch, those first where one worker less is expected to hurt least."""
+    """Return (role, first slot) of every stretch, first those where one worker less is expected to hurt least."""
     found: list[tuple[float, Role, int]] = []
     for role in schedule.slots:
         for first in range(0, len(rates), STRETCH):
@@ -109,6 +109,6 @@ def _by_pain(schedule: Schedule, rates: "np.typing.NDArray[np.float64]", sizing:
             workers = {each: np.asarray(counts[part], dtype=np.float64) for each, counts in schedule.slots.items()}
             fewer = {**workers, role: np.maximum(1.0, workers[role] - 1.0)}
             seen = rates[part][: len(workers[role])]
-            lost = float(np.sum((sizing.kept(workers, seen) - sizing.kept(fewer, seen)) * seen))
+            lost = float(np.sum((sizing.attainment(workers, seen) - sizing.attainment(fewer, seen)) * seen))
             found.append((lost, role, first))
     return [(role, first) for _, role, first in sorted(found)]

@@ -1,1 +1,1 @@
-"""What a planner needs of the world around it: what it sees, whom it tells, and what it leaves behind."""
+"""Planning: the planner live, with its observer, connectors, tick log, report and process."""

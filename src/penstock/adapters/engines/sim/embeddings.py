@@ -1,11 +1,11 @@
-"""What are the embeddings of a simulated model? Unit vectors, fixed by the tokens."""
+"""Embeddings of the simulated model: unit vectors that depend on the tokens only."""
 
 import base64
 from typing import Any
 
 import numpy as np
 
-from penstock.adapters.engines.sim.text import SimText
+from penstock.adapters.engines.sim.sim_text import SimText
 from penstock.kernel.errors import ClientError
 from penstock.kernel.hashing import SEED, token_bytes
 
@@ -13,10 +13,10 @@ INPUTS_MAX = 2048
 
 
 def embed(body: dict[str, Any], text: SimText, dimensions: int) -> tuple[list[list[float] | str], int]:
-    """Return the vectors of an embeddings body, as it wants them encoded, and the tokens read.
+    """Return the vectors of an embeddings body, in its requested encoding, and the tokens read.
 
     Raises:
-        ClientError: the input is none that can be embedded.
+        ClientError: the input can't be embedded.
     """
     given = body.get("input")
     wanted = body.get("dimensions") or dimensions

@@ -1,6 +1,6 @@
-"""How does a simulated engine misbehave on demand? Switches for tests, there only where the server was told so.
+"""Fault switches of the simulated engine, for tests: stalls, errors, cut streams, lost or reordered KV events.
 
-``POST /fault`` takes ``{"kind": ..., ...}``:
+``POST /fault`` is there where the server was started with faults; it takes ``{"kind": ..., ...}``:
 
     stall             "seconds": the engine hangs for so long; requests wait and streams stop, /health still answers
     error_rate        "rate": share of new requests answered with 500
@@ -9,10 +9,10 @@
     die               end the process at once, as a crash does
     drop_events       "count": the next KV messages are lost on the wire; the replay socket has them
     lose_events       "count": the next KV messages are lost for good; their numbers are used up
-    reorder_events    "count": so many times, the next two KV messages change places
+    reorder_events    "count": so many times, the next two KV messages are swapped
     repeat_events     "count": the next KV messages are sent twice
     unhealthy         "on": /health answers 503
-    none              all of it off
+    none              all faults off
 """
 
 import random
@@ -21,8 +21,8 @@ from typing import Any
 
 import zmq
 
-from penstock.adapters.engines.kv_publisher import KvPublisher
-from penstock.adapters.engines.kv_wire import encode_batch
+from penstock.adapters.engines.kv_events.kv_event_codec import encode_batch
+from penstock.adapters.engines.kv_events.kv_publisher import KvPublisher
 from penstock.kernel.errors import ClientError
 from penstock.kernel.values import KvEvent
 
@@ -42,7 +42,7 @@ KINDS = (
 
 
 class Faults:
-    """What is switched on; ``count`` kinds run out."""
+    """The faults that are on; those with a ``count`` run out."""
 
     def __init__(self, seed: int) -> None:
         self.error_rate = 0.0
@@ -57,10 +57,10 @@ class Faults:
         self._rng = random.Random(seed)
 
     def switch(self, body: Any) -> None:
-        """Take a switch.
+        """Switch a fault on, or all off.
 
         Raises:
-            ClientError: there is no such kind, or a number is none.
+            ClientError: there is no such kind, or a number is not valid.
         """
         kind = body.get("kind") if isinstance(body, dict) else None
         if kind not in KINDS:
@@ -93,14 +93,14 @@ class Faults:
         return None
 
     def broken(self) -> int | None:
-        """Return after how many tokens a new stream is to break, or None."""
+        """Return after how many tokens a new stream must break, or None."""
         if self.broken_streams <= 0:
             return None
         self.broken_streams -= 1
         return self.broken_after
 
     def spend(self, kind: str) -> bool:
-        """Tell whether the next KV message is to have this fault, and count it."""
+        """Return whether the next KV message must have this fault, and count it."""
         if self.events[kind] <= 0:
             return False
         self.events[kind] -= 1
@@ -108,7 +108,7 @@ class Faults:
 
 
 class FaultyPublisher(KvPublisher):
-    """A publisher that loses, repeats and reorders messages as the switches say."""
+    """A publisher that loses, repeats and reorders messages as the fault switches demand."""
 
     def __init__(self, faults: Faults, **options: Any) -> None:
         super().__init__(**options)

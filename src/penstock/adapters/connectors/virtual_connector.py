@@ -1,0 +1,171 @@
+"""Virtual connector: writes a planner's replica counts into etcd keys; an outside orchestrator acknowledges them.
+
+The keys are Dynamo's: docs/planner-operating.md. `penstock.adapters.connectors.virtual_client` is the other end.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock.adapters.connectors.virtual_keys import (
+    DECISION,
+    DECODE,
+    NEVER,
+    PREFILL,
+    VirtualCounts,
+    VirtualKeys,
+    standing,
+)
+from penstock.adapters.seams import StoreUnavailable
+from penstock.config.settings.planning_settings import VirtualSettings
+from penstock.kernel.values import Pool, Role
+from penstock.planner.plugins.proposals import Flip, Reason
+
+log = logging.getLogger("penstock.planner")
+
+CHECK_INTERVAL = 10.0
+"""Seconds between two looks whether a scaling was carried out, while it is waited for: Dynamo's default."""
+
+
+class VirtualConnector:
+    """A `penstock.adapters.connectors.scale_connector.ScaleConnector` over a few keys.
+
+    Args:
+        keys: owned by this from here on.
+        model: the model whose workers are scaled.
+        pools: by role, how many there are before the first decision; prefill and decode, or aggregated.
+        clock: seconds, any origin.
+    """
+
+    def __init__(
+        self,
+        keys: VirtualKeys,
+        settings: VirtualSettings,
+        *,
+        model: str,
+        pools: Mapping[Role, int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.faults = 0
+        """Values that were no numbers, or out of order."""
+        self._keys = keys
+        self._settings = settings
+        self._model = model
+        self._pools = dict(pools)
+        self._clock = clock
+        self._newest = NEVER
+        self._acknowledged = NEVER
+        self._since: dict[int, float] = {}
+        """Decision that is not acknowledged -> when that was first observed."""
+        self._fault = ""
+        self._busy = asyncio.Lock()
+
+    async def look(self) -> Mapping[str, Pool]:
+        found = standing(await self._keys.read())
+        self._check(found)
+        pools: dict[str, Pool] = {}
+        for role, initial in self._pools.items():
+            said = found.prefill if role == "prefill" else found.decode
+            gpus = self._settings.gpus_prefill if role == "prefill" else self._settings.gpus_decode
+            pools[name_of(role)] = Pool(
+                model=self._model,
+                role=role,
+                desired=initial if said is None else said,
+                gpus=gpus,
+                problem=self._fault or None,
+                acknowledged=found.acknowledged,
+            )
+        return pools
+
+    async def scale(
+        self, targets: Mapping[str, int], flips: Sequence[Flip], because: Sequence[Reason]
+    ) -> dict[str, str]:
+        if self._busy.locked():
+            return dict.fromkeys(targets, "the decision before it is still waited for")
+        async with self._busy:
+            try:
+                return await self._scale(targets, flips)
+            except StoreUnavailable as error:
+                return dict.fromkeys(targets, str(error))
+
+    def describe(self) -> str:
+        return f"{self._keys.name} (virtual)"
+
+    async def close(self) -> None:
+        await self._keys.close()
+
+    async def _scale(self, targets: Mapping[str, int], flips: Sequence[Flip]) -> dict[str, str]:
+        raw = await self._keys.read()
+        found = standing(raw)
+        self._check(found)
+        if flips:
+            log.warning("roles can't be changed through %s: the orchestrator there takes only numbers", self._keys.name)
+        wanted = self._wanted(found, targets)
+        if wanted is None:
+            return dict.fromkeys(targets, "there is no such pool: there are " + ", ".join(map(name_of, self._pools)))
+        prefill, decode = wanted
+        if (prefill, decode) == (found.prefill, found.decode):
+            log.info("No scaling needed (prefill=%d, decode=%d), skipping ETCD update", prefill, decode)
+            return {}
+        if not found.acknowledged and not self._waited_enough(found.decision):
+            text = f"decision {found.decision} is not acknowledged; {DECISION} {found.decision + 1} waits for it"
+            return dict.fromkeys(targets, f"{text}, for at most {self._settings.wait_max:g} s")
+        decision = max(found.decision, self._newest) + 1  # ids never go back, even where the keys did
+        values = {PREFILL: str(prefill), DECODE: str(decode), DECISION: str(decision)}
+        if not await self._keys.write({name: raw.get(name) for name in values}, values):
+            return dict.fromkeys(targets, "another writer has written a decision at the same moment")
+        log.info("decision %d: prefill=%d, decode=%d", decision, prefill, decode)
+        self._newest = decision
+        self._since = {decision: self._clock()}
+        if self._settings.blocking:
+            await self._acknowledgement(decision)
+        return {}
+
+    def _wanted(self, found: VirtualCounts, targets: Mapping[str, int]) -> tuple[int, int] | None:
+        """Return both numbers; a role without a target keeps its number."""
+        numbers = {"prefill": found.prefill, "decode": found.decode}
+        for role, initial in self._pools.items():
+            key = "prefill" if role == "prefill" else "decode"
+            numbers[key] = initial if numbers[key] is None else numbers[key]
+        for pool, replicas in targets.items():
+            if pool not in map(name_of, self._pools):
+                return None
+            numbers[pool] = replicas
+        return numbers["prefill"] or 0, numbers["decode"] or 0
+
+    def _waited_enough(self, decision: int) -> bool:
+        waited = self._clock() - self._since.setdefault(decision, self._clock())
+        if waited < self._settings.wait_max:
+            return False
+        log.warning(
+            "decision %d was not acknowledged for %.0f s; the next decision is written all the same", decision, waited
+        )
+        return True
+
+    async def _acknowledgement(self, decision: int) -> None:
+        """Wait until a decision is acknowledged, or for the longest time that it may take."""
+        while not self._waited_enough(decision):
+            if standing(await self._keys.read()).scaled >= decision:
+                return
+            await asyncio.sleep(CHECK_INTERVAL)
+
+    def _check(self, found: VirtualCounts) -> None:
+        """Log what is out of order, once each time that it changes."""
+        faults = list(found.faults)
+        if found.decision < self._newest:
+            faults.append(f"{DECISION} went back from {self._newest} to {found.decision}")
+        if found.scaled < self._acknowledged:
+            faults.append(f"scaled_decision_id went back from {self._acknowledged} to {found.scaled}")
+        self._newest = max(self._newest, found.decision)
+        self._acknowledged = max(self._acknowledged, min(found.scaled, self._newest))
+        fault = "; ".join(faults)
+        if fault and fault != self._fault:
+            self.faults += 1
+            log.warning("%s: %s", self._keys.name, fault)
+        self._fault = fault
+
+
+def name_of(role: Role) -> str:
+    """Return the name under which a role's workers are planned."""
+    return "prefill" if role == "prefill" else "decode"

@@ -1,0 +1,164 @@
+"""`Dialect`: the differences of one kind of engine in requests, errors, metrics and cards, as a frozen value."""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.adapters.engines.http.engine_http import EngineServer
+
+Resume = Literal["ids", "message"]
+Refusal = Literal["client", "busy", "leaving", "fault"]
+"""Why an engine answered with an error status.
+
+    client    the request's own fault: pass the error on
+    busy      no room now: place elsewhere, count no failure
+    leaving   ending or dead although its health is 200: place elsewhere, take the worker out
+    fault     it broke: place elsewhere, count a failure
+"""
+Told = dict[str, Any]
+"""Fields of a `WorkerCard`."""
+
+_BUSY = (408, 429, 503)
+OVERFLOW_WORDS = (
+    "maximum context length",
+    "model's context length",
+    "maximum model length",
+    "available context size",
+    "max_seq_len",
+    "max_num_tokens",
+    "context_length_exceeded",
+)
+"""Texts of engines for a prompt and output longer than the model's context: vLLM (two ways), SGLang (two),
+llama.cpp's server and its Python one, TensorRT-LLM (two)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricNames:
+    """Names under ``/metrics`` (Prometheus); None where the engine has no such counter."""
+
+    running: str | None = None
+    waiting: str | None = None
+    kv_usage: str | None = None
+    prompt_tokens: str | None = None
+    cached_tokens: str | None = None
+    """Prompt tokens that came from a cache; counted when a prompt is done, as ``prompt_tokens`` is."""
+    hits: str | None = None
+    """Tokens found in the engine's own prefix cache; counted when a request is admitted."""
+    generation_tokens: str | None = None
+    preemptions: str | None = None
+    passes: str | None = None
+    """Forward passes."""
+    first_tokens: str | None = None
+    """Requests that had their first token."""
+    itl_sum: str | None = None
+    itl_count: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """One kind of engine.
+
+    Only differences are here: every engine takes ``/v1/completions`` and ``/v1/chat/completions``, stream server-sent
+    events, and stop a request whose client closes the connection.
+    """
+
+    name: str
+    """The ``engine`` of a `WorkerCard`."""
+    title: str
+    """Its name for people."""
+    card: Callable[[EngineServer, Mapping[str, Any]], Awaitable[Told | None]]
+    """Read a card from a server and its entry in ``/v1/models``; None where the server is of another kind."""
+
+    resume: Resume | None = None
+    """How another engine of this kind can continue an answer that was cut off: ``ids`` by a prompt of token ids (the
+    engine returns those of its output where ``return_token_ids`` is set), ``message`` by a last assistant message that
+    is to be continued (``continue_fields``), None: it can't."""
+    continue_fields: tuple[tuple[str, Any], ...] = ()
+    """Request fields that make the engine continue the last message of a chat."""
+    gave_up: frozenset[str] = frozenset()
+    """Finish reasons of a request that the engine dropped itself; the answer is not whole."""
+
+    priority_field: str | None = None
+    priority_sign: int = 1
+    """-1 where the engine serves lower numbers first; Penstock serves higher ones first."""
+    salt_field: str | None = None
+    lora_field: str | None = None
+    """Field that names an adapter; None where the adapter's name is given as the model."""
+    request_ids: bool = True
+    """Whether it takes an ``x-request-id`` of any form."""
+    rank_header: str | None = None
+    media_uuid: bool = False
+    """Whether it takes a ``uuid`` beside an image, and keys its cache by that."""
+    rank_field: str | None = None
+    """Where a request carries its data-parallel rank."""
+
+    clear_cache: str | None = None
+    """POST to this route drops the cached blocks that no request holds, where the server allows it."""
+    clear_is_late: bool = False
+    """Whether a clear is published only at the engine's next step, so that an idle engine does not report it."""
+    counters: MetricNames = MetricNames()
+    leaving_words: tuple[str, ...] = ()
+    """Texts with which an ending engine refuses work, whatever the status."""
+
+    def priority(self, ours: int) -> int:
+        """Return a priority as the engine counts: ours is higher first."""
+        return ours * self.priority_sign
+
+    def fields(
+        self, model: str, *, adapter: str | None = None, priority: int = 0, salt: str | None = None
+    ) -> dict[str, Any]:
+        """Return what a request's body must hold so that this engine understands it.
+
+        Args:
+            model: the model that the engine serves.
+            adapter: the requested LoRA adapter of that model.
+            priority: as we count; 0 is not sent, since an engine that does not schedule by priority may refuse one.
+            salt: keeps this request's cached blocks apart from those of all others.
+        """
+        told: dict[str, Any] = {}
+        if adapter is not None and self.lora_field is not None:
+            told["model"], told[self.lora_field] = model, adapter
+        if priority and self.priority_field is not None:
+            told[self.priority_field] = self.priority(priority)
+        if salt is not None and self.salt_field is not None:
+            told[self.salt_field] = salt
+        return told
+
+    def headers(self, request: str) -> dict[str, str]:
+        """Return the headers that name a request to this engine."""
+        return {"x-request-id": request} if self.request_ids else {}
+
+    def refusal(self, status: int, said: str) -> Refusal:
+        """Return what an answer with an error status means.
+
+        Args:
+            said: the answer's text, or its beginning.
+        """
+        if status >= 400 and any(words in said for words in self.leaving_words):
+            return "leaving"
+        if overflows(said):
+            return "client"
+        if status in _BUSY:
+            return "busy"
+        return "client" if 400 <= status < 500 else "fault"
+
+
+def overflows(said: str) -> bool:
+    """Return whether a refusal says that a request is longer than the model's context."""
+    lower = said.lower()
+    return any(words in lower for words in OVERFLOW_WORDS)
+
+
+SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}\n]*\})?\s+(\S+)", re.MULTILINE)
+
+
+def samples(metrics: str) -> dict[str, float]:
+    """Read a Prometheus text: name -> sum over its label sets. Values that are no numbers are left out."""
+    found: dict[str, float] = {}
+    for name, value in SAMPLE.findall(metrics):
+        try:
+            found[name] = found.get(name, 0.0) + float(value)
+        except ValueError:
+            continue
+    return found

@@ -1,0 +1,164 @@
+"""KV transfer protocols: the body fields that make KV go from a prefill engine to a decode engine.
+
+    completed   vLLM (pull), the simulated engine: ``kv_transfer_params``; TensorRT-LLM: ``disaggregated_params``
+    push        vLLM's push connector: ``kv_transfer_params`` of the decode leg say where the prefill runs
+    bootstrap   SGLang: both legs carry one address and one number
+
+The prefill leg is always asked for one token, not streamed; that token is dropped, since the decode leg makes it
+again from the KV.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from penstock.kernel.values import HandoffProtocol, WorkerCard
+from penstock.router.events import Handoff
+
+Fields = dict[str, Any]
+
+_ONE_TOKEN: Fields = {"stream": False, "max_tokens": 1}
+_NEEDLESS = ("stream_options", "min_tokens", "return_token_ids", "logprobs", "top_logprobs")
+TP_SIZE, PP_SIZE = "tp_size", "pp_size"
+"""Labels of an engine's tensor-parallel and pipeline-parallel sizes; 1 where they are absent."""
+BOOTSTRAP_PORT = 8998
+"""SGLang's own default."""
+
+
+class KvTransferProtocol(Protocol):
+    """How one kind of engine takes part in a hand-off. Fields are of the request's body."""
+
+    def prefill(self, fields: Mapping[str, Any], handoff: Handoff, card: WorkerCard) -> Fields:
+        """Return the body of the leg that makes the KV.
+
+        Args:
+            fields: the body from the client, or of the leg before.
+            card: the worker that makes it.
+        """
+        ...
+
+    def decode_params(self, answer: Mapping[str, Any]) -> Fields | None:
+        """Return the decode leg's fields from the prefill leg's answer, or None where no KV is held for it."""
+        ...
+
+    def decode(self, made: Fields | None, handoff: Handoff) -> Fields:
+        """Return the fields that make the decode leg take the KV.
+
+        Args:
+            made: from `decode_params`; None where both legs start at once.
+        """
+        ...
+
+
+class VllmPull:
+    """vLLM's NixlConnector: the prefill's answer says which blocks wait where, and the decode engine reads them."""
+
+    def prefill(self, fields: Mapping[str, Any], handoff: Handoff, card: WorkerCard) -> Fields:
+        asked = {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "remote_engine_id": None,
+            "remote_block_ids": None,
+            "remote_host": None,
+            "remote_port": None,
+        }
+        return {**_one_token(fields), "kv_transfer_params": asked}
+
+    def decode_params(self, answer: Mapping[str, Any]) -> Fields | None:
+        found = answer.get("kv_transfer_params")
+        return dict(found) if isinstance(found, dict) and found.get("do_remote_prefill") else None
+
+    def decode(self, made: Fields | None, handoff: Handoff) -> Fields:
+        return {} if made is None else {"kv_transfer_params": made}
+
+
+class VllmPush(VllmPull):
+    """vLLM's push connector: the decode leg names the prefill engine, which writes to it once it is done."""
+
+    def decode_params(self, answer: Mapping[str, Any]) -> Fields | None:
+        return {}
+
+    def decode(self, made: Fields | None, handoff: Handoff) -> Fields:
+        assert handoff.source is not None
+        host, port = meeting_point(handoff.source)
+        asked = {
+            "do_remote_decode": False,
+            "do_remote_prefill": True,
+            "remote_engine_id": handoff.source.labels.get("engine_id"),
+            "remote_host": host,
+            "remote_port": port,
+            "tp_size": int(handoff.source.labels.get(TP_SIZE, 1)),
+            "pp_size": int(handoff.source.labels.get(PP_SIZE, 1)),
+        }
+        return {"kv_transfer_params": asked}
+
+
+class Bootstrap:
+    """SGLang: both legs carry where they meet, and a number of their own (``bootstrap_room``)."""
+
+    def prefill(self, fields: Mapping[str, Any], handoff: Handoff, card: WorkerCard) -> Fields:
+        return {**fields, "stream": False, **_meeting(handoff, card)}
+
+    def decode_params(self, answer: Mapping[str, Any]) -> Fields | None:
+        return {}
+
+    def decode(self, made: Fields | None, handoff: Handoff) -> Fields:
+        assert handoff.source is not None
+        return _meeting(handoff, handoff.source)
+
+
+class TensorRt:
+    """TensorRT-LLM: the context leg's answer has an opaque state that the generation leg takes."""
+
+    def prefill(self, fields: Mapping[str, Any], handoff: Handoff, card: WorkerCard) -> Fields:
+        return {**_one_token(fields), "disaggregated_params": {"request_type": "context_only"}}
+
+    def decode_params(self, answer: Mapping[str, Any]) -> Fields | None:
+        choices = answer.get("choices") or [{}]
+        found = choices[0].get("disaggregated_params") if isinstance(choices[0], dict) else None
+        return dict(found) if isinstance(found, dict) else None
+
+    def decode(self, made: Fields | None, handoff: Handoff) -> Fields:
+        return {} if made is None else {"disaggregated_params": {**made, "request_type": "generation_only"}}
+
+
+HANDOVERS: Mapping[tuple[HandoffProtocol, str], KvTransferProtocol] = {
+    ("completed", "vllm"): VllmPull(),
+    ("completed", "sim"): VllmPull(),
+    ("completed", "trtllm"): TensorRt(),
+    ("push", "vllm"): VllmPush(),
+    ("push", "sim"): VllmPush(),
+    ("bootstrap", "sglang"): Bootstrap(),
+    ("bootstrap", "sim"): Bootstrap(),
+}
+"""(protocol, kind of engine) -> its implementation."""
+
+USUAL: Mapping[str, HandoffProtocol] = {
+    "vllm": "completed",
+    "sim": "completed",
+    "trtllm": "completed",
+    "sglang": "bootstrap",
+}
+"""Kind of engine -> the protocol that it speaks where the settings name no other."""
+
+
+def meeting_point(card: WorkerCard) -> tuple[str, int]:
+    """Return host and port of a prefill worker's bootstrap server: from its card, else by its URL."""
+    if card.bootstrap is not None:
+        host, _, port = card.bootstrap.rpartition(":")
+        return host, int(port)
+    url = urlsplit(card.url)
+    port_of_url = url.port or 80
+    return url.hostname or "127.0.0.1", BOOTSTRAP_PORT if card.engine == "sglang" else port_of_url
+
+
+def _meeting(handoff: Handoff, card: WorkerCard) -> Fields:
+    host, port = meeting_point(card)
+    return {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": handoff.key}
+
+
+def _one_token(fields: Mapping[str, Any]) -> Fields:
+    asked = {name: value for name, value in fields.items() if name not in _NEEDLESS}
+    if "max_completion_tokens" in asked:
+        asked["max_completion_tokens"] = 1
+    return {**asked, **_ONE_TOKEN}

@@ -1,0 +1,99 @@
+"""SGLang dialect: recognises an SGLang server, reads its card and finds its KV event endpoints.
+
+Read: ``/v1/models`` (name, longest request), ``/get_server_info`` (its whole start-up settings; ``/server_info`` in
+newer ones). It can't run on the machine that Penstock is developed on: written from its documentation and source,
+tested with recorded shapes.
+
+It caches by pages, whose size is 1 token by default. It reports cached tokens only with ``--enable-cache-report``.
+Its start-up settings hold its KV event endpoint; a rank's port is the first one's plus its number. An endpoint
+without a star makes SGLang's socket connect, so we must bind.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.adapters.engines.dialects.dialect import Dialect, MetricNames, Told
+from penstock.adapters.engines.dialects.vllm import reachable
+from penstock.adapters.engines.http.engine_http import EngineServer, folder, whole
+
+
+async def card(server: EngineServer, model: Mapping[str, Any]) -> Told | None:
+    """Read an SGLang server."""
+    info = await server.object("/get_server_info") or await server.object("/server_info")
+    if model.get("owned_by") != "sglang" and "page_size" not in info:
+        return None
+    page = whole(info.get("page_size"))
+    tokens = whole(info.get("max_total_num_tokens"))
+    told: Told = {
+        "block_size": page,
+        "kv_blocks": tokens // page if tokens is not None and page is not None else None,
+        "max_seqs": whole(info.get("max_running_requests")),
+        "max_batched_tokens": whole(info.get("chunked_prefill_size")),
+        "max_len": whole(info.get("context_length")) or whole(info.get("max_req_input_len")),
+        "tokenizer": folder(info.get("tokenizer_path")),
+    }
+    if isinstance(info.get("version"), str):
+        told["labels"] = {"version": info["version"]}
+    return {**told, **event_card(info, server.url)}
+
+
+def event_card(info: Mapping[str, Any], url: str) -> Told:
+    """Return where its KV events are, from its start-up settings; nothing where they are off."""
+    said = info.get("kv_events_config")
+    if isinstance(said, str):
+        try:
+            said = msgspec.json.decode(said)
+        except msgspec.DecodeError:
+            return {}
+    if not isinstance(said, dict) or said.get("publisher") != "zmq":
+        return {}
+    ranks = (whole(info.get("dp_size")) or 1) if info.get("enable_dp_attention") else 1
+    endpoint = said.get("endpoint") or "tcp://*:5557"
+    told: Told = {
+        "ranks": ranks,
+        "events": tuple(_event_endpoint(endpoint, url, rank) for rank in range(ranks)),
+        "topic": said.get("topic") or "",
+    }
+    replay = said.get("replay_endpoint")
+    if isinstance(replay, str) and replay:
+        told["replay"] = tuple(reachable(replay, url, rank) for rank in range(ranks))
+    return told
+
+
+def _event_endpoint(endpoint: str, url: str, rank: int) -> str:
+    connects = endpoint.startswith("tcp://") and "*" not in endpoint and "::" not in endpoint
+    return f"@{_plain(endpoint, rank)}" if connects else reachable(endpoint, url, rank)
+
+
+def _plain(endpoint: str, rank: int) -> str:
+    head, colon, port = endpoint.rpartition(":")
+    return f"{head}{colon}{int(port) + rank}" if port.isdigit() else endpoint
+
+
+SGLANG = Dialect(
+    name="sglang",
+    title="SGLang",
+    card=card,
+    resume="message",
+    continue_fields=(("continue_final_message", True),),
+    gave_up=frozenset({"abort"}),
+    priority_field="priority",
+    salt_field="cache_salt",
+    lora_field="lora_path",
+    rank_field="data_parallel_rank",
+    clear_cache="/flush_cache",
+    counters=MetricNames(
+        running="sglang:num_running_reqs",
+        waiting="sglang:num_queue_reqs",
+        kv_usage="sglang:token_usage",
+        prompt_tokens="sglang:prompt_tokens_total",
+        cached_tokens="sglang:cached_tokens_total",
+        hits="sglang:cached_tokens_total",
+        generation_tokens="sglang:generation_tokens_total",
+        first_tokens="sglang:time_to_first_token_seconds_count",
+        itl_sum="sglang:inter_token_latency_seconds_sum",
+        itl_count="sglang:inter_token_latency_seconds_count",
+    ),
+)

@@ -1,0 +1,31 @@
+"""TensorRT-LLM dialect (``trtllm-serve``): recognises a server and reads its card.
+
+Read: ``/v1/models`` (name), ``/version``. It can't run on the machine that Penstock is developed on: written from its
+source, tested with recorded shapes.
+
+``/metrics`` and ``/kv_cache_events`` hand each entry to the first reader and forget it, so that two routers, or a
+router and a dashboard, would each get half. Penstock does not read them: the cache is estimated from routing history.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.adapters.engines.dialects.dialect import Dialect, Told
+from penstock.adapters.engines.http.engine_http import EngineServer
+
+
+async def card(server: EngineServer, model: Mapping[str, Any]) -> Told | None:
+    """Read a TensorRT-LLM server."""
+    if model.get("owned_by") != "tensorrt_llm":
+        return None
+    version = (await server.object("/version")).get("version")
+    return {"labels": {"version": version}} if isinstance(version, str) else {}
+
+
+TRTLLM = Dialect(
+    name="trtllm",
+    title="TensorRT-LLM",
+    card=card,
+    gave_up=frozenset({"cancelled"}),
+    salt_field="cache_salt",
+)

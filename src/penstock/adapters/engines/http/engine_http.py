@@ -1,0 +1,77 @@
+"""`EngineServer`: small GETs to describe a server over plain HTTP, each sent once; a missing answer is None."""
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+ANSWER_MAX = 8 << 20
+"""Bytes; a server's whole ``/metrics`` has some 100 KiB."""
+
+
+class EngineServer:
+    """One server, as it answers now; answers are cached.
+
+    Args:
+        url: base URL, such as ``http://127.0.0.1:8001``.
+    """
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._http = http
+        self._answers: dict[str, tuple[int, str] | None] = {}
+
+    async def status(self, path: str) -> int | None:
+        """Return the status of a GET, or None where no server answers."""
+        found = await self._ask(path)
+        return None if found is None else found[0]
+
+    async def text(self, path: str) -> str | None:
+        """Return a GET's text, or None where it is no 200."""
+        found = await self._ask(path)
+        return found[1] if found is not None and found[0] == 200 else None
+
+    async def json(self, path: str) -> Any:
+        """Return a GET's JSON, or None where it is no 200 or no JSON."""
+        text = await self.text(path)
+        if text is None:
+            return None
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            return None
+
+    async def object(self, path: str) -> dict[str, Any]:
+        """Return a GET's JSON object, or an empty one."""
+        found = await self.json(path)
+        return found if isinstance(found, dict) else {}
+
+    async def _ask(self, path: str) -> tuple[int, str] | None:
+        if path not in self._answers:
+            self._answers[path] = await self._get(path)
+        return self._answers[path]
+
+    async def _get(self, path: str) -> tuple[int, str] | None:
+        try:
+            async with self._http.get(self.url + path, timeout=TIMEOUT) as answer:
+                if (answer.content_length or 0) > ANSWER_MAX:
+                    return answer.status, ""
+                return answer.status, await answer.text()
+        except (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError, ValueError):
+            return None
+
+
+def whole(value: Any) -> int | None:
+    """Return a number above 0 from a number or a text, else None."""
+    if isinstance(value, str) and value.isdigit():
+        value = int(value)
+    return value if type(value) is int and value > 0 else None
+
+
+def folder(value: Any) -> str | None:
+    """Return a path that has a tokenizer on this machine, else None."""
+    if not isinstance(value, str) or not value.startswith("/"):
+        return None
+    return value if (Path(value) / "tokenizer.json").is_file() else None

@@ -1,0 +1,303 @@
+"""One HTTP/1.1 connection to an engine: parses the arriving bytes and passes them on in the same callback.
+
+A piece of a relayed answer goes from the socket to its receiver within one callback of the event loop: no task is woken
+for it. The rarer waits (for the head, a whole body, the end) are on one future.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Literal
+
+import httptools
+
+from penstock.adapters.engines.http.engine_call import ANSWER_MAX, EngineBroken, EngineUnreachable, Feed, ResponseSink
+
+HEAD_MAX = 64 * 1024
+"""Most bytes of an answer's head, interim answers included, and as many again of trailers."""
+HELD_MAX = 256 * 1024
+"""Bytes of a body without a receiver, above which no more are read."""
+_JOINED_MAX = 64 * 1024
+"""Largest body that is copied behind its head; a larger one is written separately."""
+
+Wanted = Literal["head", "piece", "whole", "end"]
+
+
+class ConnectionClosed(EngineUnreachable):
+    """A connection was closed before the first byte of an answer."""
+
+
+class EngineConnection(asyncio.Protocol):
+    """One connection, and the answer that is on it.
+
+    Args:
+        lost: called once when the connection is gone.
+    """
+
+    __slots__ = (
+        "_buffered",
+        "_extra",
+        "_feed",
+        "_head_size",
+        "_headers",
+        "_interim",
+        "_loop",
+        "_lost",
+        "_parser",
+        "_parts",
+        "_paused",
+        "_reusable",
+        "_sink",
+        "_transport",
+        "_until_eof",
+        "_waiter",
+        "_wanted",
+        "begun",
+        "busy",
+        "closed",
+        "complete",
+        "content_type",
+        "error",
+        "idle_since",
+        "on_body",
+        "retry_after",
+        "status",
+        "used",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, lost: Callable[["EngineConnection"], None]) -> None:
+        self._loop = loop
+        self._lost = lost
+        self._transport: Any = None
+        self._parts: list[bytes] = []
+        self.on_body = self._parts.append
+        """What the parser calls for each piece: the list's own method, so that none of ours runs for it."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._waiter: asyncio.Future[bool] | None = None
+        self._wanted: Wanted = "head"
+        self._feed: Feed | None = None
+        self._sink: ResponseSink | None = None
+        self._paused = False
+        self.closed = False
+        self.busy = False
+        self.used = False
+        """Whether the connection carried an answer before: then the engine may have closed it meanwhile."""
+        self.idle_since = 0.0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._buffered = 0
+        """Bytes that came while nothing was relayed: the body's, and a little of its framing."""
+        self._head_size = 0
+        self._headers: dict[bytes, bytes] = {}
+        self._interim = False
+        self._until_eof = False
+        self._reusable = False
+        self._extra = False
+        self.begun = False
+        """Whether the answer's head is here."""
+        self.complete = False
+        self.error: Exception | None = None
+        self.status = 0
+        self.content_type = ""
+        self.retry_after: float | None = None
+
+    # --- calls from `Http1Call` -------------------------------------------------------------------------------------
+
+    def send(self, head: bytes, body: bytes) -> None:
+        """Send a request in one go; the connection is busy until `finish`."""
+        self._clear()
+        self.busy = True
+        if self.closed:
+            self.error = ConnectionClosed("the connection was closed")
+        elif len(body) <= _JOINED_MAX:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+
+    def wait(self, wanted: Wanted) -> asyncio.Future[bool]:
+        """Return a future, done when the head, a piece, the whole body or the end is here, or the answer broke."""
+        self._wanted = wanted
+        if wanted != "end":
+            self._feed = None  # the relaying task was cancelled, and another goes on
+        self._waiter = waiter = self._loop.create_future()
+        self.resume()
+        return waiter
+
+    def relay(self, feed: Feed, sink: ResponseSink) -> asyncio.Future[bool]:
+        """Pass pieces to ``feed`` from now on; done with False where the sink is full and reading has stopped."""
+        self._feed, self._sink = feed, sink
+        return self.wait("end")
+
+    def take(self) -> bytes:
+        """Return what has arrived and was not taken yet."""
+        parts = self._parts
+        if not parts:
+            return b""
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        self._buffered = 0
+        return data
+
+    def interrupt(self, error: Exception) -> None:
+        """Make the waiting task raise; nothing is relayed any more."""
+        self._feed = None
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+
+    def pause(self) -> None:
+        """Read no more until the next wait."""
+        if not self._paused and not self.closed:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused and not self.closed:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def finish(self) -> bool:
+        """End the answer; return whether the connection can carry another one. If not, it is closed."""
+        self._feed = self._sink = self._waiter = None
+        self._parts.clear()
+        self._headers = {}
+        self.busy = False
+        self.used = True
+        if (
+            self.complete
+            and self._reusable
+            and self.error is None
+            and not self._extra
+            and not self.closed
+            and not self._transport.get_write_buffer_size()  # the engine answered before it had read everything
+        ):
+            self.resume()
+            return True
+        self.abort()
+        return False
+
+    def abort(self) -> None:
+        """Close at once."""
+        if not self.closed and self._transport is not None:
+            self._transport.abort()
+
+    # --- callbacks of the event loop --------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if not self.busy:
+            self.abort()  # there is no request
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(EngineBroken(f"the answer is no HTTP: {error.__context__ or error}"))
+        except httptools.HttpParserUpgrade:
+            self._fail(EngineBroken("the engine wants to speak another protocol"))
+        feed = self._feed
+        if feed is not None:
+            parts = self._parts
+            if parts:
+                piece = parts[0] if len(parts) == 1 else b"".join(parts)
+                parts.clear()
+                try:
+                    more = feed(piece)
+                except Exception as error:  # noqa: BLE001 - the task that relays is its boundary: it raises this
+                    self.interrupt(error)
+                    return
+                if not more:
+                    self._wake(True)
+                elif self._sink is not None and self._sink.full and self._feed is not None:
+                    self.pause()
+                    self._wake(False)
+            if self.complete or self.error is not None:
+                self._wake(True)
+            return
+        if not self.begun:
+            self._head_size += len(data)
+            if self._head_size > HEAD_MAX:
+                self._fail(EngineBroken(f"the answer's head has more than {HEAD_MAX} bytes"))
+        wanted = self._wanted
+        if (
+            self.complete
+            or self.error is not None
+            or (wanted == "head" and self.begun)
+            or (wanted == "piece" and self._parts)
+        ):
+            self._wake(True)
+        self._buffered += len(data)
+        if wanted == "whole" and self._waiter is not None:
+            if self._buffered > ANSWER_MAX + 2 * HEAD_MAX:
+                self._fail(EngineBroken(f"the answer has more than {ANSWER_MAX} bytes"))
+                self._wake(True)
+        elif self._buffered > HELD_MAX:
+            self.pause()
+
+    def eof_received(self) -> None:
+        if self._until_eof and self.begun:
+            self.complete = True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed = True
+        if self.busy and not self.complete and self.error is None:
+            told = "the engine closed the connection" if error is None else f"{type(error).__name__}: {error}"
+            broken = self.begun or self._head_size > 0
+            self.error = EngineBroken(f"the answer broke off: {told}") if broken else ConnectionClosed(told)
+        self._wake(True)
+        self._lost(self)
+
+    # --- callbacks of the parser ------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            self._extra = True
+            raise ValueError("a second answer to one request")  # no byte of it may follow the first
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.begun:  # a trailer; it is not passed on, only limited
+            self._head_size += len(name) + len(value)
+            if self._head_size > 2 * HEAD_MAX:
+                raise ValueError(f"more than {HEAD_MAX} bytes of trailers")
+        else:
+            self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        headers, self._headers = self._headers, {}
+        if status < 200:
+            self._interim = True
+            return
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise ValueError("its body is compressed, which was not asked for")
+        self.status = status
+        self.content_type = headers.get(b"content-type", b"application/json").decode("utf-8", "surrogateescape")
+        after = headers.get(b"retry-after", b"")
+        self.retry_after = float(after) if after.isdigit() else None
+        self._reusable = self._parser.should_keep_alive()
+        # Without a length the connection's end is the body's; the parser reports only that it can't be kept.
+        chunked = headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
+        self._until_eof = not chunked and b"content-length" not in headers
+        self.begun = True
+
+    def on_message_complete(self) -> None:
+        if self._interim:
+            self._interim = False
+        else:
+            self.complete = True
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _wake(self, value: bool) -> None:
+        self._feed = None
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(value)
+
+    def _fail(self, error: Exception) -> None:
+        """The engine is at fault: nothing more of this connection is used."""
+        if self.error is None and not self.complete:
+            self.error = error
+        self._extra = True
+        self.abort()

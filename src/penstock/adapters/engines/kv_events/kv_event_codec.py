@@ -1,0 +1,359 @@
+"""KV event codec: decodes the msgpack batches of vLLM and SGLang, and encodes vLLM's present form.
+
+Accepted: every shape that vLLM and SGLang send or have sent (docs/discovery.md lists them). Sent: vLLM's present one,
+an array ``[ts, [events], rank]`` of maps tagged by ``type``.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeGuard
+
+import msgspec
+
+from penstock.kernel.errors import EngineError
+from penstock.kernel.hashing import TAG_LORA, TAG_MULTIMODAL, TAG_SALT, extra_bytes, records
+from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, KvStored, Tier
+
+MASK = (1 << 64) - 1
+
+MAIN_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+"""Attention whose blocks stay for as long as the prefix is cached; the others (windows, Mamba) do not show that."""
+
+TIER_OF_MEDIUM: dict[str, Tier] = {
+    "GPU": "device",
+    "HBM": "device",
+    "CPU": "host",
+    "CPU_PINNED": "host",
+    "STORAGE": "disk",
+    "DISK": "disk",
+    "FS": "disk",
+}
+MEDIUM_OF_TIER: dict[Tier, str] = {"device": "GPU", "host": "CPU", "disk": "STORAGE"}
+
+_STORED, _REMOVED, _CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
+_STORED_FIELDS = (
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+)
+_REMOVED_FIELDS = ("block_hashes", "medium")
+
+
+class WireError(EngineError):
+    """A KV event message has no known shape; the text says which part and why."""
+
+
+class WireBatch(NamedTuple):
+    """One decoded message. ``ts`` is the engine's wall clock in seconds; ``rank`` is None where it named none."""
+
+    ts: float
+    rank: int | None
+    events: list[KvEvent]
+
+
+class KvDecoder:
+    """Decode the batches of one publisher, remembering which of its cache groups is the main one.
+
+    ``dropped`` counts events that are well formed but are not about a prefix held by this worker, by reason:
+    ``group`` (sliding window, Mamba...), ``remote`` (a shared pool elsewhere), ``medium`` (an unknown tier).
+    """
+
+    def __init__(self) -> None:
+        self.dropped: Counter[str] = Counter()
+        self._main: int | None = None
+
+    def decode(self, payload: bytes) -> WireBatch:
+        """Decode one message.
+
+        Raises:
+            WireError: the message is malformed; nothing of it is kept, so that the gap is detected and repaired.
+        Cost: see bench/kv_wire.py; budget 1 ms for 64 events of 16 tokens.
+        """
+        try:
+            batch = msgspec.msgpack.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise WireError(f"not msgpack: {error}") from error
+        ts, events, rank = _frame(batch)
+        out: list[KvEvent] = []
+        for event in events:
+            decoded = self._event(event)
+            if decoded is not None:
+                out.append(decoded)
+        return WireBatch(ts, rank, out)
+
+    def _event(self, event: Any) -> KvEvent | None:
+        if isinstance(event, dict):
+            fields: dict[str, Any] = event
+            tag = event.get("type")
+        elif isinstance(event, list) and event:
+            tag = event[0]
+            fields = _named(tag, event)
+        else:
+            raise WireError(f"an event is {_what(event)}, neither a map nor a tagged array")
+        if tag == _STORED:
+            return self._stored(fields)
+        if tag == _REMOVED:
+            return self._removed(fields)
+        if tag == _CLEARED:
+            return KvCleared()
+        raise WireError(f"unknown event type {tag!r:.60}")
+
+    def _stored(self, fields: dict[str, Any]) -> KvStored | None:
+        get = fields.get
+        if not self._is_main(get("group_idx"), get("kv_cache_spec_kind")):
+            self.dropped["group"] += 1
+            return None
+        tier = self._tier(fields)
+        if tier is None:
+            return None
+        hashes = _hashes(get("block_hashes"))
+        parent = get("parent_block_hash")
+        parent = None if parent is None else _hash(parent)
+        block_size = get("block_size", 0)
+        if not _is_count(block_size):
+            raise WireError(f"block_size is {_what(block_size)}, not a count of tokens")
+        tokens = _tokens(get("token_ids"))
+        if tokens and len(tokens) != len(hashes) * block_size:
+            raise WireError(f"{len(tokens)} token_ids for {len(hashes)} blocks of {block_size}")
+        extras = _extras(fields, len(hashes), first=parent is None)
+        return KvStored(hashes=hashes, parent=parent, tokens=tokens, block_size=block_size, extras=extras, tier=tier)
+
+    def _removed(self, fields: dict[str, Any]) -> KvRemoved | None:
+        if not self._is_main(fields.get("group_idx"), None):
+            self.dropped["group"] += 1
+            return None
+        tier = self._tier(fields)
+        return None if tier is None else KvRemoved(hashes=_hashes(fields.get("block_hashes")), tier=tier)
+
+    def _is_main(self, group: Any, kind: Any) -> bool:
+        """Return whether a cache group stands for the prefix; a removal names no kind, so stored events define it."""
+        if kind is not None and not isinstance(kind, str):
+            raise WireError(f"kv_cache_spec_kind is {_what(kind)}, not a name")
+        if group is None:
+            return kind is None or kind in MAIN_KINDS
+        if not _is_count(group):
+            raise WireError(f"group_idx is {_what(group)}, not an index")
+        if kind is not None:
+            if kind in MAIN_KINDS and self._main is None:
+                self._main = group
+            # Several full-attention groups hold the same prefixes; one of them is enough, and removing a block from
+            # one must not race with its presence in another.
+            return kind in MAIN_KINDS and bool(group == self._main)
+        return bool(group == (0 if self._main is None else self._main))
+
+    def _tier(self, fields: dict[str, Any]) -> Tier | None:
+        if fields.get("locality") == "REMOTE":
+            self.dropped["remote"] += 1
+            return None
+        medium = fields.get("medium")
+        if medium is None:
+            return "device"
+        if not isinstance(medium, str):
+            raise WireError(f"medium is {_what(medium)}, not a name")
+        tier = TIER_OF_MEDIUM.get(medium) or TIER_OF_MEDIUM.get(medium.upper())
+        if tier is None:
+            self.dropped["medium"] += 1
+        return tier
+
+
+def decode_batch(payload: bytes, rank: int = 0) -> list[KvEvent]:
+    """Decode one independent message.
+
+    Args:
+        payload: msgpack bytes, the last frame of the message.
+        rank: the sender, for the error's text. The rank inside is not compared with it: an engine that is
+            one rank of a larger group counts by that group.
+    Raises:
+        WireError: the message is malformed.
+    """
+    try:
+        return KvDecoder().decode(payload).events
+    except WireError as error:
+        raise WireError(f"KV events of rank {rank}: {error.message}") from error
+
+
+def encode_batch(ts: float, events: Sequence[KvEvent], rank: int = 0) -> bytes:
+    """Encode events as vLLM sends them today. ``ts``: wall clock, seconds."""
+    return _encode([ts, [_map(event) for event in events], rank])
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def _map(event: KvEvent) -> dict[str, Any]:
+    if isinstance(event, KvCleared):
+        return {"type": _CLEARED}
+    medium = MEDIUM_OF_TIER[event.tier]
+    if isinstance(event, KvRemoved):
+        return {"type": _REMOVED, "block_hashes": event.hashes, "medium": medium, "group_idx": 0}
+    lora: str | None = None
+    keys: list[list[Any] | None] = [None] * len(event.hashes)
+    for index, extra in enumerate(event.extras or ()):
+        if extra:
+            lora, keys[index] = _keys(extra)
+    return {
+        "type": _STORED,
+        "block_hashes": event.hashes,
+        "parent_block_hash": event.parent,
+        "token_ids": event.tokens,
+        "block_size": event.block_size,
+        "lora_id": None,
+        "medium": medium,
+        "lora_name": lora,
+        "extra_keys": keys,
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+    }
+
+
+def _keys(extra: bytes) -> tuple[str | None, list[Any]]:
+    """Take a block's ``extra`` bytes apart into (LoRA name, untagged keys in vLLM's order)."""
+    lora: str | None = None
+    salt: list[Any] = []
+    others: list[Any] = []
+    for tag, value in records(extra):
+        if tag == TAG_LORA:
+            lora = value.decode()
+        elif tag == TAG_SALT:
+            salt.append(value.decode())
+        elif tag == TAG_MULTIMODAL:
+            others.append(_media_key(value))
+    return lora, [*([lora] if lora else []), *others, *salt]
+
+
+def _frame(batch: Any) -> tuple[float, list[Any], int | None]:
+    if isinstance(batch, list):
+        if len(batch) < 2:
+            raise WireError(f"the batch has {len(batch)} fields, not [ts, events, rank]")
+        ts, events, rank = batch[0], batch[1], batch[2] if len(batch) > 2 else None
+    elif isinstance(batch, dict):
+        ts, events = batch.get("ts"), batch.get("events")
+        rank = batch.get("data_parallel_rank", batch.get("attn_dp_rank"))
+    else:
+        raise WireError(f"the batch is {_what(batch)}, neither an array nor a map")
+    if not isinstance(ts, (int, float)) or isinstance(ts, bool):
+        raise WireError(f"the batch's time is {_what(ts)}, not a number")
+    if not isinstance(events, list):
+        raise WireError(f"the batch's events are {_what(events)}, not an array")
+    if rank is not None and not _is_count(rank):
+        raise WireError(f"the batch's rank is {_what(rank)}, not an index")
+    return float(ts), events, rank
+
+
+def _named(tag: Any, event: list[Any]) -> dict[str, Any]:
+    """Give a positional event's fields their names; old engines send fewer, and trailing fields are known by type."""
+    known = _STORED_FIELDS if tag == _STORED else _REMOVED_FIELDS
+    fields = dict(zip(known, event[1:], strict=False))
+    for value in event[1 + len(known) :]:
+        if isinstance(value, str) and "kv_cache_spec_kind" not in fields:
+            fields["kv_cache_spec_kind"] = value
+        elif _is_count(value) and "group_idx" not in fields:
+            fields["group_idx"] = value
+    return fields
+
+
+def _hash(value: Any) -> int:
+    if type(value) is int:
+        return value & MASK
+    if isinstance(value, bytes) and value:
+        return int.from_bytes(value[-8:], "big")
+    raise WireError(f"a block hash is {_what(value)}, neither an integer nor bytes")
+
+
+def _hashes(values: Any) -> list[int]:
+    if not isinstance(values, list):
+        raise WireError(f"block_hashes is {_what(values)}, not an array")
+    try:
+        return [value & MASK for value in values]
+    except TypeError:
+        return [_hash(value) for value in values]
+
+
+def _tokens(values: Any) -> list[int]:
+    tokens: list[int]
+    if values is None:
+        return []
+    if not isinstance(values, list):
+        raise WireError(f"token_ids is {_what(values)}, not an array")
+    if values and isinstance(values[0], list):
+        # Speculative decoding in SGLang keys its cache by token pairs; the first of each pair is the token.
+        try:
+            tokens = [pair[0] for pair in values]
+        except (TypeError, IndexError) as error:
+            raise WireError("token_ids mixes pairs with something else") from error
+    else:
+        tokens = values
+    try:
+        array("I", tokens)  # checks the types and the range of all at once, in C
+    except (TypeError, OverflowError) as error:
+        raise WireError(f"token_ids holds something that is no u32: {error}") from error
+    return tokens
+
+
+def _extras(fields: dict[str, Any], count: int, *, first: bool) -> list[bytes] | None:
+    """Return ``extra`` bytes per block, or None where no block has any. ``first``: the blocks begin a chain."""
+    lora = fields.get("lora_name")
+    if lora is None:
+        number = fields.get("lora_id")
+        lora = None if number is None else str(number)
+    if lora is not None and not isinstance(lora, str):
+        raise WireError(f"lora_name is {_what(lora)}, not a name")
+    salt = fields.get("cache_salt") if first else None
+    if salt is not None and not isinstance(salt, str):
+        raise WireError(f"cache_salt is {_what(salt)}, not text")
+    keys = fields.get("extra_keys")
+    if keys is None or (isinstance(keys, list) and not any(keys)):
+        if not lora and not salt:
+            return None
+        every = extra_bytes(lora=lora)
+        return [extra_bytes(lora=lora, salt=salt), *[every] * (count - 1)] if count else []
+    if not isinstance(keys, list) or len(keys) != count:
+        raise WireError(f"extra_keys is {_what(keys)}, not one entry for each of {count} blocks")
+    return [
+        _extra(entry, lora, salt if index == 0 else None, first=first and index == 0)
+        for index, entry in enumerate(keys)
+    ]
+
+
+def _extra(entry: Any, lora: str | None, salt: str | None, *, first: bool) -> bytes:
+    """Sort one block's untagged keys. Order on the wire: LoRA, multimodal, salt (first block of a chain only)."""
+    rest = [] if entry is None else entry
+    if not isinstance(rest, list):
+        raise WireError(f"an entry of extra_keys is {_what(entry)}, not an array")
+    if rest and lora and rest[0] == lora:
+        rest = rest[1:]
+    if first and salt is None and rest and isinstance(rest[-1], str):
+        salt, rest = rest[-1], rest[:-1]
+    elif salt is not None and rest and rest[-1] == salt:
+        rest = rest[:-1]
+    return extra_bytes(lora=lora, salt=salt, multimodal=[_digest(key) for key in rest])
+
+
+def _digest(key: Any) -> bytes:
+    if isinstance(key, bytes):
+        return key
+    if isinstance(key, str):
+        return key.encode()
+    return msgspec.msgpack.encode(key)
+
+
+def _media_key(digest: bytes) -> Any:
+    """Return a multimodal record as engines write it: ``[identifier, offset]`` where it is that, else its bytes."""
+    try:
+        return list(msgspec.msgpack.decode(digest, type=tuple[str, int]))
+    except msgspec.MsgspecError:
+        return digest
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and value >= 0
+
+
+def _what(value: Any) -> str:
+    return "absent" if value is None else f"{type(value).__name__} {value!r:.60}"

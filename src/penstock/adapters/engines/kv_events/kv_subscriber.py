@@ -1,0 +1,201 @@
+"""KV event subscriber of one engine rank: receives its batches over ZMQ and requests a replay of missed ones."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+
+import zmq
+import zmq.asyncio
+
+from penstock.adapters.engines.kv_events.kv_event_codec import KvDecoder, WireError
+from penstock.adapters.engines.kv_events.kv_publisher import END
+from penstock.adapters.seams import KvBatch
+from penstock.adapters.zmq_curve import Handshakes, connect_side
+from penstock.adapters.zmq_receive import receive
+from penstock.kernel.errors import EngineError
+from penstock.kernel.secret import ClusterSecret
+
+log = logging.getLogger(__name__)
+
+MESSAGE_LIMIT = 64 << 20
+"""Bytes of one message; a larger one drops the connection, which is made again."""
+BIND = "@"
+"""Before an endpoint: bind it here. vLLM and SGLang connect their PUB socket where its address has no star."""
+REPLAY_LIMIT = 100_000
+"""Batches in one replay answer."""
+_BREATH = 64
+"""Messages yielded without waiting before other tasks get a turn."""
+
+
+class KvSubscriber:
+    """Receive the KV events of one rank of one engine.
+
+    The connection is made again by itself when the engine restarts; its sequence then begins at 0 again. Messages
+    that can't be decoded are counted in ``malformed`` and left out, so that they show as a gap.
+
+    Args:
+        endpoint: PUB endpoint of the engine, or after ``@`` the address that the engine connects to.
+        replay_endpoint: ROUTER endpoint, or None where it has none.
+        topic: only messages with exactly this topic count; empty takes all.
+        rank: written into each `KvBatch`.
+        hwm: messages kept while this process is busy; more are lost and show as a gap.
+        secret: of the cluster, for an engine that speaks CURVE; None for one that speaks plain.
+        refused: called at the first handshake that fails: no message arrives until the engine comes back otherwise.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        replay_endpoint: str | None = None,
+        topic: str = "",
+        rank: int = 0,
+        hwm: int = 100_000,
+        secret: ClusterSecret | None = None,
+        refused: Callable[[], None] | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.replay_endpoint = replay_endpoint
+        self.received = 0
+        self.malformed = 0
+        self.foreign = 0
+        """Messages of another topic that begins like ours."""
+        self.handshakes = Handshakes(self._say_refused)
+        """A failed one shows that the engine has another secret, or another mechanism than it reported."""
+        self._secret = secret
+        self._refused = refused
+        self._topic = topic.encode()
+        self._rank = rank
+        self._hwm = hwm
+        self._decoder = KvDecoder()
+        self._heard: float | None = None
+        self._sockets: set[zmq.asyncio.Socket] = set()
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Well-formed events left out on purpose, by reason (`KvDecoder.dropped`)."""
+        return dict(self._decoder.dropped)
+
+    @property
+    def last_age(self) -> float | None:
+        """Seconds since the last message, or None where there was none yet."""
+        return None if self._heard is None else time.monotonic() - self._heard
+
+    async def batches(self) -> AsyncIterator[KvBatch]:
+        """Yield batches in the order in which they arrive, until the iterator is closed or `close` is called."""
+        socket = self._socket(zmq.SUB)
+        try:
+            socket.setsockopt(zmq.SUBSCRIBE, self._topic)
+            self.handshakes.watch(socket)
+            self._attach(socket)
+            count = 0
+            while (frames := await receive(socket)) is not None:
+                self._heard = time.monotonic()
+                batch = self._batch(frames)
+                if batch is not None:
+                    self.received += 1
+                    yield batch
+                count += 1
+                if count % _BREATH == 0:
+                    await asyncio.sleep(0)  # a waiting message returns at once, and other tasks would starve
+        finally:
+            self._release(socket)
+
+    async def replay(self, first: int, timeout: float = 2.0) -> list[KvBatch] | None:
+        """Request the engine's batches from sequence ``first`` on.
+
+        Args:
+            first: sequence, from 0.
+            timeout: seconds for the whole answer.
+        Returns: what it still has, in order (its first may be later than ``first``), or None where the engine
+            could not be reached or did not end its answer in time.
+        """
+        if self.replay_endpoint is None:
+            return None
+        socket = self._socket(zmq.DEALER)
+        try:
+            socket.connect(self.replay_endpoint)
+            async with asyncio.timeout(timeout):
+                await socket.send_multipart((b"", first.to_bytes(8, "big")))
+                return await self._answer(socket)
+        except TimeoutError:
+            return None
+        finally:
+            self._release(socket)
+
+    def close(self) -> None:
+        """Close the sockets of all iterators and replays."""
+        for socket in tuple(self._sockets):
+            self._release(socket)
+
+    def _attach(self, socket: zmq.asyncio.Socket) -> None:
+        if not self.endpoint.startswith(BIND):
+            socket.connect(self.endpoint)
+            return
+        address = self.endpoint.removeprefix(BIND)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            raise EngineError(
+                f"{address} can't be bound for KV events: {error}",
+                hint="only one frontend can hear an engine whose socket connects; give it an endpoint with a star",
+            ) from error
+
+    def _say_refused(self, endpoint: str) -> None:
+        log.warning("KV events at %s can't be heard: the engine has another cluster secret, or none", endpoint)
+        if self._refused is not None:
+            self._refused()
+
+    async def _answer(self, socket: zmq.asyncio.Socket) -> list[KvBatch] | None:
+        out: list[KvBatch] = []
+        for count in range(REPLAY_LIMIT):
+            frames = await socket.recv_multipart()
+            # The topic frame is newer than the protocol, so the end marker is found by what every version has.
+            if len(frames) >= 3 and frames[-2] == END:
+                return out
+            batch = self._batch(frames[1:] if frames and not frames[0] else frames, replayed=True)
+            if batch is not None:
+                out.append(batch)
+            if count % _BREATH == _BREATH - 1:
+                await asyncio.sleep(0)
+        log.warning("replay from %s went on beyond %d batches; given up", self.replay_endpoint, REPLAY_LIMIT)
+        return None
+
+    def _batch(self, frames: list[bytes], *, replayed: bool = False) -> KvBatch | None:
+        if len(frames) not in ((2, 3) if replayed else (3,)) or len(frames[-2]) != 8:
+            self._reject(f"frames of {[len(frame) for frame in frames[:8]]} bytes")
+            return None
+        if self._topic and len(frames) == 3 and frames[0] != self._topic:
+            self.foreign += 1
+            return None
+        try:
+            decoded = self._decoder.decode(frames[-1])
+        except WireError as error:
+            self._reject(error.message)
+            return None
+        return KvBatch(int.from_bytes(frames[-2], "big"), self._rank, decoded.events)
+
+    def _reject(self, why: str) -> None:
+        self.malformed += 1
+        if self.malformed & (self.malformed - 1) == 0:  # the 1st, 2nd, 4th, 8th...: a flood must not fill the log
+            log.warning("KV event message %d from %s left out: %s", self.malformed, self.endpoint, why)
+
+    def _socket(self, kind: int) -> zmq.asyncio.Socket:
+        socket = zmq.asyncio.Context(zmq.Context.instance()).socket(kind)
+        socket.linger = 0
+        socket.rcvhwm = self._hwm
+        socket.maxmsgsize = MESSAGE_LIMIT
+        # Without these a publisher that vanished without a FIN is waited for until the kernel gives up (hours).
+        socket.heartbeat_ivl = 5_000
+        socket.heartbeat_timeout = 15_000
+        socket.reconnect_ivl = 100
+        socket.reconnect_ivl_max = 2_000
+        connect_side(socket, self._secret)
+        self._sockets.add(socket)
+        return socket
+
+    def _release(self, socket: zmq.asyncio.Socket) -> None:
+        self._sockets.discard(socket)
+        self.handshakes.forget(socket)
+        if not socket.closed:
+            socket.close(0)

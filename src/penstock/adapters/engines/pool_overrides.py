@@ -1,0 +1,56 @@
+"""Pool overrides: the `WorkerCard` fields that come from a pool's settings, since its engines do not report them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from penstock.config.settings.cluster_settings import PoolSettings
+
+GUESSED = ("sim", "openai")
+"""Kinds that are no override where a pool of URLs names them: each server is asked for its kind."""
+
+
+def overrides_of(pool: PoolSettings, url: str | None = None) -> dict[str, Any]:
+    """Return the settings' fields for each engine of a pool, or for the engine at ``url``; the rest is absent."""
+    said: dict[str, Any] = {
+        "role": pool.role,
+        "handoff": pool.handoff,
+        "layout": pool.layout,
+        "block_size": pool.block_size,
+        "kv_blocks": pool.kv_blocks,
+        "max_len": pool.max_len,
+        "max_batched_tokens": pool.max_batched_tokens,
+    }
+    labels = {**pool.labels, **({"priority": "on"} if takes_priority(pool) else {})}
+    if labels:
+        said["labels"] = labels
+    if url is not None:
+        said["engine"] = None if pool.engine in GUESSED else pool.engine
+        said["topic"] = pool.topic
+        events, replay = endpoints(pool.events, url), endpoints(pool.replay, url)
+        said["events"], said["replay"] = events or None, replay or None
+        said["ranks"] = len(events) or None
+        said["stats"] = next(iter(endpoints(pool.stats, url)), None)
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def takes_priority(pool: PoolSettings) -> bool:
+    """Return whether a request's priority is sent to the pool's engines: an engine not scheduling by it refuses."""
+    if pool.priority is not None:
+        return pool.priority
+    if pool.urls:
+        return False  # the operator started them
+    return pool.engine == "vllm" or (pool.engine == "sim" and pool.sim.scheduling == "priority")
+
+
+def endpoints(given: Iterable[str], url: str) -> tuple[str, ...]:
+    """Return the endpoints of a server, one for each of its ranks.
+
+    Args:
+        given: ``ENDPOINT``, which is for every server, or ``URL=ENDPOINT``.
+    """
+    found = []
+    for entry in given:
+        server, equals, endpoint = entry.rpartition("=")
+        if not equals or server.rstrip("/") == url.rstrip("/"):
+            found.append(endpoint)
+    return tuple(found)

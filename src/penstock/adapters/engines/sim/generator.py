@@ -1,0 +1,175 @@
+"""Generation in the simulated server: submits a completion or chat, writes its tokens, aborts if the client leaves."""
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+from penstock.adapters.engines.sim.request_reader import GenerationRequest, Kind, RequestReader
+from penstock.adapters.engines.sim.response_writer import ResponseChoice, ResponseWriter, choices_of
+from penstock.adapters.engines.sim.transfer_params import TransferLeg, answer_of, leg_of
+from penstock.kernel.errors import ClientError
+
+if TYPE_CHECKING:
+    from penstock.adapters.engines.sim.sim_server import SimServer
+
+_json = msgspec.json.Encoder()
+_TYPES = {400: "BadRequestError", 404: "NotFoundError", 429: "TooManyRequests", 503: "ServiceUnavailableError"}
+
+
+class Generator:
+    """Serves completions and chats of one server."""
+
+    def __init__(self, server: "SimServer") -> None:
+        settings = server.settings
+        usable = (settings.blocks - settings.watermark_blocks) * settings.block_size - settings.speculative_tokens
+        self.limit = min(settings.max_len, usable)
+        """Longest prompt and output together that this engine can hold, in tokens."""
+        self.reader = RequestReader(server.text, server.model, server.adapters, self.limit)
+        self._server = server
+        self.idle = asyncio.Event()
+        """Set while no request is being served."""
+        self.idle.set()
+        self._serving = 0
+        self._numbers = itertools.count()
+
+    async def serve(self, request: web.Request, kind: Kind) -> web.StreamResponse:
+        """Answer one request."""
+        self._serving += 1
+        self.idle.clear()
+        try:
+            return await self._serve(request, kind)
+        finally:
+            self._serving -= 1
+            if not self._serving:
+                self.idle.set()
+
+    async def _serve(self, request: web.Request, kind: Kind) -> web.StreamResponse:
+        server = self._server
+        if server.draining:
+            return problem(503, "The server is shutting down.", None)
+        refused = server.faults.refusal()
+        if refused is not None:
+            return problem(refused, "A fault switch refuses this request.", None)
+        given = request.headers.get("x-request-id")
+        number = next(self._numbers)
+        id = given or f"{number:08x}"
+        body = await read_json(request)
+        ask = self.reader.read(kind, body)
+        leg = leg_of(body, server.role, given)
+        # The engine's own id also has our number: clients may send one id twice.
+        choices = choices_of(ask, f"{id}#{number}", server.settings, server.text)
+        if leg is not None:
+            _join(leg, choices[0])
+        writer = ResponseWriter(ask, id, server.text)
+        news = asyncio.Event()
+        interval = server.settings.stream_interval if ask.stream else 0
+        headers = {"x-request-id": id}
+        now = server.live.now()
+        try:
+            for choice in choices:
+                if leg is not None and choice is choices[0]:
+                    server.live.exchange.expect(choice.submit, leg.key, leg.source)
+                choice.stream = server.live.submit(choice.submit, news, interval, now)
+                if choice.stream.rejected is not None:
+                    raise ClientError(f"The engine refuses the request: {choice.stream.rejected}.")
+            if ask.stream:
+                return await self._stream(request, ask, writer, choices, news, headers)
+            while not all(choice.stream is not None and choice.stream.over for choice in choices):
+                await news.wait()
+                news.clear()
+            answer = writer.whole(choices)
+            held = self._held(request, choices[0]) if body.get("kv_transfer_params") else None
+            if held is not None:
+                answer["kv_transfer_params"] = held
+            return web.Response(body=_json.encode(answer), content_type="application/json", headers=headers)
+        finally:
+            for choice in choices:
+                if choice.stream is not None:
+                    server.live.abort(choice.stream)
+
+    def _held(self, request: web.Request, choice: ResponseChoice) -> dict[str, Any] | None:
+        """Return the transfer parameters of an answer whose KV is held; None where it is not."""
+        done = choice.stream.finished if choice.stream is not None else None
+        if done is None or not done.blocks_retained:
+            return None
+        exchange = self._server.live.exchange
+        # When bound to every address, give the host that this client used.
+        host = exchange.host if exchange.host not in ("0.0.0.0", "::") else request.url.host or exchange.host
+        return answer_of(choice.submit.id, done.prompt, done.blocks_retained, exchange.name, host, exchange.port)
+
+    async def _stream(
+        self,
+        request: web.Request,
+        ask: GenerationRequest,
+        writer: ResponseWriter,
+        choices: list[ResponseChoice],
+        news: asyncio.Event,
+        headers: dict[str, str],
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={**headers, "cache-control": "no-cache"})
+        response.content_type = "text/event-stream"
+        response.charset = "utf-8"
+        await response.prepare(request)
+        breaks = self._server.faults.broken()
+        left = len(choices)
+        while left:
+            await news.wait()
+            news.clear()
+            parts: list[bytes] = []
+            for choice in choices:
+                if choice.ended:
+                    continue
+                parts += [b"data: %b\n\n" % _json.encode(body) for body in writer.chunks(choice, choices)]
+                left -= choice.ended
+            if left == 0:
+                if ask.usage:
+                    parts.append(b"data: %b\n\n" % _json.encode(writer.usage_chunk(choices)))
+                if breaks is None:
+                    parts.append(b"data: [DONE]\n\n")
+            # One write per tick: tokens due together go in one packet.
+            if parts:
+                try:
+                    await response.write(b"".join(parts))
+                except ConnectionResetError:
+                    return response  # the client has left: that is no error, and the rest of the request is aborted
+            if breaks is not None and (left == 0 or any(choice.sent >= breaks for choice in choices)):
+                if request.transport is not None:
+                    request.transport.abort()
+                return response
+        await response.write_eof()
+        return response
+
+
+def _join(leg: TransferLeg, choice: ResponseChoice) -> None:
+    """Let an answer take part in a hand-off; further answers to one request run without it, as in vLLM."""
+    if leg.source is None:
+        choice.submit = msgspec.structs.replace(choice.submit, hold=True)
+    else:
+        remote = leg.source.tokens or len(choice.prompt)
+        choice.submit = msgspec.structs.replace(choice.submit, remote=remote)
+
+
+async def read_json(request: web.Request) -> dict[str, Any]:
+    """Return the body of a request.
+
+    Raises:
+        ClientError: it is not a JSON object.
+    """
+    try:
+        body = msgspec.json.decode(await request.read())
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ClientError(f"The body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise ClientError("The body must be a JSON object.")
+    return body
+
+
+def problem(status: int, message: str, param: str | None) -> web.Response:
+    """Return an error in vLLM's form."""
+    kind = _TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
+    body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
+    headers = {"retry-after": "1"} if status in (429, 503) else {}
+    return web.Response(status=status, body=_json.encode(body), content_type="application/json", headers=headers)

@@ -1,0 +1,108 @@
+"""Transfer parameters of a body: vLLM's ``kv_transfer_params`` (pull and push) and SGLang's bootstrap fields.
+
+do_remote_decode                    make the KV and hold it; the answer says where it is
+do_remote_prefill, remote_...       pull: the KV is held by that request on that engine
+do_remote_prefill, no request id    push: it will be held there under the same X-Request-Id; both legs run at once
+bootstrap_host, _port, _room        both legs carry the same; the server's role decides which leg this is
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.kernel.errors import ClientError
+
+Role = Literal["aggregated", "prefill", "decode"]
+ROLES: tuple[Role, ...] = ("aggregated", "prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """Where a prompt's KV is held: ``key`` there; ``waits``: it may not exist yet. ``tokens`` None: all of them."""
+
+    host: str
+    port: int
+    key: str
+    waits: bool
+    tokens: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class TransferLeg:
+    """One leg of a request that two engines share: it makes KV, with ``key`` as its name where a puller has no other,
+    or takes it from a source.
+    """
+
+    key: str | None = None
+    source: KvSource | None = None
+
+
+def leg_of(body: Mapping[str, Any], role: Role, given: str | None) -> TransferLeg | None:
+    """Return which leg of a hand-off a request is; None where it is no leg.
+
+    Args:
+        given: the request's id as its sender gave it.
+    Raises:
+        ClientError: the fields have the wrong type, or a push has no id that both legs share.
+    """
+    params = body.get("kv_transfer_params")
+    if params is not None and not isinstance(params, dict):
+        raise ClientError("kv_transfer_params must be an object.", param="kv_transfer_params")
+    if params and params.get("do_remote_decode"):
+        return TransferLeg(key=None if given is None else f"request:{given}")
+    if params and params.get("do_remote_prefill"):
+        source = _source(params, given)
+        return None if source is None else TransferLeg(source=source)
+    room = body.get("bootstrap_room")
+    if room is None or role == "aggregated":
+        return None
+    if type(room) is not int:
+        raise ClientError("bootstrap_room must be a whole number.", param="bootstrap_room")
+    key = f"room:{room}"
+    if role == "prefill":
+        return TransferLeg(key=key)
+    host, port = body.get("bootstrap_host"), _port(body.get("bootstrap_port"))
+    if not isinstance(host, str) or port is None:
+        raise ClientError("bootstrap_host and bootstrap_port must say where the prefill runs.", param="bootstrap_host")
+    return TransferLeg(source=KvSource(host, port, key, waits=True))
+
+
+def answer_of(key: str, tokens: int, blocks: int, engine: str, host: str, port: int) -> dict[str, Any]:
+    """Return the ``kv_transfer_params`` of an answer whose KV is held, for the other leg to carry."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_block_ids": [list(range(blocks))],
+        "remote_engine_id": engine,
+        "remote_request_id": key,
+        "remote_host": host,
+        "remote_port": port,
+        "tp_size": 1,
+        "dcp_size": 1,
+        "pp_size": 1,
+        "remote_num_tokens": tokens,
+        "remote_blocks_expiry_time": None,
+        "transfer_mode": "pull",
+    }
+
+
+def _source(params: Mapping[str, Any], given: str | None) -> KvSource | None:
+    host, port, key = params.get("remote_host"), _port(params.get("remote_port")), params.get("remote_request_id")
+    if not isinstance(host, str) or port is None:
+        return None  # as vLLM: incomplete parameters are no hand-off, and the prompt is computed here
+    if isinstance(key, str):
+        tokens = params.get("remote_num_tokens")
+        return KvSource(host, port, key, False, tokens if type(tokens) is int and tokens > 0 else None)
+    if given is None:
+        raise ClientError("A push needs an X-Request-Id that both legs carry.", param="kv_transfer_params")
+    return KvSource(host, port, f"request:{given}", waits=True)
+
+
+def _port(value: Any) -> int | None:
+    if type(value) is not int and not (isinstance(value, str) and value.isdecimal()):
+        return None
+    return int(value) if 0 < int(value) < 65536 else None

@@ -1,0 +1,106 @@
+"""Plugin tokens: a plugin shows the token of its id to register; without tokens none may, unless set insecure."""
+
+import hmac
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock.kernel.errors import ConfigError
+from penstock.planner.settings_plugins import PluginSettings
+
+LENGTH_MIN = 16
+"""Characters that a token must have."""
+_OTHERS = 0o077
+_NOBODY = "\0" * LENGTH_MIN
+HEADER = "authorization"
+_SCHEME = "Bearer "
+
+
+class PluginTokens:
+    """Plugin id -> token. No token is ever printed.
+
+    Raises:
+        ConfigError: a token is too short.
+    """
+
+    def __init__(self, tokens: Mapping[str, str], *, insecure: bool = False) -> None:
+        for id, token in tokens.items():
+            if len(token) < LENGTH_MIN:
+                raise ConfigError(
+                    f"the token of planner plugin {id} has {len(token)} characters; it takes {LENGTH_MIN} or more",
+                    hint='python -c "import secrets; print(secrets.token_urlsafe(32))" makes one',
+                )
+        self._tokens = dict(tokens)
+        self.insecure = insecure
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __repr__(self) -> str:
+        return f"Tokens({len(self)})"
+
+    def allows(self, id: str, metadata: Mapping[str, str]) -> bool:
+        """Return whether a call with ``metadata`` may speak for a plugin; compared in constant time."""
+        shown = _shown(metadata)
+        expected = self._tokens.get(id)
+        right = hmac.compare_digest(shown, (expected or _NOBODY).encode())
+        if expected is None:
+            return self.insecure
+        return right
+
+    def allows_any(self, metadata: Mapping[str, str]) -> bool:
+        """Return whether a call comes from any of the plugins, or every caller is allowed."""
+        shown = _shown(metadata)
+        # All are compared, so that the time does not reveal which one matched.
+        found = [hmac.compare_digest(shown, token.encode()) for token in self._tokens.values()]
+        return any(found) or (self.insecure and not self._tokens)
+
+    def shown_to(self, id: str) -> tuple[tuple[str, str], ...]:
+        """Return the metadata that proves to a plugin that its planner calls."""
+        token = self._tokens.get(id)
+        return () if token is None else ((HEADER, _SCHEME + token),)
+
+
+def tokens_of(settings: PluginSettings) -> PluginTokens:
+    """Return the tokens of settings and file.
+
+    Raises:
+        ConfigError: the file can't be read, other users may read it, or it holds something else.
+    """
+    found = dict(settings.tokens)
+    if settings.tokens_file is not None:
+        found |= _read(Path(settings.tokens_file))
+    return PluginTokens(found, insecure=settings.insecure)
+
+
+def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the metadata that shows a token."""
+    return () if token is None else ((HEADER, _SCHEME + token),)
+
+
+def _shown(metadata: Mapping[str, str]) -> bytes:
+    value = metadata.get(HEADER, "")
+    return value.removeprefix(_SCHEME).encode("utf-8", "replace") if value.startswith(_SCHEME) else b""
+
+
+def _read(path: Path) -> dict[str, str]:
+    name = f"planner.plugins.tokens_file {path}"
+    try:
+        with path.open() as file:
+            stat = os.fstat(file.fileno())
+            if stat.st_mode & _OTHERS or stat.st_uid not in (os.geteuid(), 0):
+                raise ConfigError(f"{name} can be read by others, or is another user's", hint=f"chmod 600 {path}")
+            lines = file.read().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{name} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name} is no text") from error
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2:
+            raise ConfigError(f"{name}, line {number}: {len(words)} words; it takes two, ID TOKEN")
+        found[words[0]] = words[1]
+    return found

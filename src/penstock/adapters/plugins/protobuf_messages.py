@@ -1,0 +1,113 @@
+"""Messages of planner.proto, from its compiled description, without generated code.
+
+planner.binpb is what protoc makes of planner.proto; a test makes it anew and compares. After a change, in this folder:
+
+    python -m grpc_tools.protoc -I. --include_imports --descriptor_set_out=planner.binpb planner.proto
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from penstock.kernel.errors import ConfigError
+
+PACKAGE = "penstock.planner.v1"
+PROTOCOL = "1.0"
+"""Version of the protocol; a plugin of another major version is refused."""
+COMPILED = "planner.binpb"
+
+
+def need_grpc() -> Any:
+    """Return the module ``grpc``.
+
+    Raises:
+        ConfigError: the extra is not installed.
+    """
+    try:
+        import google.protobuf  # noqa: F401 - imported here, where the error can say what to install
+        import grpc
+    except ImportError as error:
+        raise ConfigError(
+            f"planner plugins in other processes need gRPC, and {error.name} is not installed",
+            hint="pip install 'penstock[plugins]'",
+        ) from error
+    return grpc
+
+
+@cache
+def _pool() -> Any:
+    from google.protobuf import descriptor_pb2, descriptor_pool
+
+    described = descriptor_pb2.FileDescriptorSet.FromString((files(__package__) / COMPILED).read_bytes())
+    # A pool of its own: another copy of these names in the process, such as a user's generated code, does no harm.
+    pool = descriptor_pool.DescriptorPool()
+    for file in described.file:
+        pool.Add(file)
+    return pool
+
+
+@cache
+def message(name: str) -> Any:
+    """Return the class of a message, such as ``Question``."""
+    from google.protobuf import message_factory
+
+    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
+
+@cache
+def service(name: str) -> dict[str, tuple[str, Any, Any]]:
+    """Return a service's methods: name -> path of the call, class of the request, class of the answer."""
+    described = _pool().FindServiceByName(f"{PACKAGE}.{name}")
+    return {
+        method.name: (
+            f"/{PACKAGE}.{name}/{method.name}",
+            message(method.input_type.name),
+            message(method.output_type.name),
+        )
+        for method in described.methods
+    }
+
+
+Method = Callable[[Any, Any], Awaitable[Any]]
+"""Answers one call: ``(question, context)``, as grpc.aio gives them."""
+
+
+def handler_of(name: str, does: Mapping[str, Method]) -> Any:
+    """Return the generic handler of a service, which a server takes.
+
+    Args:
+        does: method -> the function that answers it.
+    """
+    grpc = need_grpc()
+    methods = {
+        method: grpc.unary_unary_rpc_method_handler(
+            _readable(does[method], kind.DESCRIPTOR.name),
+            request_deserializer=_reading(kind),
+            response_serializer=reply.SerializeToString,
+        )
+        for method, (_, kind, reply) in service(name).items()
+    }
+    return grpc.method_handlers_generic_handler(f"{PACKAGE}.{name}", methods)
+
+
+def _reading(kind: Any) -> Callable[[bytes], Any]:
+    from google.protobuf.message import DecodeError
+
+    def read(data: bytes) -> Any:
+        # gRPC would log a traceback for each, and any client that can connect could fill the log.
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            return None
+
+    return read
+
+
+def _readable(method: Method, name: str) -> Method:
+    async def answer(question: Any, context: Any) -> Any:
+        if question is None:
+            await context.abort(need_grpc().StatusCode.INVALID_ARGUMENT, f"these bytes are no {PACKAGE}.{name}")
+        return await method(question, context)
+
+    return answer

@@ -1,0 +1,316 @@
+"""Traffic source over a Prometheus: increases over a window, of which each reading takes its share.
+
+A window is longer than the time between two readings, since it must span several scrapes. Each reading takes the share
+of its own time in the window, so that every request counts once in all, spread over the window that follows it.
+"""
+
+import asyncio
+import logging
+import math
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from penstock.adapters.sources.prometheus_queries import PrometheusQueries, PrometheusQuery, queries, waiting
+from penstock.adapters.sources.traffic_source import ModelReading, Reading
+from penstock.config.settings.planning_settings import PROMETHEUS_TIMEOUT, PrometheusSettings
+from penstock.kernel.errors import ConfigError, PenstockError
+from penstock.planner.observation import Health, Traffic
+
+log = logging.getLogger("penstock.planner")
+
+SCRAPED_WITHIN = 30.0
+"""Seconds since the newest scrape beyond which its counts are too old."""
+
+
+class UnreadableMetric(PenstockError):
+    """A Prometheus does not answer, or its answer does not fit the query."""
+
+
+class QueryCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What a query matched when it was tested. ``series``: how many; None where that could not be queried."""
+
+    query: PrometheusQuery
+    series: int | None
+
+
+class _SourceState(msgspec.Struct):
+    at: float | None = None
+    carried: dict[str, dict[str, float]] = {}
+    """Model -> fractions of requests and tokens left after rounding."""
+    mean_prompts: dict[str, float] = {}
+    """Model -> the mean prompt that was last known."""
+
+
+class PrometheusSource:
+    """A `penstock.adapters.sources.traffic_source.TrafficSource` over a Prometheus.
+
+    Args:
+        models: of the config, as spelt there; the label is compared without regard to case.
+        window: seconds that a query looks back.
+        stale_after: seconds without a reading after which it is broken.
+    Raises:
+        ConfigError: a file can't be read, or the router's metrics are to serve several models.
+    """
+
+    def __init__(
+        self, settings: PrometheusSettings, *, models: Sequence[str], window: float, stale_after: float
+    ) -> None:
+        if settings.throughput_metrics_source == "router" and len(models) != 1:
+            raise ConfigError(
+                f"the router's metrics are of one model, and the config has {len(models)}",
+                hint="set planner.prometheus.throughput_metrics_source=frontend, which tells models apart",
+            )
+        self.tested: list[QueryCheck] = []
+        """What each query matched at the first reading."""
+        self.queries: PrometheusQueries = queries(settings.throughput_metrics_source, window, settings.namespace)
+        self._settings = settings
+        self._models = {model.lower(): model for model in models}
+        self._window = window
+        self._stale_after = stale_after
+        self._state = _SourceState()
+        self._readable: float | None = None
+        self._tls = _tls(settings)
+        self._http: aiohttp.ClientSession | None = None
+        if settings.token_file is not None:
+            self._token()  # a missing file is an error at the start
+
+    async def read(self, at: float) -> Reading:
+        try:
+            if not self.tested:
+                await self._test()
+            numbers = await self._numbers()
+        except PenstockError as error:
+            return Reading(models=dict.fromkeys(self._models.values(), self._unread(at, str(error))))
+        since = self._window if self._state.at is None else max(0.0, at - self._state.at)
+        seconds = min(since, self._window)  # what was before the window is unknown, not zero
+        models = {}
+        whole = True
+        for key, model in self._models.items():
+            read = self._model(model, {name: found.get(key) for name, found in numbers.items()}, seconds)
+            if isinstance(read, str):
+                whole = False
+                models[model] = self._unread(at, read)
+            else:
+                models[model] = read
+        if whole:
+            self._readable = at
+        self._state.at = at
+        return Reading(models=models)
+
+    def snapshot(self) -> bytes:
+        return msgspec.json.encode(self._state)
+
+    def restore(self, state: bytes) -> None:
+        self._state = msgspec.json.decode(state, type=_SourceState)
+
+    def describe(self) -> str:
+        return f"Prometheus at {self._settings.url} ({self._settings.throughput_metrics_source} metrics)"
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    # --- counts -------------------------------------------------------------------------------------------------------
+
+    def _model(self, model: str, found: Mapping[str, float | None], seconds: float) -> ModelReading | str:
+        """Return one model's traffic, or why it can't be read."""
+        age = found["alive"]
+        if age is None:
+            return f"nothing is scraped: {self.queries.alive.selector} matches nothing for {model}"
+        if age > max(SCRAPED_WITHIN, self._window):
+            return f"the newest scrape is {age:.0f} s old"
+        started, ended = found["started"], found["ended"]
+        at_end = started is None
+        demand = ended if started is None else started
+        if demand is None:
+            # The source is scraped, and has no such series yet: no request has named the model.
+            demand = 0.0
+        if not math.isfinite(demand):
+            return f"the number of requests is {demand}"
+        isl = _mean(found, "input")
+        if isl is not None:
+            self._state.mean_prompts[model] = isl
+        isl = self._state.mean_prompts.get(model)
+        if isl is None and demand > 0:
+            return "no request has ended yet, so how long their prompts are is not known"
+        share = seconds / self._window
+        answered, osl = _pair(found, "output")
+        prompts = _pair(found, "input")
+        told, cached = self._cached(found, prompts)
+        ttft, itl = _pair(found, "ttft"), _pair(found, "itl")
+        counts = {
+            "arrived": demand,
+            "prompt_tokens": demand * (isl or 0.0),
+            "answered": answered,
+            "answered_prompt_tokens": prompts[1],
+            "output_tokens": osl,
+            "lost": _finite(found.get("lost")),
+            "cached_tokens": cached,
+            "cache_reported_tokens": told,
+            "ttft_count": ttft[0],
+            "itl_count": itl[0],
+        }
+        whole = self._whole(model, {name: count * share for name, count in counts.items()})
+        traffic = Traffic(
+            seconds=seconds,
+            **whole,  # type: ignore[arg-type]
+            ttft_sum=_share(ttft, whole["ttft_count"]),
+            itl_sum=_share(itl, whole["itl_count"]),
+            duration_sum=_share(_pair(found, "duration"), whole["answered"]),
+            at_end=at_end,
+        )
+        queued = found.get("queued")
+        return ModelReading(traffic=traffic, queued=None if queued is None else round(queued))
+
+    def _whole(self, model: str, counts: Mapping[str, float]) -> dict[str, int]:
+        """Return whole numbers; what is left over is added to the next ones, so that nothing is lost."""
+        carried = self._state.carried.setdefault(model, {})
+        found = {}
+        for name, count in counts.items():
+            total = count + carried.get(name, 0.0)
+            found[name] = math.floor(total + 1e-6)
+            carried[name] = total - found[name]
+        return found
+
+    @staticmethod
+    def _cached(found: Mapping[str, float | None], prompts: tuple[float, float]) -> tuple[float, float]:
+        """Return the prompt tokens whose cached part is reported, and that cached part."""
+        if "hits_count" in found:
+            number, share = _pair(found, "hits")
+            return (prompts[1], prompts[1] * share / number) if number else (0.0, 0.0)
+        number, tokens = _pair(found, "cached")
+        return (prompts[1], tokens) if number else (0.0, 0.0)
+
+    def _unread(self, at: float, why: str) -> ModelReading:
+        if self._readable is None:
+            self._readable = at
+        health: Health = "broken" if at - self._readable >= self._stale_after else "stale"
+        return ModelReading(traffic=None, health=health, why=why)
+
+    # --- queries ------------------------------------------------------------------------------------------------------
+
+    async def _answers(self, text: Callable[[PrometheusQuery], str]) -> list[tuple[PrometheusQuery, dict[str, float]]]:
+        """Run each query in the form that ``text`` gives it, first the one that shows whether the source is scraped.
+
+        A first scrape may land between two queries. In this order no query finds "no series" of a frontend for which
+        the first query found a scrape.
+        """
+        alive, others = self.queries.alive, [*self.queries.numbers, *waiting(self.queries)]
+        first = await self._ask(text(alive))
+        answers = await asyncio.gather(*(self._ask(text(query)) for query in others))
+        return [(alive, first), *zip(others, answers, strict=True)]
+
+    async def _numbers(self) -> dict[str, dict[str, float]]:
+        return {query.name: answer for query, answer in await self._answers(lambda query: query.text)}
+
+    async def _test(self) -> None:
+        """Query how many series each query reads, and report those that read none."""
+        tested = [
+            QueryCheck(query=query, series=round(sum(map(_finite, count.values()))))
+            for query, count in await self._answers(lambda query: f"count({query.selector})")
+        ]
+        silent = [one.query for one in tested if not one.series]
+        # Until the source is scraped it is tested again: a frontend may start later.
+        if len(silent) == len(tested):
+            names = ", ".join(sorted({query.selector for query in silent}))
+            raise UnreadableMetric(f"none of the queries matches anything at {self._settings.url}: {names}")
+        if self.queries.alive in silent:
+            raise UnreadableMetric(
+                f"nothing is scraped: {self.queries.alive.selector} has no series at {self._settings.url}"
+            )
+        self.tested = tested
+        for query in silent:
+            log.warning(
+                "query %s matches nothing at %s: %s has no series yet", query.name, self._settings.url, query.selector
+            )
+
+    async def _ask(self, query: str) -> dict[str, float]:
+        """Return model (lower case) -> value; where series have no model, the same for every model.
+
+        Raises:
+            UnreadableMetric: there is no answer, or it is not from a Prometheus.
+        """
+        url = f"{self._settings.url.rstrip('/')}/api/v1/query"
+        token = self._token()
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        try:
+            post = self._session().post(url, data={**self._settings.params, "query": query}, headers=headers)
+            async with post as answer:
+                raw = await answer.read()
+                if answer.status != 200:
+                    said = raw[:200].decode(errors="replace")
+                    raise UnreadableMetric(f"{self._settings.url} answers {answer.status} to {query}: {said}")
+            body: Any = msgspec.json.decode(raw)
+            result = body["data"]["result"]
+            found = {str(one["metric"].get("model", "")).lower(): float(one["value"][1]) for one in result}
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            raise UnreadableMetric(f"the Prometheus at {self._settings.url} does not answer: {why}") from error
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError, IndexError) as error:
+            raise UnreadableMetric(
+                f"{self._settings.url} gives no answer of a Prometheus to {query}: {error}"
+            ) from error
+        if self.queries.by_model or not found:
+            return found
+        return dict.fromkeys(self._models, next(iter(found.values())))
+
+    def _token(self) -> str | None:
+        if self._settings.token_file is None:
+            return self._settings.token
+        try:
+            return Path(self._settings.token_file).read_text().strip()
+        except OSError as error:
+            raise ConfigError(
+                f"planner.prometheus.token_file {self._settings.token_file} can't be read: {error.strerror}",
+                hint="name a file that this user may read",
+            ) from error
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls),
+                timeout=aiohttp.ClientTimeout(total=PROMETHEUS_TIMEOUT),
+            )
+        return self._http
+
+
+def _tls(settings: PrometheusSettings) -> ssl.SSLContext | None:
+    if not settings.url.startswith("https"):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.ca)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"planner.prometheus.ca {settings.ca} can't be read: {error}", hint="name a file of PEM certificates"
+        ) from error
+    if not settings.verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _finite(value: float | None) -> float:
+    return value if value is not None and math.isfinite(value) else 0.0
+
+
+def _pair(found: Mapping[str, float | None], name: str) -> tuple[float, float]:
+    """Return count and sum of a histogram; a sum that is no number makes its count unknown, too."""
+    total, number = found.get(f"{name}_sum"), found.get(f"{name}_count")
+    if total is None or number is None or not math.isfinite(total) or not math.isfinite(number):
+        return 0.0, 0.0
+    return number, total
+
+
+def _mean(found: Mapping[str, float | None], name: str) -> float | None:
+    number, total = _pair(found, name)
+    return total / number if number > 0 else None
+
+
+def _share(pair: tuple[float, float], count: int) -> float:
+    """Return the sum that belongs to so many of the counted ones."""
+    number, total = pair
+    return total * count / number if number > 0 else 0.0

@@ -1,0 +1,379 @@
+"""Prometheus metrics of a frontend: counts what happens to requests, under Dynamo's names and ``penstock_*``.
+
+``dynamo_frontend_*`` and ``dynamo_component_*`` have Dynamo's names, labels and buckets; a label of Dynamo's without a
+meaning here holds a constant. ``penstock_*`` is what those lack. Seconds and tokens.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from penstock.adapters.telemetry.metric_names import MetricNamesOf
+from penstock.adapters.telemetry.prometheus_text import MetricCell, Observations
+from penstock.kernel.values import WorkerCard
+from penstock.router.events import Closed, Cost, Decision, Dispatch
+
+NAMESPACE, COMPONENT = "dynamo", "backend"
+"""Constant labels of the router's metrics, as in a default deployment of Dynamo."""
+WORKER_TYPE = "decode"
+"""Dynamo's name for a worker that does both prefill and decode."""
+OTHER = "other"
+
+SEEN_BY_ALL = (
+    *("dynamo_frontend_worker_active_decode_blocks", "dynamo_frontend_worker_active_prefill_tokens"),
+    *("dynamo_frontend_model_ready", "dynamo_frontend_model_total_kv_blocks", "dynamo_frontend_model_max_num_seqs"),
+    *("dynamo_frontend_model_max_num_batched_tokens", "dynamo_frontend_model_context_length"),
+    *("dynamo_frontend_model_kv_cache_block_size", "dynamo_frontend_model_migration_limit"),
+    *("dynamo_frontend_worker_last_time_to_first_token_seconds", "dynamo_component_router_worker_registered"),
+    *("dynamo_frontend_worker_last_inter_token_latency_seconds", "penstock_worker_ready"),
+    *("dynamo_frontend_worker_last_input_sequence_tokens", "dynamo_component_uptime_seconds"),
+    *("dynamo_component_router_kv_event_source_mismatch_workers", "penstock_kv_without_event_source"),
+    *("penstock_worker_breaker_open", "penstock_worker_index_state", "penstock_loop_block_longest_seconds"),
+    *("penstock_loop_block_recent_seconds", "penstock_engine_pass_seconds", "penstock_engine_decode_seqs"),
+    *("penstock_engine_decode_kv_tokens", "penstock_engine_queued_requests", "penstock_process_restarts_total"),
+)
+"""Metrics of which every frontend process shows the same: of several processes the largest counts, not the sum."""
+
+
+class _OfModel:
+    """One model's children of the metrics that every request counts in: looking labels up costs more than counting.
+
+    Each is created at its first count, so that a scrape shows no model's zeros.
+    """
+
+    def __init__(self, names: MetricNamesOf, model: str, router: str) -> None:
+        self._names = names
+        self._model = model
+        self._me = router
+
+    @cached_property
+    def duration(self) -> Observations:
+        return self._names.duration.of(self._model)
+
+    @cached_property
+    def queue_wait(self) -> Observations:
+        return self._names.queue_wait.of(self._model)
+
+    @cached_property
+    def input(self) -> Observations:
+        return self._names.input.of(self._model)
+
+    @cached_property
+    def output(self) -> Observations:
+        return self._names.output.of(self._model)
+
+    @cached_property
+    def output_tokens(self) -> MetricCell:
+        return self._names.output_tokens.of(self._model)
+
+    @cached_property
+    def cached(self) -> Observations:
+        return self._names.cached.of(self._model)
+
+    @cached_property
+    def reused(self) -> MetricCell:
+        return self._names.reused.of(COMPONENT, NAMESPACE, self._model, "aggregated", self._me, self._me)
+
+    @cached_property
+    def router_input(self) -> Observations:
+        return self._names.router_input.of(COMPONENT, NAMESPACE, self._model, "aggregated", self._me, self._me)
+
+    @cached_property
+    def selected_prefix(self) -> MetricCell:
+        return self._names.selected_prefix.of(COMPONENT, NAMESPACE, self._model, "aggregated", self._me, self._me)
+
+    @cached_property
+    def best_prefix(self) -> MetricCell:
+        return self._names.best_prefix.of(COMPONENT, NAMESPACE, self._model, "aggregated", self._me, self._me)
+
+
+class _OfRouter:
+    """The same of this process's router."""
+
+    def __init__(self, names: MetricNamesOf, router: str) -> None:
+        self._names = names
+        self._labels = (COMPONENT, NAMESPACE, router, router)
+
+    @cached_property
+    def started(self) -> MetricCell:
+        return self._names.router_started.of(*self._labels)
+
+    @cached_property
+    def requests(self) -> MetricCell:
+        return self._names.router_requests.of(*self._labels)
+
+    @cached_property
+    def hit_rate(self) -> Observations:
+        return self._names.hit_rate.of(*self._labels)
+
+    @cached_property
+    def output(self) -> Observations:
+        return self._names.router_output.of(*self._labels)
+
+    @cached_property
+    def ttft(self) -> Observations:
+        return self._names.router_ttft.of(*self._labels)
+
+    @cached_property
+    def itl(self) -> Observations:
+        return self._names.router_itl.of(*self._labels)
+
+    @cached_property
+    def blocks_lost(self) -> Observations:
+        return self._names.blocks_lost.of(*self._labels, "prefill")
+
+
+class FrontendMetrics(MetricNamesOf):
+    """Everything that a frontend process counts.
+
+    Args:
+        router: name of this process's router, a label of its metrics.
+        context_types_max: distinct values of the label ``context_type``; further ones count as ``other``.
+        migration_limit: how often one answer may continue on another worker.
+    """
+
+    def __init__(self, router: str, context_types_max: int = 16, migration_limit: int = 0) -> None:
+        super().__init__()
+        self.router = router
+        self.migration_limit = migration_limit
+        self._context_types_max = context_types_max
+        self._context_types: set[str] = set()
+        self._models: dict[str, _OfModel] = {}
+        self._of_router = _OfRouter(self, router)
+        self._active: dict[str, int] = {}
+        self._queued: dict[str, int] = {}
+        self._tokenizer_hits: dict[str, tuple[int, int]] = {}
+
+    # --- request events ---------------------------------------------------------------------------------------------
+
+    def started(
+        self,
+        model: str,
+        endpoint: str,
+        streamed: bool,
+        context_type: str | None = None,
+        ignored: Sequence[str] = (),
+    ) -> None:
+        """A request has been read and will be routed. ``ignored``: its hints without an effect."""
+        self.requests_started.add(endpoint, model, "stream" if streamed else "unary")
+        self._active[model] = self._active.get(model, 0) + 1
+        self._queued[model] = self._queued.get(model, 0) + 1
+        if context_type is not None:
+            self.context_types.add(model, self._bounded(context_type))
+        for hint in ignored:
+            self.ignored_hints.add(model, hint)
+
+    def first_token(self, model: str) -> None:
+        """A request has its first token, or ended without one: it waits no more. Called once per request."""
+        self._queued[model] = self._queued.get(model, 1) - 1
+
+    def ended(self, model: str, endpoint: str, streamed: bool, error_type: str, duration: float) -> None:
+        """A request that `started` is over; ``error_type`` is empty where it succeeded; ``duration`` in seconds."""
+        kind = "stream" if streamed else "unary"
+        self._active[model] = self._active.get(model, 1) - 1
+        self.requests.add(endpoint, error_type, model, kind, "error" if error_type else "success")
+        self._of(model).duration.observe(duration)
+        if error_type == "overload":
+            self.rejections.add(endpoint, model)
+        elif error_type == "cancelled":
+            self.cancellations.add(endpoint, model, kind)
+
+    def refused(self, model: str, endpoint: str, streamed: bool, error_type: str) -> None:
+        """A request was answered with an error before it was routed."""
+        self.requests.add(endpoint, error_type, model, "stream" if streamed else "unary", "error")
+        if error_type == "overload":
+            self.rejections.add(endpoint, model)
+
+    def gaps(self, model: str) -> Observations:
+        """Return where a stream's gaps between tokens are counted, in seconds."""
+        return self.itl.of(model)
+
+    def stage(self, name: str, took: float) -> None:
+        """A stage of a request took so many seconds."""
+        if name == "template":
+            self.template.observe(took)
+        elif name == "tokenize":
+            self.tokenize.observe(took)
+        else:
+            self.stages.observe(took, name)
+
+    def dispatched(self, effect: Dispatch) -> None:
+        """The router sent a request to a worker."""
+        decision = effect.decision
+        self.decisions.add(decision.mode, decision.model)
+        if decision.again:
+            self.retries.add(decision.model)
+            self.migrations.add("ongoing_request" if decision.resumed else "new_request", decision.model)
+            return
+        if effect.attempt > 1:
+            return  # a later stage of a request that was counted with its first one
+        self._of_router.started.value += 1
+        self._of(decision.model).router_input.observe(decision.isl)
+        if decision.isl:
+            self._of_router.hit_rate.observe(min(1.0, decision.expected_cached_tokens / decision.isl))
+        self._overlap_lost(decision)
+
+    def migrated(self, model: str, took: float) -> None:
+        """An answer continued on another worker, so many seconds after its engine was lost."""
+        self.migration_time.observe(took, model)
+
+    def closed(self, effect: Closed) -> None:
+        """A request reached its end in the router."""
+        of = self._of(effect.model)
+        self.outcomes.add(effect.fault, effect.model, effect.outcome)
+        self._of_router.requests.value += 1
+        of.queue_wait.observe(effect.queued)
+        if effect.outcome != "ok":
+            return
+        of.input.observe(effect.isl)
+        of.output.observe(effect.osl)
+        of.output_tokens.value += effect.osl
+        self._of_router.output.observe(effect.osl)
+        if effect.cached is not None:
+            of.cached.observe(effect.cached)
+            of.reused.value += effect.cached
+        if effect.legs:
+            target = effect.legs[-1].target
+            self.last_input.set(str(target.rank), target.worker, WORKER_TYPE, to=effect.isl)
+
+    def timed(self, model: str, worker: str, rank: int, ttft: float, itl: float | None) -> None:
+        """A streamed request ended with these times, in seconds."""
+        self.ttft.observe(ttft, model)
+        self._of_router.ttft.observe(ttft)
+        self.last_ttft.set(str(rank), worker, WORKER_TYPE, to=ttft)
+        if itl is not None:
+            self._of_router.itl.observe(itl)
+            self.last_itl.set(str(rank), worker, WORKER_TYPE, to=itl)
+
+    # --- gauges read at a scrape ------------------------------------------------------------------------------------
+
+    def read_status(self, status: Mapping[str, Any], cards: Iterable[WorkerCard], uptime: float) -> None:
+        """Take over what the router shows of models, workers and queues."""
+        me = self.router
+        for gauge in (
+            *(self.active, self.inflight, self.queued, self.pending, self.queue_length, self.registered),
+            *(self.mismatch, self.blind, self.ready, self.worker_blocks, self.worker_prefill, self.breaker_open),
+            *(self.index_state, self.worker_ready, self.block_size, self.total_blocks, self.context_length),
+            *(self.max_seqs, self.max_batched, self.migration),
+            *(self.pass_time, self.pass_seqs, self.pass_kv, self.pass_waiting),
+        ):
+            gauge.clear()
+        self.uptime.set(me, to=uptime)
+        for model in status["models"]:
+            name = model["name"]
+            self.ready.set(name, to=float(bool(model["ready"])))
+            self.migration.set(name, to=self.migration_limit)
+            for outcome, count in (model.get("handoffs") or {}).items():
+                self.handoffs.set(name, outcome, to=count)
+            for limit, count in (model.get("refused") or {}).items():
+                self.refusals.set(limit, name, to=count)
+            length = status["queue"].get(name, {}).get("length", 0)
+            self.queue_length.set(name, to=length)
+            self.pending.set(name, "default", WORKER_TYPE, to=length)
+        for name in {*self._active, *(model["name"] for model in status["models"])}:
+            self.active.set(name, to=self._active.get(name, 0))
+            self.inflight.set(name, to=self._active.get(name, 0))
+            self.queued.set(name, to=self._queued.get(name, 0))
+        for worker in status["workers"]:
+            self._read_worker(worker, kv=status["mode"] == "kv")
+        for card in cards:
+            for gauge, value in (
+                (self.block_size, card.block_size),
+                (self.total_blocks, card.kv_blocks),
+                (self.context_length, card.max_len),
+                (self.max_seqs, card.max_seqs),
+                (self.max_batched, card.max_batched_tokens),
+            ):
+                if value is not None:  # unknown is not zero: no sample
+                    gauge.set(card.model, to=value)
+        for crash in status.get("crashes", ()):
+            self.restarts.set(crash["kind"], crash["name"], to=crash["count"])
+        self.dropped_events.set(to=status.get("dropped_events", 0))
+
+    def read_kv_events(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """Take over the index's counts by (event type, result)."""
+        for (kind, result), count in counts.items():
+            self.kv_applied.set(COMPONENT, NAMESPACE, kind, result, self.router, to=count)
+
+    def read_tokenizer(self, model: str, hits: int, misses: int, cached: int, encoded: int, size: int) -> None:
+        """Take over one model's tokenizer cache; Dynamo's two hit counters have no model, so they are sums."""
+        self._tokenizer_hits[model] = (hits, misses)
+        self.cache_hits.set(to=sum(h for h, _ in self._tokenizer_hits.values()))
+        self.cache_misses.set(to=sum(m for _, m in self._tokenizer_hits.values()))
+        self.cache_tokens.set(model, to=cached)
+        self.cache_fresh.set(model, to=encoded)
+        self.cache_size.set(model, to=size)
+
+    def render(self) -> str:
+        """Return the text of a scrape."""
+        return self.registry.render()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _bounded(self, value: str) -> str:
+        if value in self._context_types:
+            return value
+        if len(self._context_types) >= self._context_types_max:
+            return OTHER
+        self._context_types.add(value)
+        return value
+
+    def _of(self, model: str) -> _OfModel:
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = _OfModel(self, model, self.router)
+        return found
+
+    def _overlap_lost(self, decision: Decision) -> None:
+        """Count how many more cached blocks the best candidate would have had."""
+        chosen: Cost | None = None
+        best: Cost | None = None
+        for cost in decision.candidates:
+            if chosen is None and cost.target == decision.chosen:
+                chosen = cost
+            if best is None or cost.overlap_tokens > best.overlap_tokens:
+                best = cost
+        if chosen is None or best is None:
+            return
+        of = self._of(decision.model)
+        of.selected_prefix.value += chosen.overlap_tokens
+        of.best_prefix.value += best.overlap_tokens
+        self._of_router.blocks_lost.observe(best.overlap_blocks - chosen.overlap_blocks)
+        if best.overlap_tokens > chosen.overlap_tokens:
+            self.not_best.add(COMPONENT, NAMESPACE, self.router, self.router, "prefill")
+
+    def _read_worker(self, worker: Mapping[str, Any], kv: bool) -> None:
+        name, model, me = worker["id"], worker["model"], self.router
+        kind = "prefill" if worker["role"] == "prefill" else WORKER_TYPE
+        self.registered.set("0", COMPONENT, NAMESPACE, name, me, kind, to=1)
+        self.worker_blocks.set("0", name, kind, to=worker["active_blocks"])
+        self.worker_prefill.set("0", name, kind, to=worker["active_prefill_tokens"])
+        self.breaker_open.set(model, name, to=float(worker["breaker"] != "closed"))
+        self.index_state.set(model, worker["index"], name, to=1)
+        self.worker_ready.set(model, name, to=float(worker.get("why_not") is None))
+        self.worker_failures.set(model, name, to=worker["failures"])
+        labels = (COMPONENT, NAMESPACE, model, COMPONENT, "generate", NAMESPACE, me, WORKER_TYPE)
+        blind = kv and worker["index"] == "none"
+        self.mismatch.add(*labels, by=float(blind))
+        self.blind.add(model, by=float(blind))
+        events = worker.get("kv_events")
+        if events is not None:
+            self.kv_gaps.set(model, name, to=events["gaps"])
+            self.kv_lost.set(model, name, to=events["lost"])
+        self._read_watched(worker)
+
+    def _read_watched(self, worker: Mapping[str, Any]) -> None:
+        """Take over a worker's other observations; unknown is not zero: no sample."""
+        name, model, steps, canary = worker["id"], worker["model"], worker.get("steps"), worker.get("canary")
+        if steps is not None:
+            for gauge, value, scale in (
+                (self.pass_time, steps["wall_pass_ms"], 1e-3),
+                (self.pass_seqs, steps["wall_decode_seqs"], 1.0),
+                (self.pass_kv, steps["wall_decode_kv_tokens"], 1.0),
+                (self.pass_waiting, steps["wall_queued_requests"], 1.0),
+            ):
+                if value is not None:
+                    gauge.set(model, steps["source"], name, to=value * scale)
+        if canary is not None:
+            self.canaries.set("missed", name, to=canary["missed"])
+            self.canaries.set("answered", name, to=canary["sent"] - canary["missed"])

@@ -1,0 +1,236 @@
+"""Counters, gauges and histograms, and the text format in which Prometheus reads them.
+
+Written for Penstock because names must come out exactly as dashboards query them (the usual client library appends
+``_total`` to every counter) and because a histogram is observed once per output chunk: here that is a bisection.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from typing import TypeVar
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class MetricFamily:
+    """One metric name with its labels; children are made as label values appear."""
+
+    kind = "untyped"
+
+    def __init__(self, name: str, help: str, labels: Sequence[str] = ()) -> None:
+        self.name = name
+        self.help = help
+        self.labels = tuple(labels)
+
+    def lines(self) -> Iterable[str]:
+        """Yield the sample lines."""
+        raise NotImplementedError
+
+    def render(self) -> str:
+        """Return HELP, TYPE and samples."""
+        head = f"# HELP {self.name} {_escape_help(self.help)}\n# TYPE {self.name} {self.kind}\n"
+        return head + "".join(f"{line}\n" for line in self.lines())
+
+
+class MetricCell:
+    """One counter's or gauge's value."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+
+class Counter(MetricFamily):
+    """A metric that only grows."""
+
+    kind = "counter"
+
+    def __init__(self, name: str, help: str, labels: Sequence[str] = ()) -> None:
+        super().__init__(name, help, labels)
+        self.cells: dict[tuple[str, ...], MetricCell] = {} if labels else {(): MetricCell()}
+
+    def of(self, *labels: str) -> MetricCell:
+        """Return the child with these label values, which may be kept and counted up directly."""
+        found = self.cells.get(labels)
+        if found is None:
+            found = self.cells[labels] = MetricCell()
+        return found
+
+    def add(self, *labels: str, by: float = 1.0) -> None:
+        """Count up."""
+        self.of(*labels).value += by
+
+    def set(self, *labels: str, to: float) -> None:
+        """Take over a count that is made elsewhere."""
+        self.of(*labels).value = to
+
+    def get(self, *labels: str) -> float:
+        found = self.cells.get(labels)
+        return 0.0 if found is None else found.value
+
+    def lines(self) -> Iterable[str]:
+        for labels, cell in self.cells.items():
+            yield f"{self.name}{_labels(self.labels, labels)} {_number(cell.value)}"
+
+
+class Gauge(Counter):
+    """A metric that goes up and down."""
+
+    kind = "gauge"
+
+    def clear(self) -> None:
+        """Forget all children, before a scrape sets those that are still there."""
+        self.cells = {}
+
+
+class Histogram(MetricFamily):
+    """Counts observations per bucket.
+
+    Args:
+        buckets: upper ends, ascending, without infinity.
+    """
+
+    kind = "histogram"
+
+    def __init__(self, name: str, help: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> None:
+        super().__init__(name, help, labels)
+        self.buckets = tuple(buckets)
+        self._children: dict[tuple[str, ...], Observations] = {} if labels else {(): Observations(self.buckets)}
+
+    def of(self, *labels: str) -> "Observations":
+        """Return the child with these label values, which may be kept and observed directly."""
+        found = self._children.get(labels)
+        if found is None:
+            found = self._children[labels] = Observations(self.buckets)
+        return found
+
+    def observe(self, value: float, *labels: str) -> None:
+        self.of(*labels).observe(value)
+
+    def lines(self) -> Iterable[str]:
+        ends = [_number(bucket) for bucket in self.buckets] + ["+Inf"]
+        for labels, child in self._children.items():
+            seen = 0
+            for end, count in zip(ends, child.counts, strict=True):
+                seen += count
+                yield f"{self.name}_bucket{_labels((*self.labels, 'le'), (*labels, end))} {seen}"
+            yield f"{self.name}_sum{_labels(self.labels, labels)} {_number(child.sum)}"
+            yield f"{self.name}_count{_labels(self.labels, labels)} {seen}"
+
+
+class Observations:
+    """One histogram's counts."""
+
+    __slots__ = ("buckets", "counts", "sum")
+
+    def __init__(self, buckets: tuple[float, ...]) -> None:
+        self.buckets = buckets
+        self.counts = [0] * (len(buckets) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, or the same value several times."""
+        self.counts[bisect_left(self.buckets, value)] += times
+        self.sum += value * times
+
+    def observe_all(self, values: Sequence[tuple[float, int]]) -> None:
+        """Count many values, each so many times: a stream's gaps, at its end."""
+        counts, buckets, total = self.counts, self.buckets, self.sum
+        for value, times in values:
+            counts[bisect_left(buckets, value)] += times
+            total += value * times
+        self.sum = total
+
+
+F = TypeVar("F", bound=MetricFamily)
+
+
+class MetricRegistry:
+    """All metrics of a process, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.families: dict[str, MetricFamily] = {}
+
+    def counter(self, name: str, help: str, *labels: str) -> Counter:
+        return self._add(Counter(name, help, labels))
+
+    def gauge(self, name: str, help: str, *labels: str) -> Gauge:
+        return self._add(Gauge(name, help, labels))
+
+    def histogram(self, name: str, help: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return self._add(Histogram(name, help, buckets, labels))
+
+    def render(self) -> str:
+        return "".join(family.render() for family in self.families.values())
+
+    def _add(self, family: F) -> F:
+        if family.name in self.families:
+            raise ValueError(f"metric {family.name} exists already")
+        self.families[family.name] = family
+        return family
+
+
+def merge(texts: Sequence[str], most: Iterable[str] = ()) -> str:
+    """Add the metrics of several processes up into one text.
+
+    Args:
+        texts: each as `MetricRegistry.render` writes it.
+        most: names whose largest value counts instead of the sum, such as every process's report of the same worker.
+    """
+    largest = frozenset(most)
+    heads: dict[str, str] = {}
+    samples: dict[str, dict[str, float]] = {}
+    for text in texts:
+        name = ""
+        for line in text.splitlines():
+            if line.startswith("# HELP "):
+                name = line.split(" ", 3)[2]
+                heads.setdefault(name, line)
+                samples.setdefault(name, {})
+            elif line.startswith("# TYPE "):
+                heads[name] = heads[name].split("\n")[0] + "\n" + line
+            elif line:
+                key, _, value = line.rpartition(" ")
+                found = samples[name]
+                if name in largest:
+                    found[key] = max(found.get(key, float("-inf")), float(value))
+                else:
+                    found[key] = found.get(key, 0.0) + float(value)
+    out: list[str] = []
+    for name, head in heads.items():
+        out.append(head)
+        out += [f"{key} {_number(value)}" for key, value in samples[name].items()]
+    return "\n".join(out) + "\n"
+
+
+def parse(text: str) -> Mapping[str, float]:
+    """Read samples back: name with labels -> value."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            key, _, value = line.rpartition(" ")
+            found[key] = float(value)
+    return found
+
+
+def _labels(names: Sequence[str], values: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True)) + "}"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _escape_help(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    if not isfinite(value):
+        return "NaN" if value != value else ("+Inf" if value > 0 else "-Inf")
+    if value == int(value) and abs(value) < 1e15:
+        return str(int(value))
+    return repr(float(value))

@@ -1,0 +1,257 @@
+"""Probes the view of each engine's cache: sends every worker the same new prompt twice and compares three accounts.
+
+The router's prediction, the engine's report in its answer, and the growth of the engine's own counter must agree; so
+must the two counts of the prompt's tokens, and the two sizes of a block. It costs two prompts of some blocks and two
+tokens per worker.
+"""
+
+import http.client
+import json
+import random
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused, path_part
+
+Level = Literal["ok", "info", "warning", "error"]
+
+BLOCKS = 4
+"""Fewest blocks of a prompt."""
+PATIENCE = 5.0
+"""Seconds for the engine's events to reach the index."""
+TRIES = 4
+"""Prompts to try where one is too long for the model; each is half as long."""
+METRICS_TIMEOUT = 5.0
+METRICS_MAX = 8 << 20
+WORDS = ("water", "gate", "river", "wheel", "stone", "bridge", "valley", "pipe", "spring", "meadow", "signal", "copper")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAccount:
+    """One finding about one worker."""
+
+    level: Level
+    text: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """One answer. ``predicted``: tokens that the router expected in the cache, by an index of kind ``index``.
+
+    ``counted``: the prompt's tokens by our count; ``tokens``: by the engine's; ``cached``: how many it reports cached.
+    """
+
+    worker: str
+    predicted: int
+    index: str
+    counted: int
+    tokens: int | None
+    cached: int | None
+    hits: float | None
+    """Growth of the engine's counter of cached tokens."""
+
+
+def probe(
+    cluster: AdminClient, keyed: AdminClient, status: Mapping[str, Any], *, unknown: bool
+) -> Iterator[CacheAccount]:
+    """Probe every worker that can take requests.
+
+    Args:
+        cluster: for /admin.
+        keyed: the same cluster, with the key for /v1.
+        unknown: whether to probe servers of unknown kind too; the operator may pay for their tokens.
+    """
+    blind = {model["name"] for model in status.get("models") or [] if not model.get("tokenizer")}
+    for worker in status.get("workers") or []:
+        name = str(worker["id"])
+        if worker.get("why_not"):
+            yield CacheAccount("info", f"{name} was not probed: it {worker['why_not']}")
+        elif worker.get("engine") == "openai" and not unknown:
+            yield CacheAccount(
+                "info",
+                f"{name} was not probed: it does not say what kind of server it is, and tokens may cost",
+                "'penstock doctor --probe' asks it all the same",
+            )
+        elif worker.get("model") in blind:
+            yield CacheAccount("info", f"{name} was not probed: without a tokenizer there is no prediction to check")
+        else:
+            yield from _worker(cluster, keyed, worker)
+
+
+def _worker(cluster: AdminClient, keyed: AdminClient, worker: Mapping[str, Any]) -> Iterator[CacheAccount]:
+    name, size = str(worker["id"]), worker.get("block_size")
+    yield from _block_size(worker)
+    before = (worker.get("kv_events") or {}).get("applied")
+    try:
+        first, prompt = _first(cluster, keyed, worker, BLOCKS * (size or 64))
+        heard = before is None or _heard(cluster, name, before)
+        second = _ask(cluster, keyed, worker, prompt)
+    except (ClusterUnreachable, RequestRefused) as error:
+        yield CacheAccount("error", f"{name} could not be probed: {error.message}", error.hint)
+        return
+    if second.worker != name:
+        yield CacheAccount("error", f"{name} was pinned, and {second.worker or 'another'} answered", "please report it")
+        return
+    yield from _tokens(name, first)
+    if worker.get("kv_events") is None:
+        yield CacheAccount(
+            "warning",
+            f"{name} announces no KV events: its cache is guessed from what it was sent",
+            "start the engine with KV events on; docs/engines.md has the flags of each",
+        )
+        return
+    if not heard:
+        yield CacheAccount(
+            "error",
+            f"{name} computed a new prompt, and no KV event of it came within {PATIENCE:g} s",
+            _why_silent(str(worker.get("url"))),
+        )
+        if second.index != "exact":
+            return
+    yield from _agreement(name, size, second, heard=heard)
+
+
+def _agreement(name: str, size: int | None, answer: ProbeResult, *, heard: bool) -> Iterator[CacheAccount]:
+    """Compare our prediction for the repeated prompt with the engine's report and counter."""
+    if answer.cached is None:
+        yield CacheAccount(
+            "info",
+            f"{name} does not tell how much of a prompt came from its cache, so our view can't be checked",
+            "vLLM tells it with --enable-prompt-tokens-details, SGLang with --enable-cache-report",
+        )
+        return
+    # The last block of a fully cached prompt is computed once more, for its first token.
+    full = size is not None and answer.predicted > 0 and answer.predicted == answer.tokens
+    expected = answer.predicted - (size or 0) if full else answer.predicted
+    whole = "" if not full else f" (all {answer.tokens}, of which it computes the last {size} again)"
+    if answer.index != "exact":
+        text = f"{name} is not known exactly: the prediction came from the {answer.index} index"
+        yield CacheAccount("warning" if heard else "error", text, "'penstock status' shows how each cache is known")
+    elif expected != answer.cached:
+        yield CacheAccount(
+            "error",
+            f"{name}: we predicted {expected} cached tokens{whole} of a repeated prompt, and it had {answer.cached}",
+            "other traffic may have pushed the prompt out: try again when it is quiet; else please report it",
+        )
+    elif answer.hits is not None and answer.hits < answer.cached:
+        yield CacheAccount(
+            "warning",
+            f"{name} says that {answer.cached} tokens came from its cache, but its counter grew by {answer.hits:g}",
+            "its answers and its metrics disagree; do both come from the same server?",
+        )
+    else:
+        counter = "" if answer.hits is None else f", and its counter grew by {answer.hits:g}"
+        yield CacheAccount("ok", f"{name}: predicted {expected} cached tokens{whole}, it had {answer.cached}{counter}")
+
+
+def _tokens(name: str, answer: ProbeResult) -> Iterator[CacheAccount]:
+    if answer.tokens is not None and answer.counted != answer.tokens:
+        yield CacheAccount(
+            "error",
+            f"{name} counts {answer.tokens} tokens where we count {answer.counted}: the tokenizers differ",
+            "set models.NAME.tokenizer to the folder of the very model that the engine serves",
+        )
+
+
+def _block_size(worker: Mapping[str, Any]) -> Iterator[CacheAccount]:
+    from penstock.adapters.engines.dialects.vllm import cache_labels
+
+    labels = cache_labels(_metrics(str(worker.get("url")))) or {}
+    theirs, ours = labels.get("block_size"), worker.get("block_size")
+    if theirs is not None and theirs.isdigit() and ours is not None and int(theirs) != ours:
+        yield CacheAccount(
+            "error",
+            f"{worker['id']} has blocks of {theirs} tokens, and we take them for {ours}",
+            "leave block_size out of the pool's settings: the engine tells it",
+        )
+
+
+def _first(cluster: AdminClient, keyed: AdminClient, worker: Mapping[str, Any], words: int) -> tuple[ProbeResult, str]:
+    """Send a prompt that was never sent before; where it is too long for the model, a shorter one."""
+    rng = random.SystemRandom()
+    for attempt in range(TRIES):
+        prompt = " ".join(rng.choices(WORDS, k=max(8, words >> attempt)))
+        try:
+            return _ask(cluster, keyed, worker, prompt), prompt
+        except RequestRefused as error:
+            if error.status != 400 or attempt == TRIES - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _ask(cluster: AdminClient, keyed: AdminClient, worker: Mapping[str, Any], prompt: str) -> ProbeResult:
+    """Send a prompt to one worker, and collect every account of it."""
+    from penstock.adapters.engines.dialects.dialect import samples
+    from penstock.adapters.engines.dialects.dialect_registry import dialect_of
+
+    name, url = str(worker["id"]), str(worker.get("url"))
+    counter = dialect_of(str(worker.get("engine"))).counters.hits
+    before = samples(_metrics(url) or "") if counter is not None else {}
+    body = {"model": worker["model"], "prompt": prompt, "max_tokens": 1, "temperature": 0}
+    said, headers = keyed.post("/v1/completions", body, {"x-penstock-worker": name})
+    after = samples(_metrics(url) or "") if counter is not None else {}
+    request = headers.get("x-penstock-request-id", "")
+    decision = (cluster.get(f"/admin/explain/{path_part(request)}").get("decisions") or [{}])[-1]
+    chosen: dict[str, Any] = next(
+        (c for c in decision.get("candidates") or [] if c["target"] == decision.get("chosen")), {}
+    )
+    usage = said.get("usage") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    known = counter is not None and counter in before and counter in after
+    return ProbeResult(
+        worker=headers.get("x-penstock-worker", ""),
+        predicted=int(headers.get("x-penstock-expected-cached-tokens", "0")),
+        index=str(chosen.get("index", "none")),
+        counted=int(decision.get("isl", 0)),
+        tokens=usage.get("prompt_tokens"),
+        cached=details.get("cached_tokens"),
+        hits=after[counter] - before[counter] if known and counter is not None else None,
+    )
+
+
+def _heard(cluster: AdminClient, worker: str, before: int) -> bool:
+    """Wait until the router has applied more of a worker's KV events than before."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        rows = cluster.get("/admin/status").get("workers") or []
+        events = next((row.get("kv_events") or {} for row in rows if row["id"] == worker), {})
+        if events.get("applied", 0) > before:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _why_silent(url: str) -> str:
+    """Return what keeps an engine's events from us, as far as this machine can find out."""
+    try:
+        sources = json.loads(_read(f"{url.rstrip('/')}/kv_event_sources") or "{}")
+        endpoint = str(sources["0"]["endpoint"])
+        host, _, port = endpoint.partition("://")[2].rpartition(":")
+        socket.create_connection((host, int(port)), timeout=1.0).close()
+    except (KeyError, TypeError, ValueError):
+        return "is its event socket reachable from the frontend? docs/engines.md says how it must be bound"
+    except OSError:
+        return (
+            f"nobody listens at {endpoint}: an endpoint without a star makes the engine's socket connect. Give it "
+            f"tcp://*:{port}, or bind it here with --events '@{endpoint}'"
+        )
+    return f"{endpoint} can be reached from here; is its topic the one that the frontend asks for?"
+
+
+def _metrics(url: str) -> str | None:
+    """Read an engine's metrics; None where it can't be reached from here."""
+    return _read(f"{url.rstrip('/')}/metrics")
+
+
+def _read(url: str) -> str | None:
+    try:
+        with urllib.request.urlopen(url, timeout=METRICS_TIMEOUT) as answer:
+            return str(answer.read(METRICS_MAX).decode("utf-8", "replace"))
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError):
+        return None

@@ -1,0 +1,222 @@
+"""HTTP client of the commands for a running cluster, from the standard library alone, for a quick start."""
+
+import http.client
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, quote, urlsplit
+
+import click
+
+from penstock.kernel.errors import PenstockError
+from penstock.runtime.supervision.terminal import USUAL_URL
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_URL = USUAL_URL
+ANSWER_MAX = 64 * 1024 * 1024
+
+
+class ClusterUnreachable(PenstockError):
+    """No server answers at the cluster's URL; ``reason`` is the connection's error."""
+
+    def __init__(self, message: str, *, reason: str = "", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason or message
+
+
+class RequestRefused(PenstockError):
+    """The server refused or its answer is unusable; ``status`` is its HTTP status."""
+
+    def __init__(self, message: str, *, status: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+
+
+class AdminClient:
+    """One server. Each call opens its own connection, so a client survives restarts of the server.
+
+    Args:
+        url: base URL, with or without /v1.
+        key: sent as a bearer token; None sends none.
+        timeout: seconds for the connection and for each silence.
+    """
+
+    def __init__(self, url: str, key: str | None = None, *, timeout: float = 10.0) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1").rstrip("/")
+        self.key = key
+        self.timeout = timeout
+        self.date: str | None = None
+        """The Date header of the last answer."""
+        self._parts = _parsed(self.url)
+
+    def get(self, path: str) -> Any:
+        """Return the JSON answer.
+
+        Raises:
+            ClusterUnreachable, RequestRefused: with a sentence and a next step.
+        """
+        connection, answer = self._open("GET", path, None)
+        try:
+            return self._json(path, answer)
+        finally:
+            connection.close()
+
+    def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> tuple[Any, dict[str, str]]:
+        """Send JSON, with additional headers; return the JSON answer and its headers (lower case)."""
+        connection, answer = self._open("POST", path, body, headers)
+        try:
+            return self._json(path, answer), {name.lower(): value for name, value in answer.getheaders()}
+        finally:
+            connection.close()
+
+    def stream(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
+        """Send JSON; yield first the answer's headers (lower case), then the JSON of each server-sent event."""
+        connection, answer = self._open("POST", path, body)
+        try:
+            if answer.status != 200:
+                self._json(path, answer)
+            yield {name.lower(): value for name, value in answer.getheaders()}
+            yield from self._events(answer)
+        finally:
+            connection.close()
+
+    def _events(self, answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+        while True:
+            try:
+                line = answer.readline(1 << 20)
+            except (OSError, http.client.HTTPException) as error:
+                raise ClusterUnreachable(
+                    f"{self.url} broke off its answer: {error}", hint="see the cluster's logs"
+                ) from error
+            if not line:
+                return
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                return
+            event = _decoded(data)
+            if not isinstance(event, dict):
+                raise RequestRefused(f"{self.url} sent an event that is no JSON object", status=200)
+            if "error" in event:
+                raise RequestRefused(_error_text(event) or "the stream ended with an error", status=200)
+            yield event
+
+    def _open(
+        self, method: str, path: str, body: Any, more: Mapping[str, str] | None = None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        host, port = self._parts.hostname, self._parts.port
+        assert host is not None
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(host, port, timeout=self.timeout)
+        headers = {"accept": "application/json", **(more or {})}
+        if self.key:
+            headers["authorization"] = f"Bearer {self.key}"
+        data = None
+        if body is not None:
+            data = json.dumps(body).encode()
+            headers["content-type"] = "application/json"
+        try:
+            connection.request(method, self._parts.path + path, body=data, headers=headers)
+            answer = connection.getresponse()
+        except TimeoutError as error:
+            connection.close()
+            raise ClusterUnreachable(
+                f"{self.url} did not answer within {self.timeout:g} s", hint="is it overloaded? try again"
+            ) from error
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
+            connection.close()
+            why = _reason(error)
+            raise ClusterUnreachable(f"no cluster answers at {self.url}: {why}", reason=why, hint=_START) from error
+        self.date = answer.getheader("date")
+        return connection, answer
+
+    def _json(self, path: str, answer: http.client.HTTPResponse) -> Any:
+        try:
+            data = answer.read(ANSWER_MAX)
+        except (OSError, http.client.HTTPException) as error:
+            raise ClusterUnreachable(
+                f"{self.url} broke off its answer to {path}: {_reason(error)}", hint=_START
+            ) from error
+        found = _decoded(data)
+        if answer.status == 200 and found is not None:
+            return found
+        text = _error_text(found)
+        if answer.status in (401, 403):
+            where = "--admin-key or PENSTOCK_ADMIN_KEY" if path.startswith("/admin") else "PENSTOCK_API_KEY"
+            raise RequestRefused(
+                f"{self.url}{path} refused the key", status=answer.status, hint=f"give the right one with {where}"
+            )
+        if answer.status == 200 or (answer.status == 404 and text is None):
+            raise RequestRefused(
+                f"{self.url}{path} does not answer as a Penstock cluster does (status {answer.status})",
+                status=answer.status,
+                hint="is it the URL that 'penstock up' printed? /admin may have a port of its own there",
+            )
+        raise RequestRefused(text or f"{self.url}{path} answered with status {answer.status}", status=answer.status)
+
+
+_START = "'penstock up' starts one; another URL goes in --url or PENSTOCK_URL"
+
+
+def url_option(command: F) -> F:
+    """Add ``--url``, by default from PENSTOCK_URL or where ``penstock up`` listens."""
+    return click.option(
+        "--url", envvar="PENSTOCK_URL", default=DEFAULT_URL, show_default=True, help="The cluster [PENSTOCK_URL]."
+    )(command)
+
+
+def admin_key_option(command: F) -> F:
+    """Add ``--admin-key``, by default from PENSTOCK_ADMIN_KEY."""
+    return click.option(
+        "--admin-key", envvar="PENSTOCK_ADMIN_KEY", metavar="KEY", help="Key for /admin [PENSTOCK_ADMIN_KEY]."
+    )(command)
+
+
+def api_key_option(command: F) -> F:
+    """Add ``--api-key``, by default from PENSTOCK_API_KEY."""
+    return click.option("--api-key", envvar="PENSTOCK_API_KEY", metavar="KEY", help="Key for /v1 [PENSTOCK_API_KEY].")(
+        command
+    )
+
+
+def path_part(text: str) -> str:
+    """Quote a text as one part of a path."""
+    return quote(text, safe="")
+
+
+def _parsed(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+    except ValueError:
+        fine = False
+    if not fine:
+        raise click.BadParameter(f"{url!r} is no URL; write it as http://HOST:PORT", param_hint="'--url'")
+    return parts
+
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+def _error_text(found: Any) -> str | None:
+    """Return the sentence of an OpenAI error object, with its hint where there is one."""
+    error = found.get("error") if isinstance(found, dict) else None
+    if isinstance(error, str):
+        return error
+    if not isinstance(error, dict) or not isinstance(error.get("message"), str):
+        return None
+    hint = error.get("hint")
+    message: str = error["message"]
+    return f"{message} ({hint})" if isinstance(hint, str) and hint not in message else message
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "the connection was refused"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

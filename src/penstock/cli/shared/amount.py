@@ -1,0 +1,31 @@
+"""Option type of click for a number with a unit, such as ``2m``."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    _FloatType = click.ParamType[float]  # newer versions of click type it so; older ones can't subscript it
+else:
+    _FloatType = click.ParamType
+
+
+class Amount(_FloatType):
+    """A number with a unit, such as ``2m``, in the base unit."""
+
+    def __init__(self, unit: Any) -> None:
+        self.unit = unit
+        self.name = "duration" if unit == "s" else "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        from penstock.config.reading.units import UnreadableNumber, parse_number
+
+        try:
+            return float(parse_number(value, self.unit))
+        except UnreadableNumber as error:
+            self.fail(f"{value!r} {error}", param, ctx)
+
+
+SECONDS = Amount("s")

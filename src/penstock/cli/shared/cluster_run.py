@@ -1,0 +1,33 @@
+"""Runs a cluster to its end for a command: the supervisor, and then the run's report."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from penstock.config.reading.load import Loaded
+from penstock.kernel.errors import PenstockError
+
+
+def run_cluster(loaded: Loaded, command: str, *, reload: Callable[[], Loaded] | None = None) -> int:
+    """Run until Ctrl-C, draw the run folder's report, and return the exit status.
+
+    Args:
+        reload: reads the settings again at SIGHUP.
+    """
+    from penstock.runtime.supervision.supervisor import run
+
+    return run(loaded, command=command, finished=_report, reload=reload)
+
+
+def _report(folder: Path) -> None:
+    from penstock.runtime.records.segments import there
+
+    if not there(folder / "requests.jsonl"):
+        return  # no request came: there is nothing to draw
+    from penstock.report.run.run_page import write_report
+
+    try:
+        click.echo(f"Report: {write_report(folder)}")
+    except PenstockError as error:
+        click.echo(f"penstock: the report could not be drawn: {error}", err=True)

@@ -1,0 +1,41 @@
+"""Shell completion with names of the running cluster; no names where no cluster answers within a second."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from penstock.cli.shared.admin_client import AdminClient
+from penstock.kernel.errors import PenstockError
+from penstock.runtime.supervision.terminal import USUAL_URL
+
+PATIENCE = 1.0
+"""Seconds; a user who presses Tab does not wait longer."""
+
+
+def workers(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete a worker."""
+    return _names(context, incomplete, lambda found: [each["id"] for each in found["workers"]])
+
+
+def models(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete a model."""
+    return _names(context, incomplete, lambda found: [each["name"] for each in found["models"]])
+
+
+def pools(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the pool of POOL=N."""
+    named = _names(context, incomplete, lambda found: [each["name"] for each in found["pools"]], "/admin/desired")
+    return [f"{name}=" for name in named]
+
+
+def _names(
+    context: click.Context, incomplete: str, read: Callable[[Any], list[str]], path: str = "/admin/status"
+) -> list[str]:
+    given = context.params
+    client = AdminClient(given.get("url") or USUAL_URL, given.get("admin_key"), timeout=PATIENCE)
+    try:
+        names = read(client.get(path))
+    except (PenstockError, KeyError, TypeError):
+        return []  # errors can't be shown while a line is being typed
+    return sorted(name for name in names if name.startswith(incomplete))

@@ -1,0 +1,68 @@
+"""Waits until the cluster has done what a command requested: polls an admin route and prints each change."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
+from penstock.kernel.errors import PenstockError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EVERY = 0.2
+"""Seconds between two requests."""
+MISSES_MAX = 50
+"""Requests in a row without an answer before it gives up: a frontend may just be replaced."""
+
+
+class NotDone(PenstockError):
+    """The request is not carried out, or not yet."""
+
+
+def wait_options(command: F) -> F:
+    """Add ``--wait/--no-wait`` and ``--wait-max``."""
+    command = click.option(
+        "--wait-max",
+        type=click.FloatRange(0, min_open=True),
+        default=900.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Give up waiting after so long; the desired state stays.",
+    )(command)
+    return click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is so.")(command)
+
+
+def wait_for(
+    client: AdminClient, path: str, wait_max: float, look: Callable[[Mapping[str, Any]], str | None]
+) -> Mapping[str, Any]:
+    """Request ``path`` until ``look`` is satisfied with the answer; return that answer.
+
+    Args:
+        look: given an answer, returns what is still missing, or None where nothing is; raises where it can't succeed.
+    Raises:
+        NotDone: it took too long; the message says what was missing.
+    """
+    end = time.monotonic() + wait_max
+    misses, missing, said = 0, "an answer", ""
+    while time.monotonic() < end:
+        try:
+            found = client.get(path)
+        except (ClusterUnreachable, RequestRefused):
+            misses += 1
+            if misses >= MISSES_MAX:
+                raise
+        else:
+            misses = 0
+            still = look(found)
+            if still is None:
+                return dict(found)
+            missing = still
+            if missing != said:
+                said = missing
+                click.echo(click.style(f"... {missing}", dim=True), err=True)
+        time.sleep(EVERY)
+    raise NotDone(
+        f"after {wait_max:g} s: {missing}", hint="the desired state stays, and 'penstock status' shows the progress"
+    )

@@ -1,0 +1,1 @@
+"""Views derived from the settings structs: knob names, docs, JSON Schema and YAML."""

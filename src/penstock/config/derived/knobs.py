@@ -1,0 +1,175 @@
+"""Names of each knob, from a walk over the settings structs: flags, environment, schema and docs start from here."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+
+from penstock.kernel.settings import Field, Knob, Settings, fields_of, is_group, or_word, without_none
+
+ANY_KEY = "*"
+"""Stands in a knob's path for the key of a mapping, such as a model's name."""
+PREFIX = "PENSTOCK_"
+
+RESERVED = {
+    "PENSTOCK_URL": "the cluster that status, top, explain, chat, join and doctor talk to",
+    "PENSTOCK_ADMIN_KEY": "key for /admin that those commands send",
+    "PENSTOCK_API_KEY": "key for /v1 that chat and bench send",
+    "PENSTOCK_STATS_ENDPOINT": "where the statistics plug-in inside an engine publishes; set for the engine",
+    "PENSTOCK_STATE_DIR": "folder of the state files, one per namespace, in place of the user's state folder",
+    "PENSTOCK_REQUIRE": "used by the project's own tests",
+    "PENSTOCK_TRACES": "used by the project's own tests and benchmarks",
+    "PENSTOCK_SEEDS": "used by the project's own tests",
+    "PENSTOCK_DEPTH": "used by the project's own tests",
+    "PENSTOCK_CHAOS_SECONDS": "used by the project's own tests",
+    "PENSTOCK_SIM_FAULTS": "used by the project's own tests: simulated engines take orders to misbehave",
+    "PENSTOCK_SOAK_SECONDS": "used by the project's own tests",
+    "PENSTOCK_FUZZ_SECONDS": "used by the project's own tests",
+    "PENSTOCK_VLLM_VENV": "used by the project's own tests: the environment with vLLM in it",
+    "PENSTOCK_LLAMACPP_VENV": "used by the project's own tests: the environment with llama-cpp-python[server] in it",
+}
+"""Environment names that are no settings of a cluster, with their meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedKnob:
+    """One knob with its names. ``path`` is its place in the tree; mappings of groups have entries below them."""
+
+    path: tuple[str, ...]
+    type: Any
+    default: Any
+    knob: Knob
+    group: str
+
+    @property
+    def dotted(self) -> str:
+        """Name in ``--set``, in problems and in origins, such as ``router.cost.overlap_credit``."""
+        return dotted(self.path)
+
+    @property
+    def flag(self) -> str:
+        """The long flag, such as ``--router.cost.overlap_credit``; ``NAME`` stands for a mapping's key."""
+        return "--" + self.dotted.replace(ANY_KEY, "NAME")
+
+    @property
+    def env(self) -> str:
+        """The environment name, such as ``PENSTOCK_ROUTER__COST__OVERLAP_CREDIT``."""
+        return env_name(self.path).replace(ANY_KEY, "NAME")
+
+    @property
+    def is_mapping(self) -> bool:
+        """True for a mapping of groups, whose entries have knobs of their own."""
+        return entry_type(self.type) is not None
+
+
+def derive(root: type[msgspec.Struct]) -> list[DerivedKnob]:
+    """List every knob below a settings struct, depth first in the order of declaration.
+
+    Raises:
+        TypeError: a field has no `Knob`, or a type that can't be written as text.
+    """
+    return list(_walk(root, ()))
+
+
+@cache
+def fields_by_name(group: type[msgspec.Struct]) -> dict[str, Field]:
+    """Return a group's fields by name."""
+    return {field.name: field for field in fields_of(group)}
+
+
+def entry_type(hint: Any) -> type[Settings] | None:
+    """Return ``X`` for ``dict[str, X]`` with a settings struct X, else None."""
+    if get_origin(hint) is dict:
+        entry = get_args(hint)[1]
+        if is_group(entry):
+            found: type[Settings] = entry
+            return found
+    return None
+
+
+def dotted(path: tuple[str, ...]) -> str:
+    """Write a path as one name; a key with a dot in it is quoted."""
+    return ".".join(f'"{part}"' if "." in part else part for part in path)
+
+
+def env_name(path: tuple[str, ...]) -> str:
+    """Write a path as an environment name: upper case, parts joined by two underscores."""
+    return PREFIX + "__".join(part if part == ANY_KEY else env_part(part) for part in path)
+
+
+def env_part(key: str) -> str:
+    """Write one part of a path in environment spelling: ``meta/Llama-3`` is ``META_LLAMA_3``."""
+    return re.sub(r"[^A-Z0-9]+", "_", key.upper()).strip("_") if not key.replace("_", "").isalnum() else key.upper()
+
+
+def type_text(hint: Any) -> str:
+    """Describe in words what a value may be, such as ``whole number`` or ``one of kv, random``."""
+    plain = without_none(hint)
+    ending = " or null" if plain is not hint else ""
+    plain, word = or_word(plain)
+    if word is not None:
+        return f"{_WORDS[plain]} or {word}{ending}"
+    origin = get_origin(plain)
+    if origin is Literal:
+        return f"one of {', '.join(str(choice) for choice in get_args(plain))}{ending}"
+    if origin in (tuple, list):
+        first, *others = get_args(plain)
+        count = f"{1 + len(others)} " if others and Ellipsis not in others else ""
+        return f"list of {count}{_PLURALS.get(first, 'values')}{ending}"
+    if is_group(plain) or entry_type(plain) is not None:
+        return f"mapping{ending}"
+    if origin is dict:
+        return f"mapping to {_PLURALS.get(get_args(plain)[1], 'values')}{ending}"
+    return _WORDS.get(plain, str(plain)) + ending
+
+
+def range_text(knob: Knob) -> str | None:
+    """Describe the allowed range, such as ``0 to 65535`` or ``above 0``; None where there is none."""
+    low = f"{knob.ge:g}" if knob.ge is not None else None
+    high = f"{knob.le:g}" if knob.le is not None else None
+    parts = []
+    if low is not None and high is not None:
+        return f"{low} to {high}"
+    if low is not None:
+        parts.append(f"{low} or more")
+    if knob.gt is not None:
+        parts.append(f"above {knob.gt:g}")
+    if high is not None:
+        parts.append(f"{high} or less")
+    if knob.lt is not None:
+        parts.append(f"below {knob.lt:g}")
+    return " and ".join(parts) or None
+
+
+_WORDS: dict[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+_PLURALS: dict[Any, str] = {int: "whole numbers", float: "numbers", bool: "booleans", str: "texts"}
+
+
+def _walk(group: type[msgspec.Struct], path: tuple[str, ...]) -> Iterator[DerivedKnob]:
+    for field in fields_of(group):
+        here = (*path, field.name)
+        if field.is_group:
+            yield from _walk(field.type, here)
+            continue
+        if field.knob is None:
+            raise TypeError(f"{group.__name__}.{field.name} has no Knob, so nobody can set it")
+        _check_type(group, field)
+        yield DerivedKnob(here, field.type, field.default, field.knob, ".".join(path))
+        entry = entry_type(field.type)
+        if entry is not None:
+            yield from _walk(entry, (*here, ANY_KEY))
+
+
+def _check_type(group: type[msgspec.Struct], field: Field) -> None:
+    plain, _ = or_word(without_none(field.type))
+    origin = get_origin(plain)
+    if origin is Literal or plain in _WORDS or is_group(plain) or entry_type(plain) is not None:
+        return
+    arguments = get_args(plain)
+    scalars = {*_WORDS, Ellipsis}
+    if origin in (tuple, list, dict) and all(argument in scalars for argument in arguments):
+        return
+    raise TypeError(f"{group.__name__}.{field.name} has type {plain}, which can't be typed in as text")

@@ -1,0 +1,171 @@
+"""Reads the files that a timing model is made from; the model itself is pure."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.engine.settings import TimingSettings
+from penstock.engine.timing.collectives import link_by_hand, link_measured
+from penstock.engine.timing.gpus import GPUS
+from penstock.engine.timing.known_models import MODELS, known_model
+from penstock.engine.timing.operators import COLUMNS, OPTIONAL
+from penstock.kernel.errors import ConfigError
+
+BYTES_MAX = 256 * 1024 * 1024
+"""Largest file that is read; the profile of a large grid has 1 MB."""
+
+
+def load_timing(settings: TimingSettings) -> Mapping[str, Any] | None:
+    """Return the table that `penstock.engine.timing.timing_model.timing_of` takes; None for kinds without a file.
+
+    Raises:
+        ConfigError: a file does not exist or is not as it must be; the message names it.
+    """
+    found: dict[str, Any] = {}
+    if settings.kind == "table" and settings.table is not None:
+        found |= _arrays(settings.table)
+    if settings.kind == "aiconfigurator":
+        from penstock.config.files.aiconfigurator_timing import predicted_profile  # paid only where used
+
+        found |= predicted_profile(settings)
+        if settings.model is not None and (known_model(settings.model) or Path(settings.model).exists()):
+            found["model"] = _model(settings.model)  # other names are aiconfigurator's own
+    elif settings.model is not None and (settings.gpu is not None or settings.kind in ("roofline", "operators")):
+        found["model"] = _model(settings.model)
+    if settings.kind != "aiconfigurator" and settings.gpu is not None and settings.gpu.lower() not in GPUS:
+        found["gpu"] = _gpu(Path(settings.gpu))
+    if settings.link is not None and settings.kind in ("roofline", "operators"):
+        path = Path(settings.link)
+        measured = path.suffix != "" and not settings.link.endswith("us")
+        if measured:
+            found["link"] = link_measured(_text(path, "timing.link").splitlines(), settings.link)
+        else:
+            found["link"] = link_by_hand(settings.link)
+    if settings.kind == "operators" and settings.profile is not None:
+        for name, columns in COLUMNS.items():
+            path = Path(settings.profile) / f"{name}.csv"
+            if name == "skew" and not _skewed(Path(settings.profile)):
+                continue
+            if name not in OPTIONAL or path.exists():
+                found[name] = _columns(path, columns)
+    return found or None
+
+
+def timing_files(settings: TimingSettings) -> dict[str, str]:
+    """Return the files and folders that the settings name, by knob; they must exist before an engine starts."""
+    named: dict[str, str | None] = {}
+    if settings.kind in ("roofline", "operators") or (settings.gpu is not None and settings.kind != "aiconfigurator"):
+        named = {"model": settings.model, "gpu": settings.gpu}
+    if settings.kind == "table":
+        named["table"] = settings.table
+    if settings.kind == "operators":
+        named["profile"] = settings.profile
+    return {
+        knob: path
+        for knob, path in named.items()
+        if path is not None
+        and not (knob == "gpu" and path.lower() in GPUS)
+        and not (knob == "model" and not Path(path).exists() and known_model(path))
+    }
+
+
+def _arrays(path: str) -> Mapping[str, Any]:
+    import numpy as np  # 0.1 s that commands without an engine need not pay
+
+    try:
+        with np.load(path, allow_pickle=False) as table:
+            return {name: table[name] for name in table.files}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"timing.table {path} can't be read: {error}", hint="it must be a NumPy .npz file") from error
+
+
+def _model(named: str) -> Mapping[str, Any]:
+    path = Path(named)
+    if not path.exists():
+        known = known_model(named)
+        if known is not None:
+            return known
+        if path.suffix != ".json":
+            raise ConfigError(
+                f"timing.model {named!r} is neither a file nor a model that is known here",
+                hint=f"known are {', '.join(MODELS)}; of others name the config.json",
+            )
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        found = json.loads(_text(path, "timing.model"))
+    except ValueError as error:
+        raise ConfigError(f"timing.model {path} is no JSON: {error}", hint="name a model's config.json") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"timing.model {path} is no JSON object", hint="name a model's config.json")
+    return found
+
+
+def _gpu(path: Path) -> Mapping[str, Any]:
+    if not path.exists():
+        raise ConfigError(
+            f"timing.gpu {str(path)!r} is neither in the table nor a file", hint=f"the table has {', '.join(GPUS)}"
+        )
+    import yaml
+
+    try:
+        found = yaml.safe_load(_text(path, "timing.gpu"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"timing.gpu {path} is no YAML: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise ConfigError(f"timing.gpu {path} is no mapping", hint="write it as 'bf16_tflops: 989' and so on")
+    return {"name": path.stem, **found}
+
+
+def _skewed(profile: Path) -> bool:
+    """Return whether a profile was corrected for uneven lengths, by its ``meta.yaml``; without one it was."""
+    meta = next((path for path in (profile / "meta.yaml", profile.parent / "meta.yaml") if path.is_file()), None)
+    if meta is None:
+        return True
+    import yaml
+
+    try:
+        fit = (yaml.safe_load(_text(meta, "timing.profile")) or {}).get("skew_fit") or {}
+        return fit.get("enabled") is not False
+    except (yaml.YAMLError, AttributeError) as error:
+        raise ConfigError(f"timing.profile {meta} is no YAML mapping: {error}") from error
+
+
+def _columns(path: Path, columns: tuple[str, ...]) -> Mapping[str, list[str] | list[float]]:
+    lines = _text(path, "timing.profile").splitlines()
+    head = lines[0].split(",") if lines else []
+    absent = [name for name in columns if name not in head]
+    if absent:
+        raise ConfigError(
+            f"timing.profile {path}, line 1: lacks the column {', '.join(absent)}",
+            hint=f"it needs {', '.join(columns)}",
+        )
+    found: dict[str, Any] = {name: [] for name in columns}
+    for number, line in enumerate(lines[1:], 2):
+        if not line.strip():
+            continue
+        cells = line.split(",")
+        if len(cells) != len(head):
+            raise ConfigError(f"timing.profile {path}, line {number}: has {len(cells)} cells, its head {len(head)}")
+        for name, cell in zip(head, cells, strict=True):
+            if name not in found:
+                continue
+            try:
+                found[name].append(cell if name == "layer" else float(cell))
+            except ValueError as error:
+                raise ConfigError(
+                    f"timing.profile {path}, line {number}: {name} is {cell!r}, which is no number"
+                ) from error
+    return found
+
+
+def _text(path: Path, knob: str) -> str:
+    try:
+        if path.stat().st_size > BYTES_MAX:
+            raise ConfigError(f"{knob} {path} is larger than {BYTES_MAX} bytes", hint="name the file that is meant")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{knob} {path} can't be read: {error}", hint="paths count from the current folder"
+        ) from error

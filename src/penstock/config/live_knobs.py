@@ -1,0 +1,139 @@
+"""Knobs that may change while a cluster runs, and the settings that follow from a change."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from penstock.config.checks import cross_checks
+from penstock.config.derived.knobs import DerivedKnob, derive, dotted, entry_type, fields_by_name
+from penstock.config.reading.problems import ConfigProblem, ConfigProblems, ValueOrigin
+from penstock.config.reading.pydantic_model import build, check_tree
+from penstock.config.reading.sources import put_overrides
+from penstock.config.reading.text_tree import tree_of
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.kernel.settings import Settings, is_group
+from penstock.router.settings import RouterSettings
+
+AGAIN = "set it in the config and start the cluster again"
+_REPLICAS = "'penstock scale POOL=N' changes how many there are"
+
+
+class SettingChange(NamedTuple):
+    """One changed knob; plain values."""
+
+    key: str
+    old: Any
+    new: Any
+
+
+@cache
+def live_knobs() -> Mapping[str, DerivedKnob]:
+    """Return the knobs that a running cluster may change, by their dotted names."""
+    return {knob.dotted: knob for knob in derive(ClusterSettings) if knob.knob.live}
+
+
+def live_values(settings: ClusterSettings) -> dict[str, Any]:
+    """Return the present value of every live knob."""
+    return {key: msgspec.to_builtins(value_at(settings, knob.path)) for key, knob in live_knobs().items()}
+
+
+def changed(settings: ClusterSettings, overrides: Sequence[str], started: ClusterSettings) -> list[SettingChange]:
+    """Check ``name=value`` texts against the settings in use; return what they would change.
+
+    Args:
+        started: the settings with which the cluster started.
+    Raises:
+        ConfigProblems: a name is unknown, a value wrong, or a knob can't be changed while the cluster runs; it lists
+            every problem, and nothing may be changed.
+    """
+    tree = tree_of(settings)
+    problems = put_overrides(tree, ClusterSettings, overrides)
+    for override in overrides:
+        problem = _not_live(override.partition("=")[0].strip())
+        if problem is not None:
+            problems.append(problem)
+    given, wrong = check_tree(ClusterSettings, tree)
+    problems += wrong
+    new: ClusterSettings = build(ClusterSettings, given)
+    if not problems:
+        problems += cross_checks(new, tree, set())
+        found = differences(settings, new)
+        problems += [_refused(change.key) for change in found if change.key not in live_knobs()]
+        problems += unheard(new.router, started.router)
+    if problems:
+        raise ConfigProblems(list(dict.fromkeys(problems)))
+    return found
+
+
+def with_values(settings: ClusterSettings, values: Mapping[str, Any]) -> ClusterSettings:
+    """Return settings with the live knobs among ``values`` (plain, by dotted name) put in.
+
+    Raises:
+        msgspec.ValidationError: a value has another type than its knob.
+    """
+    for key, value in values.items():
+        knob = live_knobs().get(key)
+        if knob is not None:
+            settings = put_at(settings, knob.path, msgspec.convert(value, knob.type))
+    return settings
+
+
+def differences(old: Settings, new: Settings, path: tuple[str, ...] = ()) -> list[SettingChange]:
+    """Return where two settings differ, knob by knob; an entry that only one of them has is one change."""
+    found: list[SettingChange] = []
+    for field in fields_by_name(type(new)).values():
+        here, before, after = (*path, field.name), getattr(old, field.name), getattr(new, field.name)
+        if is_group(field.type):
+            found += differences(before, after, here)
+        elif entry_type(field.type) is not None:
+            for key in dict.fromkeys([*before, *after]):
+                if key in before and key in after:
+                    found += differences(before[key], after[key], (*here, key))
+                else:
+                    found.append(SettingChange(dotted((*here, key)), key in before, key in after))
+        elif before != after:
+            secret = field.knob is not None and field.knob.secret
+            plain = [None, None] if secret else [msgspec.to_builtins(before), msgspec.to_builtins(after)]
+            found.append(SettingChange(dotted(here), *plain))
+    return found
+
+
+def value_at(settings: Settings, path: Sequence[str]) -> Any:
+    """Return the value at a path that leads through no mapping."""
+    value: Any = settings
+    for name in path:
+        value = getattr(value, name)
+    return value
+
+
+def refusal_of(key: str) -> str:
+    """Return why a knob can't change now, and what changes it."""
+    return f"{key} can't be changed while the cluster runs ({_REPLICAS if key.endswith('.replicas') else AGAIN})"
+
+
+def unheard(new: RouterSettings, started: RouterSettings) -> list[ConfigProblem]:
+    """Refuse a weight on cached blocks where no index was kept from the start: it would have no effect."""
+    if started.index.kind == "auto" and not started.weighs_overlap and new.weighs_overlap:
+        text = "needs the index, which is not kept since the cluster started without a weight on cached blocks"
+        return [ConfigProblem(ValueOrigin("flag", "router.cost"), "", text, AGAIN)]
+    return []
+
+
+def put_at(settings: Any, path: Sequence[str], value: Any) -> Any:
+    """Return settings with another value at a path that leads through no mapping."""
+    name, *rest = path
+    return msgspec.structs.replace(settings, **{name: put_at(getattr(settings, name), rest, value) if rest else value})
+
+
+def _not_live(name: str) -> ConfigProblem | None:
+    """Refuse a single knob by its name, even where its value would not change."""
+    key = name.replace("-", "_")
+    known = {knob.dotted for knob in derive(ClusterSettings)}
+    return _refused(key) if key in known and key not in live_knobs() else None
+
+
+def _refused(key: str) -> ConfigProblem:
+    hint = _REPLICAS if key.endswith(".replicas") else AGAIN
+    return ConfigProblem(ValueOrigin("flag", key), "", "can't be changed while the cluster runs", hint)

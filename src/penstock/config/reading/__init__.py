@@ -1,0 +1,1 @@
+"""From text to checked settings: YAML, environment and flags into a tree, the tree into structs."""

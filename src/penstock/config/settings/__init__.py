@@ -1,0 +1,1 @@
+"""Tree of settings structs: cluster, frontend, discovery and planning."""

@@ -1,0 +1,384 @@
+"""Top of the tree of settings, for a whole cluster; the knobs of the other rooms hang below it."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from penstock.config.settings.discovery_settings import DiscoverySettings
+from penstock.config.settings.frontend_settings import FrontendSettings
+from penstock.config.settings.planning_settings import PlanningSettings
+from penstock.engine.settings import SimSettings
+from penstock.kernel.settings import Knob, Settings
+from penstock.kernel.values import HandoffProtocol, Role, Slo
+from penstock.router.settings import RouterSettings
+
+EngineKind = Literal["sim", "vllm", "sglang", "trtllm", "llamacpp", "openai"]
+LogFormat = Literal["text", "json"]
+StatsSource = Literal["auto", "metrics"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+BUILTIN_TOKENIZER = "builtin:sim"
+
+
+STARTED = ("sim", "vllm", "llamacpp")
+"""Kinds of engine that Penstock starts where no URL is given."""
+START_TIMEOUT = 60.0
+"""Longest start, in seconds, of a frontend, a planner or a simulated engine, where nothing else is set."""
+RESTART_BACKOFF_MAX = 30.0
+"""Longest wait, in seconds, before a crashed process is started again."""
+
+
+class ProgramSettings(Settings, frozen=True, kw_only=True):
+    """An engine's server that is started here."""
+
+    args: Annotated[
+        tuple[str, ...],
+        Knob("More flags of the server, one word each; a flag that stands here replaces ours of the same name."),
+    ] = ()
+    env: Annotated[
+        dict[str, str],
+        Knob("More environment of the server, such as VLLM_CPU_KVCACHE_SPACE; wins over ours.", secret=True),
+    ] = {}
+
+
+class LlamacppSettings(ProgramSettings, frozen=True, kw_only=True):
+    """A llama.cpp server that is started here."""
+
+    command: Annotated[
+        str,
+        Knob(
+            "llama-server, or the Python of an environment with llama-cpp-python[server] in it: a name found in PATH, "
+            "or a path."
+        ),
+    ] = "llama-server"
+    model: Annotated[str | None, Knob("The GGUF file; it must be set.")] = None
+
+
+class VllmSettings(ProgramSettings, frozen=True, kw_only=True):
+    """A vLLM server that is started here."""
+
+    command: Annotated[
+        str, Knob("The vllm program: a name found in PATH, or the path of the one in an environment of its own.")
+    ] = "vllm"
+    model: Annotated[
+        str | None, Knob("Folder or hub id of the checkpoint; unset takes the name under which clients ask for it.")
+    ] = None
+    kv_events: Annotated[
+        bool, Knob("Let it announce what its KV cache holds; without it routing by prefix is only a guess.")
+    ] = True
+    iteration_stats: Annotated[
+        bool | None,
+        Knob(
+            "Let it tell every forward pass through the plug-in that comes with penstock; unset does so where that is "
+            "installed in the program's environment. Without the plug-in vLLM logs a line for each pass instead."
+        ),
+    ] = None
+
+
+class PoolSettings(Settings, frozen=True, kw_only=True):
+    """Engines that stand in for each other."""
+
+    engine: Annotated[
+        EngineKind,
+        Knob(
+            "What serves: sim, vllm and llamacpp are started here unless urls are given; the others are servers that "
+            "run already."
+        ),
+    ] = "sim"
+    role: Annotated[
+        Role,
+        Knob(
+            "What the engines do for a request: aggregated all of it; prefill hands its KV over to a pool of decode; "
+            "encode makes a prompt's images known to those before it is prefilled."
+        ),
+    ] = "aggregated"
+    handoff: Annotated[
+        HandoffProtocol | None,
+        Knob(
+            "How KV goes from prefill to decode: completed waits for the prefill (vLLM, TensorRT-LLM), push and "
+            "bootstrap ask both at once (vLLM's push connector, SGLang); unset is the engine's own way."
+        ),
+    ] = None
+    layout: Annotated[
+        str | None,
+        Knob(
+            "Name of how the KV of these engines is laid out, where they do not tell; prefill and decode of a model "
+            "must have the same."
+        ),
+    ] = None
+    labels: Annotated[
+        dict[str, str],
+        Knob("Labels of the engines, such as rack or zone; router.handoff.distance weighs them."),
+    ] = {}
+    replicas: Annotated[
+        int, Knob("Engine processes to start; more serve more and need CPU.", unit="count", ge=1, le=1024)
+    ] = 4
+    gpus: Annotated[
+        int | None,
+        Knob(
+            "GPUs of this machine that each engine gets to itself; unset is one for an engine that computes on them, "
+            "where there is any.",
+            unit="count",
+            ge=0,
+            le=64,
+        ),
+    ] = None
+    urls: Annotated[
+        tuple[str, ...],
+        Knob("Base URLs of servers that run already, without /v1; where there are any, none is started."),
+    ] = ()
+    block_size: Annotated[
+        int | None,
+        Knob("Tokens per KV block, where the server does not tell it; must be the engine's own.", unit="tokens", gt=0),
+    ] = None
+    kv_blocks: Annotated[
+        int | None, Knob("KV blocks of one engine, where the server does not tell it.", unit="blocks", gt=0)
+    ] = None
+    max_len: Annotated[
+        int | None, Knob("Longest prompt and output together, where the server does not tell it.", unit="tokens", gt=0)
+    ] = None
+    max_batched_tokens: Annotated[
+        int | None,
+        Knob(
+            "Tokens of one forward pass, where the server does not tell it; router.queue.threshold needs it.",
+            unit="tokens",
+            gt=0,
+        ),
+    ] = None
+    events: Annotated[
+        tuple[str, ...],
+        Knob(
+            "KV event endpoints (ZMQ) of servers in urls that do not tell them, as URL=tcp://HOST:PORT, or without URL "
+            "where there is one server; one for each rank; a leading @ binds it here, for an engine that connects."
+        ),
+    ] = ()
+    replay: Annotated[tuple[str, ...], Knob("Replay endpoints (ZMQ) of those servers, in the same way and order.")] = ()
+    topic: Annotated[str | None, Knob("Topic of those servers' KV events; unset takes every topic.")] = None
+    stats: Annotated[
+        tuple[str, ...],
+        Knob("Endpoints (ZMQ) at which those servers' statistics plug-in publishes, in the same way."),
+    ] = ()
+    priority: Annotated[
+        bool | None,
+        Knob(
+            "Send a request's priority on to the engines; only for engines that schedule by it, since others refuse. "
+            "Unset does so for engines that are started here and do."
+        ),
+    ] = None
+    sim: SimSettings = SimSettings()
+    vllm: VllmSettings = VllmSettings()
+    llamacpp: LlamacppSettings = LlamacppSettings()
+
+
+class ModelSettings(Settings, frozen=True, kw_only=True):
+    """One model and the pools that serve it."""
+
+    tokenizer: Annotated[
+        str | None,
+        Knob(
+            "Folder or tokenizer.json of the model, or builtin:sim; unset routes by hashed text blocks, which match "
+            "an engine's cache less well."
+        ),
+    ] = None
+    pools: Annotated[
+        dict[str, PoolSettings], Knob("Pools by name; all pools of a model have the same block size.")
+    ] = {}
+
+
+class LogSettings(Settings, frozen=True, kw_only=True):
+    """What the processes write to their logs."""
+
+    format: Annotated[LogFormat, Knob("text is key=value for people, json one object per line for machines.")] = "text"
+    level: Annotated[
+        LogLevel, Knob("Least severity that is written; debug is one line per request and more.", live=True)
+    ] = "info"
+
+
+class RunSettings(Settings, frozen=True, kw_only=True):
+    """Where a run leaves its traces."""
+
+    dir: Annotated[str, Knob("Folder in which every run makes a folder of its own.")] = "runs"
+    keep_for: Annotated[
+        float | None,
+        Knob(
+            "Run folders last written to longer ago are deleted at the start of a cluster; unset keeps them.",
+            unit="s",
+            gt=0,
+        ),
+    ] = None
+    keep_bytes: Annotated[
+        int | None,
+        Knob(
+            "Bytes of all run folders together: the oldest are deleted at the start of a cluster until they fit; unset "
+            "keeps them.",
+            unit="bytes",
+            ge=1,
+        ),
+    ] = None
+    journal: Annotated[
+        bool,
+        Knob("Write down what each router hears and decides, hashes and lengths only, so that it can be replayed."),
+    ] = True
+    journal_bytes: Annotated[
+        int,
+        Knob(
+            "Most bytes kept of each router's journal, in 4 segments of which the oldest goes; each begins with all "
+            "that "
+            "the router knows, so that larger ones hold it up more rarely.",
+            unit="bytes",
+            ge=1 << 18,
+        ),
+    ] = 128 << 20
+    records_bytes: Annotated[
+        int,
+        Knob(
+            "Most bytes kept of each of requests.jsonl, decisions.jsonl and planner.jsonl, in 4 segments of which the "
+            "oldest goes; the default is about 400,000 requests, and more is a longer past for reports and explain.",
+            unit="bytes",
+            ge=1 << 12,
+        ),
+    ] = 256 << 20
+
+
+class SuperviseSettings(Settings, frozen=True, kw_only=True):
+    """How processes are started, restarted and ended."""
+
+    start_timeout: Annotated[
+        float | None,
+        Knob(
+            "Longest that a process may take to start before it is given up; unset is 60 s, and 10 minutes for engines "
+            "that are not simulated, since large checkpoints take minutes.",
+            unit="s",
+            gt=0,
+            live=True,
+        ),
+    ] = None
+    restart_backoff: Annotated[
+        float,
+        Knob(
+            "Wait before a crashed process is started again; doubles with each crash, up to 30 s.",
+            unit="s",
+            gt=0,
+            le=RESTART_BACKOFF_MAX,
+            live=True,
+        ),
+    ] = 0.5
+    stop_grace: Annotated[
+        float,
+        Knob(
+            "How long a process may take to end after it was asked to, before it is killed.", unit="s", gt=0, live=True
+        ),
+    ] = 5.0
+    drain_timeout: Annotated[
+        float,
+        Knob(
+            "How long an engine that is drained, by drain, scale or restart, may take to finish its requests before it "
+            "is ended with what still runs.",
+            unit="s",
+            ge=0,
+            live=True,
+        ),
+    ] = 60.0
+    orphan_grace: Annotated[
+        float,
+        Knob(
+            "How long engines outlive a supervisor that was killed, so that the next one of the same namespace takes "
+            "them over instead of starting them; 0 ends them at once.",
+            unit="s",
+            ge=0,
+        ),
+    ] = 30.0
+    namespace: Annotated[
+        str | None,
+        Knob(
+            "Name of the state file, by which a supervisor finds the engines of its forerunner; unset is the cluster's "
+            "name and port."
+        ),
+    ] = None
+    gpus: Annotated[
+        tuple[int, ...] | None,
+        Knob("Indices of the GPUs that may be given to engines; unset asks nvidia-smi and CUDA_VISIBLE_DEVICES.", ge=0),
+    ] = None
+
+
+class EngineStatsSettings(Settings, frozen=True, kw_only=True):
+    """What is asked of engines about their forward passes."""
+
+    interval: Annotated[
+        float,
+        Knob(
+            "Length of a window in which an engine's passes are added up; shorter sees changes sooner and asks more "
+            "often, 0 never asks.",
+            unit="s",
+            ge=0,
+        ),
+    ] = 5.0
+    source: Annotated[
+        StatsSource,
+        Knob("auto takes the most exact there is (plug-in, then /metrics); metrics looks at /metrics only."),
+    ] = "auto"
+
+
+class CanarySettings(Settings, frozen=True, kw_only=True):
+    """One-token requests to workers that nobody uses, so that a dead one is known before it is needed."""
+
+    idle: Annotated[
+        float,
+        Knob(
+            "Send one after a worker had no request for so long, and again each time; shorter notices sooner and costs "
+            "more tokens, 0 sends none.",
+            unit="s",
+            ge=0,
+        ),
+    ] = 30.0
+    timeout: Annotated[float, Knob("Longest that its token may take before it counts as missed.", unit="s", gt=0)] = (
+        10.0
+    )
+    unknown: Annotated[
+        bool,
+        Knob("Send them also to servers that do not report their kind; each token may cost money."),
+    ] = False
+
+
+def _default_models() -> dict[str, ModelSettings]:
+    return {"sim": ModelSettings(tokenizer=BUILTIN_TOKENIZER, pools={"main": PoolSettings()})}
+
+
+class ClusterSettings(Settings, frozen=True, kw_only=True):
+    """A cluster: models, the endpoint before them, and the router between."""
+
+    name: Annotated[str, Knob("Name of the cluster, as status and the page show it.")] = "penstock"
+    cluster_secret: Annotated[
+        str | None,
+        Knob(
+            "By which the processes of the cluster know each other, 16 characters or more; unset makes a new one at "
+            "each start.",
+            secret=True,
+        ),
+    ] = None
+    cluster_secret_file: Annotated[
+        str | None, Knob("File that holds cluster_secret instead; only this user may be able to read it.")
+    ] = None
+    models: Annotated[
+        dict[str, ModelSettings], Knob("Models by the name that clients ask for; giving any replaces the default.")
+    ] = msgspec.field(default_factory=_default_models)
+    frontend: FrontendSettings = FrontendSettings()
+    router: RouterSettings = RouterSettings()
+    slo: Slo = Slo()
+    discovery: DiscoverySettings = DiscoverySettings()
+    logs: LogSettings = LogSettings()
+    runs: RunSettings = RunSettings()
+    supervise: SuperviseSettings = SuperviseSettings()
+    engine_stats: EngineStatsSettings = EngineStatsSettings()
+    canary: CanarySettings = CanarySettings()
+    planner: PlanningSettings = PlanningSettings()
+
+    @property
+    def routing(self) -> RouterSettings:
+        """The router's settings; where the planner may stop all workers, requests wait for as long as a start takes."""
+        queue = self.router.queue
+        if self.planner.enabled and self.planner.may_be_none and not queue.start_wait:
+            return msgspec.structs.replace(
+                self.router, queue=msgspec.structs.replace(queue, start_wait=self.planner.start.deadline)
+            )
+        return self.router

@@ -1,0 +1,100 @@
+"""Knobs of stores and event planes, through which the processes of a cluster discover and inform each other."""
+
+from typing import Annotated, Literal
+
+from penstock.kernel.settings import Knob, Settings
+
+StoreKind = Literal["file", "etcd"]
+PlaneKind = Literal["zmq", "forwarder", "nats"]
+KvRoute = Literal["direct", "nats", "jetstream"]
+
+
+class EtcdSettings(Settings, frozen=True, kw_only=True):
+    """The etcd that holds the membership, where discovery.store is etcd."""
+
+    urls: Annotated[
+        tuple[str, ...], Knob("Client URLs of its members; the next one is asked where one does not answer.")
+    ] = ("http://127.0.0.1:2379",)
+    prefix: Annotated[
+        str | None,
+        Knob("Begin of all keys, so that several clusters share an etcd; unset is /penstock/ and the cluster's name."),
+    ] = None
+    user: Annotated[str | None, Knob("User of etcd, where its authentication is on.")] = None
+    password: Annotated[str | None, Knob("Password of that user.", secret=True)] = None
+    ca: Annotated[str | None, Knob("File of the certificates that sign etcd's; unset trusts those of the system.")] = (
+        None
+    )
+    cert: Annotated[str | None, Knob("File of our certificate, where etcd asks its clients for one.")] = None
+    key: Annotated[str | None, Knob("File of that certificate's key.")] = None
+
+
+class ForwarderSettings(Settings, frozen=True, kw_only=True):
+    """The `penstock forward` between the frontends, where discovery.plane is forwarder."""
+
+    publish: Annotated[str, Knob("Endpoint (ZMQ) to which the processes publish.")] = "tcp://127.0.0.1:5557"
+    subscribe: Annotated[str, Knob("Endpoint (ZMQ) from which they hear the others.")] = "tcp://127.0.0.1:5558"
+
+
+class NatsSettings(Settings, frozen=True, kw_only=True):
+    """The NATS servers, where discovery.plane or discovery.kv_events go by NATS."""
+
+    urls: Annotated[tuple[str, ...], Knob("URLs of the servers, nats://HOST:PORT or tls://HOST:PORT.")] = (
+        "nats://127.0.0.1:4222",
+    )
+    prefix: Annotated[
+        str | None,
+        Knob("Begin of all subjects and streams; unset is penstock and the cluster's name."),
+    ] = None
+    user: Annotated[str | None, Knob("User, where the servers ask for one.")] = None
+    password: Annotated[str | None, Knob("Password of that user.", secret=True)] = None
+    token: Annotated[str | None, Knob("Token, where the servers ask for one instead.", secret=True)] = None
+    nkey: Annotated[str | None, Knob("File of an nkey's seed; needs the package nkeys, the extra of that name.")] = None
+    creds: Annotated[str | None, Knob("File of credentials (JWT and seed), as nsc writes it; needs nkeys as well.")] = (
+        None
+    )
+    ca: Annotated[
+        str | None, Knob("File of the certificates that sign the servers'; unset trusts those of the system.")
+    ] = None
+    cert: Annotated[str | None, Knob("File of our certificate, where the servers ask for one.")] = None
+    key: Annotated[str | None, Knob("File of that certificate's key.")] = None
+
+
+class DiscoverySettings(Settings, frozen=True, kw_only=True):
+    """How the processes of a cluster find and hear each other."""
+
+    ttl: Annotated[
+        float,
+        Knob(
+            "Seconds after which the entry of a process that died goes away; shorter notices sooner, writes more.",
+            unit="s",
+            ge=1,
+        ),
+    ] = 10.0
+    store: Annotated[
+        StoreKind,
+        Knob("Where membership is kept: file in the run folder, for one machine; etcd for any number of them."),
+    ] = "file"
+    host: Annotated[
+        str,
+        Knob(
+            "Address of this machine on which engines that are started here and the frontends' event sockets listen, "
+            "and which the others are told; loopback where the cluster has one machine."
+        ),
+    ] = "127.0.0.1"
+    plane: Annotated[
+        PlaneKind,
+        Knob(
+            "How frontends tell each other placements and sessions: zmq directly, forwarder through `penstock forward`"
+            ", nats through a broker."
+        ),
+    ] = "zmq"
+    kv_events: Annotated[
+        KvRoute,
+        Knob(
+            "How KV events come to the routers: direct from each engine's sockets; nats through a relay beside the "
+            "engines and a broker; jetstream the same, kept by the broker for routers that start late."
+        ),
+    ] = "direct"
+    etcd: EtcdSettings = EtcdSettings()
+    forwarder: ForwarderSettings = ForwarderSettings()
+    nats: NatsSettings = NatsSettings()

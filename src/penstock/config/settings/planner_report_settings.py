@@ -1,0 +1,19 @@
+"""Knobs of the planner's HTML report."""
+
+from typing import Annotated
+
+from penstock.kernel.settings import Knob, Settings
+
+
+class PlannerReportSettings(Settings, frozen=True, kw_only=True):
+    """planner-report.html in the run folder."""
+
+    interval: Annotated[
+        float,
+        Knob(
+            "Seconds between two drawings; 0 draws none. Long runs take a second or two of CPU each time.",
+            unit="s",
+            ge=0,
+        ),
+    ] = 3600.0
+    target: Annotated[float, Knob("Attainment that the report holds the run against.", unit="ratio", gt=0, le=1)] = 0.99

@@ -1,0 +1,100 @@
+"""Knobs of the planner's sources and connectors, beside those of planning itself."""
+
+from typing import Annotated, Literal
+
+from penstock.config.settings.planner_report_settings import PlannerReportSettings
+from penstock.kernel.settings import Knob, Settings
+from penstock.planner.settings import PlannerSettings
+
+SourceKind = Literal["streams", "prometheus"]
+ConnectorKind = Literal["process", "virtual", "webhook"]
+MetricsSource = Literal["frontend", "router"]
+
+PROMETHEUS_TIMEOUT = 10.0
+"""Seconds that a query may take: Dynamo's default."""
+
+
+class PrometheusSettings(Settings, frozen=True, kw_only=True):
+    """The Prometheus that is asked, where planner.source is prometheus."""
+
+    url: Annotated[str, Knob("Its base URL.")] = "http://127.0.0.1:9090"
+    throughput_metrics_source: Annotated[
+        MetricsSource,
+        Knob("Whose metrics: the frontend's know models; the router's are all of one component."),
+    ] = "frontend"
+    namespace: Annotated[
+        str | None,
+        Knob("Label dynamo_namespace that counts; unset asks for none, since our frontend has none."),
+    ] = None
+    window: Annotated[
+        float | None,
+        Knob(
+            "Seconds that a query looks back: several scrapes, or nothing is seen between them; longer sees a change "
+            "later; unset is the shorter of planner.throughput_interval and a minute.",
+            unit="s",
+            gt=0,
+        ),
+    ] = None
+    token: Annotated[str | None, Knob("Bearer token that it asks for.", secret=True)] = None
+    token_file: Annotated[str | None, Knob("File that holds that token, read anew for each query.")] = None
+    ca: Annotated[str | None, Knob("File of the certificates that sign its own; unset trusts the system's.")] = None
+    verify: Annotated[bool, Knob("Check its certificate; false trusts any server that answers.")] = True
+    params: Annotated[dict[str, str], Knob("More parameters of every query, such as a tenant's.")] = {}
+
+
+class VirtualSettings(Settings, frozen=True, kw_only=True):
+    """The keys in etcd by which an orchestrator scales, where planner.connector is virtual; in discovery.etcd."""
+
+    namespace: Annotated[str, Knob("First part of the keys: /NAMESPACE/planner/num_prefill_workers and so on.")] = (
+        "dynamo"
+    )
+    model: Annotated[str | None, Knob("Model whose workers are meant; unset is the only one of the config.")] = None
+    gpus_prefill: Annotated[int, Knob("GPUs of a prefill worker.", unit="count", ge=1)] = 1
+    gpus_decode: Annotated[int, Knob("GPUs of a decode worker, or of one that does both.", unit="count", ge=1)] = 1
+    wait_max: Annotated[
+        float,
+        Knob(
+            "Longest that a scaling may take to be acknowledged before the next one is written all the same.",
+            unit="s",
+            ge=0,
+        ),
+    ] = 1800.0
+    blocking: Annotated[bool, Knob("Wait with everything until a scaling is acknowledged, or wait_max is over.")] = (
+        False
+    )
+
+
+class WebhookSettings(Settings, frozen=True, kw_only=True):
+    """Whom a scaling is posted to, where planner.connector is webhook."""
+
+    url: Annotated[str | None, Knob("URL that takes the POST.")] = None
+    secret: Annotated[
+        str | None, Knob("By which each POST is signed (HMAC-SHA256), 16 characters or more.", secret=True)
+    ] = None
+    tries: Annotated[int, Knob("How often a POST is sent before it counts as failed.", unit="count", ge=1)] = 5
+
+
+class PlanningSettings(PlannerSettings, frozen=True, kw_only=True):
+    """How many workers there should be, who says so, and where that is read and written."""
+
+    source: Annotated[
+        SourceKind, Knob("Where traffic is read: streams asks our own frontends, prometheus a Prometheus.")
+    ] = "streams"
+    connector: Annotated[
+        ConnectorKind,
+        Knob(
+            "What carries scalings out: process is penstock up; virtual an orchestrator that follows keys in an etcd; "
+            "webhook a server that takes a signed POST."
+        ),
+    ] = "process"
+    metrics_host: Annotated[str, Knob("Address on which the planner shows its metrics.")] = "127.0.0.1"
+    metrics_port: Annotated[
+        int, Knob("Port for the planner's metrics (dynamo_planner_*) at /metrics; 0 shows none.", ge=0, le=65535)
+    ] = 0
+    report: PlannerReportSettings = PlannerReportSettings()
+    tensorboard: Annotated[
+        str | None, Knob("Folder for TensorBoard event files with the scalars of every tick; unset writes none.")
+    ] = None
+    prometheus: PrometheusSettings = PrometheusSettings()
+    virtual: VirtualSettings = VirtualSettings()
+    webhook: WebhookSettings = WebhookSettings()

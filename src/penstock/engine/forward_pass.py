@@ -1,0 +1,43 @@
+"""`ForwardPass`: the pass or the decode steps that the engine is busy with, and how much is over at a given time."""
+
+from dataclasses import dataclass, field
+
+from penstock.engine.engine_request import EngineRequest
+from penstock.engine.timing.decode_steps import DecodeSteps
+from penstock.kernel.machine import Nanos
+
+
+@dataclass(slots=True, eq=False)
+class ForwardPass:
+    """What the engine is busy with: one pass, or ``steps`` equal decode steps.
+
+    ``first``: the group's step counter at its start; ``done``: steps accounted for; ``taken``: steps whose blocks are
+    taken; ``last``: (sequences, KV tokens) of the last step where the group can't tell any more.
+    """
+
+    start: Nanos
+    end: Nanos
+    steps: int
+    first: int
+    seqs: int
+    prefills: list[tuple[EngineRequest, int]] = field(default_factory=list)
+    prefilled: int = 0
+    tokens: int = 0
+    run: DecodeSteps | None = None
+    done: int = 0
+    taken: int = 1
+    last: tuple[int, int] | None = None
+
+    def after(self, steps: int) -> Nanos:
+        """Return when so many of its steps are over."""
+        if steps == self.steps:
+            return self.end
+        return self.start + (self.run.after(steps) if self.run is not None and steps else 0)
+
+    def within(self, now: Nanos) -> int:
+        """Return how many of its steps are over at ``now``."""
+        if now >= self.end:
+            return self.steps
+        if self.run is None or self.steps == 1:
+            return 0
+        return min(self.steps - 1, self.run.within(now - self.start))

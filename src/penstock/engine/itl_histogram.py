@@ -1,0 +1,63 @@
+"""`ItlHistogram`: gaps between the tokens of decoding sequences, counted by duration in steps of one per cent."""
+
+import math
+from collections.abc import Callable
+
+from penstock.kernel.machine import SECOND, Nanos
+
+_STEPS = 100.0
+"""Bins per factor of e: neighbours differ by 1 %."""
+_PIECES = 8
+"""Pieces that a long run of decode steps is cut into; within a piece its mean stands for each step."""
+
+
+class ItlHistogram:
+    """Gaps between tokens of all sequences that decode.
+
+    Every sequence that decodes in a pass waited that pass for its token, and one that was preempted until it was
+    computed again.
+    """
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+        """bin -> gaps"""
+
+    def add(self, duration: int, count: int) -> None:
+        """Count gaps of so many nanoseconds."""
+        place = round(math.log(duration) * _STEPS) if duration > 0 else 0
+        self.counts[place] = self.counts.get(place, 0) + count
+
+    def add_steps(self, after: Callable[[int], Nanos], start: int, end: int, seqs: int) -> None:
+        """Count the steps ``start`` to ``end - 1`` of ``seqs`` sequences; ``after(n)``: when n steps are over.
+
+        Cost: constant.
+        """
+        steps = end - start
+        before, last = after(start), after(end)
+        if steps > 2:
+            # Steps of a run differ little and in one direction: where the first and the last are alike, all are.
+            first_gap, last_gap = after(start + 1) - before, last - after(end - 1)
+            if abs(last_gap - first_gap) * 2 * _STEPS > first_gap:
+                at = start
+                for piece in range(1, min(steps, _PIECES)):
+                    until = start + steps * piece // min(steps, _PIECES)
+                    over = after(until)
+                    self.add((over - before) // (until - at), (until - at) * seqs)
+                    at, before = until, over
+                steps = end - at
+        self.add((last - before) // steps, steps * seqs)
+
+    def pairs(self) -> list[tuple[float, int]]:
+        """Return (seconds, how many of it), ascending."""
+        return [(math.exp(place / _STEPS) / SECOND, count) for place, count in sorted(self.counts.items())]
+
+
+def joined(several: list[ItlHistogram]) -> list[tuple[float, int]]:
+    """Return the same of several engines together."""
+    whole = ItlHistogram()
+    for gaps in several:
+        for place, count in gaps.counts.items():
+            whole.counts[place] = whole.counts.get(place, 0) + count
+    return whole.pairs()

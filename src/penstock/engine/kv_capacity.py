@@ -1,0 +1,130 @@
+"""KV blocks that a GPU has room for: its memory, less the weights and what the engine needs besides."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.engine.settings import DEFAULT_BLOCKS, SimSettings
+from penstock.engine.timing.gpus import GIB, Gpu, gpu_of, named
+from penstock.engine.timing.model_shape import BYTES, Dtype, ModelShape, shape_of
+from penstock.kernel.errors import ConfigError
+
+DRIVER = 0.5 * GIB
+"""Bytes of a GPU that its driver keeps: an RTX 4090 of 24 GiB shows 23.5 to a program, an H100 of 79.6 shows 79.2."""
+CONTEXT = 0.75 * GIB
+"""Bytes for the CUDA context, work spaces of libraries and CUDA graphs: chosen so that an RTX 4090 comes near."""
+UTILISATION = 0.9
+"""Share of the memory that an engine may use: vLLM's default."""
+
+
+def kv_blocks_of(
+    shape: ModelShape,
+    gpu: Gpu,
+    *,
+    block_size: int,
+    tensor_parallel: int = 1,
+    expert_parallel: int = 1,
+    weight_dtype: Dtype | None = None,
+    kv_dtype: Dtype | None = None,
+    utilisation: float = UTILISATION,
+    reserved: float | None = None,
+    tokens: int = 8192,
+    seqs: int = 256,
+    length: int = 4096,
+) -> int:
+    """Return the blocks of an engine's KV cache.
+
+    Args:
+        block_size: tokens per block.
+        utilisation: share of the memory that the engine may use.
+        reserved: bytes per GPU for anything but weights and cache; None takes `reserved_of`.
+        tokens, seqs: most tokens and sequences of a pass.
+        length: tokens of a typical sequence; layers with a sliding window keep no more than that of each.
+    Raises:
+        ConfigError: the weights alone don't fit.
+    """
+    per_gpu = weight_bytes_per_gpu(shape, tensor_parallel, expert_parallel, weight_dtype)
+    other = reserved_of(shape, tokens, seqs, tensor_parallel) if reserved is None else reserved
+    usable = (gpu.memory - DRIVER) * utilisation - other
+    room = usable - per_gpu
+    if room <= 0:
+        raise ConfigError(
+            f"{shape.name} takes {per_gpu / GIB:.1f} GiB on each of {max(tensor_parallel, expert_parallel)} "
+            f"{gpu.name}, of which {usable / GIB:.1f} GiB can be used",
+            hint="raise tensor_parallel or take a narrower weight_dtype",
+        )
+    far, near = shape.layers - shape.window_layers, shape.window_layers
+    layers = far if shape.window is None else far + near * min(1.0, shape.window / length)
+    per_token = layers * shape.kv_values * BYTES[kv_dtype or shape.dtype] / min(tensor_parallel, shape.kv_heads)
+    replicas = max(tensor_parallel, expert_parallel) // tensor_parallel
+    return int(room * replicas / per_token) // block_size
+
+
+def reserved_of(shape: ModelShape, tokens: int, seqs: int, tensor_parallel: int = 1) -> float:
+    """Return the bytes per GPU that the largest pass takes besides weights and cache.
+
+    One layer's activations at a time: of a token what goes in and out, the residual, and the MLP's columns (gate, up
+    and their product); the logits of all sequences, in fp32, and their copy that is sampled from.
+    """
+    each = 4 * shape.hidden + 3 * shape.columns / tensor_parallel
+    return CONTEXT + tokens * each * BYTES[shape.dtype] + 8.0 * seqs * shape.head / shape.hidden
+
+
+def with_blocks(settings: SimSettings, table: Mapping[str, Any] | None) -> SimSettings:
+    """Return the settings with a number in place of ``kv_blocks: auto``.
+
+    Args:
+        table: as `penstock.config.files.timing_files.load_timing` returns it, with the model and, if given, the GPU.
+    Raises:
+        ConfigError: the GPU that timing names has no room for the weights or for that many blocks, or no model is
+            named.
+    """
+    timing, auto = settings.timing, settings.kv_blocks == "auto"
+    if timing.gpu is None:
+        return msgspec.structs.replace(settings, kv_blocks=DEFAULT_BLOCKS) if auto else settings
+    if table is None or "model" not in table:
+        if not auto:
+            return settings
+        raise ConfigError(
+            f"kv_blocks is auto and timing.gpu is {timing.gpu}, but the model's shape is not known",
+            hint="set timing.model to a config.json or a known name, or kv_blocks to a number",
+        )
+    gpu = gpu_of(table["gpu"], timing.gpu) if "gpu" in table else named(timing.gpu)
+    shape = shape_of(table["model"], timing.model or "config.json")
+
+    def blocks(utilisation: float, reserved: float | None) -> int:
+        return kv_blocks_of(
+            shape,
+            gpu,
+            block_size=settings.block_size,
+            tensor_parallel=timing.tensor_parallel,
+            expert_parallel=timing.expert_parallel,
+            weight_dtype=timing.weight_dtype,
+            kv_dtype=timing.kv_dtype,
+            utilisation=utilisation,
+            reserved=reserved,
+            tokens=settings.max_batched_tokens,
+            seqs=settings.max_seqs,
+        )
+
+    if auto:
+        return msgspec.structs.replace(settings, kv_blocks=blocks(UTILISATION, None))
+    most = blocks(1.0, 0.0)
+    if settings.blocks > most:
+        raise ConfigError(
+            f"kv_blocks is {settings.blocks:,} of {settings.block_size} tokens; beside the weights of {shape.name} "
+            f"{timing.tensor_parallel} {gpu.name} can hold {most:,} at the very most",
+            hint="set kv_blocks to auto, which leaves what engines leave for activations",
+        )
+    return settings
+
+
+def weight_bytes_per_gpu(
+    shape: ModelShape, tensor_parallel: int, expert_parallel: int, weight_dtype: Dtype | None
+) -> float:
+    """Return the bytes of weights on each GPU: layers and projections split by tensor, experts over all GPUs."""
+    linear = shape.linear * BYTES[weight_dtype or shape.linear_dtype]
+    plain = (shape.embedding + (0 if shape.tied else shape.head)) * BYTES[shape.dtype]
+    experts = shape.moe_layers * shape.experts * shape.expert * BYTES[weight_dtype or shape.expert_dtype]
+    return (linear + plain) / tensor_parallel + experts / max(tensor_parallel, expert_parallel)

@@ -1,0 +1,1 @@
+"""Timing models of the simulated engine (tables, operators, roofline) and what fits them to measurements."""

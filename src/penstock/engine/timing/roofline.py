@@ -1,0 +1,241 @@
+"""Roofline timing: a pass on a GPU without measurements: what it must read, compute and send, over the GPU's rates.
+
+Kernels run one after another, so each group of them takes the longer of its memory time and its arithmetic time, and
+the groups add up: linear layers, routed experts, output projection, attention of prompts, attention of decoding,
+activations, collectives, and what the host and the launches add per layer and pass.
+
+Tensor parallelism splits weights, heads and KV cache; with more GPUs of experts than of tensors the attention is
+data-parallel, and tokens go to their experts and back by all-to-all.
+Source: rooflines as in Dynamo's planner; the split by groups, sliding windows and calibration are ours.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine.settings import Calibration
+from penstock.engine.timing.collectives import Link, collectives, link_of
+from penstock.engine.timing.decode_steps import DecodeSteps, PiecewiseSteps, QuadraticSteps, TabulatedSteps
+from penstock.engine.timing.gpus import Gpu
+from penstock.engine.timing.model_shape import BYTES, Dtype, ModelShape
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.machine import SECOND
+
+MILLISECONDS = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one pass has to do, in tokens.
+
+    ``tokens``: all that are computed; ``outputs``: rows of the output projection; ``pairs``: (new token, token that it
+    attends to) of prompts, ``context``: tokens of KV that prompts read; ``kv``: tokens of KV that decoding reads. The
+    last three again for layers with a sliding window.
+    """
+
+    tokens: int
+    outputs: int
+    seqs: int
+    pairs: float = 0.0
+    context: float = 0.0
+    kv: float = 0.0
+    pairs_windowed: float = 0.0
+    context_windowed: float = 0.0
+    kv_windowed: float = 0.0
+    uneven: float = 1.0
+    """By how much the fullest of the attention's ranks has more prompt tokens than an even share."""
+
+
+def work_of(chunks: Iterable[tuple[int, int]], kv: int, seqs: int, window: int | None, replicas: int = 1) -> Work:
+    """Return the work of a pass.
+
+    Args:
+        chunks: per prompt (tokens before, new tokens).
+        kv: tokens that all sequences that decode read together; ``seqs``: how many they are.
+        replicas: ranks of the attention; a prompt is computed by one of them, and the others wait.
+        window: sliding window in tokens. Sequences count as equally long there.
+    """
+    tokens = requests = 0
+    pairs = context = near_pairs = near_context = 0
+    ranks = [0] * replicas
+    if replicas > 1:
+        chunks = sorted(chunks, key=lambda chunk: -chunk[1])
+    for past, new in chunks:
+        tokens += new
+        ranks[ranks.index(min(ranks))] += new
+        requests += 1
+        pairs += new * past + new * (new + 1) // 2
+        context += past + new
+        if window is not None:
+            # Token i reads min(past + i, window): the first `growing` of them read more and more, the rest all of it.
+            growing = min(new, max(0, window - past))
+            near_pairs += growing * past + growing * (growing + 1) // 2 + (new - growing) * window
+            near_context += min(past + new, window + new)
+    near = kv if window is None else min(kv, window * seqs)
+    uneven = replicas * max(ranks) / tokens if tokens else 1.0
+    return Work(tokens + seqs, requests + seqs, seqs, pairs, context, kv, near_pairs, near_context, near, uneven)
+
+
+class Roofline:
+    """Seconds of a pass of one model on one kind of GPU.
+
+    Args:
+        tensor_parallel: GPUs that share each layer.
+        expert_parallel: GPUs that whole experts are spread over; 1 slices each expert over the tensor-parallel GPUs.
+        weight_dtype, kv_dtype: None takes what the config says of the weights, and the model's own for the cache.
+        link: what collectives reach; None takes the table's.
+    Raises:
+        ConfigError: the GPUs don't divide the heads or the experts.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        gpu: Gpu,
+        calibration: Calibration,
+        *,
+        tensor_parallel: int = 1,
+        expert_parallel: int = 1,
+        weight_dtype: Dtype | None = None,
+        kv_dtype: Dtype | None = None,
+        link: Link | None = None,
+    ) -> None:
+        check_parallel(shape, tensor_parallel, expert_parallel)
+        self.shape = shape
+        self.gpus = max(tensor_parallel, expert_parallel)
+        replicas = self.replicas = self.gpus // tensor_parallel
+        linear_dtype, expert_dtype = weight_dtype or shape.linear_dtype, weight_dtype or shape.expert_dtype
+        kv = shape.kv_values * BYTES[kv_dtype or shape.dtype]
+        reached = calibration.gddr_efficiency if gpu.gddr else calibration.bandwidth_efficiency
+        bandwidth = gpu.bandwidth * reached
+        widened = {True: bandwidth * calibration.widening_efficiency, False: bandwidth}
+        rate = calibration.compute_efficiency
+        self._linear_read = shape.linear * BYTES[linear_dtype] / tensor_parallel / widened[gpu.widens(linear_dtype)]
+        self._linear_token = 2.0 * shape.linear / self.gpus / (gpu.flops(linear_dtype) * rate)
+        self._expert_read = (
+            shape.moe_layers * shape.expert * BYTES[expert_dtype] / self.gpus / widened[gpu.widens(expert_dtype)]
+        )
+        per_token = 2.0 * shape.moe_layers * shape.experts_per_token * shape.expert
+        expert_rate = gpu.flops(expert_dtype) * rate * calibration.expert_efficiency
+        self._expert_token = per_token / self.gpus / expert_rate
+        self._head_read = shape.head * BYTES[shape.dtype] / tensor_parallel / bandwidth
+        self._head_token = 2.0 * shape.head / self.gpus / (gpu.flops(shape.dtype) * rate)
+        self._activation_token = shape.activations * BYTES[shape.dtype] / self.gpus / bandwidth
+        split = min(tensor_parallel, shape.kv_heads) * replicas
+        flops = gpu.flops(shape.dtype) * rate * self.gpus
+        self._near_layers = shape.window_layers
+        self._far_layers = shape.layers - shape.window_layers
+        self._pair = shape.pair_flops / flops
+        self._context = kv / split / bandwidth
+        self._read = max(self._context, shape.read_flops / flops)
+        within, across = (link or link_of(gpu, gpus, calibration) for gpus in (tensor_parallel, self.gpus))
+        self.collectives = collectives(shape, within, across, tensor_parallel, replicas)
+        host = calibration.layer_overhead_ms * shape.layers + calibration.pass_overhead_ms
+        host += calibration.expert_layer_overhead_ms * shape.moe_layers
+        self._fixed = MILLISECONDS * host + self.collectives.fixed
+        self._sequence = MILLISECONDS * calibration.sequence_overhead_ms
+
+    def seconds(self, work: Work) -> float:
+        """Return how long a pass takes. Cost: about 2 us."""
+        return self.without_decode_attention(work) + self.decode_attention(work)
+
+    def decode_attention(self, work: Work) -> float:
+        """Return the part that grows with the KV tokens that decoding reads: linear in them, two lines in a window."""
+        return self._read * (self._far_layers * work.kv + self._near_layers * work.kv_windowed)
+
+    def without_decode_attention(self, work: Work) -> float:
+        """Return the rest, in which KV tokens of decoding don't matter."""
+        tokens = work.tokens
+        own = (tokens - work.seqs) * work.uneven + work.seqs
+        time = self._fixed + self._sequence * work.outputs
+        time += max(self._linear_read, self._linear_token * own)
+        time += max(self._head_read, self._head_token * work.outputs)
+        if self.shape.experts:
+            touched = experts_touched(self.shape.experts, self.shape.experts_per_token, tokens)
+            time += max(self._expert_read * touched, self._expert_token * tokens)
+        time += self._activation_token * own + self.collectives.token * tokens
+        prompts = self._far_layers * max(self._pair * work.pairs, self._context * work.context)
+        prompts += self._near_layers * max(self._pair * work.pairs_windowed, self._context * work.context_windowed)
+        time += prompts * work.uneven
+        return time
+
+    def read_seconds(self) -> tuple[float, float]:
+        """Return seconds per KV token that a decode step reads: in layers that see all, and in those with a window."""
+        return self._read * self._far_layers, self._read * self._near_layers
+
+
+class RooflineTiming:
+    """A roofline as a timing model of the engine. Nothing is looked up, so nothing is extrapolated."""
+
+    def __init__(self, roofline: Roofline, speed_up: float = 1.0) -> None:
+        self.lookups = self.extrapolated = 0
+        self.uneven = False
+        self._roofline = roofline
+        self._scale = SECOND / speed_up
+        self._window = roofline.shape.window
+        far, near = roofline.read_seconds()
+        self._far, self._near = far * self._scale, near * self._scale
+        self._bases: dict[int, float] = {}
+
+    def prefill(self, tokens: int) -> float:
+        return self.mixed(tokens, [(0, tokens)], 0, 0) if tokens else 0.0
+
+    def mixed(self, tokens: int, chunks: Iterable[tuple[int, int]], kv: int, seqs: int, longest: int = 0) -> float:
+        return self._scale * self._roofline.seconds(work_of(chunks, kv, seqs, self._window, self._roofline.replicas))
+
+    def decode(self, kv: int, seqs: int) -> float:
+        if not seqs:
+            return 0.0
+        near = kv if self._window is None else min(kv, self._window * seqs)
+        return self._base(seqs) + self._far * kv + self._near * near
+
+    def run(self, kv: int, seqs: int, steps: int, longest: int = 0) -> DecodeSteps:
+        slope, rise = self._far + self._near, self._far * seqs
+        if self._window is None:
+            return QuadraticSteps(self._base(seqs) + slope * kv, slope * seqs, 0.0, steps, steps)
+        # The step that first fills the window of all, and all after it, read no more in the layers that have one.
+        bend = min(steps, max(0, -((kv - self._window * seqs) // seqs)))
+        growing = QuadraticSteps(self._base(seqs) + slope * kv, slope * seqs, 0.0, bend, bend)
+        if bend == steps:
+            return growing
+        full = QuadraticSteps(self.decode(kv + bend * seqs, seqs), rise, 0.0, steps - bend, steps - bend)
+        return PiecewiseSteps(growing, bend, full) if bend else full
+
+    def over(self, kv: npt.NDArray[np.int64], seqs: int) -> DecodeSteps:
+        near = kv if self._window is None else np.minimum(kv, self._window * seqs)
+        return TabulatedSteps.of(self._base(seqs) + self._far * kv + self._near * near)
+
+    def _base(self, seqs: int) -> float:
+        """Return what a decode step of so many sequences takes before it reads KV; there are max_seqs of these."""
+        found = self._bases.get(seqs)
+        if found is None:
+            found = self._bases[seqs] = self._scale * self._roofline.without_decode_attention(Work(seqs, seqs, seqs))
+        return found
+
+
+def experts_touched(experts: int, per_token: int, tokens: int) -> float:
+    """Return how many different experts of a layer a pass of so many tokens is expected to read, choices being even."""
+    return experts * (1.0 - (1.0 - per_token / experts) ** tokens)
+
+
+def check_parallel(shape: ModelShape, tensor_parallel: int, expert_parallel: int) -> None:
+    """Raise `ConfigError` where so many GPUs can't share a model's heads or experts."""
+    if shape.heads % tensor_parallel:
+        raise ConfigError(
+            f"tensor_parallel is {tensor_parallel}, which does not divide the {shape.heads} heads of {shape.name}",
+            hint="take a power of two",
+        )
+    if expert_parallel == 1:
+        return
+    if not shape.experts:
+        raise ConfigError(
+            f"expert_parallel is {expert_parallel}, but {shape.name} has no experts", hint="leave it at 1"
+        )
+    if shape.experts % expert_parallel or (expert_parallel % tensor_parallel and tensor_parallel % expert_parallel):
+        raise ConfigError(
+            f"expert_parallel is {expert_parallel}; {shape.name} has {shape.experts} experts, and tensor_parallel is "
+            f"{tensor_parallel}",
+            hint="it must divide the experts, and be a multiple of tensor_parallel or divide it",
+        )

@@ -1,0 +1,1 @@
+"""Admin routes: status, explain, fleet operations, settings, time series, planner, metrics, and the page."""

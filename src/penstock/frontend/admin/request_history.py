@@ -1,0 +1,118 @@
+"""Request history of one process: the last decisions and ends of requests, for explain and the page.
+
+Decisions are kept as JSON text: thousands of them with a candidate per worker would otherwise be a million small
+objects, and each full run of the garbage collector would hold the event loop for as long as it walks them. Ends have
+few parts, so they are encoded only when read. All returned times count from the start of the run.
+"""
+
+from collections import OrderedDict, deque
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+
+from penstock.kernel.machine import Nanos
+from penstock.router.events import Closed, Decision
+
+DECISIONS_KEPT = 4096
+"""Decisions that explain knows without the run folder; the oldest go."""
+CLOSED_KEPT = 4096
+"""Ends of requests that /admin/requests and explain know; the oldest go."""
+_TIMES = ("arrived", "closed", "first", "dispatched", "last")
+
+
+class _DecisionRecord(NamedTuple):
+    at: Nanos
+    request: str
+    worker: str
+    line: bytes
+
+
+class RequestHistory:
+    """Bounded memory of decisions and ends; the oldest are dropped.
+
+    Args:
+        decisions_max, closed_max: how many of each are kept.
+        offset: nanoseconds from the start of the run to the router's time 0.
+    """
+
+    def __init__(self, decisions_max: int = DECISIONS_KEPT, closed_max: int = CLOSED_KEPT, offset: Nanos = 0) -> None:
+        self._offset = offset
+        self._decisions: deque[_DecisionRecord] = deque(maxlen=decisions_max)
+        self._by_request: dict[str, list[bytes]] = {}
+        self._closed: OrderedDict[str, Closed] = OrderedDict()
+        self._closed_max = closed_max
+        self._leads: dict[str, Nanos] = {}
+        """Decisions of the requests that have not ended."""
+        self._encode = msgspec.json.Encoder().encode
+
+    def decided(self, decision: Decision) -> msgspec.Raw:
+        """Remember where a request went and why; return the decision as JSON, so that no caller encodes it again."""
+        if self._offset:
+            decision = msgspec.structs.replace(decision, at=decision.at + self._offset)
+        line = self._encode(decision)
+        if self._decisions.maxlen:
+            if len(self._decisions) == self._decisions.maxlen:
+                request = self._decisions[0].request
+                known = self._by_request[request]
+                del known[0]  # the deque's oldest is the oldest of its request too
+                if not known:
+                    del self._by_request[request]
+            self._decisions.append(_DecisionRecord(decision.at, decision.request, decision.chosen.worker, line))
+            self._by_request.setdefault(decision.request, []).append(line)
+        return msgspec.Raw(line)
+
+    def arrived(self, request: str, lead: Nanos) -> None:
+        """Remember how long before `Arrived` a request had arrived here: its times count from then."""
+        self._leads[request] = lead
+
+    def closed(self, closed: Closed) -> None:
+        """Remember how a request ended; an id that is used again replaces its older end."""
+        self._closed.pop(closed.id, None)
+        lead = self._leads.pop(closed.id, 0)
+        if lead:
+            closed = msgspec.structs.replace(closed, arrived=closed.arrived - lead)
+        self._closed[closed.id] = closed
+        if len(self._closed) > self._closed_max:
+            self._closed.popitem(last=False)
+
+    @property
+    def full(self) -> bool:
+        """Return whether something was dropped: then older records are not here."""
+        return len(self._decisions) == self._decisions.maxlen or len(self._closed) >= self._closed_max
+
+    def explain(self, request: str) -> dict[str, Any] | None:
+        """Return a request's end and its decisions as plain data, or None where neither is known."""
+        closed, decisions = self._closed.get(request), self._by_request.get(request)
+        if closed is None and decisions is None:
+            return None
+        return {
+            "request": None if closed is None else self._plain(closed),
+            "decisions": [msgspec.json.decode(line) for line in decisions or ()],
+        }
+
+    def last_closed(self, limit: int, before: Nanos | None = None) -> list[dict[str, Any]]:
+        """Return the newest ends first, of those until ``before``, a time of the run."""
+        found = reversed(self._closed.values())
+        wanted = (closed for closed in found if before is None or closed.closed + self._offset <= before)
+        return [self._plain(closed) for closed in islice(wanted, limit)]
+
+    def last_decisions(
+        self, limit: int, before: Nanos | None = None, worker: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the newest decisions first, of those until ``before``, a time of the run, and for one worker."""
+        wanted = (
+            decided.line
+            for decided in reversed(self._decisions)
+            if (before is None or decided.at <= before) and (worker is None or decided.worker == worker)
+        )
+        return [msgspec.json.decode(line) for line in islice(wanted, limit)]
+
+    def _plain(self, closed: Closed) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.json.decode(self._encode(closed))
+        if self._offset:
+            for part in (found, *found["legs"]):
+                for name in _TIMES:
+                    if part.get(name) is not None:
+                        part[name] += self._offset
+        return found

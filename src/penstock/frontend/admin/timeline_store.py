@@ -1,0 +1,93 @@
+"""Timeline store of one frontend process: a window of counts and loads every few seconds, for the last hour."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from penstock.kernel.machine import SECOND, Nanos
+from penstock.kernel.request_record import RequestRecord
+from penstock.kernel.time_windows import LoadSample, Timeline, TimeWindow
+from penstock.kernel.values import Slo
+
+log = logging.getLogger("penstock.frontend")
+
+WIDTH = 5.0
+"""Seconds of a window."""
+LAST_MINUTE = round(60 / WIDTH)
+"""Windows whose latencies the status shows."""
+KEPT = 720
+"""Windows: an hour of them. Older ones are in the run folder, which ``penstock ui`` shows."""
+
+
+class TimelineStore:
+    """The last windows of one frontend process: requests counted as they pass, loads sampled once per window.
+
+    Args:
+        now: the router's time.
+        status: the status for operators.
+        offset: nanoseconds from the start of the run to the router's time 0.
+    """
+
+    def __init__(self, now: Callable[[], Nanos], status: Callable[[], dict[str, Any]], offset: Nanos) -> None:
+        self.timeline = Timeline(WIDTH, KEPT)
+        self._now = now
+        self._status = status
+        self._offset = offset
+        self.since = self.now
+        """Time from which on it has counted."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start of the run."""
+        return (self._now() + self._offset) / SECOND
+
+    def arrived(self, isl: int) -> None:
+        """A request arrived, with so many prompt tokens."""
+        self.timeline.arrived(self.now, isl)
+
+    def first(self, ttft: float) -> None:
+        """A stream has its first output token, so many seconds after it arrived."""
+        self.timeline.first(self.now, ttft)
+
+    def ended(self, record: RequestRecord, slo: Slo) -> None:
+        """A request is over."""
+        self.timeline.ended(self.now, record, slo)
+
+    def look(self, slo: Slo) -> None:
+        """Sample running and waiting requests, and the load of each worker."""
+        status = self._status()
+        window = self.timeline.window(self.now)
+        window.queued = sum(queue["length"] for queue in status["queue"].values())
+        window.running = status["requests"]["inflight"] - window.queued
+        window.slo_ttft, window.slo_itl = slo.ttft, slo.itl
+        loads = {
+            worker["id"]: LoadSample(
+                worker["active_requests"],
+                worker["active_prefill_tokens"],
+                worker["active_blocks"],
+                worker["kv_blocks"],
+                worker["why_not"] is None,
+            )
+            for worker in status["workers"]
+        }
+        window.take_loads(loads, self.timeline.before(window))
+
+    def last_minute(self) -> TimeWindow:
+        """Return the windows of the last minute, the one that is being filled included, as one."""
+        found = TimeWindow()
+        last = int(self.now // WIDTH)
+        for window in self.timeline.between(last - LAST_MINUTE, last + 1):
+            if window is not None:
+                found.add(window)
+        return found
+
+    async def run(self, slo: Callable[[], Slo]) -> None:
+        """Sample once at start, then in the middle of each window, until cancelled."""
+        while True:
+            try:
+                self.look(slo())
+            except Exception:  # supervision boundary: one failed sample must not end the page's history
+                log.exception("the cluster could not be looked at for the page")
+            now = self.now
+            await asyncio.sleep((now // WIDTH + 1.5) * WIDTH - now)

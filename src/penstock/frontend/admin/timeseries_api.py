@@ -1,0 +1,122 @@
+"""Time series routes behind the page's charts: windows of requests and worker loads, over all frontend processes."""
+
+import asyncio
+import time
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import web
+
+from penstock.frontend.admin.admin_query import of_this_process, seconds_of
+from penstock.frontend.admin.frontend_peers import from_peers
+from penstock.frontend.http.error_responses import quoted, rejected
+from penstock.frontend.http.request_context import service_of
+from penstock.frontend.openai.models import json_response
+from penstock.frontend.service import Service
+from penstock.kernel.time_windows import TimeWindow, columns_of, pools_of
+
+SLICE = 48
+"""Windows between which other tasks get a turn: about 2 ms of work."""
+
+
+class TimeseriesPart(msgspec.Struct, frozen=True):
+    """One process's windows for another, and the time since it has counted (seconds of the run)."""
+
+    name: str
+    since: float
+    windows: dict[int, TimeWindow]
+
+
+async def timeline(request: web.Request) -> web.Response:
+    """GET /admin/timeline?from=SECONDS: the windows since then, those of all frontend processes added up."""
+    service = service_of(request)
+    seen = service.seen
+    start = seconds_of(request, "from") or 0.0
+    mine = _part(service, start)
+    if of_this_process(request):
+        return json_response(
+            TimeseriesPart(mine.name, mine.since, {n: window.without_loads() for n, window in mine.windows.items()})
+        )
+    others = [
+        msgspec.json.decode(text, type=TimeseriesPart)
+        for text in await from_peers(service, f"/admin/timeline?scope=process&from={start:.3f}", text=True)
+    ]
+    merged = await _added(mine, others)
+    last = int(seen.now // seen.timeline.width)
+    first = min(merged, default=last)
+    windows = [merged.get(number) for number in range(first, last + 1)]
+    columns: dict[str, list[Any]] = {}
+    for at in range(0, len(windows), SLICE):
+        for name, column in columns_of(windows[at : at + SLICE]).items():
+            columns.setdefault(name, []).extend(column)
+        await asyncio.sleep(0)
+    return json_response(
+        {
+            "kind": "live",
+            "name": service.settings.name,
+            "run": service.run,
+            "zero": time.time() - seen.now,
+            "now": seen.now,
+            "width": seen.timeline.width,
+            "kept": seen.timeline.kept,
+            "first": first,
+            "columns": columns,
+            "pools": pools_of(windows),
+            "frontends": {part.name: part.since for part in (mine, *others)},
+        }
+    )
+
+
+async def workers(request: web.Request) -> web.Response:
+    """GET /admin/timeline/workers?at=SECONDS: how loaded each worker was in the window of a moment."""
+    service = service_of(request)
+    timeline = service.seen.timeline
+    at = seconds_of(request, "at")
+    at = service.seen.now if at is None else at
+    found = timeline.loads_at(at)
+    if found is None and not of_this_process(request):
+        others = await from_peers(service, f"/admin/timeline/workers?scope=process&at={at:.3f}")
+        found = next((other["workers"] for other in others if other["workers"] is not None), None)
+    return json_response({"at": at // timeline.width * timeline.width, "workers": found})
+
+
+async def worker(request: web.Request) -> web.Response:
+    """GET /admin/timeline/workers/{worker}: one worker's load over all windows that are kept."""
+    service = service_of(request)
+    name = request.match_info["worker"]
+    found = service.seen.timeline.worker_columns(name)
+    if found is None and not of_this_process(request):
+        others = await from_peers(service, f"/admin/timeline/workers/{quote(name, safe='')}?scope=process")
+        found = others[0] if others else None
+    if found is None:
+        raise rejected(
+            f"no worker {quoted(name)} was seen; GET /admin/status lists those that are there",
+            code="unknown_worker",
+            status=404,
+        )
+    return json_response(found)
+
+
+def _part(service: Service, start: float) -> TimeseriesPart:
+    seen = service.seen
+    since = int(start // seen.timeline.width)
+    windows = {number: window for number, window in seen.timeline.windows.items() if number >= since}
+    return TimeseriesPart(service.cluster.name, seen.since, windows)
+
+
+async def _added(mine: TimeseriesPart, others: list[TimeseriesPart]) -> dict[int, TimeWindow]:
+    if not others:
+        return mine.windows
+    found: dict[int, TimeWindow] = {}
+    for part in (mine, *others):
+        for count, (number, window) in enumerate(part.windows.items()):
+            known = found.get(number)
+            if known is None:
+                # Adding changes it, and this process's own windows must not change.
+                known = found[number] = TimeWindow()
+                known.running = known.queued = 0
+            known.add(window)
+            if count % SLICE == 0:
+                await asyncio.sleep(0)
+    return found

@@ -1,0 +1,129 @@
+"""Continuation of a stream on another engine: rewrites the later legs' chunks as those of the first."""
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from penstock.frontend.exchange.migration import StreamLeg
+from penstock.frontend.exchange.sse import GAVE_UP, SseTap
+from penstock.frontend.exchange.transcript import Transcript
+
+
+class ContinuationTap(SseTap):
+    """Rewrite each chunk of a later leg.
+
+    Chunks get the id, time and model of the first leg's, in the client's own dialect; usage counts the prompt as it
+    arrived and the output of all legs.
+
+    Args:
+        chat: the client requested a chat, whatever route the engine got.
+        usage: the client requested the usage chunk; ``always``: usage in every chunk.
+        ids: the client requested token ids.
+    """
+
+    __slots__ = ("_always", "_before", "_chat", "_ids", "_leg", "_made", "_owed", "_transcript", "_wants_usage")
+
+    def __init__(
+        self,
+        leg: StreamLeg,
+        transcript: Transcript,
+        *,
+        chat: bool,
+        usage: bool,
+        always: bool = False,
+        ids: bool = False,
+        gave_up: Collection[str] = GAVE_UP,
+    ) -> None:
+        super().__init__(strip_usage=not usage, gave_up=gave_up)
+        self._leg = leg
+        self._transcript = transcript
+        self._chat = chat
+        self._wants_usage = usage
+        self._always = always
+        self._ids = ids
+        self._owed = leg.unsent_text
+        self._before = leg.point.tokens
+        self._made = 0
+        self.tokens = self._before
+
+    def _whole(self, data: bytes) -> bytes:
+        parts = data.split(self._separator)
+        parts.pop()
+        return b"".join([self._event(part) for part in parts])
+
+    def _event(self, event: bytes) -> bytes:
+        payload = event.strip()
+        if not payload.startswith(b"data:"):
+            return b""
+        if self.error is not None:
+            return b""
+        if self._is_end(payload):
+            return b"data: [DONE]\n\n"
+        chunk = self._decoded(payload)
+        if chunk is None or self._is_error(chunk, b""):
+            return b""
+        choices = chunk.get("choices") or []
+        usage = chunk.get("usage")
+        if isinstance(usage, dict) and not choices:
+            self.usage = self._total(usage)
+            return self._chunk({"choices": [], "usage": self.usage}) if self._wants_usage else b""
+        return b"".join([self._said(choice, usage) for choice in choices if isinstance(choice, dict)])
+
+    def _said(self, choice: dict[str, Any], usage: Any) -> bytes:
+        """Return one choice's output in the client's form; b"" where it has none."""
+        delta = choice.get("delta") or {}
+        text = choice.get("text") or delta.get("content") or ""
+        made = choice.get("token_ids") or []
+        reason = choice.get("finish_reason")
+        if not (text or made or reason):
+            return b""
+        self.started = True
+        self._made += len(made) if self._transcript.mode == "ids" else 1
+        self.tokens = self._before + self._made
+        text, self._owed = self._owed + text, ""
+        told: dict[str, Any] = {"index": 0}
+        told |= {"delta": {"content": text}} if self._chat else {"text": text}
+        told |= {"logprobs": None, "finish_reason": reason}
+        if reason is not None:
+            told["stop_reason"] = choice.get("stop_reason")
+        if self._ids:
+            told["token_ids"] = made
+        body: dict[str, Any] = {"choices": [told]}
+        if self._always and isinstance(usage, dict):
+            body["usage"] = self._total(usage)
+        out = self._chunk(body)
+        self._transcript.wrote(made, out, reason)
+        return out
+
+    def _chunk(self, body: dict[str, Any]) -> bytes:
+        return b"data: " + msgspec.json.encode({**self._leg.head, **body}) + b"\n\n"
+
+    def _total(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """Return usage over all legs, from the usage of this leg's engine."""
+        made = usage.get("completion_tokens")
+        output = self._before + (made if isinstance(made, int) else self._made)
+        return usage_of_all(self._leg.prompt_tokens, output)
+
+
+def usage_of_all(prompt: int, output: int) -> dict[str, Any]:
+    """Return the usage of an answer that several engines made."""
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+
+def last_words(leg: StreamLeg, transcript: Transcript, *, chat: bool, usage: bool) -> bytes:
+    """Return the end of a stream whose output is whole but whose engine was lost before its end mark."""
+    out = b""
+
+    def chunk(body: dict[str, Any]) -> bytes:
+        return b"data: " + msgspec.json.encode({**leg.head, **body}) + b"\n\n"
+
+    if transcript.finish_reason is None:
+        told: dict[str, Any] = {
+            "index": 0,
+            **({"delta": {"content": leg.unsent_text}} if chat else {"text": leg.unsent_text}),
+        }
+        out += chunk({"choices": [{**told, "logprobs": None, "finish_reason": "length", "stop_reason": None}]})
+    if usage:
+        out += chunk({"choices": [], "usage": usage_of_all(leg.prompt_tokens, leg.point.tokens)})
+    return out + b"data: [DONE]\n\n"

@@ -1,0 +1,85 @@
+"""Response metadata: headers with the routing result, and ``nvext`` where the client requested it."""
+
+import time
+from typing import Any
+
+import msgspec
+
+from penstock.frontend.exchange.token_timing import TokenTiming
+from penstock.frontend.exchange.upstream_request import UpstreamRequest
+from penstock.frontend.prompt.request_body import Parsed
+from penstock.router.events import Dispatch
+
+
+def marks(dispatch: Dispatch) -> dict[str, str]:
+    """Return the headers that name a request's workers."""
+    decision = dispatch.decision
+    return {
+        "x-penstock-worker": str(decision.chosen),
+        **({} if prefill_of(dispatch) is None else {"x-penstock-prefill-worker": str(prefill_of(dispatch))}),
+        "x-penstock-expected-cached-tokens": str(decision.expected_cached_tokens),
+        "x-penstock-queue-ms": f"{decision.queued * 1e3:.1f}",
+    }
+
+
+def prefill_of(dispatch: Dispatch) -> str | None:
+    """Return the worker that did the prefill, where that was another one."""
+    handoff = dispatch.handoff
+    return None if handoff is None or handoff.source is None else handoff.source.id
+
+
+def extra_fields(job: UpstreamRequest, dispatch: Dispatch, timing: TokenTiming) -> dict[str, Any]:
+    """Return the fields that ``nvext.extra_fields`` requests. Milliseconds and tokens."""
+    decision = dispatch.decision
+    asked = () if job.hints is None else job.hints.extra
+    out: dict[str, Any] = {}
+    if "worker_id" in asked:
+        worker, rank = decision.chosen
+        out["worker_id"] = {
+            "worker_id": worker,
+            "dp_rank": rank,
+            "prefill_worker_id": prefill_of(dispatch) or worker,
+            "decode_worker_id": worker,
+        }
+    if asked and job.hints is not None and job.hints.ignored:
+        out["ignored_hints"] = list(job.hints.ignored)
+    if "timing" in asked:
+        out["timing"] = {
+            "queue_ms": round(decision.queued * 1e3, 3),
+            "ttft_ms": None if timing.ttft is None else round(timing.ttft * 1e3, 3),
+            "total_time_ms": round((time.monotonic() - timing.arrived) * 1e3, 3),
+            "expected_cached_tokens": decision.expected_cached_tokens,
+            "cached_tokens": timing.cached,
+        }
+    return out
+
+
+def with_nvext(body: bytes, extra: dict[str, Any]) -> bytes:
+    """Return a JSON object with ``nvext`` added at its end; anything else is returned unchanged."""
+    end = body.rstrip()
+    if not end.startswith(b"{") or not end.endswith(b"}") or len(end) < 3:
+        return body
+    return end[:-1] + b',"nvext":' + msgspec.json.encode(extra) + b"}"
+
+
+def before_end(out: bytes, job: UpstreamRequest, request: str, extra: dict[str, Any]) -> bytes:
+    """Put one more event before the end mark of a stream."""
+    end = out.rfind(b"[DONE]")
+    at = out.rfind(b"data:", 0, end) if end >= 0 else -1
+    if at < 0 or job.parsed is None:
+        return out
+    return out[:at] + _chunk(job.parsed, request, extra) + out[at:]
+
+
+def _chunk(parsed: Parsed, request: str, extra: dict[str, Any]) -> bytes:
+    """Return one event that holds ``nvext`` and no choice, as the usage chunk does."""
+    chat = parsed.endpoint == "chat_completions"
+    chunk: dict[str, Any] = {
+        "id": f"{'chatcmpl' if chat else 'cmpl'}-{request}",
+        "object": "chat.completion.chunk" if chat else "text_completion",
+        "created": int(time.time()),
+        "model": parsed.model,
+        "choices": [],
+        "nvext": extra,
+    }
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"

@@ -1,0 +1,127 @@
+"""Stream resume: the state of one streamed answer with which another engine continues it."""
+
+import asyncio
+import time
+
+from penstock.adapters.engines.dialects.dialect import Dialect
+from penstock.frontend.exchange.continuation import ContinuationTap, last_words, usage_of_all
+from penstock.frontend.exchange.migration import MigrationImpossible, StreamLeg, leg_of, obstacle, transcript_for
+from penstock.frontend.exchange.sse import SseTap
+from penstock.frontend.exchange.transcript import Transcript
+from penstock.frontend.exchange.upstream_request import UpstreamRequest
+from penstock.frontend.service import ResolvedModel, Service
+from penstock.kernel.values import Prompt
+from penstock.router.events import Resume
+
+
+class ResumableStream:
+    """Resumption of one streamed answer. Before its first output every attempt begins anew."""
+
+    __slots__ = ("_job", "_lost_at", "_prompt", "_resolved", "_service", "_unfit", "leg", "transcript", "why")
+
+    def __init__(self, service: Service, resolved: ResolvedModel, job: UpstreamRequest, prompt: Prompt) -> None:
+        self.leg: StreamLeg | None = None
+        """Where the present attempt continues; None where it starts from the beginning."""
+        self.transcript: Transcript | None = None
+        """The output so far; None where no other engine could continue it."""
+        self.why: str | None = None
+        """Why a broken answer can't migrate, where that is known already."""
+        self._unfit: Dialect | None = None
+        """Dialect of the engine whose answer could not migrate."""
+        self._service = service
+        self._resolved = resolved
+        self._job = job
+        self._prompt = prompt
+        self._lost_at: float | None = None
+
+    @property
+    def job(self) -> UpstreamRequest:
+        """The present request: the client's, or the rest of it."""
+        return self._job if self.leg is None else self.leg.job
+
+    def start(self, dialect: Dialect) -> tuple[UpstreamRequest, Transcript | None]:
+        """Return the request for an engine, and the transcript that follows its answer from the beginning."""
+        if self.leg is not None:
+            return self.leg.job, None
+        if self._service.settings.router.migration.limit == 0:
+            self.why = "router.migration.limit is 0"
+            return self._job, None
+        found = transcript_for(self._job, dialect)
+        if found is None:
+            self._unfit = dialect
+        return self._job, found
+
+    @property
+    def why_not(self) -> str:
+        """Why a broken answer can't migrate; computed only on request."""
+        if self.why is not None or self._unfit is None:
+            return self.why or ""
+        return obstacle(self._job) or f"{self._unfit.title} can't take up an answer"
+
+    def tap(self, dialect: Dialect) -> SseTap:
+        """Return the tap on the stream of a new attempt."""
+        parsed = self._job.parsed
+        if self.leg is None or self.transcript is None or parsed is None:
+            return SseTap(strip_usage=self._job.strip_usage, openai=parsed is not None, gave_up=dialect.gave_up)
+        return ContinuationTap(
+            self.leg,
+            self.transcript,
+            chat=self._chat,
+            usage=parsed.wants_usage,
+            always=bool((parsed.fields.get("stream_options") or {}).get("continuous_usage_stats")),
+            ids=bool(parsed.fields.get("return_token_ids")),
+            gave_up=dialect.gave_up,
+        )
+
+    async def drop(self, counted: int) -> Resume | None:
+        """The answering engine is lost: return where another can continue, or None where none can.
+
+        Args:
+            counted: output tokens that passed.
+        """
+        transcript = self.transcript
+        if transcript is None:
+            return None
+        self._lost_at = time.monotonic()
+        transcript.settle()
+        hints = self._job.hints
+        try:
+            # Long prompts are some ms of work, and an engine that dies takes many streams with it.
+            self.leg = await asyncio.to_thread(
+                leg_of,
+                transcript,
+                self._job,
+                self._prompt,
+                self._resolved,
+                self._service.hashing(self._resolved, None if hints is None else hints.salt),
+                self._service.settings.router.migration.tokens_max,
+                counted,
+            )
+        except MigrationImpossible as error:
+            self.why = str(error)
+            return None
+        return self.leg.point
+
+    @property
+    def complete(self) -> bool:
+        """Whether all output had come before the engine was lost, and only the end is missing."""
+        if self.leg is None or self.transcript is None:
+            return False
+        return self.transcript.finish_reason is not None or (self.leg.left is not None and self.leg.left <= 0)
+
+    def last_words(self) -> tuple[bytes, dict[str, object]]:
+        """Return the end of the stream of a `complete` answer, and its usage."""
+        parsed = self._job.parsed
+        assert parsed is not None and self.leg is not None and self.transcript is not None
+        said = last_words(self.leg, self.transcript, chat=self._chat, usage=parsed.wants_usage)
+        return said, usage_of_all(self.leg.prompt_tokens, self.leg.point.tokens)
+
+    def taken(self) -> None:
+        """The next engine has begun its output."""
+        if self._lost_at is not None:
+            self._service.metrics.migrated(self._resolved.model, time.monotonic() - self._lost_at)
+            self._lost_at = None
+
+    @property
+    def _chat(self) -> bool:
+        return self._job.parsed is not None and self._job.parsed.endpoint == "chat_completions"

@@ -1,0 +1,91 @@
+"""Token timing of a request: arrival, TTFT, ITL gaps and the last token."""
+
+import time
+from dataclasses import dataclass, field
+
+from penstock.adapters.telemetry.prometheus_text import Observations
+from penstock.kernel.request_record import ItlSummary, summarise_gaps
+
+CHUNKS_MAX = 65_536
+"""Most chunks of a stream whose times are kept for its summary."""
+
+
+@dataclass(slots=True)
+class TokenTiming:
+    """Times of `time.monotonic`, in seconds; counts in tokens."""
+
+    arrived: float = field(default_factory=time.monotonic)
+    routed: float | None = None
+    """When the request reached the router, after reading and tokenising it."""
+    first: float | None = None
+    last: float | None = None
+    output: int = 0
+    cached: int | None = None
+    _seen: int = 0
+    _chunks: list[tuple[float, int]] = field(default_factory=list)
+
+    def chunk(self, now: float, counted: int) -> None:
+        """The stream reached ``counted`` pieces of output: a chunk of k of them is k gaps of a k-th each."""
+        fresh = counted - self._seen
+        if fresh <= 0:
+            return
+        self._seen = counted
+        self.last = now
+        if len(self._chunks) < CHUNKS_MAX:
+            self._chunks.append((now, fresh))
+
+    def settle(self, output: int, gaps: Observations) -> None:
+        """The whole output is known to be so many tokens: weigh the chunks by it, and observe the gaps.
+
+        An engine may put several tokens into one piece, so before the end a gap per piece is all that is known; the
+        count from usage is then spread over the pieces evenly.
+        """
+        self.output = output
+        if self._seen and output != self._seen:
+            done = spread = 0
+            weighed: list[tuple[float, int]] = []
+            for at, pieces in self._chunks:
+                done += pieces
+                tokens = round(done * output / self._seen) - spread
+                spread += tokens
+                if tokens or not weighed:  # the first chunk is where the first token was, whatever its share
+                    weighed.append((at, max(tokens, 1)))
+            self._chunks = weighed
+        before = self.first
+        found: list[tuple[float, int]] = []
+        for at, tokens in self._chunks:
+            if before is None or at == self.first:
+                if tokens > 1:
+                    found.append((0.0, tokens - 1))
+            else:
+                found.append(((at - before) / tokens, tokens))
+            before = at
+        gaps.observe_all(found)
+
+    @property
+    def lead(self) -> float:
+        """Seconds from its arrival to the router's."""
+        return 0.0 if self.routed is None else self.routed - self.arrived
+
+    @property
+    def ttft(self) -> float | None:
+        """First output token minus arrival; None where no token passed."""
+        return None if self.first is None else self.first - self.arrived
+
+    @property
+    def itl(self) -> float | None:
+        """Mean gap between output tokens; None below 2."""
+        if self.first is None or len(self._chunks) < 2:
+            return None
+        return (self._chunks[-1][0] - self.first) / max(1, sum(tokens for _, tokens in self._chunks) - 1)
+
+    @property
+    def e2e(self) -> float | None:
+        """Last output token minus arrival."""
+        return None if self.last is None else self.last - self.arrived
+
+    def summary(self) -> ItlSummary | None:
+        """Sum up the gaps."""
+        if self.first is None:
+            return None
+        return summarise_gaps([(at - self.first, tokens) for at, tokens in self._chunks])

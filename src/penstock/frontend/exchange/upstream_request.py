@@ -1,0 +1,123 @@
+"""Upstream request: the body, changed as little as possible, and the headers that are sent to an engine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.adapters.engines.dialects.dialect_registry import dialect_of
+from penstock.adapters.telemetry.otel_tracer import OtelSpan
+from penstock.frontend.prompt.request_body import Parsed, with_fields
+from penstock.frontend.prompt.routing_hints import RoutingHints
+from penstock.frontend.prompt.stage_eligibility import with_uuids
+from penstock.router.events import Dispatch
+
+_PASSED_ON = ("traceparent", "tracestate")
+
+
+@dataclass(slots=True)
+class UpstreamRequest:
+    """A request to send, in any dialect."""
+
+    path: str
+    body: bytes
+    content_type: str
+    endpoint: str
+    """Label of the metrics, such as ``chat_completions``."""
+    streamed: bool
+    parsed: Parsed | None = None
+    """None for a proxied route, whose dialect is unknown."""
+    hints: RoutingHints | None = None
+    strip_usage: bool = False
+    """Whether usage is requested for Penstock only, and removed from the client's stream."""
+
+    @property
+    def wants_extra(self) -> bool:
+        return self.parsed is not None and self.hints is not None and bool(self.hints.extra)
+
+
+def engine_body(
+    job: UpstreamRequest,
+    word: Dispatch,
+    adapter: str | None,
+    *,
+    token_ids: bool = False,
+    handed: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Return the body for an engine, in its dialect.
+
+    Args:
+        adapter: the requested LoRA adapter of its model.
+        token_ids: request the token ids of a stream's output.
+        handed: fields that make it take over the KV of another engine.
+    """
+    parsed = job.parsed
+    return job.body if parsed is None else with_fields(parsed, _added(job, parsed, word, adapter, token_ids, handed))
+
+
+def engine_fields(job: UpstreamRequest, word: Dispatch, adapter: str | None) -> dict[str, Any]:
+    """Return the same as fields, for a leg whose request differs from the client's."""
+    assert job.parsed is not None  # routes of unknown dialect are never split into stages
+    return {**job.parsed.fields, **_added(job, job.parsed, word, adapter, False, None)}
+
+
+def error_text(body: bytes) -> str:
+    """Return the start of an engine's error text, for the log and the reason."""
+    return " ".join(body[:300].decode("utf-8", "replace").split()) or "nothing"
+
+
+def _added(
+    job: UpstreamRequest,
+    parsed: Parsed,
+    word: Dispatch,
+    adapter: str | None,
+    token_ids: bool,
+    handed: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the fields that are added to, or replace, the client's own."""
+    card = word.card
+    added: dict[str, Any] = {**(handed or {})}
+    if job.strip_usage:
+        # The exact output and cached tokens are nowhere else.
+        options = dict(parsed.fields.get("stream_options") or {})
+        options.pop("continuous_usage_stats", None)
+        added["stream_options"] = {**options, "include_usage": True}
+    if token_ids and not parsed.fields.get("return_token_ids"):
+        added["return_token_ids"] = True
+    hints = job.hints
+    # Only an engine that schedules by priority takes one; the client's own field is passed on unchanged.
+    heard = hints is not None and card.labels.get("priority") == "on" and "priority" not in parsed.fields
+    dialect = dialect_of(card.engine)
+    told = dialect.fields(
+        card.model,
+        adapter=adapter,
+        priority=hints.preferences.priority if hints is not None and heard else 0,
+        salt=None if hints is None else hints.salt,
+    )
+    if dialect.rank_field is not None and card.ranks > 1:
+        told[dialect.rank_field] = word.target.rank
+    if dialect.media_uuid and any(parsed.media):
+        named = with_uuids(parsed)
+        if named is not None:
+            added["messages"] = named
+    for name, value in told.items():
+        if parsed.fields.get(name) != value:
+            added[name] = value
+    return added
+
+
+def engine_headers(
+    job: UpstreamRequest, word: Dispatch, request: str, client: Mapping[str, str], span: OtelSpan
+) -> dict[str, str]:
+    """Return the headers for the engine. Of the client's only its trace is passed on, never its keys."""
+    dialect = dialect_of(word.card.engine)
+    headers = {"content-type": job.content_type, **dialect.headers(request)}
+    for name in _PASSED_ON:
+        value = client.get(name)
+        if value is not None:
+            headers[name] = value
+    own = span.traceparent
+    if own is not None:
+        headers["traceparent"] = own
+    if dialect.rank_header is not None and word.card.ranks > 1:
+        headers[dialect.rank_header] = str(word.target.rank)
+    return headers

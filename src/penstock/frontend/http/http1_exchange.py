@@ -1,0 +1,128 @@
+"""Hand-written server's `HttpExchange`: every write goes to the socket at once."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.frontend.http.http1_head import RequestHead, answer_head, has_body
+
+if TYPE_CHECKING:
+    from penstock.frontend.http.http1_server import ClientConnection
+
+_JOINED_MAX = 64 * 1024
+"""Largest body that is copied behind its head; a larger one is written separately."""
+
+
+class Http1Exchange:
+    """One request on a connection, and its answer (`penstock.frontend.http.http_exchange.HttpExchange`)."""
+
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "_head",
+        "_opened",
+        "_over",
+        "_transport",
+        "fields",
+        "full",
+        "headers",
+        "id",
+        "method",
+        "name",
+        "path",
+        "remote",
+        "status",
+    )
+
+    def __init__(self, connection: "ClientConnection", head: RequestHead, id: str, remote: str | None) -> None:
+        self.id = id
+        self.method = head.method
+        self.path = head.path
+        self.headers: Mapping[str, str] = head.headers
+        self.remote = remote
+        self.name = ""
+        self.fields: dict[str, Any] = {}
+        self.status: int | None = None
+        self._head = head
+        self._connection = connection
+        self._transport: Any = connection.transport
+        self.full = connection.full
+        """Bound method of the connection: it is called with every piece of a stream."""
+        self._opened: bytes | None = None
+        """The head of a streamed answer, until it goes out with the first piece."""
+        self._chunked = False
+        self._over = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the answer is whole."""
+        return self._over
+
+    async def body(self) -> bytes:
+        return await self._connection.body()
+
+    @property
+    def begun(self) -> bool:
+        return self.status is not None
+
+    async def send(self, status: int, body: bytes, headers: Mapping[str, str], *, close: bool = False) -> None:
+        self.status = status
+        connection = self._connection
+        if not has_body(status):
+            body, more = b"", self._ending(close)
+        else:
+            more = f"content-length: {len(body)}\r\n{self._ending(close)}"
+        head = answer_head(status, headers, self.id, more)
+        self._over = True
+        if connection.closed:
+            return
+        if len(body) <= _JOINED_MAX:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+
+    def open(self, status: int, headers: Mapping[str, str]) -> None:
+        # An HTTP/1.0 client does not know chunks: the connection's end is the body's.
+        self._chunked = not self._head.http10
+        more = "transfer-encoding: chunked\r\n" if self._chunked else ""
+        self._opened = answer_head(status, headers, self.id, more + self._ending(not self._chunked))
+        self.status = status
+
+    def write(self, data: bytes) -> None:
+        if self._over or self._connection.closed or not data:
+            return
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._opened is not None:
+            data = self._opened + data
+            self._opened = None
+        self._transport.write(data)
+
+    async def drained(self) -> None:
+        await self._connection.drained()
+
+    async def end(self, *, close: bool = False) -> None:
+        if self._over:
+            return
+        self._over = True
+        if close:
+            self._connection.keep_alive = False
+        last = b"0\r\n\r\n" if self._chunked else b""
+        if self._opened is not None:
+            last = self._opened + last
+            self._opened = None
+        if last and not self._connection.closed:
+            self._transport.write(last)
+        if self._connection.full:
+            await self._connection.drained()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def _ending(self, close: bool) -> str:
+        """Decide whether the connection stays open after this answer, and return the header lines for that."""
+        connection = self._connection
+        if close or not connection.body_read:
+            connection.keep_alive = False
+        if not connection.keep_alive:
+            return "connection: close\r\n"
+        return "connection: keep-alive\r\n" if self._head.http10 else ""

@@ -1,0 +1,179 @@
+"""HTTP/1.1 heads: reads the head of a request strictly, and writes the head of an answer.
+
+llhttp decides whether a head is well formed, so that what two parsers could understand differently (both a length and
+a transfer encoding, folded lines, bare line feeds) never gets further. An accepted head is plain enough to be split.
+"""
+
+import time
+from collections.abc import Mapping
+from email.utils import formatdate
+from http import HTTPStatus
+
+import httptools
+
+HEAD_MAX = 64 * 1024
+"""Most bytes of a request's head."""
+FIELDS_MAX = 128
+"""Most header lines of a request."""
+END = b"\r\n\r\n"
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+_BODILESS = frozenset({204, 304})
+
+
+class BadHead(Exception):
+    """A head that is refused.
+
+    Attributes:
+        status: 400 malformed, 431 too large, 505 another version.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RequestHead:
+    """A request's head. Names of ``headers`` are lower case; of a name that comes twice the first counts."""
+
+    __slots__ = ("chunked", "headers", "http10", "keep_alive", "length", "method", "path")
+
+    def __init__(self, method: str, path: str, headers: dict[str, str], http10: bool) -> None:
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.http10 = http10
+        self.chunked = "transfer-encoding" in headers
+        self.length = int(headers.get("content-length", 0))
+        connection = headers.get("connection")
+        if connection is None:
+            self.keep_alive = not http10
+        else:
+            words = connection.lower()
+            self.keep_alive = "keep-alive" in words if http10 else "close" not in words
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether it has nothing rare that needs the plain server."""
+        headers = self.headers
+        return (
+            "upgrade" not in headers
+            and "content-encoding" not in headers
+            and headers.get("expect", "100-continue").lower() == "100-continue"
+        )
+
+
+class _HeadFlags:
+    """What a parser reports; apart from its feeder, so that the two are no cycle that only the collector could free."""
+
+    __slots__ = ("head",)
+
+    def __init__(self) -> None:
+        self.head = False
+
+    def on_headers_complete(self) -> None:
+        self.head = True
+
+
+class HeadCheck:
+    """Checks that bytes, which may come in parts, are the start of a well-formed request."""
+
+    __slots__ = ("_parser", "_seen")
+
+    def __init__(self) -> None:
+        self._seen = _HeadFlags()
+        self._parser = httptools.HttpRequestParser(self._seen)
+
+    @property
+    def done(self) -> bool:
+        """Whether the head is complete."""
+        return self._seen.head
+
+    def feed(self, data: bytes) -> None:
+        """Take the next part, not beyond the head's end.
+
+        Raises:
+            BadHead: it is not HTTP.
+        """
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            return  # `read_head` decides about that
+        except httptools.HttpParserError as error:
+            raise BadHead(400, f"this is no HTTP request: {error}") from None
+
+
+def read_head(raw: bytes) -> RequestHead:
+    """Read a head.
+
+    Args:
+        raw: from the request line to the blank line.
+    Raises:
+        BadHead: it is malformed, of another version, or has too many lines.
+    """
+    check = HeadCheck()
+    check.feed(raw)
+    text = raw.decode("utf-8", "surrogateescape")
+    lines = text.split("\r\n")
+    if not check.done or text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1:
+        raise BadHead(400, "this is no HTTP request: its lines do not end as they should")
+    if len(lines) > FIELDS_MAX + 3:
+        raise BadHead(431, f"the request has more than {FIELDS_MAX} header lines")
+    first = lines[0].split(" ")
+    if len(first) != 3:
+        raise BadHead(400, "this is no HTTP request: its first line is not method, target and version")
+    method, target, version = first
+    if version != "HTTP/1.1" and version != "HTTP/1.0":
+        raise BadHead(505, "this server speaks HTTP/1.1")
+    headers: dict[str, str] = {}
+    for line in lines[1:-2]:
+        name, _, value = line.partition(":")
+        name = name.lower()
+        if name not in headers:
+            headers[name] = value.strip(" \t")
+    coding = headers.get("transfer-encoding")
+    if coding is not None and (coding.lower() != "chunked" or version == "HTTP/1.0" or "content-length" in headers):
+        raise BadHead(400, f"the transfer encoding {coding[:100]!r} is not understood here")
+    return RequestHead(method, target.partition("?")[0], headers, version == "HTTP/1.0")
+
+
+class _Clock:
+    """The date header, made once per second."""
+
+    __slots__ = ("_second", "_text")
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._text = ""
+
+    def date(self) -> str:
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._text = formatdate(second, usegmt=True)
+        return self._text
+
+
+_clock = _Clock()
+
+
+def answer_head(status: int, headers: Mapping[str, str], id: str | None, more: str) -> bytes:
+    """Write an answer's head.
+
+    Args:
+        id: of the request.
+        more: lines about framing, each with its end.
+    Raises:
+        ValueError: a header has a line break in it.
+    """
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    marks = "" if id is None else f"x-request-id: {id}\r\nx-penstock-request-id: {id}\r\n"
+    reason = _REASONS.get(status, "")
+    text = f"HTTP/1.1 {status} {reason}\r\n{lines}{marks}server: penstock\r\ndate: {_clock.date()}\r\n{more}\r\n"
+    if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
+        raise ValueError("a header of an answer has a line break in it")
+    return text.encode("utf-8", "surrogateescape")
+
+
+def has_body(status: int) -> bool:
+    """Return whether an answer of this status may have a body."""
+    return status not in _BODILESS

@@ -1,0 +1,97 @@
+"""`ClusterView` of a frontend over its live `penstock.runtime.node.router_node.RouterNode`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.adapters.seams import Store
+from penstock.adapters.sources.frontend_counters import FrontendCounters
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import WorkerCard
+from penstock.router.kv_index.image_placeholders import ImagePlaceholders
+from penstock.runtime.cluster_state.refused_messages import refusals
+from penstock.runtime.node.router_node import RouterNode
+from penstock.runtime.planning.counters_export import CountersExport
+from penstock.runtime.planning.frontend_counts import FrontendCounts
+
+_KV_RESULTS: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("stored", "ok"): ("events_stored",),
+    ("stored", "parent_block_not_found"): ("parents_unknown",),
+    ("stored", "invalid_block"): ("refused_block_size", "malformed", "collisions"),
+    ("removed", "ok"): ("events_removed",),
+    ("removed", "block_not_found"): ("removed_unknown",),
+    ("cleared", "ok"): ("events_cleared",),
+}
+"""The index's counters behind each (event type, result) that Dynamo's metric distinguishes."""
+
+
+class NodeCluster:
+    """A `penstock.frontend.service.ClusterView` over a live node."""
+
+    def __init__(self, node: RouterNode) -> None:
+        self._node = node
+        self.name = node.name
+        self._telling: CountersExport | None = None
+
+    def now(self) -> Nanos:
+        return self._node.live.now()
+
+    def status(self) -> dict[str, Any]:
+        return self._node.status()
+
+    def cards(self) -> Sequence[WorkerCard]:
+        return [worker.card for worker in self._node.router.roster]
+
+    def is_current(self, card: WorkerCard) -> bool:
+        worker = self._node.router.roster.get(card.id)
+        return worker is not None and worker.card.epoch == card.epoch
+
+    def images(self, model: str) -> ImagePlaceholders | None:
+        return self._node.feeds.images.get(model)
+
+    def block_size(self, model: str) -> int:
+        pool = self._node.router.pools.get(model)
+        return 64 if pool is None else pool.block_size
+
+    def ready(self, model: str) -> int:
+        now = self.now()
+        roster = self._node.router.roster
+        return sum(1 for worker in roster if worker.card.model == model and worker.why_not(now) is None)
+
+    def kv_events(self) -> Mapping[tuple[str, str], int]:
+        found: dict[tuple[str, str], int] = {}
+        for pool in self._node.router.pools.values():
+            counters = None if pool.exact is None else pool.exact.counters
+            for (kind, result), names in _KV_RESULTS.items():
+                count = sum(int(getattr(counters, name, 0)) for name in names)
+                found[kind, result] = found.get((kind, result), 0) + count
+        return found
+
+    def counters(self) -> Mapping[str, float]:
+        monitor = self._node.loop_monitor
+        return {
+            "loop_longest": monitor.longest,
+            "loop_recent": monitor.longest_recent,
+            "loop_stalls": monitor.over_budget,
+            "router_faults": self._node.live.faults,
+        }
+
+    def notes(self) -> Mapping[str, int]:
+        return {**self._node.noted, **refusals(self._node)}
+
+    @property
+    def store(self) -> Store | None:
+        return getattr(self._node, "store", None)
+
+    @property
+    def started(self) -> ClusterSettings:
+        return self._node.tuning.started
+
+    def export_counters(self, counts: FrontendCounts) -> FrontendCounters:
+        if self._telling is None:
+            self._telling = CountersExport(self.name, self._node.router, self._node.observers.stats, counts)
+        return self._telling.export(self.now())
+
+    def peers(self) -> Sequence[str]:
+        peers = self._node.peers
+        return [] if peers is None else [card.admin_url for card in peers.cards.values()]

@@ -1,0 +1,55 @@
+"""Refusals of prompts longer than a model's context, in OpenAI's wording and code.
+
+They tell clients whether a larger model may help: LiteLLM by the wording ("This model's maximum context length
+is", "Input tokens exceed the configured limit"), LangChain by the code.
+"""
+
+import msgspec
+
+from penstock.frontend.http.error_responses import error_body
+
+CODE = "context_length_exceeded"
+_SIGN = "This model's maximum context length is"
+
+
+def too_long(isl: int, longest: int, param: str) -> str:
+    """Return the message that a prompt does not fit into the context.
+
+    Args:
+        isl: its tokens.
+        longest: tokens that the model takes, output included.
+        param: the field that holds the prompt.
+    """
+    return (
+        f"{_SIGN} {longest} tokens, output included. However, your {param} resulted in {isl} tokens. "
+        f"Please reduce the length of the {param}."
+    )
+
+
+def above_limit(isl: int, limit: int, param: str) -> str:
+    """Return the message that a prompt is longer than this endpoint accepts, whatever the model can."""
+    return (
+        f"Input tokens exceed the configured limit of {limit} tokens (frontend.limits.prompt_max). "
+        f"Your {param} resulted in {isl} tokens. Please reduce the length of the {param}."
+    )
+
+
+def in_openai_words(said: str, longest: int | None) -> str:
+    """Return an engine's or the router's overflow message, with OpenAI's wording in front where it is missing."""
+    if _SIGN.lower() in said.lower():
+        return said
+    return f"{_SIGN} {'exceeded' if longest is None else f'{longest} tokens'}: {said}"
+
+
+def refusal_body(engine_body: bytes, longest: int | None, param: str) -> bytes:
+    """Return the answer for an engine's refusal of a request that is too long: its message, our code."""
+    said = " ".join(engine_body[:2000].decode("utf-8", "replace").split())
+    try:
+        found = msgspec.json.decode(engine_body)
+    except msgspec.DecodeError:
+        found = None
+    for inner in (found.get("error"), found) if isinstance(found, dict) else ():
+        if isinstance(inner, dict) and isinstance(inner.get("message"), str):
+            said = inner["message"]
+            break
+    return msgspec.json.encode(error_body(400, in_openai_words(said, longest), code=CODE, param=param))

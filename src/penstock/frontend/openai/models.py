@@ -1,0 +1,80 @@
+"""Model and health routes: the models, and whether this endpoint can serve."""
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from penstock.frontend.http.error_responses import quoted, rejected
+from penstock.frontend.http.request_context import service_of
+from penstock.frontend.service import Service
+
+OWNER = "penstock"
+
+
+def json_response(data: Any, status: int = 200) -> web.Response:
+    """Return data as compact JSON."""
+    return web.Response(status=status, body=msgspec.json.encode(data), content_type="application/json")
+
+
+async def list_models(request: web.Request) -> web.Response:
+    """GET /v1/models"""
+    service = service_of(request)
+    return json_response({"object": "list", "data": [_entry(service, name) for name in sorted(service.models())]})
+
+
+async def one_model(request: web.Request) -> web.Response:
+    """GET /v1/models/{id} and /v1/models/{id}/ready; an id may have slashes."""
+    service = service_of(request)
+    name = request.match_info["model"]
+    known = service.models()
+    if name in known:
+        return json_response(_entry(service, name))
+    model = name.removesuffix("/ready")
+    if model != name and model in known:
+        workers = service.cluster.ready(service.resolve(model).model)
+        return json_response({"id": model, "ready": workers > 0, "workers": workers}, 200 if workers else 503)
+    listed = ", ".join(sorted(known)) or "none yet"
+    raise rejected(
+        f"the model {quoted(name)} does not exist; known models: {listed}", "model", code="model_not_found", status=404
+    )
+
+
+async def health(request: web.Request) -> web.Response:
+    """GET /health: 200 where at least one model can be served; notes name what is wrong."""
+    service = service_of(request)
+    found = health_of(service)
+    return json_response(found, 200 if found["status"] in ("ok", "degraded") else 503)
+
+
+async def live(request: web.Request) -> web.Response:
+    """GET /live: 200 for as long as this process answers."""
+    return json_response({"status": "ok"})
+
+
+def health_of(service: Service) -> dict[str, Any]:
+    """Return the health object: ok, degraded (some model has no worker), unready or draining."""
+    names = {*service.settings.models, *(card.model for card in service.cluster.cards())}
+    ready = {name: service.cluster.ready(name) for name in sorted(names)}
+    if service.draining:
+        status = "draining"
+    elif not any(ready.values()):
+        status = "unready"
+    else:
+        status = "ok" if all(ready.values()) else "degraded"
+    return {"status": status, "models": ready, "notes": service.notes()}
+
+
+def _entry(service: Service, name: str) -> dict[str, Any]:
+    card = service.models().get(name)
+    entry: dict[str, Any] = {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": OWNER,
+        "root": name if card is None else card.model,
+        "parent": None if card is None or card.model == name else card.model,
+    }
+    if card is not None and card.max_len is not None:
+        entry["max_model_len"] = card.max_len
+    return entry

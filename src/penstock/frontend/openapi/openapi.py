@@ -1,0 +1,345 @@
+"""OpenAPI 3.1 description of the HTTP API for GET /openapi.json; a test compares it with the real routes.
+
+A request's body is described as far as routing reads it; every other field is the engine's, and so are the bodies of
+answers that pass through. A 500 would be a bug, so it is no part of the API. Schemas are in
+`penstock.frontend.openapi.openapi_schemas`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+import penstock
+from penstock.config.settings.frontend_settings import FrontendSettings
+from penstock.frontend.admin.admin_query import SECONDS_MAX
+from penstock.frontend.http.request_context import service_of
+from penstock.frontend.openapi.openapi_fleet import operate_paths
+from penstock.frontend.openapi.openapi_schemas import HEADERS, SCHEMAS
+
+Json = dict[str, Any]
+
+PROBLEMS = {
+    400: "Malformed body or hint, prompt too long, or what the engine refuses.",
+    401: "No valid key.",
+    403: "For administrators, or callers of this machine, only.",
+    404: "There is no such model, request or route.",
+    408: "The body did not arrive in time.",
+    409: "It does not fit how things are.",
+    413: "The body is larger than frontend.limits.body_max.",
+    417: "An expectation other than 100-continue.",
+    429: "Too many requests in flight, or above the key's rate.",
+    502: "Engines failed.",
+    503: "No worker is free or there, or the endpoint shuts down.",
+    504: "The request's deadline passed.",
+}
+OF_CLIENTS = (400, 401, 404, 408, 413, 417, 429, 502, 503, 504)
+"""Error statuses of any request to an engine, beside the engine's own answers."""
+OF_ADMINS = (401, 403)
+_TEXT: Json = {"type": "string"}
+
+
+async def description(request: web.Request) -> web.Response:
+    """GET /openapi.json"""
+    found = openapi(service_of(request).settings.frontend)
+    return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+
+
+def openapi(frontend: FrontendSettings) -> Json:
+    """Return the description of all routes under these settings."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Penstock",
+            "version": penstock.__version__,
+            "summary": "One OpenAI endpoint before many engines, and what its administrators see.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": {**_completions(), **_proxied(frontend.proxied_routes), **_models(), **_health(), **_admin()},
+        "components": {
+            "schemas": SCHEMAS,
+            "headers": _answer_headers(),
+            "responses": {str(status): _problem(status) for status in PROBLEMS},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "A key of frontend.security.api_keys."},
+                "admin": {"type": "http", "scheme": "bearer", "description": "A key of frontend.security.admin_keys."},
+                "browser": {"type": "http", "scheme": "basic", "description": "The admin key as the password."},
+            },
+        },
+    }
+
+
+def _completions() -> Json:
+    chat = _engine_route("Answer a chat.", "chatCompletion", "ChatRequest", "ChatCompletion")
+    text = _engine_route("Continue a text.", "completion", "CompletionRequest", "Completion")
+    return {"/v1/chat/completions": {"post": chat}, "/v1/completions": {"post": text}}
+
+
+def _engine_route(summary: str, name: str, body: str, answer: str) -> Json:
+    return {
+        "operationId": name,
+        "summary": summary,
+        "tags": ["completions"],
+        "security": [{}, {"key": []}],
+        "parameters": [_parameter("header", header, schema) for header, schema in HEADERS.items()],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _schema(body)}}},
+        "responses": {
+            "200": {
+                "description": "The engine's answer: whole, or with stream as server-sent events that end in [DONE].",
+                "headers": {header: {"$ref": f"#/components/headers/{header}"} for header in _answer_headers()},
+                "content": {
+                    "application/json": {"schema": _schema(answer)},
+                    "text/event-stream": {"schema": {"type": "string"}},
+                },
+            },
+            **_problems(OF_CLIENTS),
+            "4XX": {"description": "What the engine refuses, in its own words.", "content": _any_json()},
+        },
+    }
+
+
+def _proxied(routes: Sequence[str]) -> Json:
+    hints = {name: schema for name, schema in HEADERS.items() if name != "x-penstock-timeout"}
+    found: Json = {}
+    for route in routes:
+        found[route] = {
+            "post": {
+                "operationId": "proxy" + "".join(word.capitalize() for word in route.split("/")[2:]),
+                "summary": "Passed to the least loaded engine as it is; what it takes and gives is the engine's.",
+                "tags": ["proxied"],
+                "security": [{}, {"key": []}],
+                "parameters": [_parameter("header", header, schema) for header, schema in hints.items()],
+                "requestBody": {
+                    "required": True,
+                    "content": {
+                        "application/json": {"schema": _schema("ProxiedRequest")},
+                        "multipart/form-data": {"schema": {"type": "object"}},
+                    },
+                },
+                "responses": {
+                    "200": {"description": "The engine's answer.", "content": {"*/*": {}}},
+                    **_problems(OF_CLIENTS),
+                    "4XX": {"description": "What the engine refuses.", "content": {"*/*": {}}},
+                },
+            }
+        }
+    return found
+
+
+def _models() -> Json:
+    model = _parameter("path", "model", {"type": "string", "minLength": 1}, required=True)
+    key: list[Json] = [{}, {"key": []}]
+    return {
+        "/v1/models": {"get": _get("listModels", "All models.", "models", "ModelList", (401,), key)},
+        "/v1/models/{model}": {
+            "get": {
+                **_get("getModel", "One model; its id may have slashes.", "models", "Model", (401, 404), key),
+                "parameters": [model],
+            }
+        },
+        "/v1/models/{model}/ready": {
+            "get": {
+                **_get("modelReady", "Whether it can be served now.", "models", "Ready", (401, 404), key),
+                "parameters": [model],
+            }
+            | {"responses": _ready_answers()}
+        },
+    }
+
+
+def _ready_answers() -> Json:
+    both = {"content": {"application/json": {"schema": _schema("Ready")}}}
+    return {
+        "200": {"description": "It can.", **both},
+        "503": {"description": "No worker is ready.", **both},
+        **_problems((401, 404)),
+    }
+
+
+def _health() -> Json:
+    health = {"content": {"application/json": {"schema": _schema("Health")}}}
+    scope = _parameter("query", "scope", _TEXT, "process: this process alone, not all frontends added up.")
+    return {
+        "/health": {
+            "get": {
+                "operationId": "health",
+                "summary": "Whether any model can be served.",
+                "tags": ["health"],
+                "responses": {
+                    "200": {"description": "ok or degraded.", **health},
+                    "503": {"description": "unready or draining.", **health},
+                },
+            }
+        },
+        "/live": {"get": _get("live", "200 while the process answers.", "health", "Live", (), None)},
+        "/metrics": {
+            "get": {
+                "operationId": "metrics",
+                "summary": "Prometheus text.",
+                "tags": ["health"],
+                "parameters": [scope],
+                "responses": {
+                    "200": {"description": "All metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+                },
+            }
+        },
+        "/openapi.json": {"get": _get("openapi", "This description.", "health", "Open", (), None)},
+    }
+
+
+def _admin() -> Json:
+    process = _parameter("query", "scope", _TEXT, "process: this process alone.")
+    limit = _parameter("query", "limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50})
+    request = _parameter("path", "request", {"type": "string", "minLength": 1}, required=True)
+    worker = _parameter("path", "worker", {"type": "string", "minLength": 1}, required=True)
+    ticks = _parameter("query", "ticks", _TEXT, "all: also those in which nothing was to change.")
+    of_worker = _parameter("query", "worker", {"type": "string"}, "Only those for this worker.")
+
+    def moment(name: str) -> Json:
+        seconds: Json = {"type": "number", "minimum": 0, "maximum": SECONDS_MAX}
+        return _parameter("query", name, seconds, "Seconds since the start of the run.")
+
+    def get(name: str, summary: str, schema: str, parameters: list[Json], more: tuple[int, ...] = ()) -> Json:
+        found = _get(name, summary, "admin", schema, (*OF_ADMINS, *more), _for_admins())
+        return {"get": {**found, "parameters": parameters}}
+
+    page = {"description": "The page.", "content": {"text/html": {"schema": {"type": "string"}}}}
+    cleared = {"content": {"application/json": {"schema": _schema("Cleared")}}}
+    return {
+        "/": {
+            "get": {
+                "operationId": "home",
+                "summary": "On to the status page.",
+                "tags": ["admin"],
+                "responses": {"302": {"description": "To /ui."}},
+            }
+        },
+        "/ui": {
+            "get": {
+                "operationId": "page",
+                "summary": "The status page.",
+                "tags": ["admin"],
+                "security": _for_admins(),
+                "responses": {"200": page, **_problems(OF_ADMINS)},
+            }
+        },
+        "/ui/{file}": {
+            "get": {
+                "operationId": "pageFile",
+                "summary": "A script, the style or the icon of the page.",
+                "tags": ["admin"],
+                "security": _for_admins(),
+                "parameters": [_parameter("path", "file", {"type": "string", "minLength": 1}, required=True)],
+                "responses": {
+                    "200": {
+                        "description": "The file.",
+                        "content": {
+                            kind: {"schema": {"type": "string"}}
+                            for kind in ("text/javascript", "text/css", "text/html", "image/svg+xml")
+                        },
+                    },
+                    **_problems((*OF_ADMINS, 404)),
+                },
+            }
+        },
+        "/admin/status": get("status", "Models, workers, queues, counts, findings.", "Status", [process]),
+        "/admin/explain/{request}": get(
+            "explain", "Where a request went and why.", "Explained", [request, process], (404,)
+        ),
+        "/admin/requests": get(
+            "requests", "The newest ended requests.", "Requests", [limit, moment("before"), process], (400,)
+        ),
+        "/admin/decisions": get(
+            "decisions", "The newest decisions.", "Decisions", [limit, moment("before"), of_worker, process], (400,)
+        ),
+        "/admin/timeline": get(
+            "timeline", "What happened in each window of the last hour.", "Timeline", [moment("from"), process], (400,)
+        ),
+        "/admin/timeline/workers": get(
+            "loads", "How loaded each worker was.", "Loads", [moment("at"), process], (400,)
+        ),
+        "/admin/timeline/workers/{worker}": get(
+            "load", "One worker's load over time.", "WorkerLoad", [worker, process], (404,)
+        ),
+        "/admin/planner/seen": get(
+            "planner_seen", "What planners read: counters that only grow, of every frontend.", "Open", [process], ()
+        ),
+        "/admin/planner/decisions": get(
+            "planner_decisions", "The planner's decisions, and how it is.", "PlannerDecisions", [limit, ticks], (400,)
+        ),
+        "/clear_kv_blocks": {
+            "post": {
+                "operationId": "clearKvBlocks",
+                "summary": "Ask every engine (of a model) to reset its prefix cache.",
+                "tags": ["admin"],
+                "security": _for_admins(),
+                "parameters": [_parameter("query", "model", {"type": "string"})],
+                "responses": {
+                    "200": {"description": "All did.", **cleared},
+                    "502": {"description": "Some did not; each with its reason.", **cleared},
+                    **_problems((*OF_ADMINS, 400, 404, 408, 413)),
+                },
+            }
+        },
+        **operate_paths(_for_admins(), _problems),
+    }
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _get(name: str, summary: str, tag: str, schema: str, problems: Sequence[int], security: list[Json] | None) -> Json:
+    answer = {"description": summary, "content": {"application/json": {"schema": _schema(schema)}}}
+    found: Json = {
+        "operationId": name,
+        "summary": summary,
+        "tags": [tag],
+        "responses": {"200": answer, **_problems(problems)},
+    }
+    return found if security is None else {**found, "security": security}
+
+
+def _for_admins() -> list[Json]:
+    return [{}, {"admin": []}, {"browser": []}]
+
+
+def _schema(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _any_json() -> Json:
+    return {"application/json": {"schema": _schema("Open")}}
+
+
+def _parameter(place: str, name: str, schema: Json, text: str | None = None, *, required: bool = False) -> Json:
+    found: Json = {"in": place, "name": name, "required": required, "schema": schema}
+    description = text or schema.get("description")
+    return found if description is None else {**found, "description": description}
+
+
+def _problems(statuses: Sequence[int]) -> Json:
+    return {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(set(statuses))}
+
+
+def _problem(status: int) -> Json:
+    found: Json = {
+        "description": PROBLEMS[status],
+        "content": {"application/json": {"schema": _schema("Problem")}},
+    }
+    if status in (429, 503):
+        text = "Whole seconds after which a retry may succeed; absent where that is unknown."
+        found["headers"] = {"retry-after": {"description": text, "schema": {"type": "integer", "minimum": 1}}}
+    if status == 401:
+        found["headers"] = {"www-authenticate": {"description": "How to send a key.", "schema": {"type": "string"}}}
+    return found
+
+
+def _answer_headers() -> Json:
+    texts = {
+        "x-penstock-worker": ("Who answered.", {"type": "string"}),
+        "x-penstock-expected-cached-tokens": ("Tokens expected in its cache.", {"type": "integer", "minimum": 0}),
+        "x-penstock-queue-ms": ("Time spent waiting for a worker.", {"type": "number", "minimum": 0}),
+        "x-penstock-request-id": ("Id for explain.", {"type": "string"}),
+    }
+    return {name: {"description": text, "schema": schema} for name, (text, schema) in texts.items()}

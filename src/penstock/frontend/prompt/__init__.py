@@ -1,0 +1,1 @@
+"""Prompts: request body, routing hints, chat template, tokenizer and block hashing."""

@@ -1,0 +1,246 @@
+"""Prompt hashing: turns a request's prompt into blocks for routing, in a bounded pool of threads."""
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from penstock.frontend.http.error_responses import rejected
+from penstock.frontend.prompt.chat_template import MARK, SECONDS, TemplateFailed, TemplateSlow, plain_text
+from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
+from penstock.frontend.prompt.request_body import Endpoint, Parsed, parse
+from penstock.kernel.errors import OverloadedError
+from penstock.kernel.hashing import BYTES_PER_TOKEN, MediaSpan, block_hashes, text_hashes
+from penstock.kernel.values import Prompt
+from penstock.router.kv_index.image_placeholders import Image
+
+INLINE_MAX = 2_000
+"""Bytes of a body that is prepared on the event loop at once: about 0.3 ms, less than the way to a thread and back."""
+INLINE_SECONDS = 0.05
+"""How long a chat template may block the event loop."""
+PARSE_INLINE_MAX = 64 * 1024
+"""Bytes of a body that is parsed on the event loop: about 0.3 ms."""
+
+T = TypeVar("T")
+Observe = Callable[[str, float], None]
+"""Takes a stage's name (``template``, ``tokenize``) and its seconds."""
+
+
+class PromptMedia(NamedTuple):
+    """An image of a prompt. ``id``: distinguishes it from others; ``image``: the engines' tokens in its place."""
+
+    id: str | None
+    image: Image | None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHashing:
+    """What decides the blocks besides the tokens."""
+
+    block_size: int
+    text_block_bytes: int
+    adapter: str | None = None
+    salt: str | None = None
+    media: tuple[PromptMedia, ...] = ()
+    """Images and other media of a chat, in order."""
+    placeholder: int | None = None
+    """Placeholder token for them..."""
+    usual: int = 0
+    """... and how many of it an image usually takes."""
+
+
+class PromptHasher:
+    """Prepares prompts.
+
+    Args:
+        threads: number of threads that work at the same time.
+        queue_max: prompts that may wait for one; the next is refused.
+        observe: called with the duration of each stage.
+    """
+
+    def __init__(self, threads: int, queue_max: int, observe: Observe) -> None:
+        self.pending = 0
+        self.template_failures = 0
+        """Chats that our copy of the template refused; they were routed by their plain text."""
+        self._most = threads + queue_max
+        self._observe = observe
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+
+    async def prepare(
+        self,
+        parsed: Parsed,
+        tokenizer: PromptTokenizer | None,
+        hashing: BlockHashing,
+        token_data: list[int] | None = None,
+    ) -> Prompt:
+        """Return the blocks of a request's prompt.
+
+        Raises:
+            ClientError: 400: a token id is out of range.
+            OverloadedError: too many prompts are waiting for a thread.
+        """
+        if len(parsed.raw) <= INLINE_MAX:
+            try:
+                return self.prepare_now(parsed, tokenizer, hashing, token_data, INLINE_SECONDS)
+            except TemplateSlow:
+                pass  # a template may be slow with little text; in a thread it delays only its own model
+        return await self._in_thread(self.prepare_now, parsed, tokenizer, hashing, token_data)
+
+    async def parse(self, endpoint: Endpoint, body: bytes) -> Parsed:
+        """Read a body; a large one (some ms of JSON) off the event loop.
+
+        Raises:
+            ClientError: 400: it is no request of this endpoint.
+            OverloadedError: too many prompts are waiting for a thread.
+        """
+        return parse(endpoint, body) if len(body) <= PARSE_INLINE_MAX else await self._in_thread(parse, endpoint, body)
+
+    def prepare_now(
+        self,
+        parsed: Parsed,
+        tokenizer: PromptTokenizer | None,
+        hashing: BlockHashing,
+        token_data: list[int] | None = None,
+        seconds: float | None = None,
+    ) -> Prompt:
+        """Do the same in the caller's thread.
+
+        Args:
+            seconds: time limit of a chat template; None is `SECONDS`.
+        Raises:
+            TemplateSlow: it takes longer than that, which is less than `SECONDS`.
+        """
+        if token_data:
+            return _of_tokens([token_data], hashing, "nvext.token_data")
+        if parsed.endpoint == "completions":
+            return self._completion(parsed.fields.get("prompt"), tokenizer, hashing)
+        return self._chat(parsed.fields, tokenizer, hashing, SECONDS if seconds is None else seconds)
+
+    def close(self) -> None:
+        """End the threads; prompts that wait are dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        if self.pending >= self._most:
+            raise OverloadedError(f"{self.pending} prompts are waiting to be tokenised", retry_after=1.0)
+        self.pending += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+        finally:
+            self.pending -= 1
+
+    def _completion(self, prompt: Any, tokenizer: PromptTokenizer | None, hashing: BlockHashing) -> Prompt:
+        if prompt is None:  # embeddings given as a prompt: nothing to hash
+            return Prompt(0, [], estimated=True)
+        if isinstance(prompt, list) and isinstance(prompt[0], int):
+            return _of_tokens([prompt], hashing, "prompt")
+        if isinstance(prompt, list) and isinstance(prompt[0], list):
+            return _of_tokens(prompt, hashing, "prompt")
+        texts = [prompt] if isinstance(prompt, str) else prompt
+        return self._of_texts(texts, tokenizer, hashing, special=True)
+
+    def _chat(
+        self, fields: dict[str, Any], tokenizer: PromptTokenizer | None, hashing: BlockHashing, seconds: float
+    ) -> Prompt:
+        messages = fields["messages"]
+        tools = None if fields.get("tool_choice") == "none" else fields.get("tools")
+        if tokenizer is None:
+            return _of_text(plain_text(messages, tools), hashing)
+        template = tokenizer.template
+        if template is None or template.given_up:
+            return self._of_texts([plain_text(messages, tools)], tokenizer, hashing, special=True)
+        started = time.perf_counter()
+        render = partial(
+            template.render,
+            messages,
+            tools=tools,
+            add_generation_prompt=fields.get("add_generation_prompt") is not False
+            and not fields.get("continue_final_message"),
+            continue_final_message=bool(fields.get("continue_final_message")),
+            kwargs=fields.get("chat_template_kwargs"),
+            seconds=seconds,
+        )
+        try:
+            if hashing.media and hashing.placeholder is not None and template.takes_parts:
+                tokens = tokenizer.encode(render(), special=bool(fields.get("add_special_tokens")))
+                found = _with_images(tokens, hashing)
+                if found is not None:
+                    self._observe("template", time.perf_counter() - started)
+                    return found
+            text = render(mark=bool(hashing.media))
+        except TemplateFailed as error:
+            if isinstance(error, TemplateSlow) and seconds < SECONDS:
+                raise
+            # The engine decides whether the chat is acceptable; here only routing by prefix is lost.
+            self.template_failures += 1
+            return self._of_texts([plain_text(messages, tools)], tokenizer, hashing, special=False)
+        self._observe("template", time.perf_counter() - started)
+        return self._of_texts([text], tokenizer, hashing, special=bool(fields.get("add_special_tokens")))
+
+    def _of_texts(
+        self, texts: Sequence[str], tokenizer: PromptTokenizer | None, hashing: BlockHashing, *, special: bool
+    ) -> Prompt:
+        if tokenizer is None:
+            first = _of_text(texts[0], hashing)
+            rest = sum(_estimate(text) for text in texts[1:])
+            return Prompt(first.isl + rest, first.blocks, estimated=True)
+        started = time.perf_counter()
+        # The tokens that an engine puts in the place of an image are unknown: only the text before it can match.
+        before, mark, after = texts[0].partition(MARK) if hashing.media else (texts[0], "", "")
+        tokens = [tokenizer.encode(text, special=special) for text in (before, *texts[1:])]
+        beyond = len(tokenizer.encode(after.replace(MARK, ""), special=False)) + _taken(hashing) if mark else 0
+        self._observe("tokenize", time.perf_counter() - started)
+        found = _of_tokens(tokens, hashing, "prompt")
+        return Prompt(found.isl + beyond, found.blocks)
+
+
+def _with_images(tokens: Sequence[int], hashing: BlockHashing) -> Prompt | None:
+    """Return a chat's prompt with the engines' tokens in the place of its images, as far as known.
+
+    None where the template has not put the placeholder where each image is.
+    """
+    places = [at for at, token in enumerate(tokens) if token == hashing.placeholder]
+    if len(places) != len(hashing.media):
+        return None
+    words = array("I")
+    spans: list[MediaSpan] = []
+    last = 0
+    for at, (id, image) in zip(places, hashing.media, strict=True):
+        words.extend(tokens[last:at])
+        last = at + 1
+        if id is None or image is None:
+            break
+        spans.append(MediaSpan(id, len(words), image.length))
+        words.extend(image.tokens)
+    else:
+        words.extend(tokens[last:])
+    blocks = block_hashes(words, hashing.block_size, lora=hashing.adapter, salt=hashing.salt, media=spans)
+    return Prompt(len(tokens) - len(places) + _taken(hashing), list(blocks))
+
+
+def _taken(hashing: BlockHashing) -> int:
+    """Return about how many tokens the images of a prompt take: unknown images count as the usual number."""
+    return sum(hashing.usual if image is None else image.length for _, image in hashing.media)
+
+
+def _of_tokens(prompts: Sequence[Sequence[int]], hashing: BlockHashing, param: str) -> Prompt:
+    first = prompts[0]
+    try:
+        words = first if isinstance(first, array) else array("I", first)
+    except (OverflowError, TypeError):
+        raise rejected("a token id must be a whole number 0..4294967295", param) from None
+    blocks = block_hashes(words, hashing.block_size, lora=hashing.adapter, salt=hashing.salt)
+    return Prompt(sum(len(tokens) for tokens in prompts), list(blocks))
+
+
+def _of_text(text: str, hashing: BlockHashing) -> Prompt:
+    blocks = text_hashes(text, hashing.text_block_bytes, lora=hashing.adapter, salt=hashing.salt)
+    return Prompt(_estimate(text), list(blocks), estimated=True)
+
+
+def _estimate(text: str) -> int:
+    return max(1, len(text) // BYTES_PER_TOKEN) if text else 0

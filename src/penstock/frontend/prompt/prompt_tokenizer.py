@@ -1,0 +1,319 @@
+"""Prompt tokenizer: the model's own tokenizer, with a cache of the parts of earlier turns.
+
+Tokenizers cut a text at special tokens before anything else, so the parts between are tokenised each by itself. The
+cache uses that: a conversation's next turn repeats all parts but the last, and those are looked up instead of encoded.
+`PromptTokenizer` checks at load on probes that cutting changes nothing, and does not use the cache where it does.
+"""
+
+import itertools
+import json
+import os
+import re
+import sys
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.frontend.prompt.chat_template import ChatTemplate, TemplateFailed
+from penstock.kernel.errors import ConfigError
+
+# One prompt is one job for one of our threads; the library's own threads would only take CPU from streams.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from tokenizers import Tokenizer
+
+_FILLERS = ("", " ", "\n", "  \n ", "a", " a", "hello world", "x y\tz  ", "é漢😀", "1234", "don't", "\u00a0", "▁", "</")
+_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
+ENTRY_OVERHEAD = 200
+"""Bytes of bookkeeping per cached part, beside its text and tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCutter:
+    """Finds where a text may be cut: ``words`` matches every added token, ``allowed``: those to cut before."""
+
+    words: re.Pattern[str]
+    allowed: frozenset[str]
+
+    def parts(self, text: str) -> list[str]:
+        """Cut a text before every special token that allows it; joined, the parts are the text."""
+        parts: list[str] = []
+        last = 0
+        for match in self.words.finditer(text):
+            start = match.start()
+            if start > last and match.group() in self.allowed:
+                parts.append(text[last:start])
+                last = start
+        parts.append(text[last:])
+        return parts
+
+
+CACHE_ENTRIES = 65_536
+"""Most parts of prompts whose tokens are kept: many short ones must not outgrow cache_bytes by their overhead."""
+
+
+class PromptTokenizer:
+    """Tokenise prompts of one model; may be called from several threads.
+
+    Args:
+        tokenizer: of the model.
+        template: its chat template, or None where it has none.
+        cache_bytes: memory for tokenised parts; 0 keeps none.
+        cache_entries: most parts kept; 0 keeps none.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None = None,
+        *,
+        cache_bytes: int = 0,
+        cache_entries: int = CACHE_ENTRIES,
+        check: bool = True,
+    ) -> None:
+        self.template = template
+        self.hits = 0
+        """Parts that were looked up."""
+        self.misses = 0
+        """Parts that had to be encoded."""
+        self.tokens_cached = 0
+        self.tokens_encoded = 0
+        self.cache_bytes = 0
+        self._most_bytes = cache_bytes
+        self._most_entries = cache_entries
+        self._tokenizer = tokenizer
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._lock = threading.Lock()
+        self._parts: OrderedDict[str, array[int]] = OrderedDict()
+        self._before, self._after = self._surroundings()
+        self._cut: PrefixCutter | None = _cutter(tokenizer) if cache_bytes > 0 and cache_entries > 0 else None
+        self.why_no_cache: str | None = None
+        if self._cut is None:
+            self.why_no_cache = "it is switched off, or the tokenizer has no special token to cut at"
+        elif check:
+            wrong = self._disproof()
+            if wrong is not None:
+                self._cut = None
+                self.why_no_cache = f"cutting at special tokens changes the tokens of {wrong!r}"
+
+    @property
+    def caches(self) -> bool:
+        """Whether parts of prompts are kept."""
+        return self._cut is not None
+
+    @property
+    def cache_entries(self) -> int:
+        return len(self._parts)
+
+    def encode(self, text: str, *, special: bool) -> "array[int]":
+        """Return the token ids of a prompt.
+
+        Args:
+            special: add the tokenizer's tokens around a text, such as BOS: true for plain prompts, false for chats,
+                whose template writes them.
+        """
+        if self._cut is None:
+            tokens = array("I", self._encode([text], special)[0])
+            with self._lock:
+                self.misses += 1
+                self.tokens_encoded += len(tokens)
+            return tokens
+        return self._joined(text, special)
+
+    def whole(self, text: str, *, special: bool) -> "array[int]":
+        """Return the same without the cache: the oracle of `encode`."""
+        return array("I", self._encode([text], special)[0])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of output tokens, without special ones."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def cached(self, text: str) -> bool:
+        """Return whether all but the last part of a text is in the cache, so that encoding it is quick."""
+        if self._cut is None:
+            return False
+        parts = self._cut.parts(text)
+        with self._lock:
+            return all(part in self._parts for part in parts[:-1])
+
+    def _joined(self, text: str, special: bool) -> "array[int]":
+        assert self._cut is not None
+        parts = self._cut.parts(text)
+        found: list[array[int] | None] = []
+        with self._lock:
+            for part in parts:
+                tokens = self._parts.get(part)
+                if tokens is not None:
+                    self._parts.move_to_end(part)
+                found.append(tokens)
+        missing = [part for part, tokens in zip(parts, found) if tokens is None]
+        fresh = {part: array("I", ids) for part, ids in zip(missing, self._encode(missing, False))} if missing else {}
+        out = array("I", self._before if special else ())
+        encoded = 0
+        for part, known in zip(parts, found):
+            if known is None:
+                known = fresh[part]
+                encoded += len(known)
+            out.extend(known)
+        if special:
+            out.extend(self._after)
+        with self._lock:
+            self.hits += len(parts) - len(missing)
+            self.misses += len(missing)
+            self.tokens_encoded += encoded
+            self.tokens_cached += len(out) - encoded
+            for part, tokens in fresh.items():
+                self._keep(part, tokens)
+        return out
+
+    def _keep(self, part: str, tokens: "array[int]") -> None:
+        """Add one part to the cache and drop the oldest; the lock is held."""
+        size = sys.getsizeof(part) + 4 * len(tokens) + ENTRY_OVERHEAD
+        if size > self._most_bytes // 4 or part in self._parts:
+            return  # one huge text must not evict every conversation
+        self._parts[part] = tokens
+        self.cache_bytes += size
+        while self.cache_bytes > self._most_bytes or len(self._parts) > self._most_entries:
+            old, gone = self._parts.popitem(last=False)
+            self.cache_bytes -= sys.getsizeof(old) + 4 * len(gone) + ENTRY_OVERHEAD
+
+    def _encode(self, texts: Sequence[str], special: bool) -> list[list[int]]:
+        # The batch call lets other threads run meanwhile, and the fast one leaves offsets out.
+        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)]
+
+    def _surroundings(self) -> tuple[list[int], list[int]]:
+        """Find the tokens that the tokenizer puts before and after a text that is no chat."""
+        bare, dressed = self._encode(["a"], False)[0], self._encode(["a"], True)[0]
+        for start in range(len(dressed) - len(bare) + 1):
+            if dressed[start : start + len(bare)] == bare:
+                return dressed[:start], dressed[start + len(bare) :]
+        return [], []
+
+    def _disproof(self) -> str | None:
+        """Return a probe on which cutting changes the tokens, or None."""
+        assert self._cut is not None
+        cuts = [t.content for t in self._tokenizer.get_added_tokens_decoder().values() if _cuts(t)][:6]
+        probes = [f"{a}{cut}{b}" for cut in cuts for a in _FILLERS for b in _FILLERS]
+        probes += [f"{a}{x}{b}{y}{a}" for x in cuts[:3] for y in cuts for a, b in itertools.pairwise(_FILLERS)]
+        probes += list(_FILLERS)
+        for text in self._rendered_probes():
+            probes.append(text)
+        for special in (False, True):
+            for text in probes:
+                if self.whole(text, special=special) != self._joined_uncached(text, special):
+                    return text[:80]
+        return None
+
+    def _joined_uncached(self, text: str, special: bool) -> "array[int]":
+        assert self._cut is not None
+        out = array("I", self._before if special else ())
+        for ids in self._encode(self._cut.parts(text), False):
+            out.extend(ids)
+        if special:
+            out.extend(self._after)
+        return out
+
+    def _rendered_probes(self) -> list[str]:
+        if self.template is None:
+            return []
+        chat = [
+            {"role": "user", "content": "Hello, wörld!\n\nTwo lines 漢字 😀 "},
+            {"role": "assistant", "content": "  fine: 1, 2\n"},
+            {"role": "user", "content": "and <|im_end|> </s> [INST] more"},
+        ]
+        try:
+            return [self.template.render(chat)]
+        except TemplateFailed:
+            return []
+
+
+def load_tokenizer(where: str, *, cache_bytes: int = 0) -> PromptTokenizer:
+    """Load a model's tokenizer.
+
+    Args:
+        where: a folder with tokenizer.json and tokenizer_config.json, the path of a tokenizer.json, or
+            ``builtin:sim`` for the simulated model's own.
+    Raises:
+        ConfigError: it is missing or can't be read.
+    """
+    path = builtin_folder(where) if where.startswith("builtin:") else Path(where).expanduser()
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception for any fault of a file
+        raise ConfigError(
+            f"the tokenizer {file} can't be loaded: {error}",
+            hint="name a folder with tokenizer.json, or leave tokenizer unset to route by hashed text",
+        ) from error
+    config = _read_config(file.parent)
+    source = _template_source(file.parent, config)
+    names = {name: _token_text(config[name]) for name in _NAMES if config.get(name) is not None}
+    try:
+        template = None if source is None else ChatTemplate(source, names)
+    except TemplateFailed as error:
+        raise ConfigError(f"{file.parent}: {error}") from error
+    return PromptTokenizer(tokenizer, template, cache_bytes=cache_bytes)
+
+
+def builtin_folder(where: str) -> Path:
+    """Return the folder of a tokenizer that comes with Penstock.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if where != "builtin:sim":
+        raise ConfigError(f"there is no built-in tokenizer {where!r}", hint="the only one is builtin:sim")
+    from penstock.adapters.engines.sim.sim_tokenizer import DATA_DIR
+
+    return Path(DATA_DIR)
+
+
+def _cuts(token: Any) -> bool:
+    """Return whether a text may be cut before this added token: it takes nothing from its neighbours."""
+    plain = not (token.lstrip or token.rstrip or token.single_word or token.normalized)
+    return bool(plain and token.content)
+
+
+def _cutter(tokenizer: Tokenizer) -> "PrefixCutter | None":
+    """Return a cutter that finds added tokens in a text as the tokenizer does: leftmost, then longest."""
+    added = [t for t in tokenizer.get_added_tokens_decoder().values() if t.content and not t.normalized]
+    allowed = frozenset(t.content for t in added if _cuts(t))
+    if not allowed:
+        return None
+    words = sorted((t.content for t in added), key=len, reverse=True)
+    return PrefixCutter(re.compile("|".join(map(re.escape, words))), allowed)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    file = folder / "tokenizer_config.json"
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} can't be read: {error}") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
+    """Find the chat template: a file of its own wins, then the config's, whose list form has one named default."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        try:
+            return file.read_text()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file} can't be read: {error}") from error
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _token_text(token: Any) -> str:
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token)

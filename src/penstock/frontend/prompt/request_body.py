@@ -1,0 +1,187 @@
+"""Request body of a completion: decodes it and checks the few fields that routing needs."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.frontend.http.error_responses import rejected
+
+DEPTH_MAX = 64
+"""Deepest nesting of JSON: deeper than any schema or tool, shallower than what makes an engine's parser fail."""
+
+Endpoint = Literal["chat_completions", "completions"]
+PATHS: dict[Endpoint, str] = {"chat_completions": "/v1/chat/completions", "completions": "/v1/completions"}
+_COUNTS = frozenset({"n", "max_tokens", "max_completion_tokens"})
+_CHECKED_KINDS: dict[str, tuple[type, str]] = {"tools": (list, "a list"), "chat_template_kwargs": (dict, "an object")}
+_CHECKED = _COUNTS | _CHECKED_KINDS.keys()
+_RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(slots=True)
+class Parsed:
+    """A request that may be routed. ``raw`` goes to the engine; ``fields`` is the same, decoded."""
+
+    endpoint: Endpoint
+    raw: bytes
+    fields: dict[str, Any]
+    model: str
+    stream: bool
+    wants_usage: bool
+    """The client requested the usage chunk of a stream."""
+    nvext: dict[str, Any] = field(default_factory=dict)
+    media: tuple[str | None, ...] = ()
+    """Ids of a chat's images and other media, in order; None where only the engine can identify one."""
+
+    @property
+    def path(self) -> str:
+        return PATHS[self.endpoint]
+
+    @property
+    def prompt_field(self) -> str:
+        """The field that holds the prompt."""
+        return "messages" if self.endpoint == "chat_completions" else "prompt"
+
+
+def decode_object(raw: bytes) -> dict[str, Any]:
+    """Decode a JSON object.
+
+    Raises:
+        ClientError: 400: it is empty, not JSON, not UTF-8, no object, or nested deeper than `DEPTH_MAX`.
+    """
+    if not raw or raw.isspace():
+        raise rejected("the request has no body; send a JSON object", code="invalid_json")
+    try:
+        found = msgspec.json.decode(raw)
+    except UnicodeDecodeError as error:
+        raise rejected(f"the body is not valid UTF-8 (byte {error.start})", code="invalid_json") from None
+    except RecursionError:
+        raise rejected(f"the body is nested deeper than {DEPTH_MAX} levels", code="invalid_json") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise rejected(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(found, dict):
+        raise rejected(f"the body must be a JSON object, not {_name(found)}", code="invalid_json")
+    if raw.count(b"[") + raw.count(b"{") > DEPTH_MAX and _deep(found):
+        raise rejected(f"the body is nested deeper than {DEPTH_MAX} levels", code="invalid_json")
+    return found
+
+
+def parse(endpoint: Endpoint, raw: bytes) -> Parsed:
+    """Read a chat or text completion.
+
+    Raises:
+        ClientError: 400, naming the field.
+    """
+    fields = decode_object(raw)
+    model = text_field(fields, "model")
+    if model is None:
+        raise rejected("you must name a model", "model", code="missing_field")
+    stream = _typed(fields, "stream", bool, "a boolean") or False
+    wants_usage = False
+    if "stream_options" in fields:
+        options = _typed(fields, "stream_options", dict, "an object") or {}
+        wants_usage = _typed(options, "include_usage", bool, "a boolean", "stream_options.") or False
+    nvext = (_typed(fields, "nvext", dict, "an object") or {}) if "nvext" in fields else {}
+    if endpoint == "chat_completions":
+        _check_messages(fields)
+    else:
+        _check_prompt(fields)
+    for name in fields.keys() & _CHECKED:
+        if name in _COUNTS:
+            value = _typed(fields, name, int, "a whole number")
+            if value is not None and (isinstance(value, bool) or value < 0):
+                raise rejected(f"{name} must be a whole number of at least 0, not {value!r}", name)
+        else:
+            _typed(fields, name, *_CHECKED_KINDS[name])
+    return Parsed(endpoint, raw, fields, model, stream, wants_usage, nvext)
+
+
+def with_fields(parsed: Parsed, added: dict[str, Any]) -> bytes:
+    """Return the body with some top-level fields set and every other byte as the client sent it."""
+    if not added:
+        return parsed.raw
+    if not any(name in parsed.fields for name in added):
+        # The usual case: put them in front; the object has at least its model, so the comma is correct.
+        start = parsed.raw.index(b"{") + 1
+        return parsed.raw[:start] + msgspec.json.encode(added)[1:-1] + b"," + parsed.raw[start:]
+    whole = _RAW.decode(parsed.raw)
+    for name, value in added.items():
+        whole[name] = msgspec.Raw(msgspec.json.encode(value))
+    return msgspec.json.encode(whole)
+
+
+def text_field(fields: dict[str, Any], name: str, prefix: str = "") -> str | None:
+    """Return a text field that may be absent but not empty.
+
+    Raises:
+        ClientError: 400: it is something else, or empty.
+    """
+    value = _typed(fields, name, str, "text", prefix)
+    if value is not None and not value:
+        raise rejected(f"{prefix}{name} must not be empty", prefix + name)
+    return value
+
+
+def _typed(fields: dict[str, Any], name: str, kind: type, word: str, prefix: str = "") -> Any:
+    value = fields.get(name)
+    if value is None or isinstance(value, kind):
+        return value
+    raise rejected(f"{prefix}{name} must be {word}, not {_name(value)}", prefix + name)
+
+
+def _check_messages(fields: dict[str, Any]) -> None:
+    messages = _typed(fields, "messages", list, "a list of messages")
+    if not messages:
+        raise rejected("messages must be a list with at least one message", "messages", code="missing_field")
+    for position, message in enumerate(messages):
+        where = f"messages[{position}]"
+        if not isinstance(message, dict):
+            raise rejected(f"{where} must be an object, not {_name(message)}", where)
+        if not isinstance(message.get("role"), str):
+            raise rejected(f"{where}.role must be text such as 'user'", f"{where}.role")
+        content = message.get("content")
+        if content is None or isinstance(content, str):
+            continue
+        if not isinstance(content, list) or not all(isinstance(part, (dict, str)) for part in content):
+            raise rejected(f"{where}.content must be text or a list of parts", f"{where}.content")
+
+
+def _check_prompt(fields: dict[str, Any]) -> None:
+    prompt = fields.get("prompt")
+    if prompt is None:
+        if "prompt_embeds" in fields:
+            return
+        raise rejected("you must give a prompt", "prompt", code="missing_field")
+    if isinstance(prompt, str):
+        return
+    word = "prompt must be text, a list of texts, a list of token ids, or a list of such lists"
+    if not isinstance(prompt, list):
+        raise rejected(f"{word}, not {_name(prompt)}", "prompt")
+    if not prompt:
+        raise rejected("prompt must not be an empty list", "prompt")
+    kinds = {type(item) for item in prompt}
+    if len(kinds) != 1 or not kinds <= {str, int, list}:
+        raise rejected(word, "prompt")
+    if kinds == {list} and not all(item and {type(token) for token in item} == {int} for item in prompt):
+        raise rejected(word, "prompt")
+
+
+def _deep(value: Any) -> bool:
+    """Return whether a value is nested deeper than `DEPTH_MAX`, walking level by level."""
+    level = [value]
+    for _ in range(DEPTH_MAX + 1):
+        inner: list[Any] = []
+        for item in level:
+            values = item.values() if type(item) is dict else item
+            inner += [v for v in values if type(v) is dict or type(v) is list]
+        if not inner:
+            return False
+        level = inner
+    return True
+
+
+def _name(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    return names.get(type(value), type(value).__name__)

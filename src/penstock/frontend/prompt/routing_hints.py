@@ -1,0 +1,227 @@
+"""Routing hints of a request: reads ``nvext`` in the body and headers into the router's `Preferences`.
+
+Headers win over the body, and Penstock's spelling of a header wins over the other ones. Unknown names are
+ignored: the body reaches the engine as it came.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.frontend.http.error_responses import rejected
+from penstock.kernel.values import WorkerId
+from penstock.router.events import Preferences
+
+_PREFILL = ("x-penstock-prefill-worker", "x-dynamo-prefill-instance-id")
+_WORKER = ("x-penstock-worker", "x-dynamo-worker-instance-id", "x-worker-instance-id")
+_RANK = ("x-penstock-dp-rank", "x-dynamo-dp-rank", "x-data-parallel-rank")
+_PRIORITY = ("x-penstock-priority", "x-dynamo-request-priority")
+_STRICT = ("x-penstock-strict-priority", "x-dynamo-request-strict-priority")
+_SESSION = ("x-penstock-session-id", "x-dynamo-session-id")
+_PROGRAM = ("x-penstock-program-id", "x-dynamo-program-id")
+_CONTEXT = ("x-penstock-context-type", "x-dynamo-context-type")
+_OSL = ("x-penstock-osl", "x-dynamo-osl")
+_SALT = ("x-penstock-cache-salt", "x-dynamo-cache-salt")
+_ALLOWED = ("x-penstock-allowed-workers",)
+_TIMEOUT = ("x-penstock-timeout",)
+_CREDIT = ("x-penstock-overlap-credit",)
+_TEMPERATURE = ("x-penstock-router-temperature",)
+
+_NAMES = frozenset(
+    name
+    for names in (
+        *(_PREFILL, _WORKER, _RANK, _PRIORITY, _STRICT, _SESSION, _PROGRAM, _CONTEXT),
+        *(_OSL, _SALT, _ALLOWED, _TIMEOUT, _CREDIT, _TEMPERATURE),
+    )
+    for name in names
+)
+
+EXTRA_FIELDS = ("worker_id", "timing", "ignored_hints")
+"""Response fields that ``nvext.extra_fields`` can request from Penstock; others are the engine's."""
+IDLE = ("agent_hints.speculative_prefill", "cache_control", "session_control.action", "session_control.timeout")
+"""Hints of ``nvext`` that other gateways know and that have no effect here: the response reports them."""
+TEXT_MAX = 256
+"""Longest id or salt in characters, so that the memory per session or request stays small."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingHints:
+    """What routing uses of a request, beside its prompt."""
+
+    preferences: Preferences
+    salt: str | None = None
+    extra: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    """Which hints of `IDLE` the request has."""
+    token_data: list[int] | None = None
+    timeout: float | None = None
+    """Seconds that the caller allows for the whole request."""
+
+
+def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Mapping[str, Any]) -> RoutingHints:
+    """Read all hints.
+
+    Args:
+        headers: of the request, case-insensitive.
+        nvext: the body's object of that name, or an empty one.
+        fields: the whole body, for its top-level ``cache_salt``.
+    Raises:
+        ClientError: 400: a known hint has an invalid value.
+    """
+    if not nvext and "cache_salt" not in fields and isinstance(headers, dict) and _NAMES.isdisjoint(headers):
+        return _NONE  # the usual request has none, and searching for each would be a third of reading it
+    hints = _object(nvext, "agent_hints")
+    context = _object(nvext, "agent_context")
+    session = _object(nvext, "session_control")
+    worker = _text(headers, _WORKER)
+    if worker is None:
+        worker = _worker(nvext, "backend_instance_id", "decode_worker_id")
+    prefill = _text(headers, _PREFILL)
+    if prefill is None:
+        prefill = _worker(nvext, "prefill_worker_id")
+    allowed = _text(headers, _ALLOWED, limit=8192)
+    program = _first(
+        _text(headers, _PROGRAM), _word(nvext, "program_id"), _word(hints, "program_id"), _word(context, "program_id")
+    )
+    home = _first(_text(headers, _SESSION), _word(session, "session_id"), _word(context, "session_id"))
+    rank = _first(_number(headers, _RANK, 0, 65_535), _whole(nvext, "dp_rank", 0, 65_535))
+    priority = _first(_number(headers, _PRIORITY, -(2**31), 2**31 - 1), _whole(hints, "priority", -(2**31), 2**31 - 1))
+    strict = _first(_number(headers, _STRICT, 0, 2**32 - 1), _whole(hints, "strict_priority", 0, 2**32 - 1))
+    return RoutingHints(
+        preferences=Preferences(
+            worker=None if worker is None else WorkerId(worker),
+            prefill=None if prefill is None else WorkerId(prefill),
+            rank=rank,
+            allowed=None if allowed is None else tuple(WorkerId(w.strip()) for w in allowed.split(",") if w.strip()),
+            priority=priority or 0,
+            strict=strict or 0,
+            osl=_first(_number(headers, _OSL, 0, 2**32 - 1), _whole(hints, "osl", 0, 2**32 - 1)),
+            # A program without a session counts as a session: its requests share prefixes and belong together.
+            session=_first(home, program),
+            program=program,
+            service_class=_first(
+                _text(headers, _CONTEXT),
+                _word(nvext, "context_type"),
+                _word(hints, "context_type"),
+                _word(context, "context_type"),
+            ),
+            overlap_credit=_real(headers, _CREDIT, 0.0, 1e6),
+            temperature=_real(headers, _TEMPERATURE, 0.0, 1e6),
+        ),
+        salt=_first(_text(headers, _SALT), _word(nvext, "cache_salt"), _word(fields, "cache_salt", "")),
+        extra=_extra(nvext),
+        ignored=tuple(name for name in IDLE if _at(nvext, name)),
+        token_data=_tokens(nvext),
+        timeout=_real(headers, _TIMEOUT, 0.001, 1e6),
+    )
+
+
+_NONE = RoutingHints(preferences=Preferences())
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _text(headers: Mapping[str, str], names: tuple[str, ...], limit: int = TEXT_MAX) -> str | None:
+    for name in names:
+        value = headers.get(name)
+        if value is not None:
+            value = value.strip()
+            if not value or len(value) > limit or not value.isprintable():
+                raise rejected(f"header {name} must be 1 to {limit} printable characters", name, code="invalid_header")
+            return value
+    return None
+
+
+def _number(headers: Mapping[str, str], names: tuple[str, ...], low: int, high: int) -> int | None:
+    for name in names:
+        value = headers.get(name)
+        if value is not None:
+            try:
+                number = int(value) if len(value) <= 24 else None
+            except ValueError:
+                number = None
+            if number is None or not low <= number <= high:
+                raise rejected(f"header {name} must be a whole number {low}..{high}", name, code="invalid_header")
+            return number
+    return None
+
+
+def _real(headers: Mapping[str, str], names: tuple[str, ...], low: float, high: float) -> float | None:
+    for name in names:
+        value = headers.get(name)
+        if value is not None:
+            try:
+                number = float(value)
+            except ValueError:
+                number = float("nan")
+            if not low <= number <= high:  # also refuses nan
+                raise rejected(f"header {name} must be a number {low:g}..{high:g}", name, code="invalid_header")
+            return number
+    return None
+
+
+def _object(nvext: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = nvext.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise rejected(f"nvext.{name} must be an object", f"nvext.{name}")
+    return value
+
+
+def _word(fields: Mapping[str, Any], name: str, prefix: str = "nvext.") -> str | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value or len(value) > TEXT_MAX:
+        raise rejected(f"{prefix}{name} must be text of 1 to {TEXT_MAX} characters", prefix + name)
+    return value
+
+
+def _whole(fields: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise rejected(f"nvext {name} must be a whole number {low}..{high}", f"nvext.{name}")
+    return value
+
+
+def _worker(nvext: Mapping[str, Any], *names: str) -> str | None:
+    """Return a pinned worker; Dynamo's ids are numbers, ours are words, so both are accepted."""
+    for name in names:
+        value = nvext.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, str)) or not 0 < len(str(value)) <= TEXT_MAX:
+            raise rejected(f"nvext.{name} must be a worker id", f"nvext.{name}")
+        return str(value)
+    return None
+
+
+def _extra(nvext: Mapping[str, Any]) -> tuple[str, ...]:
+    value = nvext.get("extra_fields")
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise rejected("nvext.extra_fields must be a list of names", "nvext.extra_fields")
+    return tuple(name for name in EXTRA_FIELDS if name in value)
+
+
+def _at(nvext: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a dotted path, or None."""
+    found: Any = nvext
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _tokens(nvext: Mapping[str, Any]) -> list[int] | None:
+    value = nvext.get("token_data")
+    if value is None:
+        return None
+    if not isinstance(value, list) or {type(token) for token in value} - {int}:
+        raise rejected("nvext.token_data must be a list of token ids", "nvext.token_data")
+    return value

@@ -1,0 +1,204 @@
+"""`RequestRecord`: one request as a line of ``requests.jsonl``, the same for live, bench, simulate and replay.
+
+Hashes and lengths, never text. Times are seconds; ``arrival`` and the legs' times count from the start of the run.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from penstock.kernel.values import Slo
+
+RecordOutcome = Literal["ok", "rejected", "failed", "cancelled", "expired", "unsent"]
+"""How a request ended; ``unsent`` is a load generator's own: it had reached its limit of requests in flight."""
+RecordFault = Literal["none", "client", "engine", "overloaded", "deadline"]
+
+
+class RequestLeg(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of a request on one worker; seconds since the start of the run."""
+
+    role: str
+    worker: str
+    dispatched: float
+    first: float | None = None
+    last: float | None = None
+    failure: str | None = None
+
+
+class ItlSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The gaps between a request's output tokens, in seconds; ``gaps`` of them, that is output tokens less one.
+
+    A simulated request knows its mean alone: its tokens were not made one by one.
+    """
+
+    gaps: int
+    mean: float
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request from arrival to its end.
+
+    ``isl``, ``osl``, ``cached``, ``expected_cached``: tokens. What was not measured is None: unknown is not zero.
+    ``ttft``: first output token less arrival, queueing included. ``e2e``: last output token less arrival.
+    ``queued``: seconds it waited for a worker. ``lateness``: how late a load generator sent it against its own plan.
+    """
+
+    id: str
+    arrival: float
+    model: str
+    outcome: RecordOutcome
+    fault: RecordFault = "none"
+    service_class: str | None = msgspec.field(default=None, name="class")
+    isl: int | None = None
+    osl: int = 0
+    osl_requested: int | None = None
+    cached: int | None = None
+    expected_cached: int | None = None
+    blocks: Sequence[int] | None = None
+    legs: list[RequestLeg] = []
+    ttft: float | None = None
+    e2e: float | None = None
+    itl: ItlSummary | None = None
+    queued: float | None = None
+    status: int | None = None
+    reason: str = ""
+    attempts: int | None = None
+    session: str | None = None
+    turn: int | None = None
+    program: str | None = None
+    lateness: float | None = None
+
+    @property
+    def worker(self) -> str | None:
+        """The worker that answered, or the last one that was tried."""
+        return self.legs[-1].worker if self.legs else None
+
+    @property
+    def tpot(self) -> float | None:
+        """(last - first) / (output tokens - 1) in seconds; absent below 2 tokens."""
+        if self.osl < 2 or self.ttft is None or self.e2e is None:
+            return None
+        return (self.e2e - self.ttft) / (self.osl - 1)
+
+    def within(self, slo: Slo) -> bool:
+        """Tell whether it was answered in full, with its TTFT and its mean ITL within the targets of its class."""
+        targets = slo.of(self.service_class)
+        if self.outcome != "ok" or self.ttft is None:
+            return False
+        if targets.ttft is not None and self.ttft > targets.ttft:
+            return False
+        return targets.itl is None or self.itl is None or self.itl.mean <= targets.itl
+
+
+_decode = msgspec.json.Decoder(RequestRecord).decode
+
+
+def decode_records(lines: Iterable[bytes | str]) -> list[RequestRecord]:
+    """Read the lines of ``requests.jsonl``; a last line that was cut off by a crash is left out.
+
+    Raises:
+        msgspec.DecodeError: a line before the last is not a record.
+    """
+    found: list[RequestRecord] = []
+    cut: msgspec.DecodeError | None = None
+    for line in lines:
+        if not line.strip():
+            continue
+        if cut is not None:
+            raise cut
+        try:
+            found.append(_decode(line))
+        except msgspec.DecodeError as error:
+            cut = error
+    return found
+
+
+def summarise_gaps(chunks: Sequence[tuple[float, int]]) -> ItlSummary | None:
+    """Sum up a stream's gaps between tokens.
+
+    Args:
+        chunks: (seconds since the first output token, output tokens in the chunk) in order; the first entry is the
+            chunk that brought the first token. A chunk of k tokens counts as k gaps of a k-th each; the first one,
+            which has no gap before it, as k - 1 gaps of 0.
+    Returns: None below 2 output tokens.
+    """
+    gaps = gaps_of(chunks)
+    total = sum([count for _, count in gaps])
+    if not total:
+        return None
+    gaps.sort()
+    if total == len(gaps):  # nearly always: one token in each chunk
+        values = [gap for gap, _ in gaps]
+        return ItlSummary(
+            gaps=total,
+            mean=sum(values) / total,
+            p50=_percentile(values, 0.50),
+            p90=_percentile(values, 0.90),
+            p99=_percentile(values, 0.99),
+            max=values[-1],
+        )
+    return ItlSummary(
+        gaps=total,
+        mean=sum(gap * count for gap, count in gaps) / total,
+        p50=weighted_percentile(gaps, 0.50),
+        p90=weighted_percentile(gaps, 0.90),
+        p99=weighted_percentile(gaps, 0.99),
+        max=gaps[-1][0],
+    )
+
+
+def gaps_of(chunks: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Turn a stream's chunks, as `summarise_gaps` takes them, into (gap in seconds, how many of it)."""
+    gaps: list[tuple[float, int]] = []
+    previous: float | None = None
+    for at, tokens in chunks:
+        if tokens <= 0:
+            continue  # a chunk without a token (role, usage) ends no gap
+        if previous is None:
+            if tokens > 1:
+                gaps.append((0.0, tokens - 1))
+        else:
+            gaps.append(((at - previous) / tokens, tokens))
+        previous = at
+    return gaps
+
+
+def _percentile(ordered: Sequence[float], q: float) -> float:
+    """Return the q-quantile (0..1) of ascending values, as `weighted_percentile` does where each counts once."""
+    position = q * (len(ordered) - 1)
+    low = int(position)
+    share = position - low
+    below = ordered[low]
+    if share == 0.0 or low + 1 >= len(ordered):
+        return below
+    return below + (ordered[low + 1] - below) * share
+
+
+def weighted_percentile(ordered: Sequence[tuple[float, int]], q: float) -> float:
+    """Return the q-quantile (0..1) of ascending (value, count) pairs: that of the values written out count times.
+
+    Raises:
+        ValueError: no value (an absent number is not 0).
+    """
+    total = sum(count for _, count in ordered)
+    if not total:
+        raise ValueError("no values: a percentile of nothing is unknown, not 0")
+    position = q * (total - 1)
+    low = int(position)
+    share = position - low
+    seen = 0
+    below: float | None = None
+    for value, count in ordered:
+        seen += count
+        if below is None and seen > low:
+            if share == 0.0 or seen > low + 1:
+                return value
+            below = value
+        elif below is not None and seen > low + 1:
+            return below + (value - below) * share
+    return ordered[-1][0] if below is None else below

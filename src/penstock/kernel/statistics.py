@@ -1,0 +1,67 @@
+"""Percentiles and a line fit with exponential forgetting, without a library."""
+
+import math
+from collections.abc import Sequence
+
+
+def percentile(ordered: Sequence[float], q: float) -> float:
+    """Return the q-quantile (0..1) of an ascending sequence, linear between ranks.
+
+    Raises:
+        ValueError: the sequence is empty (an absent number is not 0).
+    """
+    if not ordered:
+        raise ValueError("no values: a percentile of nothing is unknown, not 0")
+    position = q * (len(ordered) - 1)
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+class LineFit:
+    """Fit ``y = intercept + slope * x`` on line with exponential forgetting.
+
+    Args:
+        memory: how many recent points carry most of the weight.
+    Source: weighted least squares with decayed sums.
+    """
+
+    __slots__ = ("_decay", "count", "n", "sx", "sxx", "sxy", "sy")
+
+    def __init__(self, memory: float = 256.0) -> None:
+        self._decay = 1.0 - 1.0 / memory
+        self.count = 0
+        self.n = self.sx = self.sy = self.sxx = self.sxy = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        """Take one point in."""
+        d = self._decay
+        self.count += 1
+        self.n = self.n * d + 1.0
+        self.sx = self.sx * d + x
+        self.sy = self.sy * d + y
+        self.sxx = self.sxx * d + x * x
+        self.sxy = self.sxy * d + x * y
+
+    def line(self) -> tuple[float, float] | None:
+        """Return (intercept, slope), neither below 0, or None while fewer than 8 points or no spread in x."""
+        if self.count < 8:
+            return None
+        spread = self.n * self.sxx - self.sx * self.sx
+        if spread <= 1e-9 * max(self.n * self.sxx, 1e-30):
+            return None
+        slope = max(0.0, (self.n * self.sxy - self.sx * self.sy) / spread)
+        intercept = max(0.0, (self.sy - slope * self.sx) / self.n)
+        return intercept, slope
+
+    def dump(self) -> list[float]:
+        """Return the state as plain numbers."""
+        return [self._decay, self.count, self.n, self.sx, self.sy, self.sxx, self.sxy]
+
+    @classmethod
+    def load(cls, state: Sequence[float]) -> "LineFit":
+        """Become the fit that `dump` wrote."""
+        fit = cls()
+        fit._decay, count, fit.n, fit.sx, fit.sy, fit.sxx, fit.sxy = state
+        fit.count = int(count)
+        return fit

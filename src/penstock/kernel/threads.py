@@ -1,9 +1,0 @@
-"""How many threads do numeric libraries start? One: our matrices are small, and threads that wait spin on a core.
-
-On a busy machine with two cores an ARIMA fit was measured to take 40 times as long with a thread for each core.
-"""
-
-from collections.abc import Mapping
-
-ONE_THREAD: Mapping[str, str] = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Environment that says so to numpy and what builds on it; read when they are imported. A user's own goes before."""

@@ -1,0 +1,159 @@
+"""Journal of the planner: its events and their effects, so that its decisions can be replayed."""
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import msgspec
+
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.journal_frames import Header, Record, digest_of, packed
+from penstock.kernel.machine import Effect, Event, Nanos, Woken
+from penstock.kernel.values import RequestShape, Role, Slo
+from penstock.planner import events as planning
+from penstock.planner.events import Ticked
+from penstock.planner.forecast.warm_up import TraceInterval
+from penstock.planner.performance.speed_sources import KnownSpeeds, Profile
+from penstock.planner.planner import Planner
+from penstock.planner.plugins.plugin_registry import PlannerPlugin
+from penstock.planner.policies import PolicyInputs, plugins_of
+from penstock.planner.settings import PlannerSettings
+from penstock.planner.settings_plugins import PluginSettings
+
+KIND = "planner"
+
+_EVENTS = (
+    *(
+        Woken,
+        planning.Observed,
+        planning.ObserveFailed,
+        planning.PluginAnswered,
+        planning.Scaled,
+        planning.PluginRegistered,
+    ),
+    *(planning.PluginAlive, planning.PluginLeft, planning.Benchmarked, planning.LimitsChanged),
+)
+_decode_event = msgspec.msgpack.Decoder(reduce(or_, _EVENTS)).decode
+
+
+class PlannerBook:
+    """Writes a planner's state and events for a journal.
+
+    Args:
+        inputs: what its policy was given beside the settings.
+    """
+
+    def __init__(self, planner: Planner, inputs: PolicyInputs) -> None:
+        self._planner = planner
+        self._inputs = {
+            "known": {
+                model: {
+                    role: {
+                        "metrics": {name: dict(points) for name, points in known.metrics.items()},
+                        "profile": known.profile,
+                        "why_not": dict(known.why_not),
+                    }
+                    for role, known in roles.items()
+                }
+                for model, roles in inputs.speeds.items()
+            },
+            "slo": msgspec.to_builtins(inputs.slo),
+            "traces": {
+                model: [[row.arrival, row.shape.isl, row.shape.osl] for row in rows]
+                for model, rows in inputs.traces.items()
+            },
+        }
+
+    def header(self, *, sequence: int, now: Nanos, wall_ns: int) -> bytes:
+        """Return the planner's whole state as a header."""
+        settings = self._planner.settings
+        plain = {name: getattr(settings, name) for name in PlannerSettings.__struct_fields__}
+        # External plugins are not called again: their answers are in the journal. Their settings may hold tokens.
+        plugins = settings.plugins
+        modules = {id: entry for id, entry in plugins.use.items() if entry.module}
+        plain["plugins"] = PluginSettings(deadline=plugins.deadline, heartbeat=plugins.heartbeat, use=modules)
+        return packed(
+            Header(
+                machine=KIND,
+                kind=KIND,
+                sequence=sequence,
+                now=now,
+                wall_ns=wall_ns,
+                made={"settings": msgspec.to_builtins(plain), "inputs": self._inputs},
+                snapshot=self._planner.snapshot(),
+            )
+        )
+
+    def record(self, sequence: int, now: Nanos, event: Event, effects: Sequence[Effect]) -> bytes:
+        """Return one event with its effects as a record."""
+        event_raw = msgspec.Raw(packed(event))
+        return packed(Record(sequence, now, KIND, event_raw, digest_of(effects), placed_by(effects)))
+
+    def seconds(self) -> float:
+        """Return about how long `header` takes: hardly any time."""
+        return 0.0
+
+
+def placed_by(effects: Sequence[Effect]) -> list[tuple[str, int, str, int]]:
+    """Return the outcome of each tick: (pool, desired replicas, outcome, tick)."""
+    return [
+        (name, pool.target, effect.record.outcome, effect.record.tick)
+        for effect in effects
+        if isinstance(effect, Ticked)
+        for name, pool in effect.record.pools.items()
+    ]
+
+
+def event_of(record: Record) -> Event:
+    """Return a record's event in the planner's type.
+
+    Raises:
+        ValueError: it is no event of a planner.
+    """
+    event: Event = _decode_event(record.event)
+    return event
+
+
+def settings_of(header: Header) -> PlannerSettings:
+    """Return the settings that a header was written with.
+
+    Raises:
+        ValueError: they are not of this version.
+    """
+    return msgspec.convert(header.made["settings"], PlannerSettings)
+
+
+def planner_of(header: Header, own: Iterable[PlannerPlugin] = ()) -> Planner:
+    """Return the planner that a header describes.
+
+    Args:
+        own: the operator's plugins of its process.
+    Raises:
+        ValueError: the header's state is not of a planner of this version.
+        ConfigError: a library that its policy needs is missing.
+    """
+    settings = settings_of(header)
+    made: dict[str, Any] = header.made["inputs"]
+    try:
+        known = {model: {_role(role): _known(k) for role, k in roles.items()} for model, roles in made["known"].items()}
+        traces = {
+            model: [TraceInterval(at, RequestShape(isl, osl)) for at, isl, osl in rows]
+            for model, rows in made["traces"].items()
+        }
+        inputs = PolicyInputs(slo=msgspec.convert(made["slo"], Slo), speeds=known, traces=traces)
+        planner = Planner(settings, [*plugins_of(settings, inputs), *own])
+        planner.restore(header.snapshot)
+    except (KeyError, TypeError, InvariantError) as error:
+        raise ValueError(f"the header's state is none of this version's: {error!r}") from error
+    return planner
+
+
+def _role(name: str) -> Role:
+    role: Role = msgspec.convert(name, Role)
+    return role
+
+
+def _known(made: dict[str, Any]) -> KnownSpeeds:
+    profile = None if made["profile"] is None else msgspec.convert(made["profile"], Profile)
+    return KnownSpeeds(metrics=made["metrics"], profile=profile, why_not=made["why_not"])

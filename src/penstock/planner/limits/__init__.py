@@ -1,0 +1,1 @@
+"""Limits that hold after every stage: replica bounds, GPU and power ceilings, the GPU floor, and setting checks."""

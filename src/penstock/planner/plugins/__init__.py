@@ -1,0 +1,1 @@
+"""Planner plugins: their results, their registry, their context, and the merge of their answers."""

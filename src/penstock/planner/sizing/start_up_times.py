@@ -1,0 +1,82 @@
+"""Start-up times of replicas, from the decision until they serve: measured ones, and those on the way."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from penstock.kernel.statistics import percentile
+from penstock.planner.observation import PoolState
+
+KEPT = 32
+"""Start-ups that are remembered of each kind of replica."""
+
+BEYOND = 5.0
+"""Times the assumed start-up, up to which an unfinished start counts as evidence; above, it may never end. A guess."""
+
+
+class StartingReplica(NamedTuple):
+    """Replicas of a pool that are starting: in how many seconds each is expected (0 is any moment), the soonest
+    first; and how many have been given up because they take too long."""
+
+    due: tuple[float, ...] = ()
+    given_up: int = 0
+
+    @property
+    def number(self) -> int:
+        return len(self.due)
+
+
+class StartUpTimes:
+    """Measured start-up times by model, kind of GPU, and whether the machine had the files (warm).
+
+    Args:
+        assumed: seconds for kinds that were never measured.
+    """
+
+    def __init__(self, assumed: float = 60.0) -> None:
+        self.assumed = assumed
+        self._seen: dict[str, list[float]] = {}
+
+    def note(self, model: str, state: PoolState) -> None:
+        """Add the start-up times in an observation."""
+        if state.start_up_times:
+            kept = self._seen.setdefault(_key(model, state), [])
+            kept += state.start_up_times
+            del kept[:-KEPT]
+
+    def quantile(self, model: str, state: PoolState, q: float) -> float:
+        """Return the q-quantile (0..1) in seconds.
+
+        Without measurements: the other warmth's, else the assumed time, or the oldest start's time so far.
+        """
+        for warm in (state.warm, not state.warm):
+            kept = self._seen.get(_key(model, state, warm))
+            if kept:
+                return percentile(sorted(kept), q)
+        late = [age for age in state.starting if self.assumed <= age <= BEYOND * self.assumed]
+        return max(late, default=self.assumed)
+
+    def measured(self, model: str, state: PoolState) -> int:
+        """Return how many start-ups of this kind are known."""
+        return len(self._seen.get(_key(model, state), ()))
+
+    def coming(self, model: str, state: PoolState, deadline: float) -> StartingReplica:
+        """Return when the starting replicas are expected; those older than ``deadline`` seconds no longer count."""
+        usual = self.quantile(model, state, 0.9)
+        alive = [max(0.0, usual - age) for age in state.starting if age <= deadline]
+        return StartingReplica(tuple(sorted(alive)), len(state.starting) - len(alive) + state.failed)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        return {"assumed": self.assumed, "seen": {key: list(kept) for key, kept in self._seen.items()}}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> "StartUpTimes":
+        """Return the object that `snapshot` wrote."""
+        found = cls(state["assumed"])
+        found._seen = {key: list(kept) for key, kept in state["seen"].items()}
+        return found
+
+
+def _key(model: str, state: PoolState, warm: bool | None = None) -> str:
+    pool, warm = state.pool, state.warm if warm is None else warm
+    return f"{model}|{pool.variant}|{pool.gpus}|{'warm' if warm else 'cold'}"

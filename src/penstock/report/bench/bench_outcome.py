@@ -1,0 +1,188 @@
+"""Outcome of a bench: as JSON with stable keys, and as a table."""
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.kernel.values import Slo
+from penstock.report.bench.saturation import Reason, reasons
+from penstock.report.run.judged_slo import slo_json
+from penstock.report.run.run_summary import LatencySpread, RunSummary
+
+SCHEMA = 1
+_SPREADS = ("ttft", "itl", "itl_mean", "tpot", "e2e", "queued", "lateness")
+_POINTS = ("mean", "p50", "p90", "p99", "max")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOutcome:
+    """One run with its verdict.
+
+    Args:
+        invalid: why it does not count; ``doubts``: why its times may be those of a busy machine or generator.
+        bound: share of prompt tokens that an infinite shared cache would hit, including tokens cached before the run.
+    """
+
+    summary: RunSummary
+    invalid: list[tuple[Reason, str]]
+    doubts: list[tuple[Reason, str]]
+    notes: list[str]
+    bound: float | None
+    block_size: int | None
+    counting: dict[str, int]
+    cpu_mean: float | None
+    cpu_peak: float | None
+    cpu_saturated: float | None
+    model: str
+    slo: Slo
+    speed_up: float
+    seed: int
+    run: str
+    skipped: int = 0
+
+    @property
+    def valid(self) -> bool:
+        """Whether it counts, and is not in doubt: neither generator nor machine was at its limit."""
+        return not self.invalid and not self.doubts
+
+    @property
+    def share_of_bound(self) -> float | None:
+        """Hit rate over what an infinite cache would reach; None where either is unknown or the bound is 0."""
+        if self.summary.hit_rate is None or not self.bound:
+            return None
+        return self.summary.hit_rate / self.bound
+
+
+def as_json(outcome: BenchOutcome) -> str:
+    """Return indented JSON with stable keys; figures measured by the clock have keys that begin with wall."""
+    return json.dumps(as_dict(outcome), indent=2) + "\n"
+
+
+def as_dict(outcome: BenchOutcome) -> dict[str, Any]:
+    """Return the outcome as plain data; times in seconds, shares 0..1, null for unknown."""
+    summary = outcome.summary
+    span = summary.duration or None
+    found: dict[str, Any] = {
+        "schema": SCHEMA,
+        "model": outcome.model,
+        "seed": outcome.seed,
+        "speed_up": outcome.speed_up,
+        "counts": not outcome.invalid,
+        "valid": outcome.valid,
+        "invalid_because": reasons([*outcome.invalid, *outcome.doubts]),
+        "requests": {
+            "submitted": summary.submitted,
+            "ok": summary.ok,
+            "rejected": summary.rejected,
+            "failed": summary.failed,
+            "expired": summary.expired,
+            "cancelled": summary.cancelled,
+            "unsent": summary.unsent,
+            "short_outputs": summary.short_outputs,
+            "trace_rows_skipped": outcome.skipped,
+        },
+        "tokens": {
+            "prompt": summary.prompt_tokens,
+            "output": summary.output_tokens,
+            "cached": summary.cached_tokens,
+            "counted_by": outcome.counting,
+        },
+        "hit_rate": summary.hit_rate,
+        "hit_rate_bound": outcome.bound,
+        "hit_rate_share_of_bound": outcome.share_of_bound,
+        "block_size": outcome.block_size,
+        "slo": slo_json(outcome.slo),
+        "workers": {
+            name: {
+                "requests": share.requests,
+                "share": share.share,
+                "prompt_tokens": share.prompt_tokens,
+                "output_tokens": share.output_tokens,
+                "hit_rate": share.hit_rate,
+            }
+            for name, share in summary.workers.items()
+        },
+        "wall_run": outcome.run,
+        "wall_duration_s": summary.duration,
+        "wall_in_slo": summary.in_slo,
+        "wall_goodput_share": summary.goodput_share,
+        "wall_goodput_per_s": summary.in_slo / span if span else None,
+        "wall_requests_per_s": summary.ok / span if span else None,
+        "wall_output_tokens_per_s": summary.output_tokens / span if span else None,
+    }
+    for name in _SPREADS:
+        one: LatencySpread | None = getattr(summary, name)
+        for point in _POINTS:
+            found[f"wall_{name}_{point}_s"] = None if one is None else getattr(one, point)
+    found["wall_cpu_mean"] = outcome.cpu_mean
+    found["wall_cpu_peak"] = outcome.cpu_peak
+    found["wall_cpu_saturated_share"] = outcome.cpu_saturated
+    found["wall_verdict"] = "; ".join(text for _, text in (*outcome.invalid, *outcome.doubts)) or "valid"
+    found["wall_notes"] = "; ".join(outcome.notes)
+    return found
+
+
+def print_table(outcome: BenchOutcome, console: Console | None = None) -> None:
+    """Print the outcome for people."""
+    console = console or Console(file=sys.stdout, highlight=False)
+    summary = outcome.summary
+    table = Table(title=f"{summary.submitted} requests to {outcome.model}", title_justify="left")
+    table.add_column("milliseconds")
+    for point in _POINTS:
+        table.add_column(point, justify="right")
+    for label, one in (
+        ("TTFT", summary.ttft),
+        ("ITL (per token)", summary.itl),
+        ("TPOT", summary.tpot),
+        ("end to end", summary.e2e),
+        ("lateness of sending", summary.lateness),
+    ):
+        cells = ["-"] * len(_POINTS) if one is None else [f"{getattr(one, point) * 1e3:,.1f}" for point in _POINTS]
+        table.add_row(label, *cells)
+    console.print(table)
+    for line in _lines(outcome):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _lines(outcome: BenchOutcome) -> list[str]:
+    summary = outcome.summary
+    slo = " and ".join(
+        f"{name} <= {limit * 1e3:g} ms"
+        for name, limit in (("TTFT", outcome.slo.ttft), ("mean ITL", outcome.slo.itl))
+        if limit is not None
+    )
+    bound = ""
+    if outcome.bound is not None:
+        bound = f", {_percent(outcome.share_of_bound)} of what an infinite cache would reach ({outcome.bound:.1%})"
+    lines = [
+        f"answered {summary.ok}, rejected {summary.rejected} (429/503), failed {summary.failed}, "
+        f"expired {summary.expired}, cancelled {summary.cancelled}, unsent {summary.unsent}",
+        f"goodput {_percent(summary.goodput_share)} of all submitted ({summary.in_slo} with {slo or 'no limit'})",
+        f"hit rate {_percent(summary.hit_rate)} of prompt tokens" + bound,
+        f"throughput {_rate(summary.ok, summary.duration)} requests/s, "
+        f"{_rate(summary.output_tokens, summary.duration)} output tokens/s over {summary.duration:.1f} s",
+    ]
+    for name, share in summary.workers.items():
+        lines.append(
+            f"  {name}: {share.requests} requests ({share.share:.0%}), {share.prompt_tokens:,} prompt tokens, "
+            f"hit rate {_percent(share.hit_rate)}"
+        )
+    if outcome.cpu_mean is not None and outcome.cpu_peak is not None:
+        lines.append(f"CPU of this machine: {outcome.cpu_mean:.0%} busy on average, {outcome.cpu_peak:.0%} at most")
+    lines += [f"note: {note}" for note in outcome.notes]
+    lines += [f"INVALID: {text}" for _, text in outcome.invalid]
+    lines += [f"WARNING: {text}" for _, text in outcome.doubts]
+    lines.append(f"run folder {outcome.run}, page {outcome.run}/report.html")
+    return lines
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{share:.1%}"
+
+
+def _rate(count: int, seconds: float) -> str:
+    return f"{count / seconds:,.1f}" if seconds > 0 else "-"

@@ -1,0 +1,98 @@
+"""Plan of a bench: turns its options into timed requests with their bodies."""
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from penstock.report.bench.bench_options import BenchOptions
+from penstock.report.bench.load_generator import PlannedShot
+from penstock.report.traffic_options import cut, of_trace, of_workload
+from penstock.traffic.formats.block_numbering import numbered
+from penstock.traffic.formats.trace_rows import TraceRequests
+from penstock.traffic.hit_rate_bound import InfiniteCache
+from penstock.traffic.prompt_maker import PromptMaker
+from penstock.traffic.traffic_request import TrafficRequest
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+@dataclass(slots=True)
+class BenchPlan:
+    """Requests in order of arrival, made on demand; each one sent is kept by its number."""
+
+    options: BenchOptions
+    source: Iterator[TrafficRequest]
+    total: int | None
+    """Number of requests, where it is known beforehand."""
+    trace: TraceRequests | None = None
+    requests: dict[int, TrafficRequest] = field(default_factory=dict)
+    hits: dict[int, int] = field(default_factory=dict)
+    """Tokens of each open request's prompt that an infinite cache had at that time."""
+    tag: str = field(default_factory=lambda: secrets.token_hex(4))
+    """Distinguishes the requests of this run from those of other runs on the same server."""
+
+    def shots(self, model: str, cache: InfiniteCache | None) -> Iterator[PlannedShot]:
+        """Yield each request with its body; ``cache`` gets every prompt, for the bound."""
+        options = self.options
+        maker = PromptMaker(options.seed, tokens=options.token_range)
+        head = b'{"model":' + msgspec.json.encode(model)
+        for number, request in enumerate(self.source):
+            if cache is not None:
+                self.hits[number] = cache.hit(request)
+            chat = request.messages is not None
+            prompt = msgspec.json.encode(request.messages) if chat else maker.json(request)
+            field_name = b',"messages":' if chat else b',"prompt":'
+            tail = b',"max_tokens":%d%s}' % (request.osl, _FIXED)
+            # These entries must stay small: the prompt itself is not read again.
+            self.requests[number] = msgspec.structs.replace(request, hash_ids=[], messages=None, token_ids=None)
+            yield PlannedShot(
+                key=number,
+                due=request.at,
+                path=CHAT if chat else COMPLETIONS,
+                body=b"".join((head, field_name, prompt, tail)),
+                headers=_headers(options, self.id_of(number), request),
+            )
+
+    def id_of(self, number: int) -> str:
+        """Return the id that request ``number`` is sent under, unless the server gives it another."""
+        return f"bench-{self.tag}-{number}"
+
+
+_FIXED = (
+    b',"ignore_eos":true,"temperature":0,"stream":true,'
+    b'"stream_options":{"include_usage":true,"continuous_usage_stats":true}'
+)
+"""Outputs as long as planned, whatever the model would emit; running usage gives the tokens per chunk."""
+
+
+def plan_of(options: BenchOptions) -> BenchPlan:
+    """Read the trace or begin the workload.
+
+    Raises:
+        ConfigError: the trace can't be read, or the workload can't be made.
+    """
+    source: Iterator[TrafficRequest]
+    trace: TraceRequests | None
+    if options.trace is None:
+        total, trace = options.requests, None
+        source = of_workload(options)
+    else:
+        kept, trace = of_trace(options)
+        total = len(kept) if options.requests is None else min(len(kept), options.requests)
+        source = numbered(kept)  # every prompt must be made, even those with known lengths only
+    if options.duration is not None:
+        total = None
+    return BenchPlan(options=options, source=cut(options, source), total=total, trace=trace)
+
+
+def _headers(options: BenchOptions, id: str, request: TrafficRequest) -> dict[str, str]:
+    headers = {"content-type": "application/json", "x-request-id": id}
+    if options.api_key:
+        headers["authorization"] = f"Bearer {options.api_key}"
+    if request.session is not None:
+        headers["x-penstock-session-id"] = request.session
+    if request.kind is not None:
+        headers["x-penstock-context-type"] = request.kind
+    return headers

@@ -1,0 +1,185 @@
+"""Open-loop load generator: streamed HTTP requests at planned times, never waiting for the server.
+
+Arrivals follow their plan whatever the server does. Each request is sent by its own task; its body is made
+before its time comes. TTFT counts from the moment of sending, and the lateness of the sending is kept beside it.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import aiohttp
+
+from penstock.report.bench.token_stream import AnswerStream, BadStream, Counting
+
+PREPARED_MAX = 64
+"""Requests whose bodies are made ahead: covers a burst, costs a few MB."""
+SPARE = 0.002
+"""Seconds before the next arrival in which a further body may be made; making one takes 1 to 2 ms."""
+ERROR_BYTES = 2000
+
+Ending = Literal["ok", "rejected", "failed", "expired", "cancelled", "unsent"]
+
+
+@dataclass(slots=True)
+class PlannedShot:
+    """One planned request. ``due``: seconds after the run's start; ``key``: the caller's key for it."""
+
+    key: int
+    due: float
+    path: str
+    body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ShotSample:
+    """Result of a shot; times in seconds after the run's start."""
+
+    key: int
+    due: float
+    sent: float
+    ending: Ending = "unsent"
+    status: int | None = None
+    reason: str = ""
+    ended: float | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    chunks: list[tuple[float, int]] = field(default_factory=list)
+    tokens: int = 0
+    prompt_tokens: int | None = None
+    cached: int | None = None
+    counting: Counting | None = None
+    exact: bool = True
+
+    @property
+    def lateness(self) -> float:
+        return self.sent - self.due
+
+
+class LoadGenerator:
+    """Send shots at their times and report each one's end.
+
+    Args:
+        http: session to send with; its connector must not limit connections.
+        base: the server's URL, without /v1.
+        inflight_max: an arrival that finds so many in flight is not sent, and counted as unsent.
+        timeout: seconds after which an unfinished request is given up.
+        ended: called once per shot, in order of ending.
+    """
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        base: str,
+        *,
+        inflight_max: int,
+        timeout: float,
+        ended: Callable[[ShotSample], None],
+    ) -> None:
+        self._http = http
+        self._base = base
+        self._inflight_max = inflight_max
+        self._timeout = timeout
+        self._ended = ended
+        self._start = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self.sent = 0
+
+    @property
+    def inflight(self) -> int:
+        """Requests that wait for their answer."""
+        return len(self._tasks)
+
+    def now(self) -> float:
+        """Seconds since the run's start."""
+        return time.perf_counter() - self._start
+
+    def stop(self) -> None:
+        """Send no more, and cancel what is in flight."""
+        self._stopping.set()
+        for task in self._tasks:
+            task.cancel()
+
+    async def run(self, shots: Iterator[PlannedShot]) -> None:
+        """Send every shot at its time, then wait for all answers."""
+        prepared: deque[PlannedShot] = deque()
+        more = _prepare(shots, prepared)
+        self._start = time.perf_counter()
+        while prepared and not self._stopping.is_set():
+            wait = prepared[0].due - self.now()
+            if wait <= 0:
+                self._fire(prepared.popleft())
+                await asyncio.sleep(0)  # let it go out before the next body is made
+                if more and not prepared:
+                    more = _prepare(shots, prepared)
+            elif more and wait > SPARE and len(prepared) < PREPARED_MAX:
+                more = _prepare(shots, prepared)
+                await asyncio.sleep(0)
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), wait)
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def _fire(self, shot: PlannedShot) -> None:
+        sample = ShotSample(key=shot.key, due=shot.due, sent=self.now())
+        if len(self._tasks) >= self._inflight_max:
+            sample.reason = f"{self._inflight_max} requests were in flight already"
+            self._ended(sample)
+            return
+        self.sent += 1
+        task = asyncio.create_task(self._send(shot, sample))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, shot: PlannedShot, sample: ShotSample) -> None:
+        stream = AnswerStream()
+        sample.sent = self.now()
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._exchange(shot, sample, stream)
+        except TimeoutError:
+            sample.ending, sample.reason = "expired", f"no end within {self._timeout:g} s"
+        except asyncio.CancelledError:
+            sample.ending, sample.reason = "cancelled", "the run was interrupted"
+        except (aiohttp.ClientError, OSError) as error:
+            sample.ending, sample.reason = "failed", f"{type(error).__name__}: {error}"
+        except BadStream as error:
+            sample.ending, sample.reason = "failed", str(error)
+        sample.ended = self.now()
+        sample.chunks = stream.chunks
+        sample.tokens = stream.tokens if stream.total is None else stream.total
+        sample.prompt_tokens = stream.prompt_tokens
+        sample.cached = stream.cached
+        sample.counting = stream.counting
+        sample.exact = stream.exact
+        self._ended(sample)
+
+    async def _exchange(self, shot: PlannedShot, sample: ShotSample, stream: AnswerStream) -> None:
+        async with self._http.post(self._base + shot.path, data=shot.body, headers=shot.headers) as response:
+            sample.status = response.status
+            sample.headers = {name.lower(): value for name, value in response.headers.items()}
+            if response.status != 200:
+                text = (await response.content.read(ERROR_BYTES)).decode("utf-8", "replace")
+                sample.ending = "rejected" if response.status in (429, 503) else "failed"
+                sample.reason = f"HTTP {response.status}: {text.strip()[:300]}"
+                return
+            async for data in response.content.iter_any():
+                stream.feed(data, self.now())
+        if not stream.done:
+            raise BadStream("the stream ended without [DONE]")
+        sample.ending = "ok"
+
+
+def _prepare(shots: Iterator[PlannedShot], prepared: deque[PlannedShot]) -> bool:
+    """Make one more shot; False where there is none."""
+    shot = next(shots, None)
+    if shot is None:
+        return False
+    prepared.append(shot)
+    return True

@@ -1,0 +1,1 @@
+"""Report on one run folder: reads its files, sums them up, and draws report.html."""

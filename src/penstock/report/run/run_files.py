@@ -1,0 +1,71 @@
+"""Reads the files of a run folder: lines, rows of numbers and JSON; parts cut off by a crash are left out."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.plurals import counted
+from penstock.runtime.records import segments
+
+
+def lines(path: Path, *, needed: bool) -> Iterator[bytes]:
+    """Yield the whole lines of all segments of a file; a last line cut off by a crash is left out.
+
+    Raises:
+        ConfigError: it can't be read, or is needed and absent.
+    """
+    if not segments.there(path):
+        if not needed:
+            return
+        raise ConfigError(
+            f"{path.parent} is no folder of a run: it has no {path.name}", hint="a run says its folder at its start"
+        )
+    try:
+        yield from segments.lines(path)
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+
+
+def last_line(path: Path) -> bytes | None:
+    """Return a file's last whole line; None where there is none."""
+    return next(iter(segments.newest(path, 1)), None)
+
+
+def deleted_records(folder: Path) -> list[str]:
+    """Return which records of a run were deleted because there were too many (`runs.records_bytes`)."""
+    found = []
+    for name in ("requests.jsonl", "decisions.jsonl"):
+        count = segments.dropped(folder / name)
+        if count:
+            those = counted(count, "segment")
+            found.append(f"The oldest {those} of {name} {'is' if count == 1 else 'are'} deleted (runs.records_bytes)")
+    return found
+
+
+def number_rows(path: Path) -> list[dict[str, float]]:
+    """Read a CSV file of numbers; cells that are empty or cut off are left out."""
+    try:
+        head, *found = path.read_text().splitlines() or [""]
+    except FileNotFoundError:
+        return []
+    names = head.split(",")
+    read = []
+    for line in found:
+        row: dict[str, float] = {}
+        for name, cell in zip(names, line.split(",")):
+            with contextlib.suppress(ValueError):
+                row[name] = float(cell)
+        read.append(row)
+    return read
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one where there is no such file."""
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,1 @@
+"""Command ``penstock simulate``: options, faults, runs and their outcome."""

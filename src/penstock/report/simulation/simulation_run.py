@@ -1,0 +1,366 @@
+"""Command ``penstock simulate``: runs a cluster on virtual time, once per variant, and compares them."""
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
+from penstock.config.files.timing_files import load_timing
+from penstock.config.reading.load import load, resolved_yaml
+from penstock.config.settings.cluster_settings import ClusterSettings, PoolSettings
+from penstock.config.worker_names import pool_prefix
+from penstock.engine.kv_capacity import with_blocks
+from penstock.engine.timing.timing_model import source_of
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.machine import SECOND, Effect, Event, Nanos
+from penstock.kernel.request_record import RequestRecord
+from penstock.report.run.judged_slo import judged_by
+from penstock.report.run.run_page import write_gaps, write_report
+from penstock.report.run.run_summary import summarise
+from penstock.report.simulation.fault_script import policy_of
+from penstock.report.simulation.simulation_options import SimulateOptions
+from penstock.report.simulation.simulation_outcome import SimulationOutcome, as_dict, as_json, print_table
+from penstock.report.traffic_options import cut, of_clients, of_trace, of_workload
+from penstock.router.journal import RouterBook
+from penstock.router.status import status_row
+from penstock.runtime.records.journal_writer import JournalWriter
+from penstock.runtime.records.run_folder import CsvRows, LineWriter, RunFolder
+from penstock.runtime.records.segments import SEGMENTS
+from penstock.simulate.simulated_cluster import SimulatedCluster
+from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan, StartUp, checked
+from penstock.traffic.sessions import Sessions
+from penstock.traffic.traffic_request import TrafficRequest
+
+FLUSH_LINES = 2_000
+ON_GPU = "model"
+"""Name in the settings for the model of ``--gpu``: a path is no valid name there."""
+REFRESH = 0.2
+"""Seconds between drawings of the bar."""
+
+
+@dataclass(slots=True)
+class SimulationVariant:
+    """One set of settings, with its plan and notes."""
+
+    name: str
+    settings: ClusterSettings
+    plan: SimulationPlan
+    notes: list[str] = field(default_factory=list)
+
+
+def main(options: SimulateOptions) -> int:
+    """Simulate every variant.
+
+    Returns: 0.
+    Raises:
+        ConfigError: the settings, the trace, the script of faults, the policy or the run folder is at fault.
+    """
+    variants = variants_of(options)
+    traffic, told = traffic_of(options)
+    outcomes = []
+    for variant in variants:
+        variant.notes += told
+        outcomes.append(run(options, variant, traffic))
+    if options.json:
+        sys.stdout.write(as_json(outcomes))
+    else:
+        print_table(outcomes)
+    return 0
+
+
+# --- variants and traffic --------------------------------------------------------------------------------------------
+
+
+def variants_of(options: SimulateOptions) -> list[SimulationVariant]:
+    """Read the settings of every variant.
+
+    Raises:
+        ConfigError: a setting is invalid.
+    """
+    axes: list[list[str]] = []
+    for text in options.compare:
+        name, equals, values = text.partition("=")
+        found = [value for value in values.split(",") if value]
+        if not equals or not name or not found:
+            raise ConfigError(f"--compare {text!r} names nothing to compare", hint="such as router.mode=kv,round_robin")
+        axes.append([f"{name}={value}" for value in found])
+    variants = []
+    for chosen in product(*axes):
+        settings = load(options.config, [*_named(options), *options.overrides, *chosen], os.environ).settings
+        variants.append(_variant(options, " ".join(chosen) or "as configured", settings))
+    return variants
+
+
+def _named(options: SimulateOptions) -> list[str]:
+    """Return the settings of a model on GPUs of the table, where ``--gpu`` is given."""
+    if options.gpu is None or options.model is None:
+        return []
+    timing = {"kind": "roofline", "model": options.model, "gpu": options.gpu, "tensor_parallel": options.gpus}
+    sim = {"timing": timing, "async_scheduling": True, "block_size": 16}
+    pools = {"main": {"replicas": 1, "sim": sim}}
+    return [f"models={json.dumps({ON_GPU: {'tokenizer': 'builtin:sim', 'pools': pools}})}"]
+
+
+def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> SimulationVariant:
+    model = options.model if options.gpu is None else ON_GPU
+    if model is None:
+        if len(settings.models) != 1:
+            raise ConfigError(
+                f"the config has several models: {', '.join(settings.models)}", hint="say which one with --model"
+            )
+        model = next(iter(settings.models))
+    if model not in settings.models:
+        raise ConfigError(f"the config has no model {model!r}", hint=f"it has {', '.join(settings.models)}")
+    settings = msgspec.structs.replace(
+        _with_blocks(settings, model), slo=settings.slo.otherwise(options.slo_ttft, options.slo_itl)
+    )
+    prefix = pool_prefix(model, len(settings.models))
+    notes: list[str] = []
+    pools: dict[str, PoolPlan] = {}
+    for pool_name, pool in _split(options, settings.models[model].pools).items():
+        if pool.engine != "sim":
+            notes.append(f"pool {pool_name} is {pool.engine}: simulated by its sim settings")
+        wished = {"prefill": options.prefill, "decode": options.decode}.get(pool.role)
+        replicas = wished or options.workers or (len(pool.urls) if pool.urls else pool.replicas)
+        # A timing model that is composed from the data of one GPU knows how many GPUs an engine takes.
+        timing = pool.sim.timing
+        gpus = max(timing.tensor_parallel, timing.expert_parallel) if pool.gpus is None else pool.gpus
+        pools[f"{prefix}{pool_name}"] = PoolPlan(
+            sim=pool.sim,
+            replicas=replicas,
+            gpus=gpus,
+            role=pool.role,
+            handoff=pool.handoff or (None if pool.role == "aggregated" else USUAL.get(pool.engine, "completed")),
+            table=load_timing(timing),
+        )
+    plan = SimulationPlan(
+        model=model,
+        pools=pools,
+        router=settings.routing,
+        seed=options.seed,
+        until=options.duration,
+        faults=options.faults,
+        start_up=StartUp(median=options.start_up, sigma=options.start_up_sigma),
+        drain_timeout=settings.supervise.drain_timeout,
+        policy_interval=options.policy_interval,
+        slo=settings.slo,
+    )
+    return SimulationVariant(name, settings, checked(plan), notes)
+
+
+def _with_blocks(settings: ClusterSettings, model: str) -> ClusterSettings:
+    """Return the settings with numbers of KV blocks: the run folder keeps those, since the source files may go."""
+    replace, chosen = msgspec.structs.replace, settings.models[model]
+    pools = {
+        name: replace(pool, sim=with_blocks(pool.sim, load_timing(pool.sim.timing)))
+        for name, pool in chosen.pools.items()
+    }
+    return replace(settings, models={**settings.models, model: replace(chosen, pools=pools)})
+
+
+def _split(options: SimulateOptions, pools: Mapping[str, PoolSettings]) -> Mapping[str, PoolSettings]:
+    """Return the pools, with one that does everything split in two where the options request it.
+
+    Raises:
+        ConfigError: only one half was requested, or the pool to split is ambiguous.
+    """
+    if options.prefill is None and options.decode is None:
+        return pools
+    roles = {pool.role for pool in pools.values()}
+    if {"prefill", "decode"} <= roles:
+        return pools
+    if options.prefill is None or options.decode is None:
+        raise ConfigError("--prefill and --decode belong together", hint="give both, such as --prefill 2 --decode 2")
+    if len(pools) != 1 or roles != {"aggregated"}:
+        raise ConfigError(
+            f"which pool is to be split can't be told: there are {', '.join(pools)}",
+            hint="give the config pools of role prefill and decode",
+        )
+    whole = next(iter(pools.values()))
+    return {role: msgspec.structs.replace(whole, role=role) for role in ("prefill", "decode")}
+
+
+Traffic = Callable[[], Iterator[TrafficRequest]]
+
+
+def traffic_of(options: SimulateOptions) -> tuple[Traffic, list[str]]:
+    """Return a function that makes the same requests anew for each variant, and notes about them.
+
+    Raises:
+        ConfigError: the trace can't be read or has nothing in the slice, or the workload can't be made.
+    """
+    if options.trace is None:
+        of_workload(options)  # so that its errors are raised before anything runs
+        if options.concurrency is not None:
+            clients = options.concurrency
+            return lambda: of_clients(options, clients), []
+        return lambda: cut(options, of_workload(options)), []
+    if options.concurrency is not None:
+        raise ConfigError("--concurrency is for workloads; a trace has its own times", hint="leave one of them out")
+    requests, trace = of_trace(options)
+    kept = list(cut(options, iter(requests)))
+    told = []
+    if trace.skipped:
+        told = [f"{trace.skipped} bad rows of the trace were skipped; the first: {trace.errors[0].message}"]
+    return lambda: iter(kept), told
+
+
+# --- one run ---------------------------------------------------------------------------------------------------------
+
+
+def run(options: SimulateOptions, variant: SimulationVariant, traffic: Traffic) -> SimulationOutcome:
+    """Simulate one variant and leave its run folder."""
+    policy = None if options.policy is None else policy_of(options.policy)
+    folder = RunFolder.create(options.out, "simulate", config=resolved_yaml(variant.settings), seed=options.seed)
+    requests, decisions = folder.writer("requests.jsonl"), folder.writer("decisions.jsonl")
+    files: list[LineWriter | JournalWriter] = [requests, decisions]
+    rows = CsvRows(folder.path / "metrics.csv")
+    kept: list[RequestRecord] = []
+    retries = 0
+
+    def ended(record: RequestRecord) -> None:
+        nonlocal retries
+        requests.write(record)
+        kept.append(msgspec.structs.replace(record, blocks=None))
+        retries += max(0, (record.attempts or 1) - 1)
+        if len(kept) % FLUSH_LINES == 0:
+            flush()
+
+    def flush() -> None:
+        for file in files:
+            file.flush()
+
+    source = traffic()
+    journal: JournalWriter | None = None
+
+    def watch(now: Nanos, name: str, event: Event, effects: Sequence[Effect]) -> None:
+        if journal is not None:
+            journal.watch(now, name, event, effects)
+
+    keep = variant.settings.runs
+    cluster = SimulatedCluster(
+        variant.plan,
+        Sessions(source) if options.closed_loop or options.concurrency is not None else source,
+        watch=watch if keep.journal else None,
+        policy=policy,
+        record=ended,
+        decided=decisions.write if options.decisions else lambda decision: None,
+        observe=lambda at, status: rows.append({"seconds": at, **status_row(status)}),
+    )
+    if keep.journal:
+        journal = JournalWriter(
+            folder.path / "journal" / cluster.router.name,
+            RouterBook(cluster.router),
+            wall_ns=time.time_ns(),
+            segment_bytes=keep.journal_bytes // SEGMENTS,
+        )
+        journal.begin(0)
+        files.append(journal)
+    started = time.perf_counter()
+    with _bar(options, variant, cluster) as draw, _few_collections():
+        cluster.run(draw)
+    wall = time.perf_counter() - started
+    flush()
+    gaps = cluster.gaps()
+    slo = judged_by(variant.settings.slo)
+    summary = summarise(kept, slo, gaps)
+    outcome = SimulationOutcome(
+        name=variant.name,
+        summary=summary,
+        slo=slo,
+        seed=options.seed,
+        gpu_hours=cluster.gpu_hours(),
+        preemptions=cluster.world.preemptions,
+        retries=retries,
+        migrations=cluster.world.notes.get("migrated", 0),
+        handoffs=cluster.handoffs(),
+        bytes_handed=cluster.world.handoffs.bytes_moved,
+        events=cluster.simulation.events_handled,
+        simulated=cluster.end / SECOND,
+        wall=wall,
+        run=str(folder.path),
+        notes=[
+            *variant.notes,
+            *_sources(variant, cluster),
+            *cluster.refused,
+            *_lost(requests),
+            *_lost(decisions),
+            *_ended(journal),
+        ],
+    )
+    (folder.path / "simulate.json").write_text(json.dumps(as_dict(outcome), indent=2) + "\n")
+    write_gaps(folder.path, gaps)
+    if options.html:
+        write_report(folder.path, kept)
+    return outcome
+
+
+def _sources(variant: SimulationVariant, cluster: SimulatedCluster) -> list[str]:
+    """Return, for each pool, the source of its timing, and the share of it outside the measured range."""
+    asked = cluster.fleet.lookups()
+    notes = []
+    for pool, plan in variant.plan.pools.items():
+        looked, beyond = asked.get(pool, (0, 0))
+        share = f"; {beyond / looked:.1%} of its look-ups lie beyond what was measured" if looked else ""
+        notes.append(f"timing of {pool}: {source_of(plan.sim.timing)}{share}; {plan.sim.blocks:,} KV blocks")
+    return notes
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Keep the garbage collector from walking a growing heap of records repeatedly: a run makes no cycles."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(1_000_000, 50, 1_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+@contextmanager
+def _bar(
+    options: SimulateOptions, variant: SimulationVariant, cluster: SimulatedCluster
+) -> Iterator[Callable[[], object]]:
+    """Show the progress of a run on a terminal while the block runs; yields the function that draws."""
+    if options.json or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    columns = (TextColumn(variant.name), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
+        line = bar.add_task("", total=options.duration or options.requests, state="")
+        drawn = 0.0
+
+        def draw() -> None:
+            nonlocal drawn
+            now = time.perf_counter()
+            if now - drawn < REFRESH:
+                return
+            drawn = now
+            simulated = cluster.simulation.now / SECOND
+            done = simulated if options.duration else cluster.world.closed
+            bar.update(line, completed=done, state=f"{cluster.world.closed:,} requests, {simulated:,.0f} s simulated")
+            bar.refresh()
+
+        yield draw
+
+
+def _ended(journal: JournalWriter | None) -> list[str]:
+    why = None if journal is None else journal.ended or journal.failing
+    return [] if why is None else [f"the journal ends early: {why}"]
+
+
+def _lost(writer: LineWriter) -> list[str]:
+    return [f"{writer.lost} lines of {writer.path.name} could not be written: {writer.failing}"] if writer.lost else []

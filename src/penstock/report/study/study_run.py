@@ -1,0 +1,83 @@
+"""Command ``penstock study planner``: runs the study, and writes its rows, its tables and its page."""
+
+import csv
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.kernel.errors import ConfigError
+from penstock.report.study.study_cells import StudyRow, as_rows, cells, do_all
+from penstock.report.study.study_tables import write
+
+BEGIN, END = "<!-- begin tables -->", "<!-- end tables -->"
+
+
+@dataclass(frozen=True, slots=True)
+class StudyOptions:
+    """One study.
+
+    Args:
+        until: monotonic time after which no new cell is begun.
+        only: names of contenders; empty is all of them.
+    """
+
+    out: Path
+    docs: Path | None
+    full: bool
+    traces: Path | None
+    processes: int
+    until: float | None
+    only: tuple[str, ...]
+
+
+def main(options: StudyOptions) -> int:
+    """Run the missing cells; return 0.
+
+    Raises:
+        ConfigError: a name in ``only`` is no contender.
+    """
+    wanted = cells(full=options.full, traces=options.traces)
+    names = sorted({cell.contender for cell in wanted})
+    for name in options.only:
+        if name not in names:
+            raise ConfigError(f"--only {name!r} takes no part", hint=f"there are {', '.join(names)}")
+    if options.only:
+        wanted = [cell for cell in wanted if cell.contender in options.only]
+    options.out.mkdir(parents=True, exist_ok=True)
+    done = list(
+        do_all(
+            wanted,
+            options.out / "cells.jsonl",
+            traces=options.traces,
+            processes=options.processes,
+            until=options.until,
+            told=_told,
+        )
+    )
+    rows = list(as_rows(done))
+    with (options.out / "cells.csv").open("w", newline="") as file:
+        if rows:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    text = write(done, missing=len(wanted) - len(done))
+    (options.out / "study.md").write_text(page("", text))
+    if options.docs is not None:
+        options.docs.write_text(page(options.docs.read_text() if options.docs.is_file() else "", text))
+    sys.stdout.write(text)
+    return 0
+
+
+def page(before: str, tables: str) -> str:
+    """Return a page with its tables replaced; the hand-written text around them stays."""
+    head, begin, rest = before.partition(BEGIN)
+    _, end, foot = rest.partition(END)
+    if not begin or not end:
+        head, foot = "# Planner study\n\n", ""
+    return f"{head}{BEGIN}\n{tables}{END}{foot or chr(10)}"
+
+
+def _told(number: int, of: int, done: StudyRow) -> None:
+    best = max(done.results, key=lambda result: result.attainment)
+    line = f"{number}/{of} {done.cell.key}: {best.attainment:.2%} in SLO at {best.gpu_hours:.2f} GPU-hours\n"
+    sys.stderr.write(line)

@@ -1,0 +1,311 @@
+"""Tables of a study: fronts, ratios and ties, as Markdown."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from penstock.report.study.contenders import BY_NAME, CONTENDERS
+from penstock.report.study.study_cells import BESIDE, CLAIRVOYANT, STATIC, StudyRow
+from penstock.report.study.study_scenario import GPUS_MAX, ITL, TTFT, StudyResult
+from penstock.report.study.study_traffic import ALL
+
+GOAL = 0.99
+
+
+class FrontPoint(NamedTuple):
+    """GPU-hours and the share of requests that missed."""
+
+    gpu_hours: float
+    missed: float
+
+
+Place = tuple[str, str, float]
+"""(traffic, layout, start-up)"""
+
+
+def write(done: Sequence[StudyRow], *, missing: int) -> str:
+    """Return the page."""
+    plain = [each for each in done if not each.cell.fault]
+    parts = [
+        "Attainment is the share of *all* submitted requests that were answered in full with TTFT "
+        f"within {TTFT:g} s and mean ITL within {ITL * 1e3:g} ms; GPU-hours are of every worker from its start to its "
+        f"end, starting and draining included; the ceiling is {GPUS_MAX} GPUs. The cluster is simulated: Llama-3.1-8B "
+        "on A100, the production router and the planner itself. Every run begins with the fleet that is cheapest at "
+        "its first minute's rate. How it is done: [planner.md](planner.md#how-policies-are-compared).",
+        "Made by `penstock study planner --docs docs/planner-study.md`"
+        + (f"; {missing} runs of it were not done." if missing else "."),
+        _against_clairvoyant(plain),
+        _against_field(plain),
+        _defaults(plain),
+        _grid(plain),
+        _fault_table(done),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+# --- parts ---------------------------------------------------------------------------------------------------------
+
+
+def _against_clairvoyant(done: Sequence[StudyRow]) -> str:
+    rows = []
+    for place in _places(done):
+        ours = fronts(done, place, "slo")
+        oracle, static = fronts(done, place, CLAIRVOYANT), fronts(done, place, STATIC)
+        if not ours or not oracle:
+            continue
+        ratios, above, best = [], [], []
+        for seed, mine in ours.items():
+            if seed not in oracle:
+                continue
+            known = front([*oracle[seed], *static.get(seed, ())])  # a fleet that never changes is a schedule, too
+            wanted = max(1.0 - GOAL, min(point.missed for point in mine), min(point.missed for point in known))
+            cost, least = cost_at(mine, wanted), cost_at(known, wanted)
+            if cost is not None and least:
+                ratios.append(cost / least)
+                best.append(1.0 - wanted)
+            if seed in static:
+                flat = cost_at(static[seed], wanted)
+                if flat is not None and cost is not None:
+                    above.append(flat / cost)
+        told = "tuned on" if ALL[place[0]].tuning else ""
+        rows.append(
+            [
+                place[0],
+                place[1],
+                f"{place[2]:g}",
+                told,
+                _median(best, "{:.2%}"),
+                _median(ratios, "{:.2f}"),
+                _range(ratios, "{:.2f}"),
+                _median(above, "{:.2f}"),
+                _range(above, "{:.2f}"),
+            ]
+        )
+    if not rows:
+        return ""
+    head = [
+        "traffic",
+        "layout",
+        "start-up s",
+        "",
+        "at attainment",
+        "GPU-hours / clairvoyant's",
+        "over seeds",
+        "static's / ours",
+        "over seeds",
+    ]
+    return (
+        "## Against a planner that knows the arrivals\n\nGPU-hours of `slo` at 99 % (or at the most that both reach), "
+        "over those of the clairvoyant's cheapest schedule there, static fleets among them; and those of static fleets "
+        "over ours. Lines between the points of each front, knobs swept.\n\n" + _markdown(head, rows)
+    )
+
+
+def _against_field(done: Sequence[StudyRow]) -> str:
+    rows = []
+    for place in _places(done):
+        ours = fronts(done, place, "slo")
+        if not ours:
+            continue
+        for contender in CONTENDERS:
+            if contender.name == "slo":
+                continue
+            theirs = fronts(done, place, contender.name)
+            fewer = []
+            for seed in ours.keys() & theirs.keys():
+                pairs = [(missed_at(ours[seed], p.gpu_hours), p.missed) for p in theirs[seed]]
+                fewer += [1.0 - mine / other for mine, other in pairs if mine is not None and other > 0.0]
+            if len(fewer) > 1 or (fewer and place[1] == "aggregated"):
+                lean = min((p.missed for front in theirs.values() for p in front), default=1.0)
+                rows.append(
+                    [
+                        place[0],
+                        place[1],
+                        f"{place[2]:g}",
+                        contender.name,
+                        f"{1.0 - lean:.1%}",
+                        _median(fewer, "{:.0%}"),
+                        _range(fewer, "{:.0%}"),
+                    ]
+                )
+    if not rows:
+        return ""
+    head = ["traffic", "layout", "start-up s", "policy", "its best attainment", "fewer misses of slo", "over its knob"]
+    return (
+        "## Against Dynamo's policies, at equal GPU-hours\n\nFor each value of the other policy's knob: how many fewer "
+        "requests `slo` misses at the same GPU-hours (its own front, lines between points). Where it begins above them "
+        "the value is left out, where it ends below them its last point counts. Negative is more.\n\n"
+        + _markdown(head, rows)
+    )
+
+
+def _defaults(done: Sequence[StudyRow]) -> str:
+    rows = []
+    for contender in CONTENDERS:
+        for place in _places(done):
+            results = [
+                each.results[0]
+                for each in done
+                if _place(each) == place
+                and each.cell.contender == contender.name
+                and each.cell.knob == contender.default
+            ]
+            if results:
+                rows.append(
+                    [
+                        contender.name,
+                        place[0],
+                        place[1],
+                        f"{place[2]:g}",
+                        _median([r.attainment for r in results], "{:.2%}"),
+                        _median([r.gpu_hours for r in results], "{:.2f}"),
+                        _median([r.worst for r in results], "{:.0%}"),
+                        _median([r.direction_changes for r in results], "{:.1f}"),
+                        str(sum(r.harmed for r in results)),
+                        _median([r.tick_ms for r in results], "{:.1f}"),
+                    ]
+                )
+    if not rows:
+        return ""
+    head = [
+        "policy",
+        "traffic",
+        "layout",
+        "start-up s",
+        "attainment",
+        "GPU-hours",
+        "worst 5 min",
+        "turns/h",
+        "harmed",
+        "tick ms",
+    ]
+    text = "; ".join(f"{c.name}: {c.knob} {c.default:g}" for c in CONTENDERS)
+    return (
+        "## Everybody at the default knob\n\nMedians over seeds. Turns are changes of direction per hour; harmed are "
+        f"requests that failed or began anew. Knobs: {text}.\n\n" + _markdown(head, rows)
+    )
+
+
+def _grid(done: Sequence[StudyRow]) -> str:
+    ties, wins, losses = 0, 0, 0
+    for place in _places(done):
+        mine = _results(done, place, "slo")
+        for name in BESIDE:
+            other = _results(done, place, name)
+            pairs = [(mine[seed], other[seed]) for seed in mine.keys() & other.keys()]
+            if not pairs:
+                continue
+            better = [m.attainment >= o.attainment and m.gpu_hours <= o.gpu_hours for m, o in pairs]
+            worse = [m.attainment <= o.attainment and m.gpu_hours >= o.gpu_hours for m, o in pairs]
+            wins, losses = wins + all(better), losses + all(worse)
+            ties += not all(better) and not all(worse)
+    if not wins + losses + ties:
+        return ""
+    return (
+        "## Ours and the two best beside it on the grid\n\nAt default knobs, over traffic, start-up times and "
+        f"layouts: `slo` keeps more requests at fewer GPU-hours in {wins} comparisons, the other does in {losses}, and "
+        f"in {ties} one is cheaper and the other keeps more; for those the fronts above decide."
+    )
+
+
+def _fault_table(done: Iterable[StudyRow]) -> str:
+    rows = []
+    for each in done:
+        if each.cell.fault:
+            result = each.results[0]
+            rows.append(
+                [
+                    each.cell.fault,
+                    each.cell.contender,
+                    f"{result.attainment:.2%}",
+                    f"{result.gpu_hours:.2f}",
+                    ", ".join(f"{code} {count}" for code, count in sorted(result.alarms.items())) or "none",
+                ]
+            )
+    if not rows:
+        return ""
+    return "## Faults of the metrics, one at a time\n\n" + _markdown(
+        ["fault", "policy", "attainment", "GPU-hours", "alarms"], sorted(rows)
+    )
+
+
+# --- fronts --------------------------------------------------------------------------------------------------------
+
+
+def fronts(done: Iterable[StudyRow], place: Place, who: str) -> dict[int, list[FrontPoint]]:
+    """Return per seed the points that no other point of the same policy beats, by rising GPU-hours."""
+    found: dict[int, list[FrontPoint]] = defaultdict(list)
+    for each in done:
+        if _place(each) == place and each.cell.contender == who:
+            found[each.cell.seed] += [FrontPoint(r.gpu_hours, 1.0 - r.attainment) for r in each.results]
+    return {seed: front(points) for seed, points in found.items()}
+
+
+def front(points: Iterable[FrontPoint]) -> list[FrontPoint]:
+    """Return the points that are not beaten in both, by rising GPU-hours and falling misses."""
+    kept: list[FrontPoint] = []
+    for point in sorted(points):
+        if not kept or point.missed < kept[-1].missed:
+            kept.append(point)
+    return kept
+
+
+def cost_at(points: Sequence[FrontPoint], missed: float) -> float | None:
+    """Return the GPU-hours at which a front misses no more than a share; None where it never reaches that."""
+    before: FrontPoint | None = None
+    for point in points:
+        if point.missed <= missed + 1e-9:
+            if before is None or before.missed == point.missed:
+                return point.gpu_hours
+            part = (before.missed - missed) / (before.missed - point.missed)
+            return before.gpu_hours + part * (point.gpu_hours - before.gpu_hours)
+        before = point
+    return None
+
+
+def missed_at(points: Sequence[FrontPoint], gpu_hours: float) -> float | None:
+    """Return the share that a front misses at so many GPU-hours; None below its first point."""
+    before: FrontPoint | None = None
+    for point in points:
+        if point.gpu_hours >= gpu_hours:
+            if before is None:
+                return point.missed if point.gpu_hours == gpu_hours else None
+            part = (gpu_hours - before.gpu_hours) / (point.gpu_hours - before.gpu_hours)
+            return before.missed + part * (point.missed - before.missed)
+        before = point
+    return None if before is None else before.missed
+
+
+# --- helpers -------------------------------------------------------------------------------------------------------
+
+
+def _place(each: StudyRow) -> Place:
+    return (each.cell.traffic, each.cell.layout, each.cell.start_up)
+
+
+def _places(done: Iterable[StudyRow]) -> list[Place]:
+    names = list(ALL)
+    return sorted({_place(each) for each in done}, key=lambda place: (place[1], names.index(place[0]), place[2]))
+
+
+def _results(done: Iterable[StudyRow], place: Place, who: str) -> dict[int, StudyResult]:
+    """Return a policy's results at its default knob, by seed."""
+    return {
+        each.cell.seed: each.results[0]
+        for each in done
+        if _place(each) == place and each.cell.contender == who and each.cell.knob == BY_NAME[who].default
+    }
+
+
+def _median(values: Sequence[float], form: str) -> str:
+    return form.format(statistics.median(values)) if values else "-"
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    return f"{form.format(min(values))} to {form.format(max(values))}" if len(values) > 1 else ""
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])

@@ -1,0 +1,1 @@
+"""The KV index: which worker holds which block, exactly from KV events or approximately from routing history."""

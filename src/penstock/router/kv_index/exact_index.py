@@ -1,0 +1,305 @@
+"""Exact KV index: which target holds which leading blocks of a prompt, from the engines' KV events.
+
+`penstock.router.kv_index.spans.spans` keeps one tier; this puts three of them together, gives targets their bits,
+translates engines' opaque hashes (`penstock.router.kv_index.engine_hash_map`), bounds memory and audits itself. Every
+refusal is counted.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStored, Target, Tier, WorkerId
+from penstock.router.kv_index.engine_hash_map import EngineHashMap, salt_of, salted, unsigned
+from penstock.router.kv_index.indexer import HeldBlocks, IndexCounters, Overlap, Stretch
+from penstock.router.kv_index.spans import span_state
+from penstock.router.kv_index.spans.span_walk import walk, walk_linear
+from penstock.router.kv_index.spans.spans import Spans
+from penstock.router.kv_index.worker_bitmap import BitLedger, WorkerBits
+
+_SWEEP_STEP = 64
+"""Spans and blocks that one event sweeps after targets that are gone."""
+
+
+class ExactIndex:
+    """An index fed by KV events.
+
+    Args:
+        block_size: tokens per block of the pool; events of another size are refused and counted.
+        blocks_max: most (target, block) pairs, all tiers together; what was stored the longest ago goes.
+        audit_every: one look-up of so many is repeated block by block and compared; 0 never.
+    Budget: a look-up 8 us at any depth, an event of 256 blocks 50 us, 10 bytes a pair (docs/bench-index.md).
+    """
+
+    def __init__(self, block_size: int, *, blocks_max: int = 1 << 24, audit_every: int = 256) -> None:
+        self.block_size = block_size
+        self.blocks_max = blocks_max
+        self.audit_every = audit_every
+        self.counters = IndexCounters()
+        self._ledger = BitLedger()
+        self._slots = WorkerBits(self._ledger)
+        # Only device events name the place of their blocks in a chain, which spans that are not filed rely on.
+        self._tiers: dict[Tier, Spans] = {
+            tier: Spans(self.counters, self._ledger, lazy=tier == "device") for tier in TIERS
+        }
+        self._device, self._host, self._disk = self._tiers.values()
+        self._translation = EngineHashMap(list(self._tiers.values()), self.counters)
+        self._native: dict[Target, bool] = {}
+        """Whether a target's event hashes are ours; one that is not listed is judged by its events."""
+        self._salts: dict[Target, int] = {}
+        """Mixed into targets' engine hashes."""
+        self._copying: set[Target] = set()
+        """Targets that announce each copy of a block."""
+        self._sweeping = 0
+
+    def __len__(self) -> int:
+        return self._ledger.total
+
+    @property
+    def blocks(self) -> int:
+        """Different blocks held, summed over tiers; a block on two workers counts once."""
+        return sum(map(len, self._tiers.values()))
+
+    # --- look-up ----------------------------------------------------------------------------------------------------
+
+    def overlap(self, blocks: Sequence[int], now: Nanos = 0, targets: Iterable[Target] | None = None) -> Overlap:
+        """Count, per target, how many leading blocks of a prompt it holds, and what follows in its lower tiers.
+
+        Args:
+            blocks: chained hashes, shape (n,); block i stands for tokens [0, (i + 1) * block_size).
+            now: is of no account here; an index that forgets with time needs it.
+            targets: look at these alone; None for all.
+        Returns:
+            target -> `HeldBlocks`; targets that hold nothing are absent.
+        Cost: one look-up per span on the way and distinct depth, not per block. Reads only, but for counters.
+        """
+        counters = self.counters
+        counters.finds += 1
+        mask = self._slots.alive
+        if targets is not None:
+            mask = 0
+            for target in targets:
+                mask |= self._slots.bit(target)
+        ends = walk(self._device, blocks, 0, mask)
+        if self.audit_every and not counters.finds % self.audit_every:
+            ends = self._audited(blocks, mask, ends)
+        lower = self._lower(blocks, ends, mask) if self._host.spans or self._disk.spans else None
+        return Overlap(ends, self._slots.names, lower)
+
+    def audit(self, blocks: Sequence[int]) -> bool:
+        """Compare the quick answer for a prompt with the one found block by block; count and return if they agree."""
+        mask = self._slots.alive
+        quick = walk(self._device, blocks, 0, mask)
+        return self._audited(blocks, mask, quick) == quick
+
+    def _audited(self, blocks: Sequence[int], mask: int, quick: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return the answer found block by block, and count where ``quick`` differs from it."""
+        self.counters.audits += 1
+        exact = walk_linear(self._device, blocks, 0, mask)
+        if exact != quick:
+            self.counters.audit_disagreements += 1
+        return exact
+
+    def _lower(self, blocks: Sequence[int], ends: list[tuple[int, int]], mask: int) -> list[Stretch]:
+        """Go on from where each target's device blocks end, through host and then disk."""
+        rest = mask
+        for _, holders in ends:
+            rest &= ~holders
+        found: list[Stretch] = []
+        for device, holders in [(0, rest), *ends]:
+            for host, in_host in _onwards(self._host, blocks, device, holders):
+                for disk, in_disk in _onwards(self._disk, blocks, device + host, in_host):
+                    if device or host or disk:
+                        found.append(Stretch(HeldBlocks(device, host, disk), in_disk))
+        return found
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def join(self, target: Target, *, native: bool, alike: str | None = None, copies: bool = False) -> None:
+        """Declare how a target hashes, before its events come.
+
+        Args:
+            native: its event hashes are `BlockHash`es and need no translation.
+            alike: name of a way of hashing; equal blocks have equal engine hashes on all targets that declare it,
+                which saves memory.
+            copies: it may hold several copies of a device block, and announces the beginning and the end of each. The
+                others' repeated announcements mean nothing.
+        """
+        self._native[target] = native
+        if copies:
+            self._copying.add(target)
+        else:
+            self._copying.discard(target)
+        if alike is None:
+            self._salts.pop(target, None)
+        else:
+            self._salts[target] = salt_of(f"alike {alike}")
+
+    def apply(self, target: Target, event: KvEvent, *, own: bool | None = None) -> None:
+        """Take in one KV event of a target, in the order in which the engine sent them.
+
+        Args:
+            own: True where the event's hashes are `BlockHash`es; False where they are the engine's and are
+                translated by hashing the tokens. None: as `join` declared, else translated once the target sent tokens.
+        Cost: some 0.2 us per block; translated, 0.8 us. Then a bounded step of sweeping.
+        """
+        if isinstance(event, KvStored):
+            self.counters.events_stored += 1
+            if event.hashes:
+                self._stored(target, event, own)
+        elif isinstance(event, KvRemoved):
+            self.counters.events_removed += 1
+            self._removed(target, event, own)
+        else:
+            assert isinstance(event, KvCleared)
+            self.counters.events_cleared += 1
+            self.clear(target)
+        self.sweep()
+
+    def clear(self, target: Target) -> None:
+        """Forget all that a target holds, in constant time; it may store again at once."""
+        bit, _ = self._slots.leave(target)
+        for spans in self._tiers.values():
+            spans.alive = self._slots.alive
+            spans.forget(bit)
+
+    def remove(self, target: Target) -> None:
+        """A target is gone: forget what it holds and how it hashes. Constant time."""
+        self.clear(target)
+        self._native.pop(target, None)
+        self._salts.pop(target, None)
+        self._copying.discard(target)
+
+    def sweep(self, step: int = _SWEEP_STEP) -> bool:
+        """Clear a bounded part of what targets that are gone left behind; return True where nothing is left to do.
+
+        Every `apply` takes one step; call it from an idle moment where events are rare.
+        """
+        if not self._slots.sweep_due:
+            return True
+        order = list(self._tiers.values())
+        if order[self._sweeping].sweep(step):
+            self._sweeping += 1
+            if self._sweeping == len(order):
+                self._sweeping = 0
+                self._slots.sweep_done()
+        return False
+
+    def _stored(self, target: Target, event: KvStored, own: bool | None) -> None:
+        known = target in self._slots
+        bit = self._slots.join(target)
+        if not known:
+            for spans in self._tiers.values():
+                spans.alive = self._slots.alive
+            if target in self._copying:
+                self._device.copies.bits |= bit
+        native = self._is_native(target, own, bool(event.tokens) or event.local is not None)
+        spans = self._tiers[event.tier]
+        if event.block_size not in (0, self.block_size):
+            self.counters.refused_block_size += 1
+            if not native:
+                self._translation.misplace(bit, salted(event.hashes, self._salt(target)))
+        elif native:
+            spans.store(bit, unsigned(event.hashes), event.parent)
+        else:
+            self._translation.store(bit, spans, event, self.block_size, self._salt(target))
+        while self._ledger.total > self.blocks_max and max(self._tiers.values(), key=len).evict_oldest():
+            pass
+
+    def _removed(self, target: Target, event: KvRemoved, own: bool | None) -> None:
+        bit = self._slots.bit(target)
+        if not bit:
+            self.counters.removed_unknown += len(event.hashes)
+            return
+        spans = self._tiers[event.tier]
+        by_engine = not self._is_native(target, own, False)
+        names = salted(event.hashes, self._salt(target)) if by_engine else unsigned(event.hashes)
+        spans.remove(bit, spans.take_copies(bit, names, by_engine=by_engine), by_engine=by_engine)
+
+    def _salt(self, target: Target) -> int:
+        salt = self._salts.get(target)
+        if salt is None:
+            salt = self._salts[target] = salt_of(f"target {target.worker} {target.rank}")
+        return salt
+
+    def _is_native(self, target: Target, own: bool | None, tokens: bool) -> bool:
+        if own is not None:
+            return own
+        if tokens:
+            return self._native.setdefault(target, False)
+        return self._native.get(target, True)
+
+    # --- other queries ----------------------------------------------------------------------------------------------
+
+    def targets(self) -> list[Target]:
+        """Return the targets that stored something since they last were cleared."""
+        return list(self._slots)
+
+    def pairs(self, target: Target) -> int:
+        """Return how many blocks a target holds, all tiers together."""
+        return self._slots.pairs(target)
+
+    def blocks_of(self, target: Target, tier: Tier = "device") -> set[int]:
+        """Return every block that a target holds in a tier. Cost: walks all spans."""
+        bit = self._slots.bit(target)
+        return {block for _, span in self._tiers[tier].numbered() if span.mask & bit for block in span.hashes}
+
+    def dump(self, target: Target) -> Iterator[KvStored]:
+        """Yield events (with our own hashes) from which a fresh index holds the same for a target."""
+        bit = self._slots.bit(target)
+        for tier, spans in self._tiers.items():
+            for _, span in spans.numbered():
+                if span.mask & bit:
+                    yield KvStored(
+                        hashes=span.hashes.tolist(), parent=span.parent, block_size=self.block_size, tier=tier
+                    )
+
+    # --- machine duties ---------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the whole state as plain data."""
+        return {
+            "version": 2,
+            "block_size": self.block_size,
+            "slots": self._slots.snapshot(),
+            "tiers": {tier: span_state.snapshot(spans) for tier, spans in self._tiers.items()},
+            "native": [[target.worker, target.rank, native] for target, native in self._native.items()],
+            "salts": [[target.worker, target.rank, salt] for target, salt in self._salts.items()],
+            "copying": [[target.worker, target.rank] for target in sorted(self._copying)],
+            "sweeping": self._sweeping,
+            "counters": self.counters.as_dict(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Become the index that wrote ``state``."""
+        self.block_size = state["block_size"]
+        self._slots.restore(state["slots"])
+        for tier, spans in self._tiers.items():
+            span_state.restore(spans, state["tiers"][tier])
+        self._native = {Target(WorkerId(worker), rank): native for worker, rank, native in state["native"]}
+        self._salts = {Target(WorkerId(worker), rank): salt for worker, rank, salt in state["salts"]}
+        self._copying = {Target(WorkerId(worker), rank) for worker, rank in state["copying"]}
+        self._sweeping = state["sweeping"]
+        for name, count in state["counters"].items():
+            setattr(self.counters, name, count)
+
+    def check(self) -> None:
+        """Raise `InvariantError` where the state contradicts itself. Cost: walks everything."""
+        self._slots.check()
+        pairs = [0] * len(self._ledger.pairs)
+        for tier, spans in self._tiers.items():
+            if spans.alive != self._slots.alive:
+                raise InvariantError(f"tier {tier} counts other targets than the index")
+            span_state.check(spans, pairs)
+        if pairs != self._ledger.pairs:
+            raise InvariantError(f"the ledger says {self._ledger.pairs}, the spans hold {pairs}")
+
+
+def _onwards(spans: Spans, blocks: Sequence[int], at: int, mask: int) -> list[tuple[int, int]]:
+    """Return (how many blocks from ``at`` on, workers that hold just those) in one tier; those with none come first."""
+    ends = walk(spans, blocks, at, mask) if mask and len(spans) else []
+    rest = mask
+    for _, holders in ends:
+        rest &= ~holders
+    return [*([(0, rest)] if rest else []), *((end - at, holders) for end, holders in ends)]

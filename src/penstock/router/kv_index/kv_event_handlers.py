@@ -1,0 +1,58 @@
+"""Handlers of workers' KV events: apply them to the KV index in order, and request a replay of missing ones."""
+
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import Target
+from penstock.router.events import KvObserved, KvSourceLost, ReplayEnded, ReplayWanted
+from penstock.router.kv_index.kv_event_stream import KvEventStream, StreamOutcome
+from penstock.router.model_pool import ModelPool
+from penstock.router.router_state import RouterState
+
+
+def observed(core: RouterState, now: Nanos, event: KvObserved) -> None:
+    target = Target(event.worker, event.rank)
+    stream, pool = _stream(core, target, event.epoch)
+    if stream is not None and pool is not None:
+        _apply(core, pool, target, stream.observe(event))
+
+
+def replay_ended(core: RouterState, now: Nanos, event: ReplayEnded) -> None:
+    target = core.replays.pop(event.id, None)
+    stream, pool = (None, None) if target is None else _stream(core, target, None)
+    if target is None or stream is None or pool is None:
+        core.dropped += 1
+        return
+    _apply(core, pool, target, stream.replayed(event))
+
+
+def source_lost(core: RouterState, now: Nanos, event: KvSourceLost) -> None:
+    target = Target(event.worker, event.rank)
+    stream, pool = _stream(core, target, None)
+    if stream is not None and pool is not None:
+        _apply(core, pool, target, stream.lost(event.reason))
+
+
+def _stream(core: RouterState, target: Target, epoch: int | None) -> tuple[KvEventStream | None, ModelPool | None]:
+    """Return a target's event stream and its pool; count what comes from a worker or epoch that is not there."""
+    worker = core.roster.get(target.worker)
+    if worker is None or (epoch is not None and worker.card.incarnation != epoch):
+        core.dropped += 1
+        return None, None
+    pool = core.pools[worker.card.model]
+    return pool.streams.get(target), pool
+
+
+def _apply(core: RouterState, pool: ModelPool, target: Target, outcome: StreamOutcome) -> None:
+    """Carry a stream's verdict into the index, in order, and ask for what is missing."""
+    assert pool.exact is not None
+    if outcome.clear:
+        pool.exact.clear(target)
+    for event in outcome.events:
+        pool.exact.apply(target, event)
+    if outcome.replay_from is not None:
+        core.replay_id += 1
+        core.replays[core.replay_id] = target
+        core.out.append(
+            ReplayWanted(id=core.replay_id, worker=target.worker, rank=target.rank, first=outcome.replay_from)
+        )
+    if outcome.note is not None:
+        core.note("kv_stream", f"worker {target}: {outcome.note}", worker=target.worker)

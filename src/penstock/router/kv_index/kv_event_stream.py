@@ -1,0 +1,331 @@
+"""KV event stream of one target: finds sequence gaps, requests a replay, and clears the target where that fails.
+
+One `KvEventStream` per target follows the sequence numbers of its publisher. In order, batches are passed on. One too
+far ahead means that some are missing: they are requested, what comes meanwhile waits, and the answer closes the gap.
+
+    exact        nothing is missing: what the index says of this target is what its engine holds
+    recovering   a replay was requested; later batches wait for its answer, at most `buffer_max` of them
+    approximate  events were lost for good; the target was cleared and is learnt again from later events
+
+Blocks whose fate is unknown are not trusted: after a loss the index may miss blocks that the engine holds, never
+claim one that it does not. `approximate` ends when the engine clears its cache or starts over, and after
+`relearn_after` batches, when a cache has turned over.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.values import KvCleared, KvEvent
+from penstock.router.events import KvObserved, ReplayEnded
+
+StreamState = Literal["exact", "recovering", "approximate"]
+
+_LATE_RUN = 3
+"""So many consecutive numbers from the past, and none that is new between them, are no late duplicates but a publisher
+that started over."""
+
+
+class StreamOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do, in this order: clear the target in the index, apply the events, ask for a replay, send the note."""
+
+    clear: bool = False
+    events: list[KvEvent] = []
+    replay_from: int | None = None
+    """First sequence wanted; its answer goes to `KvEventStream.replayed`. At most one request is open per stream."""
+    note: str | None = None
+
+
+class KvEventStream:
+    """The order of one target's KV event batches. Counts are of batches and happenings, ``applied`` of events.
+
+    Args:
+        buffer_max: most batches that wait for a replay; with one more the gap is given up.
+        relearn_after: batches applied after a loss until the target counts as exact again.
+    """
+
+    def __init__(self, *, buffer_max: int = 4096, relearn_after: int = 4096) -> None:
+        self.buffer_max = buffer_max
+        self.relearn_after = relearn_after
+        self.epoch: int | None = None
+        self.next = 0
+        """The sequence number that is due."""
+        self.applied = 0
+        self.duplicates = 0
+        self.gaps = 0
+        self.recovered = 0
+        self.unrecovered = 0
+        self.restarts = 0
+        self.relearnt = 0
+        self.overflows = 0
+        self.answers_unused = 0
+        self._complete = True
+        self._learnt = 0
+        self._recovering = False
+        self._asked = False
+        """A replay request is open..."""
+        self._stale = False
+        """... whose answer is of no use any more."""
+        self._waiting: dict[int, list[KvEvent]] = {}
+        self._suspect = False
+        """What waits may be of a publisher that started over, or a late duplicate: only a replay can decide."""
+        self._held: list[KvEvent] | None = None
+        """A batch 0 that may be a new beginning, where no replay could decide: the batch after it will."""
+        self._heard = -1
+        """Highest sequence that came without a replay; an answer may run ahead of it."""
+        self._late_next = -1
+        self._late_run = 0
+
+    @property
+    def state(self) -> StreamState:
+        if self._recovering:
+            return "recovering"
+        return "exact" if self._complete else "approximate"
+
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    def observe(self, batch: KvObserved) -> StreamOutcome:
+        """Take a batch as it came from the publisher."""
+        if batch.sequence < 0 or (self.epoch is not None and batch.epoch < self.epoch):
+            self.duplicates += 1
+            return StreamOutcome()
+        fresh = self.epoch is not None and batch.epoch > self.epoch
+        self.epoch = batch.epoch
+        if fresh:
+            self.restarts += 1
+            self._begin()
+            outcome = self._told(batch)
+            return msgspec.structs.replace(outcome, clear=True, note=outcome.note or "it started over")
+        return self._told(batch)
+
+    def replayed(self, answer: ReplayEnded) -> StreamOutcome:
+        """Take the answer to the replay request that is open."""
+        if not self._asked:
+            self.answers_unused += 1
+            return StreamOutcome()
+        self._asked = False
+        ours = [batch for batch in answer.batches or () if batch.epoch == self.epoch]
+        whole = next((batch for batch in reversed(ours) if batch.whole), None)
+        if self._stale:
+            self._stale = False
+            if whole is None or self.state == "exact":
+                self.answers_unused += 1
+                return StreamOutcome(replay_from=self._ask() if self._recovering else None)
+        for batch in ours:
+            if batch.sequence >= self.next and not batch.whole:
+                self._waiting.setdefault(batch.sequence, batch.events)
+        if whole is not None:
+            return self._replaced(whole.sequence, whole.events)
+        if self._suspect and not answer.batches:
+            return self._doubt()
+        self._suspect = False
+        before = self.next
+        events = self._drain()
+        if not self._waiting:
+            self._recovering = False
+            self.recovered += 1
+            return StreamOutcome(events=events, note="what was missing of its KV events was replayed")
+        if self.next > before and all(batch.sequence < self.next for batch in answer.batches or ()):
+            # All of the answer was of use, and what is missing now went missing since.
+            return StreamOutcome(events=events, replay_from=self._ask())
+        return self._give_up("the missing KV events could not be replayed")
+
+    def lost(self, reason: str) -> StreamOutcome:
+        """The publisher is out of reach; whatever comes later is a new beginning."""
+        self._begin()
+        self._complete = False
+        self.unrecovered += 1
+        return StreamOutcome(clear=True, note=f"its KV events are lost: {reason}")
+
+    # --- the cases --------------------------------------------------------------------------------------------------
+
+    def _told(self, batch: KvObserved) -> StreamOutcome:
+        if not batch.whole:
+            return self._received(batch.sequence, batch.events)
+        if batch.sequence < self.next and self.state == "exact":
+            self.duplicates += 1  # we know as much, or more
+            return StreamOutcome()
+        return self._replaced(batch.sequence, batch.events)
+
+    def _replaced(self, number: int, events: list[KvEvent]) -> StreamOutcome:
+        """Begin anew with everything that the target held after a number."""
+        later = {sequence: waits for sequence, waits in self._waiting.items() if sequence > number}
+        heard = max(number, self._heard)
+        self._begin()
+        self.next, self._heard, self._waiting = number + 1, heard, later
+        self.applied += len(events)
+        self.recovered += 1
+        passed = [*events, *self._drain()]
+        self._recovering = bool(self._waiting)
+        ask = self._ask() if self._recovering else None
+        return StreamOutcome(clear=True, events=passed, replay_from=ask, note="all that it holds was told anew")
+
+    def _received(self, number: int, events: list[KvEvent]) -> StreamOutcome:
+        if self._held is not None:
+            held, self._held = self._held, None
+            if number == 1:
+                self.restarts += 1
+                self.next = 2
+                self._late_run = 0
+                return StreamOutcome(events=self._pass_on([(0, held), (1, events)]), note="it started over")
+            self.duplicates += 1
+            if number == 0:
+                self._held = events  # the same again, or one more start
+                return StreamOutcome()
+            self.next = number  # that was a late duplicate: the numbering goes on where it was
+        ahead, self._heard = number > self._heard, max(number, self._heard)
+        if number < self.next:
+            if not ahead:
+                return self._late(number, events)
+            self.duplicates += 1  # an answer had it before it came by itself
+            return StreamOutcome()
+        self._late_run = 0
+        if self._recovering:
+            return self._wait(number, events)
+        if number == self.next:
+            self.next += 1
+            return StreamOutcome(events=self._pass_on([(number, events)]))
+        self.gaps += 1
+        self._waiting[number] = events
+        self._recovering = True
+        note = f"KV events {self.next} to {number - 1} are missing; asking for them"
+        return StreamOutcome(replay_from=self._ask(), note=note)
+
+    def _late(self, number: int, events: list[KvEvent]) -> StreamOutcome:
+        """A number from the past: a duplicate, or a publisher that counts anew."""
+        self._late_run = self._late_run + 1 if number == self._late_next else 1
+        self._late_next = number + 1
+        if number and self._late_run < _LATE_RUN:
+            self.duplicates += 1
+            return StreamOutcome()
+        self.restarts += 1
+        self._begin()
+        self._suspect = self._recovering = True
+        self._heard = number
+        self._waiting[number] = events
+        return StreamOutcome(
+            clear=True, replay_from=self._ask(), note=f"its KV events went back to number {number}; starting over"
+        )
+
+    def _wait(self, number: int, events: list[KvEvent]) -> StreamOutcome:
+        """Keep a batch until the answer comes, unless it is itself what was missing."""
+        if number in self._waiting:
+            self.duplicates += 1
+            return StreamOutcome()
+        self._waiting[number] = events
+        passed = [] if self._suspect else self._drain()
+        if not self._waiting:
+            self._recovering = False
+            self._stale = self._asked
+            self.recovered += 1
+            return StreamOutcome(events=passed, note="what was missing of its KV events came late")
+        if len(self._waiting) <= self.buffer_max:
+            return StreamOutcome(events=passed)
+        self.overflows += 1
+        if self._suspect:
+            return self._doubt()
+        return self._give_up(f"more than {self.buffer_max} batches wait for a replay")
+
+    def _doubt(self) -> StreamOutcome:
+        """It is not known whether the publisher started over: trust nothing of what waits, for it may be old."""
+        self.unrecovered += 1
+        self._recovering = self._suspect = False
+        self._stale = self._asked
+        self._complete = False
+        self._learnt = 0
+        self.next = max(self._waiting) + 1
+        self._held = self._waiting[0] if set(self._waiting) == {0} else None
+        self._waiting = {}
+        return StreamOutcome(
+            clear=True, note="it may have started over and could not be asked: learning its cache anew"
+        )
+
+    def _give_up(self, why: str) -> StreamOutcome:
+        """Go on without what is missing: trust only the unbroken end of what was received."""
+        self.unrecovered += 1
+        self._recovering = False
+        self._stale = self._asked
+        last = first = max(self._waiting)
+        while first - 1 in self._waiting:
+            first -= 1
+        self._complete = False
+        self._learnt = 0
+        self.next = last + 1
+        run = [(number, self._waiting[number]) for number in range(first, last + 1)]
+        self._waiting = {}
+        return StreamOutcome(clear=True, events=self._pass_on(run), note=f"{why}: learning its cache anew")
+
+    # --- helpers ----------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Expect a publisher's first batch; an open replay request is about something else."""
+        self.next = 0
+        self._complete = True
+        self._learnt = 0
+        self._recovering = self._suspect = False
+        self._stale = self._asked
+        self._waiting = {}
+        self._held = None
+        self._heard = self._late_next = -1
+        self._late_run = 0
+
+    def _ask(self) -> int | None:
+        """Return the first sequence to ask for, or None while the answer to an older request is still to come."""
+        if self._asked:
+            self._stale = True
+            return None
+        self._asked = True
+        return self.next
+
+    def _drain(self) -> list[KvEvent]:
+        """Pass on what waits and is due."""
+        ready: list[tuple[int, list[KvEvent]]] = []
+        while self.next in self._waiting:
+            ready.append((self.next, self._waiting.pop(self.next)))
+            self.next += 1
+        return self._pass_on(ready)
+
+    def _pass_on(self, batches: Iterable[tuple[int, list[KvEvent]]]) -> list[KvEvent]:
+        """Join batches in order, and decide whether the target is exact again."""
+        events: list[KvEvent] = []
+        for number, part in batches:
+            events.extend(part)
+            if self._complete:
+                continue
+            self._learnt += 1
+            if number == 0 or self._learnt >= self.relearn_after or any(isinstance(e, KvCleared) for e in part):
+                self._complete = True
+                self.relearnt += 1
+        self.applied += len(events)
+        return events
+
+    # --- machine duties ---------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the whole state as plain data."""
+        state = {name: value for name, value in vars(self).items() if name not in ("_waiting", "_held")}
+        return {
+            **state,
+            "waiting": [[number, msgspec.to_builtins(events)] for number, events in self._waiting.items()],
+            "held": None if self._held is None else msgspec.to_builtins(self._held),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Become the stream that wrote ``state``."""
+        state = dict(state)
+        waiting, held = state.pop("waiting"), state.pop("held")
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._waiting = {number: msgspec.convert(events, list[KvEvent]) for number, events in waiting}
+        self._held = None if held is None else msgspec.convert(held, list[KvEvent])
+
+    def check(self) -> None:
+        """Raise `InvariantError` where the state contradicts itself."""
+        if self._recovering != bool(self._waiting):
+            raise InvariantError("batches wait if and only if a gap is being closed")
+        if self._recovering and not self._asked:
+            raise InvariantError("a gap is being closed, but nothing was asked")
+        if len(self._waiting) > self.buffer_max or any(number < self.next for number in self._waiting):
+            raise InvariantError("too many batches wait, or some that were passed on already")

@@ -1,0 +1,124 @@
+"""Snapshot, restore and invariant check of one tier of the exact KV index."""
+
+from array import array
+from collections import OrderedDict
+from itertools import repeat
+from typing import Any
+
+from penstock.kernel.errors import InvariantError
+from penstock.router.kv_index.spans.span import KEY, Span, filed_keys
+from penstock.router.kv_index.spans.span_table import SpanTable
+from penstock.router.kv_index.worker_bitmap import bits
+
+
+def snapshot(table: SpanTable) -> dict[str, Any]:
+    """Return the whole state as plain data."""
+    return {
+        "spans": [
+            None
+            if span is None
+            else [
+                span.hashes.tobytes(),
+                None if span.engine is None else span.engine.tobytes(),
+                mask_bytes(span.mask),
+                span.parent,
+                span.odd,
+                span.filed,
+            ]
+            for span in table.spans
+        ],
+        "engine": [[key, number] for key, number in table.by_engine.items()],
+        "aliases": [[bit.bit_length() - 1, list(map(list, names.items()))] for bit, names in table.aliases.items()],
+        "copies": table.copies.snapshot(),
+        "alive": mask_bytes(table.alive),
+        "unfiled": [[slot, list(numbers)] for slot, numbers in table.unfiled.items()],
+        "free": list(table.free),
+        "age": list(table.age),
+        "released": table.released,
+        "cursor": table.cursor,
+    }
+
+
+def restore(table: SpanTable, state: dict[str, Any]) -> None:
+    """Become the tier that wrote ``state``."""
+    table.spans, table.by_hash = [], {}
+    table.blocks = table.blocks_unfiled = 0
+    for number, saved in enumerate(state["spans"]):
+        if saved is None:
+            table.spans.append(None)
+            continue
+        hashes, engine, mask, parent, odd, filed = saved
+        span = Span(_loaded(hashes), None if engine is None else _loaded(engine), from_bytes(mask), parent)
+        span.odd, span.filed = odd, filed
+        table.spans.append(span)
+        table.by_hash.update(zip(filed_keys(span), repeat(number)))
+        table.blocks += len(span.hashes)
+        table.blocks_unfiled += 0 if filed else len(span.hashes)
+    table.by_engine = dict(state["engine"])
+    table.aliases = {1 << slot: dict(names) for slot, names in state["aliases"]}
+    table.copies.restore(state["copies"])
+    table.alive = from_bytes(state["alive"])
+    table.unfiled = {slot: dict.fromkeys(numbers) for slot, numbers in state["unfiled"]}
+    table.free = list(state["free"])
+    table.age = OrderedDict.fromkeys(state["age"])
+    table.released = state["released"]
+    table.cursor = state["cursor"]
+
+
+def check(table: SpanTable, pairs: list[int]) -> None:
+    """Add this tier's pairs per slot to ``pairs`` and raise where the maps and the spans disagree."""
+    blocks = filed = unfiled = 0
+    every: set[int] = set()
+    for number, span in table.numbered():
+        blocks += len(span.hashes)
+        filed += len(filed_keys(span))
+        every.update(span.hashes)
+        if not span.filed:
+            unfiled += len(span.hashes)
+            if any(number not in table.unfiled.get(slot, {}) for slot in bits(span.mask & table.alive)):
+                raise InvariantError(f"a worker can't find span {number}, which is not filed")
+        if not span.hashes or (span.engine is not None and len(span.engine) != len(span.hashes)):
+            raise InvariantError(f"span {number} is empty or its columns differ in length")
+        if any(table.by_hash.get(key) != number for key in filed_keys(span)):
+            raise InvariantError(f"a block of span {number} is filed elsewhere")
+        for slot in bits(span.mask & table.alive):
+            pairs[slot] += len(span.hashes)
+    if (blocks, unfiled, filed) != (table.blocks, table.blocks_unfiled, len(table.by_hash)) or blocks != len(every):
+        raise InvariantError(f"{blocks} blocks ({len(every)} different), {unfiled} of them not filed, are miscounted")
+    for slot, numbers in table.unfiled.items():
+        for number in numbers:
+            span = table.span(number)
+            if span.filed or not span.mask >> slot & 1:
+                raise InvariantError(f"span {number} is no unfiled one of slot {slot}")
+    for slot in bits(table.copies.bits):
+        held = {block for _, span in table.numbered() if span.mask >> slot & 1 for block in span.hashes}
+        copies = table.copies.of(1 << slot)
+        if not held.issuperset(copies) or min(copies.values(), default=1) < 1:
+            raise InvariantError("further copies are counted of a block that is not held")
+    for key, number in table.by_engine.items():
+        engine = table.span(number).engine
+        if engine is None or all(name & KEY != key for name in engine):
+            raise InvariantError(f"an engine hash points to span {number}, which does not have it")
+    for number, span in table.numbered():
+        if span.engine is not None and span.mask & table.alive and not span.odd:
+            ends = array("Q", [span.engine[0], span.engine[-1]])
+            if any(name & KEY not in table.by_engine for name in (span.engine if span.filed else ends)):
+                raise InvariantError(f"an engine hash of span {number} leads nowhere")
+    if set(table.age) != {number for number, _ in table.numbered()}:
+        raise InvariantError("the spans' ages and the spans differ")
+
+
+def mask_bytes(mask: int) -> bytes:
+    """Write a mask of any width as little-endian bytes."""
+    return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+
+
+def from_bytes(raw: bytes) -> int:
+    """Read what `mask_bytes` wrote."""
+    return int.from_bytes(raw, "little")
+
+
+def _loaded(raw: bytes) -> "array[int]":
+    out = array("Q")
+    out.frombytes(raw)
+    return out

@@ -1,0 +1,157 @@
+"""`WorkerBits`: the bit that stands for each worker in a mask, given back once nothing refers to it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.values import Target, WorkerId
+
+GONE = Target(WorkerId(""), -1)
+"""Stands where a slot has no target."""
+
+
+class BitLedger:
+    """Counts (worker, block) pairs: per slot, and in all."""
+
+    __slots__ = ("pairs", "total")
+
+    def __init__(self) -> None:
+        self.pairs: list[int] = []
+        self.total = 0
+
+    def add(self, slot: int, blocks: int) -> None:
+        """Count ``blocks`` more (or, below 0, fewer) for a slot."""
+        self.pairs[slot] += blocks
+        self.total += blocks
+
+    def close(self, slot: int) -> int:
+        """Count nothing any more for a slot; return how many pairs it had."""
+        had = self.pairs[slot]
+        self.total -= had
+        self.pairs[slot] = 0
+        return had
+
+
+class WorkerBits:
+    """Bits of targets. One joining gets a free bit; one leaving only loses it from ``alive``: constant time.
+
+    The bit of one that left stays marked on what it held, where it means nothing, until a sweep has passed over
+    everything that was there when it left. Bits that go while a sweep is under way wait for the next one. So a bit
+    never means two targets, and each join is a generation of its own.
+    """
+
+    def __init__(self, ledger: BitLedger) -> None:
+        self.names: list[Target] = []
+        """Slot -> target; replaced, not changed, when a slot is given out, so that the old list stays right."""
+        self.alive = 0
+        self.swept = 0
+        """Bits taken off what they marked since the start."""
+        self._slot_of: dict[Target, int] = {}
+        self._ledger = ledger
+        self._free: list[int] = []
+        self._sweeping: list[int] = []
+        self._waiting: list[int] = []
+
+    def __contains__(self, target: object) -> bool:
+        return target in self._slot_of
+
+    def __iter__(self) -> Iterator[Target]:
+        return iter(self._slot_of)
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
+
+    def bit(self, target: Target) -> int:
+        """Return a target's bit, 0 where it has none."""
+        slot = self._slot_of.get(target)
+        return 0 if slot is None else 1 << slot
+
+    def pairs(self, target: Target) -> int:
+        """Return how many blocks a target holds, all tiers."""
+        slot = self._slot_of.get(target)
+        return 0 if slot is None else self._ledger.pairs[slot]
+
+    def join(self, target: Target) -> int:
+        """Return a target's bit, a new one where it has none."""
+        slot = self._slot_of.get(target)
+        if slot is None:
+            names = list(self.names)
+            if self._free:
+                slot = self._free.pop()
+                names[slot] = target
+            else:
+                slot = len(names)
+                names.append(target)
+                self._ledger.pairs.append(0)
+            self.names = names
+            self._slot_of[target] = slot
+            self.alive |= 1 << slot
+        return 1 << slot
+
+    def leave(self, target: Target) -> tuple[int, int]:
+        """Take a target's bit away. Return (bit, the pairs that it had), (0, 0) where it has none."""
+        slot = self._slot_of.pop(target, None)
+        if slot is None:
+            return 0, 0
+        self.names[slot] = GONE
+        self.alive &= ~(1 << slot)
+        had = self._ledger.close(slot)
+        if had:
+            self._waiting.append(slot)
+        else:
+            self._free.append(slot)  # it marks nothing
+        return 1 << slot, had
+
+    @property
+    def sweep_due(self) -> bool:
+        """Whether bits of targets that are gone wait to be taken off what they marked."""
+        if not self._sweeping and self._waiting:
+            self._sweeping, self._waiting = self._waiting, []
+        return bool(self._sweeping)
+
+    def sweep_done(self) -> None:
+        """A sweep passed over everything: its bits may be given out again."""
+        self.swept += len(self._sweeping)
+        self._free.extend(self._sweeping)
+        self._sweeping = []
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the whole state as plain data."""
+        return {
+            "slots": [[target.worker, target.rank, slot] for target, slot in self._slot_of.items()],
+            "count": len(self.names),
+            "free": list(self._free),
+            "sweeping": list(self._sweeping),
+            "waiting": list(self._waiting),
+            "swept": self.swept,
+            "pairs": list(self._ledger.pairs),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Become the slots that wrote ``state``, the ledger included."""
+        self._slot_of = {Target(WorkerId(worker), rank): slot for worker, rank, slot in state["slots"]}
+        self.names = [GONE] * state["count"]
+        self.alive = 0
+        for target, slot in self._slot_of.items():
+            self.names[slot] = target
+            self.alive |= 1 << slot
+        self._free, self._sweeping = list(state["free"]), list(state["sweeping"])
+        self._waiting, self.swept = list(state["waiting"]), state["swept"]
+        self._ledger.pairs = list(state["pairs"])
+        self._ledger.total = sum(self._ledger.pairs)
+
+    def check(self) -> None:
+        """Raise where a slot is lost or stands for two things."""
+        every = sorted([*self._slot_of.values(), *self._free, *self._sweeping, *self._waiting])
+        if every != list(range(len(self.names))):
+            raise InvariantError(f"slots {every} are not each of the {len(self.names)} once")
+        if sum(self._ledger.pairs) != self._ledger.total:
+            raise InvariantError("the ledger's total is not the sum of its slots")
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Yield the slots that are set in a mask, rising."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low

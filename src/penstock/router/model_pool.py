@@ -1,0 +1,425 @@
+"""`ModelPool`: the router's state of one model: KV indexes, load, queue, sessions and running sums."""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.kernel.hashing import BYTES_PER_TOKEN, TEXT_BLOCK_BYTES
+from penstock.kernel.machine import Nanos, nanos
+from penstock.kernel.statistics import LineFit
+from penstock.kernel.values import Prompt, RequestId, Role, Target, WorkerCard
+from penstock.router.events import Cost
+from penstock.router.kv_index.indexer import EventIndexer, HistoryIndexer
+from penstock.router.kv_index.kv_event_stream import KvEventStream
+from penstock.router.prompt_forms import BLOCKS, PromptForm
+from penstock.router.requests.request_queue import RequestQueue
+from penstock.router.requests.routed_request import RoutedRequest
+from penstock.router.requests.stage_graph import FINAL, splits
+from penstock.router.selection.cost import COSTS, TRANSFER_MS_PER_BLOCK, Candidate, Overlapped, RequestDemand, Speed
+from penstock.router.selection.session_affinity import SessionAffinity
+from penstock.router.settings import CostSettings, RouterSettings
+from penstock.router.workers.active_sequences import ActiveSequences
+from penstock.router.workers.roster import RosterWorker
+
+DEFAULT_BLOCK_SIZE = 64
+"""Tokens per block where no worker of the model reports its own: only routing history is kept by it."""
+
+DECODE_MS_PER_BLOCK = 0.002
+"""Slow-down of a worker's decode step per KV block in use, until it is measured."""
+PREFILL_TOKENS_PER_SECOND = 20_000.0
+"""Prefill speed that the latency cost assumes until it has been measured."""
+PREFILL_DECODE_SCALE = 0.0
+"""`router.cost.decode_scale` of a prefill worker: its blocks only wait to be fetched."""
+DECODE_PREFILL_SCALE = 1.0
+"""`router.cost.prefill_scale` of a decode worker: the prefill that it does itself slows it."""
+FALLBACK_SHARE = 0.1
+"""Share of hand-offs whose failed prefill the decode worker may do; beyond it another prefill worker is tried."""
+FALLBACK_BURST = 10
+"""Most such fallbacks at once, before the share counts."""
+
+_NOTHING = Overlapped()
+
+HANDOFF_COUNTS = ("remote", "done", "empty", "failed", "fallback", "lost", "released", "local")
+"""Counts of hand-offs: prefills that were sent to a worker of their own, that were handed over, that held nothing, that
+failed, that the answering worker then did itself, whose KV could not be fetched, that were not needed any more; and
+prefills that were not worth one."""
+
+
+class ModelPool:
+    """One model's routing state; the router machine owns it and is the only one to change it.
+
+    Args:
+        form: in which prompts come.
+    """
+
+    def __init__(self, model: str, settings: RouterSettings, rng: random.Random, form: PromptForm = BLOCKS) -> None:
+        self.model = model
+        self.settings = settings
+        self.rng = rng
+        self.block_size = DEFAULT_BLOCK_SIZE
+        self.block_size_known = False
+        self.active = ActiveSequences(form.load)
+        self.queue = RequestQueue(settings.queue)
+        self.affinity = SessionAffinity(settings.affinity)
+        self.placements: Counter[Role] = Counter()
+        """Requests placed so far, by what they were placed for."""
+        self.streams: dict[Target, KvEventStream] = {}
+        """KV event streams of the targets that announce one; the others are known by routing history alone."""
+        index = settings.index
+        self.indexed = settings.indexed
+        """Without a weight on overlap no index is kept, and none is paid for."""
+        self.exact: EventIndexer | None = None
+        self.history: HistoryIndexer | None = None
+        self.predicted: HistoryIndexer | None = None
+        if settings.hears_engines:
+            self.exact = form.exact(self.block_size, index)
+            if index.predicted_ttl > 0:
+                self.predicted = form.history(nanos(index.predicted_ttl))
+        if self.indexed and index.kind != "exact":
+            self.history = form.history(nanos(index.approximate_ttl))
+        self.roles: Counter[Role] = Counter()
+        """Workers that are there, by role, whatever state they are in."""
+        self.splits = False
+        """Whether its workers' roles make stages of requests."""
+        self.plain = True
+        """Whether every worker does everything."""
+        self.answers = True
+        """Whether a worker is there whose role is to answer clients."""
+        self.wire: tuple[str, str | None] | None = None
+        """(hand-off protocol, layout) of the workers between which KV goes; None while there are none."""
+        self.handoffs = dict.fromkeys(HANDOFF_COUNTS, 0)
+        self.pending_releases: list[tuple[RequestId, int, WorkerCard]] = []
+        """(request, attempt, holder) of KV that is not needed, and that no worker could fetch yet."""
+        self.fallback_tokens = float(FALLBACK_BURST)
+        """Fallbacks that are allowed at present."""
+        self.bring = LineFit()
+        """Seconds from a hand-off to the first token, over blocks brought."""
+        self._stage_cost = _stage_costs(settings)
+        self.fit = LineFit()
+        """Seconds to the first token over prefill tokens ahead: the speed of workers that do not measure themselves."""
+        self.hedges = 0
+        """Requests that were sent to a second worker as well."""
+        self.output_mean = 128.0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        """Of requests whose engine reported how much came from its cache."""
+        self.counts = dict.fromkeys(("ok", "rejected", "failed", "cancelled", "expired"), 0)
+        self.inflight = 0
+        self.refused: dict[str, int] = {}
+        """Requests refused for load, by the knob of ``router.overload`` that refused them."""
+        self.refused_last: Nanos | None = None
+
+    def use(self, settings: RouterSettings) -> None:
+        """Go on with other settings. Which index is kept was decided when the pool was made."""
+        self.settings = settings
+        self._stage_cost = _stage_costs(settings)
+        waiting = self.queue.snapshot()
+        self.queue = RequestQueue(settings.queue)
+        self.queue.restore(waiting)
+        sessions = self.affinity.snapshot()
+        self.affinity = SessionAffinity(settings.affinity)
+        self.affinity.restore(sessions)
+
+    # --- membership -------------------------------------------------------------------------------------------------
+
+    def adopt(self, card: WorkerCard) -> str | None:
+        """Take a worker's block size and hand-off as the pool's; return why the worker is refused, or None.
+
+        What can't be handed over is found here, once, and not request by request.
+        """
+        if card.block_size is not None and self.block_size_known and card.block_size != self.block_size:
+            return (
+                f"block_size {card.block_size} differs from the {self.block_size} tokens of the other workers of "
+                f"{self.model}: prefixes could not be compared"
+            )
+        staged = card.role in ("prefill", "decode")
+        if staged and card.handoff is None:
+            return f"its role is {card.role}, but it says no way in which KV could be handed over (handoff)"
+        wire = None if card.handoff is None else (card.handoff, card.layout)
+        if wire is not None and staged and self.wire is not None and not _alike(wire, self.wire):
+            return (
+                f"it hands KV over as {_told(wire)}, the other workers of {self.model} as {_told(self.wire)}: "
+                "what one writes the other could not read"
+            )
+        if wire is not None and staged and (self.wire is None or self.wire[1] is None):
+            self.wire = wire
+        if card.block_size is not None and not self.block_size_known:
+            self.block_size = card.block_size
+            self.block_size_known = True
+            if self.exact is not None:
+                self.exact.block_size = card.block_size
+        return None
+
+    def count(self, role: Role, change: int) -> None:
+        """A worker of this role came (1) or went (-1)."""
+        self.roles[role] += change
+        if not self.roles[role]:
+            del self.roles[role]
+        self._weigh_roles()
+        if not self.roles["prefill"] and not self.roles["decode"]:
+            self.wire = None  # the next worker may do it otherwise
+
+    def _weigh_roles(self) -> None:
+        roles = set(self.roles)
+        self.splits = splits(roles)
+        self.plain = roles <= {"aggregated"}
+        self.answers = bool(roles & FINAL)
+
+    def speaks(self, card: WorkerCard) -> bool:
+        """Tell whether a worker can go on with what the pool's prefill workers made."""
+        if card.role == "aggregated":
+            return card.handoff is not None and self.wire is not None and _alike((card.handoff, card.layout), self.wire)
+        return card.role == "decode"  # it was let in only because it can
+
+    def drop(self, worker: RosterWorker) -> None:
+        """A worker is gone: nothing of its cache counts any more."""
+        for target in worker.targets:
+            self.streams.pop(target, None)
+            for index in (self.exact, self.history, self.predicted):
+                if index is not None:
+                    index.remove(target)
+        self.affinity.drop_worker(worker.card.id)
+
+    # --- overlap and cost -------------------------------------------------------------------------------------------
+
+    def overlaps(self, prompt: Prompt, now: Nanos) -> dict[Target, Overlapped]:
+        """Return how many leading blocks each target holds, by the best source that is known for it."""
+        blocks, text = prompt.blocks, prompt.estimated
+        if not self.indexed or not blocks:
+            return {}
+        found: dict[Target, Overlapped] = {}
+        if self.history is not None:
+            for target, depth in self.history.overlap(blocks, now).items():
+                if text or self.kv_state(target) != "exact":
+                    found[target] = Overlapped(depth, index="approximate")
+        if text or self.exact is None:
+            return found
+        for target, held in self.exact.overlap(blocks).items():
+            known = found.get(target)
+            if known is None or held.device >= known.device:
+                found[target] = Overlapped(held.device, held.host, held.disk, "exact")
+        if self.predicted is not None:
+            for target, depth in self.predicted.overlap(blocks, now).items():
+                known = found.get(target, _NOTHING)
+                if depth > known.device:
+                    beyond = max(0, known.device + known.host - depth)
+                    found[target] = Overlapped(depth, beyond, min(known.disk, beyond + known.disk), "predicted")
+        return found
+
+    def kv_state(self, target: Target) -> str:
+        """Return how well a target's cache is known: exact, recovering, approximate, or none (no event source)."""
+        stream = self.streams.get(target)
+        return "none" if stream is None else stream.state
+
+    def routed(self, target: Target, prompt: Prompt, now: Nanos) -> None:
+        """Remember that a target is about to hold these blocks."""
+        blocks, text = prompt.blocks, prompt.estimated
+        if not blocks:
+            return
+        if self.history is not None and (text or self.kv_state(target) != "exact"):
+            self.history.routed(target, blocks, now)
+        elif self.predicted is not None and not text:
+            self.predicted.routed(target, blocks, now)
+
+    def costs(
+        self,
+        request: RoutedRequest,
+        targets: Iterable[tuple[Target, RosterWorker]],
+        now: Nanos,
+        stage: Role = "aggregated",
+        source: WorkerCard | None = None,
+    ) -> tuple[list[Cost], int]:
+        """Price every candidate; return the costs and the request's blocks without a hash.
+
+        Args:
+            stage: what the candidates would do.
+            source: the worker that holds the prompt's KV, for stage ``decode``.
+        """
+        prompt, preferences = request.prompt, request.event.preferences
+        settings = self._stage_cost[stage]
+        overlaps = self.overlaps(prompt, now)
+        size = TEXT_BLOCK_BYTES // BYTES_PER_TOKEN if prompt.estimated else self.block_size
+        unhashed_blocks = max(0, -(-prompt.isl // size) - len(prompt.blocks))
+        load = self.active.load
+        priced = [(target, worker, load(target)) for target, worker in targets]
+        demand = RequestDemand(
+            prompt=prompt,
+            unhashed_blocks=unhashed_blocks,
+            block_size=size,
+            osl=float(preferences.osl) if preferences.osl is not None else self.output_mean,
+            least_prefill=min([used.prefill_tokens for _, _, used in priced], default=0),
+            overlap_credit=(
+                settings.overlap_credit if preferences.overlap_credit is None else preferences.overlap_credit
+            ),
+            handed=source is not None,
+            ms_per_block=self.ms_per_block if source is not None else 0.0,
+        )
+        price = COSTS[settings.kind]
+        usual = self._usual_speed()
+        return [
+            price(
+                demand,
+                Candidate(
+                    target,
+                    overlaps.get(target, _NOTHING),
+                    used,
+                    usual if worker.speed is None else self._speed(worker.speed),
+                    1.0 if source is None else distance(self.settings.handoff.distance, source, worker.card),
+                ),
+                settings,
+            )
+            for target, worker, used in priced
+        ], unhashed_blocks
+
+    @property
+    def ms_per_block(self) -> float:
+        """Milliseconds that a block of a hand-off takes, as measured or as the settings say."""
+        line = self.bring.line()
+        return TRANSFER_MS_PER_BLOCK if line is None else max(0.0, 1e3 * line[1])
+
+    def speed_of(self, worker: RosterWorker) -> Speed:
+        """Return how fast a worker is, by itself, by what was measured of its kind, or by the settings."""
+        if worker.speed is not None:
+            return self._speed(worker.speed)
+        line = self.fit.line()
+        if line is None:
+            return self._usual_speed()
+        return Speed(max(0.0, line[0]), max(0.0, line[1]), DECODE_MS_PER_BLOCK / 1e3)
+
+    def _speed(self, measured: tuple[float, float, float, float]) -> Speed:
+        """Return the speed of a worker that measured itself."""
+        intercept, slope, _, decode = measured
+        return Speed(intercept, slope, decode or DECODE_MS_PER_BLOCK / 1e3)
+
+    def _usual_speed(self) -> Speed:
+        """Return the speed of all other workers."""
+        decode = DECODE_MS_PER_BLOCK / 1e3
+        line = self.fit.line() if self.settings.cost.kind == "latency" else None
+        if line is not None:
+            return Speed(line[0], line[1], decode)
+        return Speed(0.0, 1.0 / PREFILL_TOKENS_PER_SECOND, decode)
+
+    def earn_fallback(self) -> None:
+        """A hand-off was sent: its share of a fallback is allowed."""
+        self.fallback_tokens = min(FALLBACK_BURST, self.fallback_tokens + FALLBACK_SHARE)
+
+    # --- what it learns ---------------------------------------------------------------------------------------------
+
+    def answered(self, isl: int, tokens: int, cached: int | None) -> None:
+        """A request ended well: learn its output length and its hit rate."""
+        self.output_mean += 0.02 * (tokens - self.output_mean)
+        if cached is not None:
+            self.prompt_tokens += isl
+            self.cached_tokens += cached
+
+    def refuse(self, limit: str, now: Nanos) -> None:
+        """A limit of ``router.overload`` refused a request."""
+        self.refused[limit] = self.refused.get(limit, 0) + 1
+        self.refused_last = now
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Cached over prompt tokens of the answered requests, or None before an engine reported it."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+    # --- machine duties ---------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "block_size": self.block_size,
+            "block_size_known": self.block_size_known,
+            "active": self.active.snapshot(),
+            "queue": self.queue.snapshot(),
+            "affinity": self.affinity.snapshot(),
+            "placements": dict(self.placements),
+            "streams": [[list(target), stream.snapshot()] for target, stream in self.streams.items()],
+            "exact": None if self.exact is None else self.exact.snapshot(),
+            "history": None if self.history is None else self.history.snapshot(),
+            "predicted": None if self.predicted is None else self.predicted.snapshot(),
+            "fit": self.fit.dump(),
+            "bring": self.bring.dump(),
+            "roles": dict(self.roles),
+            "wire": None if self.wire is None else list(self.wire),
+            "handoffs": dict(self.handoffs),
+            "fallback_tokens": self.fallback_tokens,
+            "pending_releases": [
+                [id, attempt, msgspec.to_builtins(card)] for id, attempt, card in self.pending_releases
+            ],
+            "hedges": self.hedges,
+            "sums": [self.output_mean, self.prompt_tokens, self.cached_tokens, self.inflight],
+            "counts": dict(self.counts),
+            "refused": [dict(self.refused), self.refused_last],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.block_size = state["block_size"]
+        self.block_size_known = state["block_size_known"]
+        if self.exact is not None:
+            self.exact.block_size = self.block_size
+        self.active.restore(state["active"])
+        self.queue.restore(state["queue"])
+        self.affinity.restore(state["affinity"])
+        self.placements = Counter(state["placements"])
+        for index, saved in (
+            (self.exact, state["exact"]),
+            (self.history, state["history"]),
+            (self.predicted, state["predicted"]),
+        ):
+            if index is not None and saved is not None:
+                index.restore(saved)
+        self.streams = {}
+        for target, saved in state["streams"]:
+            stream = self.streams[Target(*target)] = KvEventStream()
+            stream.restore(saved)
+        self.fit = LineFit.load(state["fit"])
+        self.bring = LineFit.load(state["bring"])
+        self.roles = Counter(state["roles"])
+        self._weigh_roles()
+        self.wire = None if state["wire"] is None else (state["wire"][0], state["wire"][1])
+        self.handoffs = dict(state["handoffs"])
+        self.fallback_tokens = state["fallback_tokens"]
+        self.pending_releases = [
+            (id, attempt, msgspec.convert(card, WorkerCard)) for id, attempt, card in state["pending_releases"]
+        ]
+        self.hedges = state["hedges"]
+        self.output_mean, self.prompt_tokens, self.cached_tokens, self.inflight = state["sums"]
+        self.counts = dict(state["counts"])
+        self.refused, self.refused_last = state["refused"]
+
+    def check(self) -> None:
+        self.active.check()
+        self.queue.check()
+        self.affinity.check()
+        for index in (self.exact, self.history, self.predicted):
+            if index is not None:
+                index.check()
+
+
+def distance(weights: Mapping[str, float], one: WorkerCard, other: WorkerCard) -> float:
+    """Return how many times as much a transfer between two workers costs, by the labels in which they differ."""
+    found = 1.0
+    for label, weight in weights.items():
+        here, there = one.labels.get(label), other.labels.get(label)
+        if here is not None and there is not None and here != there:
+            found *= weight
+    return found
+
+
+def _stage_costs(settings: RouterSettings) -> dict[Role, CostSettings]:
+    """Return what a placement costs, by what is to be done there."""
+    cost = settings.cost
+    before = msgspec.structs.replace(cost, decode_scale=PREFILL_DECODE_SCALE)
+    after = msgspec.structs.replace(cost, prefill_scale=DECODE_PREFILL_SCALE)
+    return {"aggregated": cost, "encode": before, "prefill": before, "decode": after}
+
+
+def _alike(one: tuple[str, str | None], other: tuple[str, str | None]) -> bool:
+    """Tell whether KV can go between workers; a layout that is not known is taken for the other's."""
+    return one[0] == other[0] and (one[1] == other[1] or one[1] is None or other[1] is None)
+
+
+def _told(wire: tuple[str, str | None]) -> str:
+    return wire[0] if wire[1] is None else f"{wire[0]} with layout {wire[1]}"

@@ -1,0 +1,58 @@
+"""`PromptForm`: the form in which prompts come to a router, with the indexes and the load that take it."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import Prompt
+from penstock.router.kv_index.approximate_index import ApproximateIndex
+from penstock.router.kv_index.exact_index import ExactIndex
+from penstock.router.kv_index.indexer import EventIndexer, HistoryIndexer
+from penstock.router.kv_index.runs.run_history import RunHistory
+from penstock.router.kv_index.runs.run_index import RunIndex
+from penstock.router.settings import IndexSettings
+from penstock.router.workers.active_sequences import TargetLoad
+from penstock.router.workers.run_load import RunLoad
+
+APPROXIMATE_BLOCKS_MAX = 1 << 20
+"""Most blocks that the routing history keeps; it is pruned to 80 %."""
+
+
+class PromptForm(NamedTuple):
+    """One form of prompts.
+
+    Args:
+        exact: makes the index of KV events, from the block size in tokens.
+        history: makes an index of placements, from the time after which one is forgotten.
+        load: class of a target's load; its ``chain`` gives a prompt's blocks this form.
+    """
+
+    name: Literal["blocks", "runs"]
+    exact: Callable[[int, IndexSettings], EventIndexer]
+    history: Callable[[Nanos], HistoryIndexer]
+    load: type[TargetLoad]
+
+    def prompt(self, prompt: Prompt) -> Prompt:
+        """Return a prompt in this form, as after it was written and read."""
+        return Prompt(prompt.isl, self.load.chain(prompt.blocks), prompt.estimated)
+
+
+def _exact(block_size: int, settings: IndexSettings) -> ExactIndex:
+    return ExactIndex(block_size, blocks_max=settings.blocks_max, audit_every=settings.audit_every)
+
+
+BLOCKS = PromptForm(
+    name="blocks",
+    exact=_exact,
+    history=lambda ttl: ApproximateIndex(ttl=ttl, blocks_max=APPROXIMATE_BLOCKS_MAX),
+    load=TargetLoad,
+)
+"""Every block by its chained hash, as live requests and engines name it."""
+RUNS = PromptForm(
+    name="runs",
+    exact=lambda block_size, settings: RunIndex(block_size),
+    history=lambda ttl: RunHistory(ttl=ttl, blocks_max=APPROXIMATE_BLOCKS_MAX),
+    load=RunLoad,
+)
+"""`penstock.kernel.block_runs.Chain`, as in a simulation: cheaper, and shown by tests to decide the same."""
+FORMS = {form.name: form for form in (BLOCKS, RUNS)}

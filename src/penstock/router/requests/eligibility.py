@@ -1,0 +1,114 @@
+"""Eligibility of workers: the candidates for one stage of a request, and those excluded, each with its reason."""
+
+from typing import NamedTuple
+
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import Role, Target, WorkerId
+from penstock.router.events import Excluded
+from penstock.router.model_pool import ModelPool
+from penstock.router.requests.routed_request import RoutedRequest
+from penstock.router.requests.stage_graph import FINAL
+from penstock.router.router_state import RouterState
+from penstock.router.workers.roster import RosterWorker
+
+
+class Eligible(NamedTuple):
+    """Candidates, those excluded with their reasons, and whether the request's own preferences excluded all of them."""
+
+    targets: list[tuple[Target, RosterWorker]]
+    excluded: list[Excluded]
+    by_preference: bool
+
+    @property
+    def reasons(self) -> str:
+        """The reasons of the first few of those excluded; empty where there are none."""
+        return "; ".join(f"{one.target} {one.reason}" for one in self.excluded[:4])
+
+
+def eligible(
+    core: RouterState, request: RoutedRequest, pool: ModelPool, now: Nanos, stage: Role = "aggregated"
+) -> Eligible:
+    """Split the pool's targets that do a stage into candidates and those excluded.
+
+    Stage ``aggregated`` is done by workers that answer clients, ``decode`` by those of them that can take KV over.
+    """
+    wish = request.event.preferences
+    targets: list[tuple[Target, RosterWorker]] = []
+    excluded: list[Excluded] = []
+    by_wish = True
+    event, model = request.event, pool.model
+    pin = pin_of(core, request, stage)
+    picky = pin is not None or wish.allowed is not None or event.adapter is not None
+    isl = request.prompt.isl
+    for worker, places in core.roster.places.values():
+        card = worker.card
+        if card.model != model:
+            continue
+        if not pool.plain and not _does(pool, worker, stage) and not (event.whole and pin == card.id):
+            continue
+        # All of the fleet passes here with every request: the usual answer takes no call.
+        plain = worker.state == "ready" and not worker.cordons and worker.breaker.until is None
+        reason = None if plain else worker.why_not(now)
+        if reason is None and request.tried and (card.id, card.incarnation) in request.tried:
+            reason = "failed this request before"
+        if reason is not None:
+            by_wish = False
+        elif picky or (card.max_len is not None and isl >= card.max_len):
+            reason = _unwanted(request, worker, pin)
+        if reason is None and wish.rank is None:
+            targets += places
+            continue
+        for target in worker.targets:
+            why = reason
+            if why is None and wish.rank is not None and target.rank != wish.rank and stage in FINAL:
+                why = f"the request is pinned to rank {wish.rank}"
+            if why is None:
+                targets.append((target, worker))
+            else:
+                excluded.append(Excluded(target=target, reason=why))
+    return Eligible(targets, excluded, by_wish and bool(excluded))
+
+
+def _does(pool: ModelPool, worker: RosterWorker, stage: Role) -> bool:
+    """Whether a worker's role is the one for a stage."""
+    role = worker.card.role
+    if stage == "aggregated":
+        return role in FINAL
+    return pool.speaks(worker.card) if stage == "decode" else role == stage
+
+
+def pin_of(core: RouterState, request: RoutedRequest, stage: Role) -> WorkerId | None:
+    """Return the worker to which a request is pinned for a stage.
+
+    Where ``worker``, which is meant for workers that answer, names a prefill worker, it pins the prefill.
+    """
+    wish = request.event.preferences
+    if wish.worker is None and wish.prefill is None:
+        return None
+    named = None if wish.worker is None else core.roster.get(wish.worker)
+    early = named is not None and named.card.role not in FINAL and not request.event.whole
+    if stage in FINAL:
+        return None if early else wish.worker
+    return (
+        wish.prefill
+        if wish.prefill is not None
+        else wish.worker
+        if early and named and named.card.role == stage
+        else None
+    )
+
+
+def _unwanted(request: RoutedRequest, worker: RosterWorker, pin: WorkerId | None) -> str | None:
+    """Return what in the request itself excludes a worker."""
+    event, card = request.event, worker.card
+    wish = event.preferences
+    if pin is not None and card.id != pin:
+        return f"the request is pinned to {pin}"
+    if wish.allowed is not None and card.id not in wish.allowed:
+        return "is not among the request's allowed workers"
+    if event.adapter is not None and event.adapter not in card.adapters:
+        return f"has no adapter {event.adapter}"
+    prompt = request.prompt
+    if card.max_len is not None and prompt.isl >= card.max_len and not prompt.estimated:
+        return f"has a maximum context length of {card.max_len} tokens, the prompt has {prompt.isl}"
+    return None

@@ -1,0 +1,244 @@
+"""Stages of a request (encode, prefill, decode): chooses the next one, and handles the end or failure of one."""
+
+import msgspec
+
+from penstock.kernel.machine import Nanos, seconds
+from penstock.kernel.values import Role, WorkerCard
+from penstock.router.events import Cost, Failed
+from penstock.router.model_pool import ModelPool
+from penstock.router.requests import stage_graph
+from penstock.router.requests.eligibility import Eligible, eligible
+from penstock.router.requests.prefill_release import abort, abort_remote, let_go, source_of
+from penstock.router.requests.routed_request import STAGE, Remote, RoutedRequest
+from penstock.router.requests.stage_graph import AT_ONCE, StagePath
+from penstock.router.router_state import RouterState
+from penstock.router.workers.roster import RosterWorker
+from penstock.router.workers.worker_events import failure_of, works
+
+FETCHES_MAX = 2
+"""Workers that are sent to fetch one held prefill: what two could not fetch is computed again."""
+
+
+class NextStage(msgspec.Struct, frozen=True):
+    """The stage that comes next, and the workers that could do it."""
+
+    stage: Role
+    eligible: Eligible
+    source: WorkerCard | None = None
+    """The worker that holds the prompt's KV, for stage ``decode``."""
+
+
+def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> NextStage:
+    """Return the stage that a request needs next; ``request.flow`` has the reason."""
+    event = request.event
+    if request.handed:
+        source = source_of(core, request)
+        if source is not None and pool.answers:
+            return NextStage("decode", eligible(core, request, pool, now, "decode"), source)
+        assert request.remote is not None
+        if source is None:
+            holder = request.remote.target.worker
+            lose(core, request, pool, f"worker {holder}, which held its KV, is gone", released=True)
+        else:
+            lose(core, request, pool, "no worker is there that could take it", released=False)
+    final = eligible(core, request, pool, now)
+    if pool.plain:
+        return NextStage("aggregated", final)
+    if not final.targets and pool.roles["prefill"]:
+        # Slower than it should be, but better than no answer.
+        instead = eligible(core, request, pool, now, "prefill")
+        if instead.targets:
+            why = final.reasons or "there is none"
+            request.flow = f"no worker whose role is to answer is available ({why}): a prefill worker does all of it"
+            return NextStage("aggregated", instead)
+    if not pool.splits or event.whole:
+        return NextStage("aggregated", final)
+    if event.media and not request.encoded and pool.roles["encode"]:
+        who = eligible(core, request, pool, now, "encode")
+        if who.targets:
+            request.flow = f"{event.media} images or the like are to be encoded first"
+            return NextStage("encode", who)
+    remote, request.flow = _remote(core, now, request, pool, final)
+    return NextStage("aggregated", final) if remote is None else NextStage("prefill", remote)
+
+
+def _remote(
+    core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, final: Eligible
+) -> tuple[Eligible | None, str]:
+    """Return the candidates for a remote prefill, or None where there is to be none; and why."""
+    if request.local:
+        return None, request.local
+    if not pool.roles["prefill"] or not final.targets:
+        return None, "no remote prefill: there is no prefill worker" if final.targets else ""
+    if not any(pool.speaks(worker.card) for _, worker in final.targets):
+        return None, f"no remote prefill: {final.targets[0][0]} can take no KV over"
+    remote = eligible(core, request, pool, now, "prefill")
+    if not remote.targets:
+        return None, f"no remote prefill: no prefill worker is available: {remote.reasons}"
+    settings = core.settings.handoff
+    if settings.conditional == "off":
+        return remote, "remote prefill: router.handoff.conditional is off"
+    here, here_cost = _cheapest(request, pool, final, now, "aggregated")
+    there, there_cost = _cheapest(request, pool, remote, now, "prefill")
+    blocks = len(request.prompt.blocks) - here_cost.overlap_blocks
+    far = _way(request, pool, there, there_cost, transfer_ms=pool.ms_per_block * max(0, blocks))
+    near = _way(request, pool, here, here_cost, transfer_ms=0.0)
+    targets = core.slo.of(request.event.preferences.service_class)
+    worth, why = stage_graph.remote_prefill(settings, targets, request.prompt.isl, far, near)
+    if not worth:
+        pool.handoffs["local"] += 1
+    return (remote if worth else None), why
+
+
+def _cheapest(
+    request: RoutedRequest, pool: ModelPool, who: Eligible, now: Nanos, stage: Role
+) -> tuple[RosterWorker, Cost]:
+    costs, _ = pool.costs(request, who.targets, now, stage)
+    cost = min(costs, key=lambda one: one.total)
+    return next(worker for target, worker in who.targets if target == cost.target), cost
+
+
+def _way(request: RoutedRequest, pool: ModelPool, worker: RosterWorker, cost: Cost, *, transfer_ms: float) -> StagePath:
+    speed = pool.speed_of(worker)
+    new = request.prompt.isl - cost.overlap_tokens
+    stall = 1e3 * speed.prefill_slope * new
+    step = 1e3 * ((worker.speed[2] if worker.speed else 0.0) + speed.decode_slope * cost.active_blocks)
+    return StagePath(
+        worker=str(cost.target),
+        new=new,
+        queued=cost.active_prefill_tokens,
+        running=cost.active_requests,
+        ttft_ms=1e3 * (speed.prefill_intercept + speed.prefill_slope * cost.active_prefill_tokens)
+        + stall
+        + transfer_ms,
+        stall_ms=stall,
+        itl_ms=step + stall / max(1.0, pool.output_mean),
+    )
+
+
+# --- what comes of a stage ------------------------------------------------------------------------------------------
+
+
+def done(
+    core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, *, held: bool, cached: int | None
+) -> bool:
+    """A stage before the last is done; tell whether the next one is to be chosen now."""
+    remote = request.remote
+    assert remote is not None
+    remote.done = True
+    request.staged += 1
+    core.mark_leg(request, remote.leg, last=now)
+    pool.active.first_token(request.id, now, STAGE)
+    core.publish(pool, core.leg_id(request.id), "first", remote.target)
+    core.freed[pool.model] = None
+    works(core, remote.target.worker)
+    if remote.stage == "encode":
+        request.encoded = True
+        core.unstage(request, pool)
+    else:
+        pool.fit.add(float(remote.prefill_ahead), seconds(now - remote.placed))
+        request.remote_cached = cached
+        if remote.protocol in AT_ONCE:
+            if request.phase == "streaming":
+                arrived(core, request, pool)
+            return False  # the worker that goes on has had the request all the time
+        if not held:
+            pool.handoffs["empty"] += 1
+            request.local = f"no hand-off: {remote.target} holds nothing of it"
+            core.unstage(request, pool)
+    request.step("staged")
+    request.tries, request.tried = 0, []
+    return True
+
+
+def arrived(core: RouterState, request: RoutedRequest, pool: ModelPool) -> None:
+    """The worker that answers has what another one made."""
+    pool.handoffs["done"] += 1
+    core.unstage(request, pool)
+
+
+def failed(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, event: Failed) -> bool:
+    """A stage before the last has failed; tell whether the request goes on, from where it was before it."""
+    remote = request.remote
+    assert remote is not None
+    failure_of(core, now, remote.target.worker, event.reason, at_fault=event.worker_at_fault)
+    core.mark_leg(request, remote.leg, last=now, failure=event.reason)
+    request.last_failure, request.last_status = event.reason, event.status
+    goes_on = now < request.deadline and event.retryable
+    if goes_on:
+        goes_on = _other_way(core, now, request, pool, remote, event.reason)
+    if request.on_worker:
+        abort_final(core, request, "the prefill that it waited for has failed")
+        if goes_on:
+            core.release(request, pool)
+            request.step("retry")
+            request.target = None
+    elif goes_on:
+        request.step("retry")
+    core.unstage(request, pool)
+    return goes_on
+
+
+def failed_aside(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, event: Failed) -> None:
+    """A stage failed whose KV was there before, or whose result is not needed yet: the request stays where it is."""
+    remote = request.remote
+    assert remote is not None
+    failure_of(core, now, remote.target.worker, event.reason, at_fault=event.worker_at_fault)
+    core.mark_leg(request, remote.leg, last=now, failure=event.reason)
+    core.unstage(request, pool)
+
+
+def _other_way(
+    core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, remote: Remote, reason: str
+) -> bool:
+    """Choose what becomes of a request whose stage failed: without it, or on another worker."""
+    if remote.stage == "encode":
+        request.encoded = True
+        return True
+    pool.handoffs["failed"] += 1
+    if pool.fallback_tokens >= 1.0:
+        pool.fallback_tokens -= 1.0
+        pool.handoffs["fallback"] += 1
+        request.local = f"no remote prefill: it failed on {remote.target}"
+        core.note(
+            "prefill_fallback",
+            f"request {request.id} is prefilled where it is decoded, since its prefill failed: {reason}",
+            request=request.id,
+            worker=remote.target.worker,
+        )
+        return True
+    request.tried.append((remote.target.worker, remote.epoch))
+    request.tries += 1
+    return request.tries < core.settings.attempts_max
+
+
+def fetch_failed(core: RouterState, request: RoutedRequest, pool: ModelPool, reason: str) -> None:
+    """The worker that was to go on has failed before its first token: decide what another one can start from."""
+    remote = request.remote
+    if remote is None:
+        return
+    if remote.protocol in AT_ONCE:
+        abort_remote(core, request, "the worker that was to go on has failed")
+        core.unstage(request, pool)
+    elif remote.fetches >= FETCHES_MAX:
+        lose(core, request, pool, reason, released=False)
+
+
+def lose(core: RouterState, request: RoutedRequest, pool: ModelPool, reason: str, *, released: bool) -> None:
+    """Give up what is held for a request; it is computed again.
+
+    Args:
+        released: it is gone by itself, with its worker.
+    """
+    pool.handoffs["lost"] += 1
+    request.local = f"no remote prefill: its KV was lost ({reason})"
+    if not released:
+        let_go(core, request, pool)
+    core.unstage(request, pool)
+
+
+def abort_final(core: RouterState, request: RoutedRequest, reason: str) -> None:
+    """Stop the worker that was to answer."""
+    if request.target is not None:
+        core.mark(request, failure=reason)
+        abort(core, request, request.current, request.target, reason)

@@ -1,0 +1,245 @@
+"""Handlers of a request's milestones, from `Arrived` to its one `Closed`."""
+
+from penstock.kernel.machine import Nanos, nanos, seconds
+from penstock.kernel.values import RequestId
+from penstock.router.events import Arrived, Cancelled, Failed, Finished, FirstToken, Grown, Staged, WorkerDraining
+from penstock.router.requests import handoff, hedging
+from penstock.router.requests.prefill_release import let_go
+from penstock.router.requests.routed_request import RoutedRequest
+from penstock.router.requests.scheduling import admit, hedge
+from penstock.router.router_state import RouterState
+from penstock.router.workers.worker_events import draining, failure_of, works
+
+
+def arrived(core: RouterState, now: Nanos, event: Arrived) -> None:
+    if event.id in core.requests:
+        core.dropped += 1
+        core.note("duplicate_request", f"request id {event.id} is open already; the second one is ignored")
+        return
+    limit = now + nanos(core.settings.request_timeout)
+    deadline = limit if event.deadline is None else min(event.deadline, limit)
+    request = core.requests[event.id] = RoutedRequest(event, arrived=now, deadline=deadline)
+    pool = core.pools.get(event.model)
+    if pool is None and core.settings.queue.start_wait:
+        pool = core.make_pool(event.model)
+    if pool is None:
+        text = f"no worker serves {event.model} yet"
+        core.close(now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
+        return
+    request.counted = True
+    pool.inflight += 1
+    if pool.inflight > core.settings.inflight_max:
+        text = f"{core.settings.inflight_max} requests of {event.model} are running or waiting"
+        core.close(now, request, "rejected", "overloaded", 429, text, retry_after=1.0)
+        return
+    core.timer(deadline, "deadline", event.id)
+    admit(core, now, request, pool)
+
+
+def first_token(core: RouterState, now: Nanos, event: FirstToken) -> None:
+    request = _running(core, event.id, event.attempt, "prefill")
+    if request is not None:
+        pool = core.pools[request.event.model]
+        hedging.settle(core, request, pool, event.attempt, now)
+        took = seconds(now - request.placed)
+        if request.transfer_blocks is None:
+            pool.fit.add(float(request.prefill_ahead), took)
+        else:
+            pool.bring.add(float(request.transfer_blocks), took)
+        _started(core, now, request)
+
+
+def staged(core: RouterState, now: Nanos, event: Staged) -> None:
+    request = core.requests.get(event.id)
+    if request is None or not request.staging(event.attempt):
+        core.dropped += 1
+        return
+    pool = core.pools[request.event.model]
+    if handoff.done(core, now, request, pool, held=event.kv_retained, cached=event.cached):
+        admit(core, now, request, pool)
+
+
+def grown(core: RouterState, now: Nanos, event: Grown) -> None:
+    request = _running(core, event.id, event.attempt, "streaming")
+    if request is None or request.target is None:
+        return
+    request.tokens = event.tokens
+    pool = core.pools[request.event.model]
+    pool.active.grown(event.id, (event.tokens - request.resumed) // pool.block_size, now)
+    core.publish(pool, event.id, "grown", request.target, tokens=event.tokens)
+
+
+def finished(core: RouterState, now: Nanos, event: Finished) -> None:
+    request = _running(core, event.id, event.attempt, "prefill", "streaming")
+    if request is None:
+        return
+    hedging.settle(core, request, core.pools[request.event.model], event.attempt, now)
+    if request.phase == "prefill":  # an unary answer has no earlier milestone: it proves the worker as well
+        _started(core, now, request)
+    request.tokens = event.tokens
+    # What a later leg took from a cache is partly output of the legs before: it says nothing about the prompt.
+    cached = event.cached if request.remote_cached is None else request.remote_cached
+    if request.migrations:
+        cached = None
+    core.pools[request.event.model].answered(request.event.prompt.isl, event.tokens, cached)
+    core.close(now, request, "ok", "none", 200, "answered in full", cached=cached)
+
+
+def failed(core: RouterState, now: Nanos, event: Failed) -> None:
+    early = core.requests.get(event.id)
+    if early is not None and early.staging(event.attempt):
+        return _stage_failed(core, now, early, event)
+    request = _running(core, event.id, event.attempt, "prefill", "streaming")
+    if request is None or request.target is None:
+        return
+    if event.leaving:
+        _leaves(core, now, request, event)
+    if request.hedge is not None:
+        if event.retryable:
+            return hedging.failed(core, request, core.pools[request.event.model], event, now)
+        # The request itself is at fault, which another worker would find too.
+        hedging.settle(core, request, core.pools[request.event.model], event.attempt, now)
+    failure_of(core, now, request.target.worker, event.reason, at_fault=event.worker_at_fault)
+    core.mark(request, last=now, failure=event.reason)
+    request.last_failure = event.reason
+    request.last_status = event.status
+    pool = core.pools[request.event.model]
+    if now < request.deadline and _goes_on(core, request, event):
+        worker = core.roster.get(request.target.worker)
+        core.release(request, pool)
+        if worker is not None:
+            request.tried.append((worker.card.id, worker.card.incarnation))
+        if request.phase == "prefill":
+            handoff.fetch_failed(core, request, pool, event.reason)
+            request.step("retry")
+        else:
+            assert event.resume is not None
+            core.note(
+                "migrated",
+                f"request {request.id} goes on elsewhere after {event.resume.tokens} tokens: {event.reason}",
+                request=request.id,
+                worker=request.target.worker,
+            )
+            request.step("migrate")
+            request.tried = request.tried[-1:]
+            request.resume(event.resume)
+        request.target = None
+        admit(core, now, request, pool)
+    else:
+        if request.handed:
+            let_go(core, request, pool)
+            core.unstage(request, pool)
+        _ends(core, now, request, event)
+
+
+def _stage_failed(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed) -> None:
+    """A stage before the last has failed: without it, on another worker, or not at all."""
+    if event.leaving:
+        _leaves(core, now, request, event)
+    pool = core.pools[request.event.model]
+    if request.phase in ("streaming", "waiting_for_worker"):
+        handoff.failed_aside(core, now, request, pool, event)
+    elif handoff.failed(core, now, request, pool, event):
+        admit(core, now, request, pool)
+    else:
+        _ends(core, now, request, event)
+
+
+def _ends(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed) -> None:
+    """End a request that broke; the outcome depends on the party at fault."""
+    if event.worker_at_fault:
+        core.close(now, request, "failed", "engine", event.status or 502, event.reason)
+    elif event.status is not None and 400 <= event.status < 500 and event.status != 429:
+        core.close(now, request, "failed", "client", event.status, event.reason)
+    else:
+        core.close(now, request, "failed", "overloaded", event.status or 503, event.reason, retry_after=1.0)
+
+
+def cancelled(core: RouterState, now: Nanos, event: Cancelled) -> None:
+    request = core.requests.get(event.id)
+    if request is None:
+        core.dropped += 1
+        return
+    core.abort(request, "the client went away")
+    core.close(now, request, "cancelled", "client", 499, "the client went away")
+
+
+def late(core: RouterState, now: Nanos, key: RequestId) -> None:
+    """A request may have waited for its first token for so long that a second worker is to have it too."""
+    request = core.requests.get(key)
+    if request is not None:
+        pool = core.pools[request.event.model]
+        if hedging.hedge_wanted(core, request, pool, now):
+            hedge(core, now, request, pool)
+
+
+def overdue(core: RouterState, now: Nanos, kind: str, key: RequestId) -> None:
+    """A request's deadline or its limit of waiting may have passed."""
+    request = core.requests.get(key)
+    if request is None:
+        return
+    if kind == "wait":
+        limit = core.settings.queue.wait_max
+        unstarted = request.phase == "waiting_for_worker" and not request.attempt
+        if unstarted:
+            limit = core.settings.queue.start_wait
+        if request.queued_since is None or now < request.queued_since + nanos(limit):
+            return
+        if unstarted:
+            text = f"waited {limit:g} s for a worker of {request.event.model} to be started"
+            core.close(now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
+        elif request.phase == "waiting_for_worker":
+            text = f"no other worker could go on within {limit:g} s after: {request.last_failure}"
+            core.close(now, request, "failed", "engine", request.last_status or 502, text)
+        else:
+            text = f"waited {limit:g} s for a worker of {request.event.model}"
+            core.close(now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
+    elif now >= request.deadline:
+        waited = seconds(now - request.arrived)
+        core.abort(request, "its deadline has passed")
+        core.close(now, request, "expired", "deadline", 504, f"not done within {waited:.3g} s")
+
+
+def _leaves(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed) -> None:
+    """A worker refuses work because it is ending: no other request is sent there, though its health is good."""
+    hedge, remote = request.hedge, request.remote
+    target = request.target
+    if hedge is not None and hedge.attempt == event.attempt:
+        target = hedge.target
+    elif remote is not None and remote.attempt == event.attempt:
+        target = remote.target
+    worker = None if target is None else core.roster.get(target.worker)
+    if worker is not None and worker.state == "ready":
+        draining(core, now, WorkerDraining(worker=worker.card.id, epoch=worker.card.epoch))
+
+
+def _goes_on(core: RouterState, request: RoutedRequest, event: Failed) -> bool:
+    """Tell whether another worker may try, or go on where this one stopped."""
+    if request.phase == "prefill":
+        return event.retryable and request.tries < core.settings.attempts_max
+    return event.resume is not None and request.migrations < core.settings.migration.limit
+
+
+def _started(core: RouterState, now: Nanos, request: RoutedRequest) -> None:
+    """The first token is here: the prefill is over, and the worker works."""
+    assert request.target is not None
+    request.step("first")
+    if request.first is None:
+        request.first = now
+    core.mark(request, first=now)
+    pool = core.pools[request.event.model]
+    pool.active.first_token(request.id, now)
+    core.publish(pool, request.id, "first", request.target)
+    core.freed[pool.model] = None
+    works(core, request.target.worker)
+    if request.remote is not None and request.remote.done:
+        handoff.arrived(core, request, pool)
+
+
+def _running(core: RouterState, request: RequestId, attempt: int, *phases: str) -> RoutedRequest | None:
+    """Return an open request in one of these phases and this attempt; else count the event as dropped."""
+    found = core.requests.get(request)
+    if found is None or not found.runs(attempt) or found.phase not in phases:
+        core.dropped += 1
+        return None
+    return found

@@ -1,0 +1,194 @@
+"""`RoutedRequest`: the router's record of one request, its phases and the table of their transitions.
+
+    queued ──► remote ──► prefill ──► streaming ──► done
+       │     │    │  ▲       │  ▲          │          ▲
+       │     └────┼──┼───────┘  │ retry    │          │
+       │          └──┴──────────┘          │          │   (remote: a stage before the last, on a worker of its own)
+       │             ▲                     │ migrate  │
+       │  waiting ───┴─────────────────────┤          │   (waiting_for_worker: none for what comes next is there)
+       └──────────┴─────────────┴──────────┴──────────┘   rejected, failed, cancelled, expired
+
+Whatever happens, a request that arrived has exactly one terminal effect (`Closed`).
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import HandoffProtocol, Prompt, RequestId, Role, Target, WorkerId
+from penstock.router.events import Arrived, Handoff, Resume, StageLeg
+
+Phase = Literal["arrived", "queued", "waiting_for_worker", "remote", "prefill", "streaming", "done"]
+Step = Literal["queue", "await_worker", "stage", "staged", "dispatch", "first", "retry", "migrate", "close"]
+
+TRANSITIONS: Mapping[tuple[Phase, Step], Phase] = {
+    ("arrived", "queue"): "queued",
+    ("arrived", "await_worker"): "waiting_for_worker",
+    ("arrived", "dispatch"): "prefill",
+    ("arrived", "close"): "done",
+    ("queued", "await_worker"): "waiting_for_worker",
+    ("queued", "dispatch"): "prefill",
+    ("queued", "close"): "done",
+    ("waiting_for_worker", "dispatch"): "prefill",
+    ("waiting_for_worker", "close"): "done",
+    ("arrived", "stage"): "remote",
+    ("queued", "stage"): "remote",
+    ("waiting_for_worker", "stage"): "remote",
+    ("remote", "staged"): "arrived",
+    ("remote", "retry"): "arrived",
+    ("remote", "close"): "done",
+    ("prefill", "first"): "streaming",
+    ("prefill", "retry"): "arrived",
+    ("prefill", "close"): "done",
+    ("streaming", "migrate"): "arrived",
+    ("streaming", "close"): "done",
+}
+
+
+HEDGE = "~hedge"
+"""Owner of a second attempt's load among the active sequences."""
+STAGE = "~stage"
+"""Owner of the load of a stage before the last."""
+
+
+class Hedge(msgspec.Struct):
+    """A second attempt that runs beside the first one."""
+
+    attempt: int
+    target: Target
+    placed: Nanos
+    prefill_ahead: int
+    cached: int
+    unhashed_blocks: int
+
+
+class Remote(msgspec.Struct):
+    """A stage before the last, on a worker of its own, until what it made has been fetched."""
+
+    attempt: int
+    stage: Role
+    target: Target
+    epoch: int
+    """Epoch at which that engine joined."""
+    protocol: HandoffProtocol
+    key: int
+    placed: Nanos
+    prefill_ahead: int
+    leg: int
+    """Its place among the request's legs."""
+    done: bool = False
+    fetches: int = 0
+    """Workers that were sent to fetch what it made."""
+
+    @property
+    def handoff(self) -> Handoff:
+        return Handoff(protocol=self.protocol, key=self.key)
+
+
+class RoutedRequest(msgspec.Struct):
+    """One request between `Arrived` and `Closed`."""
+
+    event: Arrived
+    arrived: Nanos
+    deadline: Nanos
+    phase: Phase = "arrived"
+    attempt: int = 0
+    """The newest attempt's number."""
+    current: int = 0
+    """The number of the attempt on ``target``; the newest, but for a hedge."""
+    hedge: Hedge | None = None
+    remote: Remote | None = None
+    staged: int = 0
+    """Stages before the last that are done."""
+    encoded: bool = False
+    """Its images have been encoded."""
+    local: str = ""
+    """Why its prefill is no longer done remotely; empty while it may be."""
+    flow: str = ""
+    """Why its present stage is the one that it is."""
+    remote_cached: int | None = None
+    """Prompt tokens that the remote prefill took from a cache."""
+    target: Target | None = None
+    tries: int = 0
+    """Attempts since it last had output."""
+    tried: list[tuple[WorkerId, int]] = []
+    """Workers that failed since then, each with its epoch: one that came back may try again."""
+    legs: list[StageLeg] = []
+    placed: Nanos = 0
+    """When it last left the queue or was placed at once."""
+    queued: Nanos = 0
+    """How long it has waited in the queue, over all attempts."""
+    queued_since: Nanos | None = None
+    expected_cached: int = 0
+    prefill_ahead: int = 0
+    """Prefill tokens on its worker when it was placed, its own included: what its TTFT is explained by."""
+    transfer_blocks: int | None = None
+    """Blocks that its worker was to fetch from another one; None where it does the prefill."""
+    first: Nanos | None = None
+    resumed_prompt: Prompt | None = None
+    """Its prompt with the output that a later leg goes on from."""
+    tokens: int = 0
+    resumed: int = 0
+    """Output tokens that stand in ``prompt``."""
+    migrations: int = 0
+    last_failure: str = ""
+    last_status: int | None = None
+    counted: bool = False
+    """It counts among its pool's requests in flight."""
+
+    @property
+    def id(self) -> RequestId:
+        return self.event.id
+
+    @property
+    def prompt(self) -> Prompt:
+        """What its next leg has to prefill: the prompt as it arrived, and the output so far where a worker was lost."""
+        return self.event.prompt if self.resumed_prompt is None else self.resumed_prompt
+
+    @property
+    def on_worker(self) -> bool:
+        """Whether a worker that answers the client has it."""
+        return self.phase in ("prefill", "streaming")
+
+    @property
+    def handed(self) -> bool:
+        """Whether a worker holds, or is making, what the one that answers is to fetch."""
+        return self.remote is not None and self.remote.stage == "prefill"
+
+    def runs(self, attempt: int) -> bool:
+        """Whether this is an attempt that runs and answers the client."""
+        return self.on_worker and (
+            attempt == self.current or (self.hedge is not None and attempt == self.hedge.attempt)
+        )
+
+    def staging(self, attempt: int) -> bool:
+        """Whether this is an attempt that runs and does a stage before the last."""
+        return self.remote is not None and not self.remote.done and attempt == self.remote.attempt
+
+    def resume(self, point: Resume) -> None:
+        """Let the next leg go on from the output so far."""
+        self.resumed_prompt = point.prompt
+        self.tokens = self.resumed = point.tokens
+        self.migrations += 1
+        self.tries = 0
+        self.local = ""
+
+    def leave_queue(self, now: Nanos) -> None:
+        """Stop the clock of its waiting, if it runs."""
+        if self.queued_since is not None:
+            self.queued += now - self.queued_since
+            self.queued_since = None
+
+    def step(self, step: Step) -> None:
+        """Go to the next phase.
+
+        Raises:
+            InvariantError: the table has no such transition.
+        """
+        phase = TRANSITIONS.get((self.phase, step))
+        if phase is None:
+            raise InvariantError(f"request {self.id} in phase {self.phase} cannot {step}")
+        self.phase = phase

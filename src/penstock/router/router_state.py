@@ -1,0 +1,232 @@
+"""`RouterState`: what all parts of the router share: the state of the machine, its outgoing effects and its timers.
+
+It holds state and the few moves that every part needs; the handlers of events are functions over it, in `scheduling`,
+`request_events`, `worker_events`, `kv_event_handlers` and `replica_sync`.
+"""
+
+import heapq
+import random
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.kernel.machine import Effect, Nanos, Wake, seconds
+from penstock.kernel.values import RequestId, Slo, Target
+from penstock.router.events import Abort, Closed, Fault, OperatorNote, Outcome, Placement, Publish
+from penstock.router.model_pool import ModelPool
+from penstock.router.prompt_forms import PromptForm
+from penstock.router.requests.prefill_release import abandon
+from penstock.router.requests.routed_request import HEDGE, STAGE, RoutedRequest
+from penstock.router.settings import RouterSettings
+from penstock.router.workers.roster import Roster
+
+Timer = Literal["deadline", "wait", "hedge", "kick", "sweep"]
+
+
+class RouterState:
+    """The router's state: roster, one `ModelPool` per model, open requests, timers."""
+
+    def __init__(
+        self, settings: RouterSettings, *, slo: Slo, name: str, seed: int, shared: bool, form: PromptForm
+    ) -> None:
+        self.settings = settings
+        self.started = settings
+        """As of the start: they decide which index a pool keeps, whatever is changed later."""
+        self.slo = slo
+        self.name = name
+        self.shared = shared
+        self.form = form
+        self.rng = random.Random(seed)
+        self.roster = Roster()
+        self.pools: dict[str, ModelPool] = {}
+        self.requests: dict[RequestId, RoutedRequest] = {}
+        self.dropped = 0
+        """Events about requests, attempts, workers or replays that are not, or no longer, known."""
+        self.replays: dict[int, Target] = {}
+        self.replay_id = 0
+        self.waiting_for_worker: dict[RequestId, None] = {}
+        """Requests whose worker was lost in the middle and for which no other is there yet."""
+        self.freed: dict[str, None] = {}
+        """Models whose waiting requests should be looked at once the present event has been handled."""
+        self.out: list[Effect] = []
+        self.timers: list[tuple[Nanos, Timer, str]] = []
+        self.armed: Nanos | None = None
+
+    def make_pool(self, model: str) -> ModelPool:
+        """Keep state for a model from now on."""
+        pool = self.pools[model] = ModelPool(model, self.started, self.rng, self.form)
+        if self.settings is not self.started:
+            pool.use(self.settings)
+        return pool
+
+    # --- effects ----------------------------------------------------------------------------------------------------
+
+    def note(self, kind: str, text: str, **fields: Any) -> None:
+        """Send a note to the operator."""
+        self.out.append(OperatorNote(kind=kind, text=text, fields=fields))
+
+    def publish(self, pool: ModelPool, request: RequestId, step: Any, target: Target, **more: Any) -> None:
+        """Send a placement to the other routers, where there may be any."""
+        if self.shared:
+            self.out.append(
+                Publish(placement=Placement(step=step, id=request, model=pool.model, target=target, **more))
+            )
+
+    def waiting(self, model: str) -> int:
+        """Return how many requests of a model wait for a worker, those included for which there is none."""
+        pool = self.pools.get(model)
+        stranded = sum(self.requests[id].event.model == model for id in self.waiting_for_worker)
+        return stranded + (0 if pool is None else len(pool.queue))
+
+    # --- moves of a request -----------------------------------------------------------------------------------------
+
+    def mark(self, request: RoutedRequest, **changes: Any) -> None:
+        """Record changes of its present leg."""
+        request.legs[-1] = msgspec.structs.replace(request.legs[-1], **changes)
+
+    def mark_leg(self, request: RoutedRequest, leg: int, **changes: Any) -> None:
+        """Record changes of one of its legs."""
+        request.legs[leg] = msgspec.structs.replace(request.legs[leg], **changes)
+
+    def abort(self, request: RoutedRequest, reason: str) -> None:
+        """Stop what runs for its answer on a worker; that says nothing about the worker."""
+        if request.on_worker and request.target is not None:
+            running = [(request.current, request.target)]
+            if request.hedge is not None:
+                running.append((request.hedge.attempt, request.hedge.target))
+            for attempt, target in running:
+                self.out.append(Abort(id=request.id, attempt=attempt, target=target, reason=reason))
+                worker = self.roster.get(target.worker)
+                if worker is not None:
+                    worker.breaker.released()
+
+    def load(
+        self,
+        request: RoutedRequest,
+        pool: ModelPool,
+        target: Target,
+        *,
+        cached: int,
+        unhashed_blocks: int,
+        now: Nanos,
+        owner: str = "",
+    ) -> None:
+        """Count a request's prompt as load of a target, and tell the other routers unless it is only a hedge."""
+        event = request.event
+        prompt, osl = request.prompt, event.preferences.osl or 0
+        left = -(-max(0, osl - request.tokens) // pool.block_size)
+        pool.active.place(
+            event.id,
+            target,
+            prefill_tokens=prompt.isl - cached,
+            blocks=prompt.blocks,
+            unhashed_blocks=unhashed_blocks,
+            now=now,
+            router=owner,
+            osl_blocks=left,
+        )
+        if owner != HEDGE:
+            session = None if owner else event.preferences.session
+            name = self.leg_id(event.id) if owner else event.id
+            more = {"cached": cached, "osl": max(0, osl - request.tokens)}
+            self.publish(pool, name, "placed", target, prompt=prompt, session=session, **more)
+
+    def leg_id(self, request: RequestId) -> RequestId:
+        """Return the name under which other routers know a stage before a request's last one."""
+        return RequestId(request + STAGE)
+
+    def unstage(self, request: RoutedRequest, pool: ModelPool) -> None:
+        """A stage before the last is over in every way: its load goes."""
+        remote = request.remote
+        if remote is not None:
+            request.remote = None
+            pool.active.end(request.id, STAGE)
+            self.publish(pool, self.leg_id(request.id), "ended", remote.target)
+            self.freed[pool.model] = None
+
+    def release(self, request: RoutedRequest, pool: ModelPool) -> None:
+        """Take its load off its target."""
+        if request.on_worker and request.target is not None:
+            pool.active.end(request.id)
+            if request.hedge is not None:
+                pool.active.end(request.id, HEDGE)
+                request.hedge = None
+            self.publish(pool, request.id, "ended", request.target)
+            self.freed[pool.model] = None
+
+    def close(
+        self,
+        now: Nanos,
+        request: RoutedRequest,
+        outcome: Outcome,
+        fault: Fault,
+        status: int,
+        reason: str,
+        *,
+        retry_after: float | None = None,
+        cached: int | None = None,
+    ) -> None:
+        """End a request: its load goes and its one terminal effect leaves."""
+        event = request.event
+        pool = self.pools.get(event.model)
+        if pool is not None and request.counted:
+            abandon(self, request, pool)
+            self.release(request, pool)
+            pool.queue.remove(event.id)
+            pool.inflight -= 1
+            pool.counts[outcome] += 1
+        self.waiting_for_worker.pop(event.id, None)
+        request.leave_queue(now)
+        if request.on_worker:
+            self.mark(request, last=now)
+        request.step("close")
+        del self.requests[event.id]
+        self.out.append(
+            Closed(
+                id=event.id,
+                model=event.model,
+                outcome=outcome,
+                fault=fault,
+                status=status,
+                reason=reason,
+                arrived=request.arrived,
+                closed=now,
+                isl=event.prompt.isl,
+                osl=request.tokens,
+                cached=cached,
+                expected_cached=request.expected_cached,
+                queued=seconds(request.queued),
+                first=request.first,
+                attempts=request.attempt - request.staged,
+                migrations=request.migrations,
+                legs=list(request.legs),
+                retry_after=retry_after,
+                session=event.preferences.session,
+                program=event.preferences.program,
+            )
+        )
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def timer(self, at: Nanos, kind: Timer, key: str) -> None:
+        """Look at something again at ``at``; timers are never cancelled, they find nothing to do instead."""
+        heapq.heappush(self.timers, (at, kind, key))
+        if len(self.timers) > 256 and len(self.timers) > 4 * len(self.requests):
+            # The deadlines of ended requests would stay for as long as deadlines are.
+            self.timers = [t for t in self.timers if t[1] in ("kick", "sweep") or t[2] in self.requests]
+            heapq.heapify(self.timers)
+
+    def due(self, now: Nanos) -> list[tuple[Timer, str]]:
+        """Take out what is due, earliest first."""
+        self.armed = None
+        found: list[tuple[Timer, str]] = []
+        while self.timers and self.timers[0][0] <= now:
+            _, kind, key = heapq.heappop(self.timers)
+            found.append((kind, key))
+        return found
+
+    def arm(self) -> None:
+        """Ask for a wake where the earliest timer is earlier than what is armed."""
+        if self.timers and (self.armed is None or self.timers[0][0] < self.armed):
+            self.armed = self.timers[0][0]
+            self.out.append(Wake(at=self.armed))

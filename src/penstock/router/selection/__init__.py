@@ -1,0 +1,1 @@
+"""Selection of a worker: cost functions, the choice of a candidate and session affinity."""

@@ -1,0 +1,127 @@
+"""Selection modes: each chooses one of the candidates, by a pure function over their costs.
+
+`select` works without any runtime: give it costs, a mode and a generator, and it returns the choice with its reason.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.kernel.values import Target
+from penstock.router.events import Cost
+from penstock.router.settings import Mode
+
+SESSION_DISCOUNT = 0.3
+"""Share of its cost that a soft session saves on its worker."""
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """The chosen candidate and one sentence that says why."""
+
+    cost: Cost
+    reason: str
+
+
+def select(
+    mode: Mode,
+    costs: Sequence[Cost],
+    rng: random.Random,
+    *,
+    temperature: float = 0.0,
+    turn: int = 0,
+) -> Selection:
+    """Choose one of the candidates.
+
+    Args:
+        costs: one per candidate, in a stable order, at least one.
+        temperature: of the softmax in mode ``kv``; 0 takes the cheapest.
+        turn: how many requests ``round_robin`` has placed before.
+    Raises:
+        ValueError: no candidates, or mode ``direct`` (a pinned request has one candidate and never comes here).
+    Cost: O(candidates).
+    """
+    if not costs:
+        raise ValueError("no candidates to choose from")
+    if mode == "kv":
+        return _cheapest(costs, rng) if temperature <= 0 else _sampled(costs, rng, temperature)
+    if mode == "round_robin" or mode == "random":
+        place, because = blind(mode, len(costs), rng, turn)
+        return Selection(costs[place], because)
+    if mode == "least_loaded":
+        return _least_loaded(costs, rng, f"of {_workers(costs)}")
+    if mode == "power_of_two":
+        pair = list(costs) if len(costs) <= 2 else rng.sample(list(costs), 2)
+        return _least_loaded(pair, rng, "of two drawn at random: " + " and ".join(str(c.target) for c in pair))
+    raise ValueError(f"mode {mode!r} needs a pinned worker: send x-penstock-worker or nvext.backend_instance_id")
+
+
+def blind(mode: Mode, count: int, rng: random.Random, turn: int) -> tuple[int, str]:
+    """Choose one of ``count`` candidates in a mode that needs no cost; return its place and the reason."""
+    workers = f"{count} worker{'s' if count > 1 else ''}"
+    if mode == "round_robin":
+        return turn % count, f"turn {turn} of round robin over {workers}"
+    return int(rng.random() * count), f"drawn at random of {workers}"
+
+
+def probabilities(totals: Sequence[float], temperature: float) -> list[float]:
+    """Softmax over costs normalised to their range: p_i ~ exp(-(c_i - min) / ((max - min) * temperature))."""
+    low, high = min(totals), max(totals)
+    if high - low <= 0:
+        return [1.0 / len(totals)] * len(totals)
+    weights = [math.exp(-(total - low) / ((high - low) * temperature)) for total in totals]
+    whole = sum(weights)
+    return [weight / whole for weight in weights]
+
+
+def _cheapest(costs: Sequence[Cost], rng: random.Random) -> Selection:
+    totals = [cost.total for cost in costs]
+    low = min(totals)
+    equal = totals.count(low)
+    if equal > 1:
+        ties = [cost for cost in costs if cost.total == low]
+        chosen = ties[int(rng.random() * equal)]
+        return Selection(chosen, f"{_price(chosen)}, drawn among {equal} equal ones")
+    at = totals.index(low)
+    chosen = costs[at]
+    if len(costs) == 1:
+        return Selection(chosen, f"{_price(chosen)}, the only candidate")
+    del totals[at]
+    after = totals.index(min(totals))
+    second = costs[after if after < at else after + 1]
+    return Selection(chosen, f"{_price(chosen)}, the least of {len(costs)}; next {second.target} at {second.total:.1f}")
+
+
+def _sampled(costs: Sequence[Cost], rng: random.Random, temperature: float) -> Selection:
+    shares = probabilities([cost.total for cost in costs], temperature)
+    cost, share = rng.choices(list(zip(costs, shares)), weights=shares)[0]
+    return Selection(cost, f"{_price(cost)}, drawn with probability {share:.2f} at temperature {temperature:g}")
+
+
+def _least_loaded(costs: Sequence[Cost], rng: random.Random, whom: str) -> Selection:
+    least = min(cost.active_requests for cost in costs)
+    ties = [cost for cost in costs if cost.active_requests == least]
+    chosen = ties[0] if len(ties) == 1 else ties[int(rng.random() * len(ties))]
+    return Selection(chosen, f"fewest running requests ({least}), {whom}")
+
+
+def _price(cost: Cost) -> str:
+    return f"cost {cost.total:.1f} {cost.unit} with {cost.overlap_blocks} blocks cached"
+
+
+def _workers(costs: Sequence[Cost]) -> str:
+    return f"{len(costs)} worker{'s' if len(costs) > 1 else ''}"
+
+
+def pinned(cost: Cost, by: str) -> Selection:
+    """The choice that was made beforehand: by the caller's pin or by a session's home."""
+    return Selection(cost, f"{by}; {_price(cost)}")
+
+
+def discounted(cost: Cost, home: Target | None) -> Cost:
+    """Take the soft session discount off the home target's cost."""
+    if home is None or cost.target != home:
+        return cost
+    left = 1.0 - SESSION_DISCOUNT
+    return msgspec.structs.replace(cost, total=cost.total * left, discount=left)

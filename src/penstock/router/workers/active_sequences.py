@@ -1,0 +1,254 @@
+"""Active sequences: each worker's load by the requests that routers placed, not by what engines report later.
+
+A request's prefill tokens count until its first output token, its blocks until it ends; a block that several
+requests of one worker share counts once. Requests that other routers placed count alike and expire when silent.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.kernel.block_runs import plain
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import RequestId, Target
+from penstock.router.kv_index.prefix_depth import depth_of
+
+
+class TargetLoad:
+    """One target's load: tokens still to prefill, requests, distinct blocks in use.
+
+    Hashes are chained, so a user of a block uses all before it. What is in use is closed under prefixes, and along a
+    chain the number of users never rises: both ends of what is shared are found by bisection.
+    """
+
+    __slots__ = ("_more", "_used", "prefill_tokens", "requests", "unhashed_blocks")
+
+    def __init__(self) -> None:
+        self.prefill_tokens = 0
+        self.requests = 0
+        self._used: set[int] = set()
+        """Chained hashes of the blocks that running requests use."""
+        self._more: dict[int, int] = {}
+        """Users beyond the first, of blocks that have several."""
+        self.unhashed_blocks = 0
+        """Blocks without a hash: partial prompt tails and generated ones."""
+
+    @staticmethod
+    def chain(names: Sequence[int]) -> Sequence[int]:
+        """Return the blocks of a prompt in the form that this takes."""
+        return names
+
+    @property
+    def blocks(self) -> int:
+        return len(self._used) + self.unhashed_blocks
+
+    def blocks_with(self, blocks: Sequence[int], unhashed_blocks: int) -> int:
+        """Count the blocks in use after adding a request, shared ones once. Cost: O(log n)."""
+        return len(self._used) + self.unhashed_blocks + len(blocks) + unhashed_blocks - depth_of(blocks, self._used)
+
+    def use(self, blocks: Sequence[int]) -> None:
+        """Count one more user of a chain of blocks."""
+        shared = depth_of(blocks, self._used)
+        more = self._more
+        for block in blocks[:shared]:
+            more[block] = more.get(block, 0) + 1
+        self._used.update(blocks[shared:] if shared else blocks)
+
+    def leave(self, blocks: Sequence[int]) -> None:
+        """Remove one user of a chain of blocks."""
+        more = self._more
+        shared = depth_of(blocks, more)
+        for block in blocks[:shared]:
+            count = more[block] - 1
+            if count:
+                more[block] = count
+            else:
+                del more[block]
+        self._used.difference_update(blocks[shared:] if shared else blocks)
+
+    def users(self) -> dict[int, int]:
+        """Return the number of users of each block. Cost: walks all."""
+        return {block: 1 + self._more.get(block, 0) for block in self._used}
+
+
+class Active(msgspec.Struct):
+    """One request that occupies a target."""
+
+    target: Target
+    prefill_tokens: int
+    blocks: Sequence[int]
+    unhashed_blocks: int
+    touched: Nanos
+    router: str = ""
+    """The router that placed it; empty for this one."""
+    output_blocks: int = 0
+    osl_blocks: int = 0
+    """Blocks that its output is expected to fill, where its caller gave a length."""
+
+    @property
+    def unhashed_blocks_now(self) -> int:
+        """Its own blocks that count as load: the nearer it is to its expected end, the sooner they are free."""
+        own = self.unhashed_blocks + self.output_blocks
+        if not self.osl_blocks:
+            return own
+        return -(-own * max(0, self.osl_blocks - self.output_blocks) // self.osl_blocks)
+
+
+class ActiveSequences:
+    """The requests in flight of one model and the load that they make.
+
+    Args:
+        kind: how a target's blocks in use are counted.
+    """
+
+    def __init__(self, kind: type[TargetLoad] = TargetLoad) -> None:
+        self._kind = kind
+        self.expired = 0
+        self.sweeping = False
+        """Whether a sweep for silent requests of other routers is scheduled."""
+        self._requests: dict[tuple[str, RequestId], Active] = {}
+        self._loads: dict[Target, TargetLoad] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def own(self, owner: str = "") -> set[RequestId]:
+        """Return the requests that this router placed, or what stands under another name of its own."""
+        return {request for router, request in self._requests if router == owner}
+
+    def load(self, target: Target) -> TargetLoad:
+        """Return a target's load; an unused target has an empty one."""
+        found = self._loads.get(target)
+        return _IDLE if found is None else found
+
+    def on(self, target: Target) -> Iterator[Active]:
+        """Yield the requests that occupy a target, in the order in which they were placed. Cost: O(all in flight)."""
+        return (active for active in self._requests.values() if active.target == target)
+
+    def loads(self) -> Mapping[Target, TargetLoad]:
+        return self._loads
+
+    def place(
+        self,
+        request: RequestId,
+        target: Target,
+        *,
+        prefill_tokens: int,
+        blocks: Sequence[int],
+        unhashed_blocks: int,
+        now: Nanos,
+        router: str = "",
+        osl_blocks: int = 0,
+    ) -> None:
+        """Count a request on a target; one that was placed already moves."""
+        self.end(request, router)
+        self._requests[router, request] = Active(
+            target, prefill_tokens, blocks, unhashed_blocks, now, router, osl_blocks=osl_blocks
+        )
+        load = self._loads.get(target)
+        if load is None:
+            load = self._loads[target] = self._kind()
+        load.prefill_tokens += prefill_tokens
+        load.requests += 1
+        load.unhashed_blocks += unhashed_blocks
+        load.use(blocks)
+
+    def first_token(self, request: RequestId, now: Nanos, router: str = "") -> None:
+        """Its prefill is done."""
+        active = self._requests.get((router, request))
+        if active is not None:
+            self._loads[active.target].prefill_tokens -= active.prefill_tokens
+            active.prefill_tokens = 0
+            active.touched = now
+
+    def grown(self, request: RequestId, output_blocks: int, now: Nanos, router: str = "") -> None:
+        """Its output fills so many blocks by now."""
+        active = self._requests.get((router, request))
+        if active is not None:
+            before, active.output_blocks = active.unhashed_blocks_now, output_blocks
+            self._loads[active.target].unhashed_blocks += active.unhashed_blocks_now - before
+            active.touched = now
+
+    def end(self, request: RequestId, router: str = "") -> None:
+        """It is over, however; unknown requests are no error (a peer's may have expired)."""
+        active = self._requests.pop((router, request), None)
+        if active is None:
+            return
+        load = self._loads[active.target]
+        load.prefill_tokens -= active.prefill_tokens
+        load.requests -= 1
+        load.unhashed_blocks -= active.unhashed_blocks_now
+        load.leave(active.blocks)
+        if load.requests == 0:
+            del self._loads[active.target]
+
+    def expire(self, before: Nanos) -> int:
+        """Drop the requests of other routers that have been silent since ``before``; return how many."""
+        stale = [key for key, active in self._requests.items() if _foreign(key[0]) and active.touched < before]
+        for router, request in stale:
+            self.end(request, router)
+        self.expired += len(stale)
+        return len(stale)
+
+    def longest_silent(self) -> Nanos | None:
+        """Return when the other routers' most silent request was last updated. Cost: O(all in flight)."""
+        return min((active.touched for key, active in self._requests.items() if _foreign(key[0])), default=None)
+
+    def drop_router(self, router: str) -> None:
+        """Another router is gone, and with it what it had placed."""
+        for owner, request in [key for key in self._requests if key[0] == router]:
+            self.end(request, owner)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "expired": self.expired,
+            "sweeping": self.sweeping,
+            "requests": [
+                [router, request, msgspec.to_builtins(active, enc_hook=plain)]
+                for (router, request), active in self._requests.items()
+            ],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._requests.clear()
+        self._loads.clear()
+        for router, request, raw in state["requests"]:
+            active = msgspec.convert(raw, Active)
+            self.place(
+                request,
+                active.target,
+                prefill_tokens=active.prefill_tokens,
+                blocks=self._kind.chain(active.blocks),
+                unhashed_blocks=active.unhashed_blocks,
+                now=active.touched,
+                router=router,
+                osl_blocks=active.osl_blocks,
+            )
+            self.grown(request, active.output_blocks, active.touched, router)
+        self.expired = state["expired"]
+        self.sweeping = state["sweeping"]
+
+    def check(self) -> None:
+        """Recount every load from the requests."""
+        for target, load in self._loads.items():
+            mine = [a for a in self._requests.values() if a.target == target]
+            wanted = (
+                sum(a.prefill_tokens for a in mine),
+                len(mine),
+                sum(a.unhashed_blocks_now for a in mine),
+                Counter(block for a in mine for block in a.blocks),
+            )
+            kept = (load.prefill_tokens, load.requests, load.unhashed_blocks, Counter(load.users()))
+            if wanted != kept:
+                raise InvariantError(f"load of {target} is off: {wanted[:3]} by requests, kept {kept[:3]}")
+
+
+def _foreign(owner: str) -> bool:
+    """Tell whether another router placed it: names that begin with ~ are of this one's own."""
+    return bool(owner) and not owner.startswith("~")
+
+
+_IDLE = TargetLoad()

@@ -1,0 +1,154 @@
+"""Roster of workers, from joining to gone: readiness, drain and cordons, by a table of transitions."""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import Target, WorkerCard, WorkerId
+from penstock.router.workers.circuit_breaker import CircuitBreaker
+
+State = Literal["joined", "ready", "draining"]
+Move = Literal["ready", "drain"]
+
+TRANSITIONS: Mapping[tuple[State, Move], State] = {
+    ("joined", "ready"): "ready",
+    ("joined", "drain"): "draining",
+    ("ready", "ready"): "ready",
+    ("ready", "drain"): "draining",
+    ("draining", "drain"): "draining",
+    # A draining worker does not come back: it rejoins with a newer epoch.
+}
+"""State and move -> state. Leaving is possible from every state; cordons and breakers lie across all of them."""
+
+
+class RosterWorker(msgspec.Struct):
+    """One worker as the router knows it."""
+
+    card: WorkerCard
+    state: State
+    since: Nanos
+    cordons: list[str] = []
+    """Reasons that keep it out of the candidates, an operator's or a health check's."""
+    breaker: CircuitBreaker = msgspec.field(default_factory=CircuitBreaker)
+    requests: int = 0
+    failures: int = 0
+    speed: tuple[float, float, float, float] | None = None
+    """(prefill intercept s, prefill s/token, decode base s, decode s/KV block), as it measured itself."""
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        return _targets(self.card.id, self.card.ranks)
+
+    def why_not(self, now: Nanos) -> str | None:
+        """Return why it is no candidate now, or None where it is one."""
+        if self.state != "ready":
+            return f"is {self.state}"
+        if self.cordons:
+            return f"is cordoned: {self.cordons[0]}"
+        if self.breaker.until is not None and not self.breaker.allows(now):
+            return f"breaker is {self.breaker.state(now)} after {self.breaker.failures} failures in a row"
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _targets(worker: WorkerId, ranks: int) -> tuple[Target, ...]:
+    """Return a worker's targets; they are needed with every request, for every worker."""
+    return tuple(Target(worker, rank) for rank in range(ranks))
+
+
+def _place(worker: RosterWorker) -> tuple[RosterWorker, list[tuple[Target, RosterWorker]]]:
+    return worker, [(target, worker) for target in worker.targets]
+
+
+class Roster:
+    """All workers by id. An event about an epoch that is not the present one is ignored and counted."""
+
+    def __init__(self) -> None:
+        self.workers: dict[WorkerId, RosterWorker] = {}
+        self.places: dict[WorkerId, tuple[RosterWorker, list[tuple[Target, RosterWorker]]]] = {}
+        """The same, each with its targets as candidates: all of the fleet is looked at with every request."""
+        self.epochs: dict[WorkerId, int] = {}
+        """Last known epoch of every worker, gone ones included, so that a late event of theirs is known as late."""
+        self.stale = 0
+
+    def __iter__(self) -> Iterator[RosterWorker]:
+        return iter(self.workers.values())
+
+    def get(self, worker: WorkerId) -> RosterWorker | None:
+        return self.workers.get(worker)
+
+    def join(self, card: WorkerCard, ready: bool, now: Nanos) -> RosterWorker | None:
+        """Take a worker in; return it where it is new (or came back with a newer epoch), None where it is known.
+
+        The same epoch again can only make a joined worker ready; an older one is stale.
+        """
+        known = self.workers.get(card.id)
+        last = self.epochs.get(card.id)
+        if last is not None and (card.epoch < last or (known is None and card.epoch == last)):
+            self.stale += 1
+            return None
+        if known is not None and known.card.epoch == card.epoch:
+            if ready and known.state == "joined":
+                self.move(card.id, card.epoch, "ready", now)
+            return None
+        worker = RosterWorker(card, "ready" if ready else "joined", now)
+        self.workers[card.id] = worker
+        self.places[card.id] = _place(worker)
+        self.epochs[card.id] = card.epoch
+        return worker
+
+    def renew(self, card: WorkerCard, ready: bool, now: Nanos) -> None:
+        """The engine of a worker that is known goes on under a newer epoch; what it has counted stays."""
+        worker = self.workers[card.id]
+        worker.card, worker.state, worker.since = card, "ready" if ready else "joined", now
+        self.places[card.id] = _place(worker)
+        self.epochs[card.id] = card.epoch
+
+    def move(self, worker: WorkerId, epoch: int, move: Move, now: Nanos) -> bool:
+        """Carry out one transition; return False where it is stale, unknown or not in the table."""
+        found = self.workers.get(worker)
+        if found is None or found.card.epoch != epoch:
+            self.stale += 1
+            return False
+        state = TRANSITIONS.get((found.state, move))
+        if state is None:
+            self.stale += 1
+            return False
+        if state != found.state:
+            found.state = state
+            found.since = now
+        return True
+
+    def leave(self, worker: WorkerId, epoch: int) -> RosterWorker | None:
+        """Take a worker out; return it, or None where the event is stale."""
+        found = self.workers.get(worker)
+        if found is None or found.card.epoch != epoch:
+            self.stale += 1
+            return None
+        del self.workers[worker], self.places[worker]
+        return found
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "workers": [msgspec.to_builtins(worker) for worker in self.workers.values()],
+            "epochs": dict(self.epochs),
+            "stale": self.stale,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        workers = [msgspec.convert(raw, RosterWorker) for raw in state["workers"]]
+        self.workers = {worker.card.id: worker for worker in workers}
+        self.places = {worker.card.id: _place(worker) for worker in workers}
+        self.epochs = dict(state["epochs"])
+        self.stale = state["stale"]
+
+    def check(self) -> None:
+        if [worker for worker, _ in self.places.values()] != list(self.workers.values()):
+            raise InvariantError("the candidates are not the workers")
+        for worker, entry in self.workers.items():
+            if entry.card.id != worker or self.epochs.get(worker) != entry.card.epoch:
+                raise InvariantError(f"worker {worker} stands in the roster with another id or epoch")

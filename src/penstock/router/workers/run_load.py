@@ -1,0 +1,42 @@
+"""Load of a target where blocks come as runs: `penstock.router.workers.active_sequences.TargetLoad` by runs."""
+
+from collections.abc import Sequence
+
+from penstock.kernel.block_runs import Chain, Holders, chain_of, depth_in
+from penstock.router.workers.active_sequences import TargetLoad
+
+
+class RunLoad(TargetLoad):
+    """One target's load; chains are `penstock.kernel.block_runs.Chain`."""
+
+    __slots__ = ("_holders",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._holders = Holders()
+
+    @staticmethod
+    def chain(names: Sequence[int]) -> Chain:
+        return names if isinstance(names, Chain) else chain_of(names)
+
+    @property
+    def blocks(self) -> int:
+        return self._holders.total + self.unhashed_blocks
+
+    def blocks_with(self, blocks: Sequence[int], unhashed_blocks: int) -> int:
+        assert isinstance(blocks, Chain)
+        holders, count = self._holders, len(blocks)
+        return holders.total + self.unhashed_blocks + count + unhashed_blocks - depth_in(holders.reach, blocks, count)
+
+    def use(self, blocks: Sequence[int]) -> None:
+        assert isinstance(blocks, Chain)
+        for run, count in blocks.parts:
+            self._holders.add(run, count)
+
+    def leave(self, blocks: Sequence[int]) -> None:
+        assert isinstance(blocks, Chain)
+        for run, count in blocks.parts:
+            self._holders.drop(run, count)
+
+    def users(self) -> dict[int, int]:
+        return self._holders.counts()

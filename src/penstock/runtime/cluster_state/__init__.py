@@ -1,0 +1,1 @@
+"""Cluster state in the store: membership, desired state and status, drains, settings, crashes, replica sync."""

@@ -1,0 +1,150 @@
+"""Crashes of a cluster's processes: each supervisor writes its own into the store, and every frontend follows them all.
+
+Engines, frontends and a planner are started again by themselves, and running requests migrate; without this record an
+operator would never learn of a crash.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.adapters.seams import Store, StoreUnavailable
+from penstock.kernel.message_version import NewerVersion, VersionedDecoder
+from penstock.kernel.plurals import ordinal
+from penstock.runtime.cluster_state.store_watch import RETRY, follow
+
+log = logging.getLogger("penstock.crashes")
+
+CRASHED = "crashed/"
+"""``crashed/<worker, frontend or planner>``: `Crash`."""
+RECENT = 3600.0
+"""Seconds after which a crash is not a finding any more; its count and reason stay in the status."""
+
+Kind = Literal["engine", "server", "frontend", "planner"]
+"""A server is an engine that another party runs: it came back, and this supervisor did not start it."""
+
+
+class Crash(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a process crashed in this run, and the last time: why, and at which second since 1970."""
+
+    version: int = 1
+    name: str
+    kind: Kind
+    count: int
+    reason: str
+    at: float
+
+
+_crashes = VersionedDecoder(Crash, "a report of a crash")
+
+
+class CrashBook:
+    """The crashes of one supervisor's processes: `add` them, and keep `run` running.
+
+    Args:
+        ttl: seconds after which the records leave the store when this process dies.
+    """
+
+    def __init__(self, store: Store, ttl: float) -> None:
+        self.crashes: dict[str, Crash] = {}
+        self._store = store
+        self._ttl = ttl
+        self._unsaid: set[str] = set()
+        self._added = asyncio.Event()
+
+    def add(self, name: str, kind: Kind, reason: str) -> None:
+        """Count one crash."""
+        before = self.crashes.get(name)
+        count = 1 if before is None else before.count + 1
+        self.crashes[name] = Crash(name=name, kind=kind, count=count, reason=reason, at=time.time())
+        self._unsaid.add(name)
+        self._added.set()
+
+    async def run(self) -> None:
+        """Write crashes into the store as they come, until cancelled; a store that fails is tried again."""
+        while True:
+            await self._added.wait()
+            self._added.clear()
+            while self._unsaid:
+                name = next(iter(self._unsaid))
+                crash = self.crashes[name]
+                try:
+                    await self._store.put(CRASHED + name, msgspec.json.encode(crash), ttl=self._ttl)
+                except StoreUnavailable as error:
+                    log.warning("the crash of %s can't be written to the store: %s", name, error)
+                    await asyncio.sleep(RETRY)
+                    continue
+                if self.crashes[name] == crash:
+                    self._unsaid.discard(name)
+
+
+class Crashes:
+    """The crashes of the whole cluster, as a frontend follows them. ``clock``: seconds since 1970."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+        self.known: dict[str, Crash] = {}
+        self._store = store
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        await follow(
+            self._store,
+            CRASHED,
+            known=lambda: [CRASHED + name for name in self.known],
+            put=self._put,
+            gone=self._gone,
+            frozen=lambda error: None,
+        )
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return every process that crashed, the newest crash first; ``at``: seconds since 1970."""
+        newest = sorted(self.known.values(), key=lambda crash: -crash.at)
+        return [
+            {name: value for name, value in msgspec.structs.asdict(crash).items() if name != "version"}
+            for crash in newest
+        ]
+
+    def describe(self, workers: list[dict[str, Any]]) -> None:
+        """Add to each worker of a status how often it was started again, and why the last time."""
+        for worker in workers:
+            crash = self.known.get(worker["id"])
+            worker["restarts"] = 0 if crash is None else crash.count
+            worker["restart_reason"] = None if crash is None else crash.reason
+
+    def findings(self) -> list[dict[str, str]]:
+        """Return which processes crashed lately. The text holds no age, so that all frontends return the same."""
+        found = []
+        for crash in self.known.values():
+            if self._clock() - crash.at > RECENT:
+                continue
+            when = time.strftime("%H:%M:%S UTC", time.gmtime(crash.at))
+            again = "" if crash.count == 1 else f", for the {ordinal(crash.count)} time"
+            after = "it is asked again until it answers" if crash.kind == "server" else "it was started again"
+            found.append(
+                {
+                    "level": "warning",
+                    "text": f"{crash.name} {crash.reason} at {when}{again}; {after}",
+                    "hint": "see the server's own log"
+                    if crash.kind == "server"
+                    else f"see logs/{crash.name}.log in the run folder",
+                }
+            )
+        return found
+
+    async def _put(self, key: str, raw: bytes) -> None:
+        try:
+            crash: Crash = _crashes.decode(raw)
+            if self.known.get(crash.name) != crash:
+                fields = {"kind": "crashed", "name": crash.name, "count": crash.count}
+                log.warning("%s %s (crash %d)", crash.name, crash.reason, crash.count, extra={"fields": fields})
+            self.known[key.removeprefix(CRASHED)] = crash
+        except (msgspec.DecodeError, NewerVersion) as error:
+            log.warning("a crash in the store can't be read: %s", error)
+
+    async def _gone(self, key: str) -> None:
+        self.known.pop(key.removeprefix(CRASHED), None)

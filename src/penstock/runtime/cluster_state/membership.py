@@ -1,0 +1,161 @@
+"""Membership: watches the store's worker cards and turns changes into `WorkerJoined` and `WorkerLeft` events."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from penstock.adapters.seams import Store, StoreUnavailable
+from penstock.kernel.message_version import NewerVersion, VersionedDecoder
+from penstock.kernel.values import WorkerCard, WorkerId
+from penstock.router.events import WorkerDraining, WorkerJoined, WorkerLeft
+from penstock.runtime.cluster_state.store_watch import follow
+from penstock.runtime.live_driver import LiveDriver
+
+log = logging.getLogger("penstock.membership")
+
+WORKERS = "workers/"
+
+
+class MembershipEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's entry in the store: its card and whether it is being drained."""
+
+    version: int = 1
+    card: WorkerCard
+    draining: bool = False
+
+
+_entries = VersionedDecoder(MembershipEntry, "its entry in the store")
+
+
+def key_of(worker: WorkerId) -> str:
+    return WORKERS + worker
+
+
+def card_of(raw: bytes) -> WorkerCard | None:
+    """Return the card of an entry under `WORKERS`; None where it can't be read, or is of a newer release."""
+    try:
+        entry: MembershipEntry = _entries.decode(raw)
+    except (msgspec.DecodeError, NewerVersion):
+        return None
+    return entry.card
+
+
+class Membership:
+    """Follow ``workers/`` in a store.
+
+    A store that can't be read freezes membership: no worker is dropped, and changes are reconciled when it can be
+    read again.
+
+    Args:
+        started, stopped: called for a worker that came or went, to start and stop receiving its events.
+        leaving: called for a draining worker, once the router knows.
+        heard: called when all changes have been passed on.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        live: LiveDriver,
+        *,
+        started: Callable[[WorkerCard], None],
+        stopped: Callable[[WorkerCard], Awaitable[None]],
+        leaving: Callable[[WorkerCard], None] = lambda card: None,
+        heard: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.available = True
+        self.read = asyncio.Event()
+        """Set once all present workers are known."""
+        self.malformed = 0
+        self.newer = 0
+        """Entries of a newer release, which were left out."""
+        self._store = store
+        self._live = live
+        self._started = started
+        self._stopped = stopped
+        self._leaving = leaving
+        self._heard = heard
+        self._known: dict[str, MembershipEntry] = {}
+        self._said: dict[str, int] = {}
+        """The epochs of the known workers, as their own supervisors write them."""
+        self._left: dict[str, int] = {}
+        """The last epoch under which a worker that left was known here."""
+
+    @property
+    def cards(self) -> list[WorkerCard]:
+        return [entry.card for entry in self._known.values()]
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        await follow(
+            self._store,
+            WORKERS,
+            known=lambda: self._known,
+            put=self._put,
+            gone=self._gone,
+            frozen=self._frozen,
+            read=self._all_read,
+        )
+
+    def _all_read(self) -> None:
+        self.read.set()
+        self._heard()
+
+    def _frozen(self, error: StoreUnavailable | None) -> None:
+        if error is not None and self.available:
+            log.warning("membership is frozen at %d workers: %s", len(self._known), error)
+        elif error is None and not self.available:
+            log.info("the store can be read again; membership is reconciled")
+        self.available = error is None
+
+    async def _put(self, key: str, value: bytes) -> None:
+        try:
+            entry: MembershipEntry = _entries.decode(value)
+        except NewerVersion as error:
+            self.newer += 1
+            log.warning("worker %s is left out: %s", key, error)
+            return
+        except msgspec.DecodeError as error:
+            self.malformed += 1
+            log.warning("what stands under %s is no worker: %s", key, error)
+            return
+        known = self._known.get(key)
+        if known is not None and self._said[key] < entry.card.epoch:
+            await self._stopped(known.card)
+            self._left[key] = known.card.epoch
+            known = None
+        self._said[key] = entry.card.epoch
+        entry = msgspec.structs.replace(entry, card=self._here(key, entry.card, known))
+        self._known[key] = entry
+        if known is None:
+            # A worker that drains already must not get a single request between the two events.
+            self._live.post("router", WorkerJoined(card=entry.card, ready=not entry.draining))
+            self._started(entry.card)
+        if entry.draining and (known is None or not known.draining):
+            self._live.post("router", WorkerDraining(worker=entry.card.id, epoch=entry.card.epoch))
+            self._leaving(entry.card)
+
+    def _here(self, key: str, card: WorkerCard, known: MembershipEntry | None) -> WorkerCard:
+        """Return a card with the epoch under which this frontend knows the worker.
+
+        A worker that was away for longer than its lease, because its host was cut off, comes back with its old card. To
+        the router it is a new worker all the same: events of the one that left must not count for it.
+        """
+        if known is not None:
+            return msgspec.structs.replace(card, epoch=known.card.epoch)
+        left = self._left.get(key, -1)
+        return card if card.epoch > left else msgspec.structs.replace(card, epoch=left + 1)
+
+    async def _gone(self, key: str) -> None:
+        entry = self._known.pop(key, None)
+        if entry is None:
+            return
+        self._left[key] = entry.card.epoch
+        self._live.post(
+            "router",
+            WorkerLeft(worker=entry.card.id, epoch=entry.card.epoch, reason="it is no longer in the store"),
+        )
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._stopped(entry.card)

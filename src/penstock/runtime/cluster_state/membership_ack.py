@@ -1,0 +1,76 @@
+"""Membership acknowledgement: each frontend writes into the store which workers it knows, for supervisors to wait on.
+
+An engine counts as ready once every frontend may send it requests: a command that waited for it can rely on it, and a
+predecessor is drained no earlier.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from penstock.adapters.seams import Store, StoreUnavailable
+from penstock.kernel.values import WorkerCard
+from penstock.runtime.cluster_state.desired_state import SEEN, MembershipAcks, decode_all, put
+from penstock.runtime.cluster_state.placement_sync import FRONTENDS
+from penstock.runtime.cluster_state.store_watch import RETRY
+
+log = logging.getLogger("penstock.membership")
+
+EVERY = 0.05
+"""Seconds between reads of the frontends' acknowledgements."""
+PATIENCE = 3.0
+"""Seconds after which a worker counts as known: a dead frontend may remain in the store for a while."""
+
+
+class MembershipAck:
+    """Keeps this frontend's list of known workers in the store up to date.
+
+    Args:
+        name: of this frontend.
+        cards: the workers that it knows now.
+        ttl: seconds after which the list goes when this process dies.
+    """
+
+    def __init__(self, store: Store, name: str, cards: Callable[[], Iterable[WorkerCard]], ttl: float) -> None:
+        self._store = store
+        self._name = name
+        self._cards = cards
+        self._ttl = ttl
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """Write the list of known workers again, soon."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        told: Mapping[str, int] | None = None
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            known: dict[str, int] = {card.id: card.epoch for card in self._cards()}
+            if known == told:
+                continue
+            try:
+                await put(self._store, SEEN + self._name, MembershipAcks(workers=known), ttl=self._ttl)
+                told = known
+            except StoreUnavailable as error:
+                log.warning("the workers that this frontend knows can't be written to the store: %s", error)
+                await asyncio.sleep(RETRY)
+                self._changed.set()
+
+
+async def acknowledged_by_all(store: Store, card: WorkerCard) -> None:
+    """Return when every frontend knows a worker, or after `PATIENCE` seconds."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        try:
+            frontends = {key.removeprefix(FRONTENDS) for key in await store.list(FRONTENDS)}
+            seen = decode_all(MembershipAcks, await store.list(SEEN), SEEN)
+        except StoreUnavailable:
+            return  # membership is frozen; the frontends' state is unknown
+        if all(name in seen and seen[name].workers.get(card.id, 0) >= card.epoch for name in frontends):
+            return
+        await asyncio.sleep(EVERY)
+    log.info("not every frontend has acknowledged %s", card.id)

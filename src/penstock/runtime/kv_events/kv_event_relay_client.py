@@ -1,0 +1,192 @@
+"""KV relay client of a router: receives relayed KV events over NATS, detects gaps and requests the missing batches."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.adapters.nats_link import NatsLink
+from penstock.adapters.seams import KvBatch
+from penstock.kernel.message_version import NewerVersion
+from penstock.kernel.secret import ClusterSecret
+from penstock.kernel.values import Target, WorkerCard
+from penstock.runtime.kv_events.jetstream_history import JetStreamHistory
+from penstock.runtime.kv_events.kv_relay_messages import (
+    Assembler,
+    ForeignMessage,
+    ReplayQuestion,
+    SnapshotPart,
+    decode,
+    encode,
+    epoch_of,
+    subject,
+)
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+log = logging.getLogger("penstock.feeds")
+
+WAITING_MAX = 10_000
+"""Messages kept while the router is busy; more are lost and show as a gap."""
+TIMEOUT = 5.0
+"""Seconds that a relay gets to answer where a beat showed a gap."""
+
+
+class KvRelayClient:
+    """The connection that all feeds of one router share.
+
+    Args:
+        link: to NATS; started with the first feed, closed here.
+        prefix: of the subjects.
+        secret: of the cluster.
+        durable: the history, for a router that starts late; None: there is none.
+    """
+
+    def __init__(
+        self, link: NatsLink, prefix: str, secret: ClusterSecret | None, durable: JetStreamHistory | None
+    ) -> None:
+        self.link = link
+        self.prefix = prefix
+        self.secret = secret
+        self.durable = durable
+
+    def feed(self, card: WorkerCard, rank: int) -> "KvRelayFeed":
+        """Return the feed of one rank of a worker; call it with the event loop running."""
+        self.link.start()
+        return KvRelayFeed(self, Target(card.id, rank), epoch_of(card.events[rank]))
+
+    async def close(self) -> None:
+        await self.link.close()
+
+
+class KvRelayFeed:
+    """The events of one rank of one worker, with the methods of a `KvSubscriber`.
+
+    Args:
+        epoch: of the relay's numbers; messages of other epochs are ignored.
+    """
+
+    def __init__(self, shared: KvRelayClient, target: Target, epoch: int) -> None:
+        prefix = shared.prefix
+        self.replay_endpoint: str | None = subject(prefix, "ask", target)
+        self.received = 0
+        self.malformed = 0
+        self.foreign = 0
+        """Messages that were not signed with our secret."""
+        self.beats_missed = 0
+        """Beats that showed missing batches."""
+        self._link = shared.link
+        self._subjects = {kind: subject(prefix, kind, target) for kind in ("kv", "beat", "ask")}
+        self._rank = target.rank
+        self._epoch = epoch
+        self._secret = shared.secret
+        self._durable = shared.durable
+        self._seen = -1
+        self._told = -1
+        """The number of the last beat."""
+        self._asking = 0
+        """Replay requests under way."""
+        self._queue: asyncio.Queue[SnapshotPart | None] = asyncio.Queue()
+
+    async def batches(self) -> AsyncIterator[KvBatch]:
+        """Yield batches in the order in which they arrive, until `close`."""
+        ends = [await self._link.listen(self._subjects[kind], self._heard) for kind in ("kv", "beat")]
+        assembler = Assembler(self._rank)
+        try:
+            while (part := await self._queue.get()) is not None:
+                if part.beat:
+                    for batch in await self._missed(part.sequence):
+                        yield batch
+                    continue
+                found = assembler.add(part)
+                # An answer had it already: a relay's numbers never go back, so it is no restart.
+                if found is not None and found.sequence > self._seen:
+                    self._saw(found)
+                    yield found
+        finally:
+            for end in ends:
+                await end()
+
+    async def replay(self, first: int, timeout: float = 2.0) -> list[KvBatch] | None:
+        """Request the batches from ``first`` on.
+
+        Returns: what the relay still has of them, or one batch with everything that is held; None without an answer.
+            The very first time, the broker's history, where there is one.
+        """
+        self._asking += 1
+        try:
+            return await self._replay(first, timeout)
+        finally:
+            self._asking -= 1
+
+    async def _replay(self, first: int, timeout: float) -> list[KvBatch] | None:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._link.connected.wait()
+        except TimeoutError:
+            return None
+        if first == 0 and self._durable is not None:
+            durable, self._durable = self._durable, None
+            parts = await durable.past(self._subjects["kv"], self._epoch, lambda raw: self._read(raw, "kv"))
+            if parts:
+                return self._joined(parts)
+        where = self._subjects["ask"]
+        question = encode(ReplayQuestion(epoch=self._epoch, first=first), where, self._secret)
+        parts = []
+        try:
+            async for raw in self._link.ask(where, question, timeout):
+                part = self._read(raw, "ask")
+                if part is None or part.epoch != self._epoch:
+                    continue
+                if part.last:
+                    return self._joined(parts)
+                parts.append(part)
+        except TimeoutError as error:
+            log.debug("%s was not answered: %s", where, error)
+        return None
+
+    def close(self) -> None:
+        """End the iterators."""
+        self._queue.put_nowait(None)
+
+    async def _heard(self, message: "Msg") -> None:
+        part = self._read(message.data, "beat" if message.subject == self._subjects["beat"] else "kv")
+        if part is not None and part.epoch == self._epoch and self._queue.qsize() < WAITING_MAX:
+            self._queue.put_nowait(part)
+
+    async def _missed(self, told: int) -> list[KvBatch]:
+        """Request batches that a beat showed and that still miss at the next: a beat may overtake its batches."""
+        due, self._told = self._told, told
+        if due <= self._seen or self._asking:  # a request under way may bring it; if not, the next beat shows that
+            return []
+        self.beats_missed += 1
+        return await self.replay(self._seen + 1, TIMEOUT) or []
+
+    def _joined(self, parts: list[SnapshotPart]) -> list[KvBatch]:
+        assembler = Assembler(self._rank)
+        batches = [batch for part in parts if (batch := assembler.add(part)) is not None]
+        for batch in batches:
+            self._saw(batch)
+        return batches
+
+    def _saw(self, batch: KvBatch) -> None:
+        self.received += 1
+        self._seen = max(self._seen, batch.sequence)
+
+    def _read(self, raw: bytes, kind: str) -> SnapshotPart | None:
+        try:
+            return decode(SnapshotPart, raw, self._subjects[kind], self._secret)
+        except ForeignMessage as error:
+            self.foreign += 1
+            self._tell(self.foreign, error)
+        except (NewerVersion, msgspec.DecodeError) as error:
+            self.malformed += 1
+            self._tell(self.malformed, error)
+        return None
+
+    def _tell(self, count: int, error: Exception) -> None:
+        if count & (count - 1) == 0:  # the 1st, 2nd, 4th...: a flood must not fill the log
+            log.warning("relayed message %d left out: %s", count, error)

@@ -1,0 +1,52 @@
+"""Listen address: binds sockets to a host and port, and checks whether an address is free."""
+
+import errno
+import os
+import socket
+
+
+def bind_error(host: str, port: int) -> str | None:
+    """Return why an address can't be bound, or None where it can. Nothing stays bound."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
+
+
+def bind(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
+    """Bind every address that a host name stands for, all on one port; they do not listen yet.
+
+    Args:
+        port: 0 lets the system choose.
+        shared: other sockets of this user may be bound to the same port (SO_REUSEPORT).
+    Raises:
+        OSError: an address can't be bound.
+    """
+    found: list[socket.socket] = []
+    infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(infos):
+            try:
+                made = socket.socket(family, kind, protocol)
+            except OSError:
+                continue  # this machine has no such address family
+            found.append(made)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            taken = port or (found[0].getsockname()[1] if len(found) > 1 else 0)
+            made.bind((address[0], taken, *address[2:]))
+            made.setblocking(False)
+    except OSError:
+        for made in found:
+            made.close()
+        raise
+    if not found:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+    return found

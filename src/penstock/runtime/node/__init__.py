@@ -1,0 +1,1 @@
+"""Node of one frontend: the live router machine, tickets, engine statistics and canaries."""

@@ -1,0 +1,182 @@
+"""Engine statistics: reads every engine's step statistics once per window, and sums them for each reader.
+
+A planner is one reader, the status page another: each takes the sum since its last call.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from penstock.adapters.engines.stats.step_stats_source import Source, StepSource, steps_of
+from penstock.config.settings.cluster_settings import EngineStatsSettings
+from penstock.kernel.values import StepStats, WorkerCard, WorkerId
+from penstock.runtime.node.step_stats_estimate import LoadLook, completed
+
+log = logging.getLogger("penstock.stats")
+
+LOOKS = 8
+"""Samples of the router's requests per window, for the estimates."""
+READERS_MAX = 16
+"""Readers that are remembered; the one idle for longest is forgotten."""
+
+Looker = Callable[[WorkerId], LoadLook]
+
+
+@dataclass(frozen=True, slots=True)
+class StatsWindow:
+    """The last window of one engine. ``seconds``: how long it was; ``at``: monotonic seconds of its end."""
+
+    steps: StepStats
+    source: Source
+    seconds: float
+    at: float
+
+
+@dataclass(slots=True)
+class _WatchedEngine:
+    card: WorkerCard
+    source: StepSource
+    since: float
+    samples: list[LoadLook] = field(default_factory=list)
+    last: StatsWindow | None = None
+    unread: dict[str, StepStats] = field(default_factory=dict)
+    """Reader -> the sum that it has not taken yet."""
+
+
+class EngineStats:
+    """The passes of every engine.
+
+    Args:
+        look: returns a sample of the requests that the router has placed on a worker.
+        reader: this frontend's name towards simulated engines.
+    """
+
+    def __init__(self, settings: EngineStatsSettings, look: Looker, reader: str) -> None:
+        self.failures = 0
+        """Windows in which an engine could not be read."""
+        self._settings = settings
+        self._look = look
+        self._reader = reader
+        self._watched: dict[WorkerId, _WatchedEngine] = {}
+        self._readers: dict[str, None] = {}
+        self._http: aiohttp.ClientSession | None = None
+
+    def start(self, card: WorkerCard) -> None:
+        """Begin to follow an engine."""
+        self.stop(card)
+        if self._settings.interval:
+            if self._http is None:
+                self._http = aiohttp.ClientSession()
+            source = steps_of(card, self._http, self._reader, scrape=self._settings.source == "metrics")
+            self._watched[card.id] = _WatchedEngine(card, source, time.monotonic())
+
+    def stop(self, card: WorkerCard) -> None:
+        """Follow an engine no more."""
+        watched = self._watched.pop(card.id, None)
+        if watched is not None:
+            watched.source.close()
+
+    async def run(self) -> None:
+        """Read every engine once per interval, until cancelled."""
+        interval = self._settings.interval
+        if not interval:
+            return
+        while True:
+            for _ in range(LOOKS):
+                await asyncio.sleep(interval / LOOKS)
+                self.look()
+            await self.ask()
+
+    def look(self) -> None:
+        """Take one sample of the router's placed requests."""
+        for worker, watched in self._watched.items():
+            watched.samples.append(self._look(worker))
+
+    async def ask(self) -> None:
+        """End the window of every engine."""
+        await asyncio.gather(*(self._ask(watched) for watched in list(self._watched.values())))
+
+    def last(self, worker: WorkerId) -> StatsWindow | None:
+        """Return the last window of an engine, or None where there is none yet."""
+        watched = self._watched.get(worker)
+        return None if watched is None else watched.last
+
+    def take(self, reader: str) -> dict[WorkerId, StepStats]:
+        """Return what every engine did since this reader's last call; engines without a report are absent."""
+        known = reader in self._readers
+        self._readers.pop(reader, None)
+        self._readers[reader] = None
+        while len(self._readers) > READERS_MAX:
+            del self._readers[next(iter(self._readers))]
+        found: dict[WorkerId, StepStats] = {}
+        for worker, watched in self._watched.items():
+            steps = watched.unread.pop(reader, None)
+            if steps is not None:
+                found[worker] = steps
+            elif not known and watched.last is not None:
+                found[worker] = watched.last.steps
+        return found
+
+    def status(self, worker: WorkerId) -> dict[str, Any] | None:
+        """Return an engine's last window for operators: rates and means; None where there is none."""
+        window = self.last(worker)
+        return None if window is None else described(window, time.monotonic())
+
+    async def close(self) -> None:
+        for watched in self._watched.values():
+            watched.source.close()
+        self._watched.clear()
+        if self._http is not None:
+            await self._http.close()
+
+    async def _ask(self, watched: _WatchedEngine) -> None:
+        looks, watched.samples = watched.samples, []
+        busy = any(look.decoding or look.silent for look in looks)
+        try:
+            steps = await watched.source.take(busy=busy)
+        except Exception:  # supervision boundary: one engine's bad answer must not end the statistics of all
+            log.exception("the passes of %s could not be read", watched.card.id)
+            steps = None
+        now = time.monotonic()
+        seconds, watched.since = now - watched.since, now
+        if steps is None:
+            self.failures += watched.source.source != "none"
+            return
+        steps = completed(steps, looks)
+        watched.last = StatsWindow(steps, watched.source.source, seconds, now)
+        for reader in self._readers:
+            unread = watched.unread.get(reader)
+            watched.unread[reader] = steps if unread is None else unread + steps
+        for gone in [reader for reader in watched.unread if reader not in self._readers]:
+            del watched.unread[gone]
+
+
+def described(window: StatsWindow, now: float) -> dict[str, Any]:
+    """Return a window for the status: means of a pass, tokens per second; unknown is None.
+
+    Keys of what was measured begin with ``wall``.
+    """
+    steps = window.steps
+    return {
+        "source": window.source,
+        "wall_window_s": round(window.seconds, 3),
+        "wall_age_s": round(now - window.at, 3),
+        "wall_passes": steps.passes,
+        "wall_pass_ms": _share(steps.wall, steps.passes, 1e3),
+        "wall_prefill_tokens_per_s": _share(steps.prefill_tokens, window.seconds),
+        "wall_decode_tokens_per_s": _share(steps.decode_seqs, window.seconds),
+        "wall_decode_seqs": _share(steps.decode_seqs, steps.passes),
+        "wall_decode_kv_tokens": _share(steps.decode_kv, steps.passes),
+        "wall_queued_requests": _share(steps.queued_requests, steps.passes),
+        "wall_queued_prefill_tokens": _share(steps.queued_prefill_tokens, steps.passes),
+        "estimated": list(steps.estimated),
+    }
+
+
+def _share(part: float | None, whole: float, scale: float = 1.0) -> float | None:
+    return None if part is None or not whole else round(part * scale / whole, 3)

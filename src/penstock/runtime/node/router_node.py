@@ -1,0 +1,231 @@
+"""Router node of one frontend process: the router machine, driven live, and everything that feeds it."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from penstock.adapters.engines.describe import measured_speed
+from penstock.adapters.seams import Store
+from penstock.config.cluster_secret_file import secret_of_process
+from penstock.config.live_knobs import SettingChange
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.kernel.machine import Nanos
+from penstock.kernel.plurals import counted
+from penstock.kernel.secret import ClusterSecret
+from penstock.kernel.values import WorkerCard
+from penstock.router.events import OperatorNote, SettingsChanged, WorkerMeasured
+from penstock.router.journal import RouterBook
+from penstock.router.router import Router
+from penstock.runtime.backends import Plane, open_plane, open_relayed, open_store
+from penstock.runtime.cluster_state import refused_messages
+from penstock.runtime.cluster_state.crash_log import Crashes
+from penstock.runtime.cluster_state.current_settings import CurrentSettings
+from penstock.runtime.cluster_state.drain_progress import DrainProgress
+from penstock.runtime.cluster_state.membership import Membership
+from penstock.runtime.cluster_state.membership_ack import MembershipAck
+from penstock.runtime.cluster_state.placement_sync import FrontendCard, PlacementSync
+from penstock.runtime.kv_events.kv_event_feeds import KvEventFeeds
+from penstock.runtime.live_driver import LiveDriver
+from penstock.runtime.loop_monitor import LoopMonitor
+from penstock.runtime.node.tickets import Tickets
+from penstock.runtime.node.worker_observers import WorkerObservers
+from penstock.runtime.planning.planner_status import PlannerStatus
+from penstock.runtime.records.journal_writer import JournalWriter
+from penstock.runtime.records.segments import SEGMENTS
+from penstock.runtime.supervision.revoked_leases import RevokedLeases
+
+log = logging.getLogger("penstock.node")
+router_log = logging.getLogger("penstock.router")
+
+SETTLE_LIMIT = 5.0
+"""Seconds that a starting frontend waits to learn the present workers."""
+
+
+class RouterNode:
+    """One router and its connections; `open_node` makes it, `close` ends it."""
+
+    def __init__(
+        self, settings: ClusterSettings, run: Path, index: int, store: Store, secret: ClusterSecret | None = None
+    ) -> None:
+        self.settings = settings
+        self.run = run
+        self.name = f"frontend-{index}-{os.getpid()}"
+        self.router = Router(
+            settings.routing, slo=settings.slo, name=self.name, seed=index, shared=settings.frontend.processes > 1
+        )
+        self.journal: JournalWriter | None = None
+        if settings.runs.journal:
+            self.journal = JournalWriter(
+                run / "journal" / self.name,
+                RouterBook(self.router),
+                wall_ns=time.time_ns(),
+                segment_bytes=settings.runs.journal_bytes // SEGMENTS,
+            )
+            self.journal.begin(0)
+        self.live = LiveDriver({"router": self.router}, watch=None if self.journal is None else self.journal.watch)
+        self.tickets = Tickets(self.live)
+        self.secret = secret
+        self.feeds = KvEventFeeds(self.live, secret, open_relayed(settings, self.name, secret))
+        self.store = store
+        self.departures = DrainProgress(store, self.router, self.name, settings.discovery.ttl)
+        self.membership = Membership(
+            store,
+            self.live,
+            started=self._worker_came,
+            stopped=self._worker_went,
+            leaving=self.departures.began,
+            heard=self._heard,
+        )
+        self.acquaintance = MembershipAck(store, self.name, lambda: self.membership.cards, settings.discovery.ttl)
+        self.observers = WorkerObservers(settings, self.live, self.router, self.name)
+        self.crashes = Crashes(store)
+        self.planned = PlannerStatus(store, lambda: self.settings.planner.enabled)
+        self.loop_monitor = LoopMonitor()
+        self.peers: PlacementSync | None = None
+        self.plane: Plane | None = None
+        self.tuning = CurrentSettings(store, settings, self._tuned)
+        self.on_settings: Callable[[ClusterSettings], None] = lambda settings: None
+        """Called with the settings whenever an operator changed some."""
+        self.noted: dict[str, int] = {}
+        """How often each kind of `OperatorNote` came."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._measuring: set[asyncio.Task[None]] = set()
+        self.live.on(OperatorNote, self._noted)
+
+    async def settled(self) -> None:
+        """Wait until workers and changed settings are known, but not for long: a store that fails stops no traffic."""
+        try:
+            async with asyncio.timeout(SETTLE_LIMIT):
+                await self.tuning.read.wait()
+                await self.membership.read.wait()
+        except TimeoutError:
+            log.warning("the store says nothing, so this frontend starts without workers")
+
+    async def announce(self, url: str, page: str, admin_url: str) -> None:
+        """Write where this frontend listens into the store, and connect to the other frontends.
+
+        Args:
+            page: URL of the admin routes for people; ``admin_url``: URL where they are this process's alone.
+        """
+        self.plane = open_plane(self.settings, self.name, self.secret)
+        card = FrontendCard(
+            id=self.name,
+            url=url,
+            admin_url=admin_url,
+            page=page,
+            pid=os.getpid(),
+            plane=getattr(self.plane, "endpoint", ""),
+            run=str(self.run),
+        )
+        self.peers = PlacementSync(self.store, self.live, self.plane, card, self.settings.discovery.ttl)
+        await self.peers.announce()
+        self._tasks.append(asyncio.create_task(self.peers.run(), name="peers"))
+        # From here on requests come; blocks of the loop during the start delayed none.
+        self._tasks.append(asyncio.create_task(self.loop_monitor.run(), name="loop-monitor"))
+
+    def status(self) -> dict[str, Any]:
+        """Return the router's status with the observations of the parts around it."""
+        found = self.router.status(self.live.now())
+        if not self.membership.available:
+            found["findings"].append(
+                {
+                    "level": "warning",
+                    "text": "the store can't be read: membership is frozen at "
+                    + counted(len(self.membership.cards), "worker"),
+                    "hint": "traffic goes on; see the frontend's log for the reason",
+                }
+            )
+        found["findings"] += refused_messages.findings(self)
+        self.observers.describe(found["workers"])
+        self.crashes.describe(found["workers"])
+        found["crashes"] = self.crashes.status()
+        found["findings"] += self.crashes.findings()
+        others = [] if self.peers is None else [card.id for card in self.peers.cards.values()]
+        found["frontends"] = sorted([self.name, *others])
+        found["router_faults"] = self.live.faults
+        found["planner"] = self.planned.status()
+        found["findings"] += self.planned.findings()
+        return found
+
+    async def close(self) -> None:
+        """Stop receiving events and delete this frontend's keys in the store."""
+        for task in [*self._tasks, *self._measuring]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._measuring, return_exceptions=True)
+        await self.departures.close()
+        await self.observers.close()
+        await self.feeds.close()
+        if self.plane is not None:
+            await self.plane.close()
+        await self.store.close()
+        self.live.close()
+
+    def start(self) -> None:
+        self._tasks.append(asyncio.create_task(self.membership.run(), name="membership"))
+        self._tasks.append(asyncio.create_task(self.acquaintance.run(), name="acquaintance"))
+        self._tasks.append(asyncio.create_task(self.tuning.run(), name="tuning"))
+        self._tasks.append(asyncio.create_task(self.observers.run(), name="observers"))
+        self._tasks.append(asyncio.create_task(self.planned.run(), name="planned"))
+        self._tasks.append(asyncio.create_task(self.crashes.run(), name="crashes"))
+
+    def also(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run a task for as long as this node runs."""
+        self._tasks.append(asyncio.create_task(work, name=name))
+
+    def _worker_came(self, card: WorkerCard) -> None:
+        if self.router.pools[card.model].exact is not None:
+            self.feeds.start(card)
+        self.observers.start(card)
+        if self.settings.router.cost.kind == "latency":
+            self._start_measuring(card)
+
+    def _start_measuring(self, card: WorkerCard) -> None:
+        task = asyncio.create_task(self._measure(card))
+        self._measuring.add(task)
+        task.add_done_callback(self._measuring.discard)
+
+    def _tuned(self, settings: ClusterSettings, changes: Sequence[SettingChange], by: str) -> None:
+        before, self.settings = self.settings, settings
+        if (settings.routing, settings.slo) != (before.routing, before.slo):
+            keys = tuple(change.key for change in changes)
+            self.live.post("router", SettingsChanged(settings=settings.routing, slo=settings.slo, keys=keys, by=by))
+        if settings.router.cost.kind == "latency" and before.router.cost.kind != "latency":
+            for card in self.membership.cards:
+                self._start_measuring(card)
+        self.on_settings(settings)
+
+    def _heard(self) -> None:
+        self.acquaintance.changed()
+
+    async def _worker_went(self, card: WorkerCard) -> None:
+        await self.departures.ended(card)
+        self.observers.stop(card)
+        await self.feeds.stop(card)
+
+    async def _measure(self, card: WorkerCard) -> None:
+        async with aiohttp.ClientSession() as http:
+            found = await measured_speed(http, card.url)
+        if found is not None:
+            self.live.post("router", WorkerMeasured(worker=card.id, **found))
+
+    def _noted(self, now: Nanos, sender: str, effect: OperatorNote) -> None:
+        self.noted[effect.kind] = self.noted.get(effect.kind, 0) + 1
+        level = logging.INFO if effect.kind.startswith("worker_") else logging.WARNING
+        router_log.log(level, effect.text, extra={"fields": {"kind": effect.kind, **effect.fields}})
+
+
+async def open_node(settings: ClusterSettings, run: Path, index: int) -> RouterNode:
+    """Open a frontend's node over the cluster's store; it starts to follow workers at once."""
+    secret = secret_of_process(settings, run)
+    revoked = RevokedLeases()
+    store = open_store(settings, run, secret, revoked=revoked.add)
+    node = RouterNode(settings, run, index, store, secret)
+    node.start()
+    node.also(revoked.run(store), "revoked")
+    return node

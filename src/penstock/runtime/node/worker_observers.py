@@ -1,0 +1,83 @@
+"""Worker observers of one frontend: statistics of engine passes and canary probes, beside the requests."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.kernel.values import Target, WorkerCard, WorkerId
+from penstock.router.events import WorkerCordoned
+from penstock.router.router import Router
+from penstock.runtime.live_driver import LiveDriver
+from penstock.runtime.node.canary import Canary
+from penstock.runtime.node.engine_stats import EngineStats
+from penstock.runtime.node.step_stats_estimate import LoadLook, look
+
+log = logging.getLogger("penstock.observers")
+
+NOTHING = LoadLook(0, 0.0, 0.0)
+
+
+class WorkerObservers:
+    """The observers of one frontend's workers: `start` and `stop` per worker, `run` until cancelled, then `close`."""
+
+    def __init__(self, settings: ClusterSettings, live: LiveDriver, router: Router, name: str) -> None:
+        self.faults = 0
+        """Observers that ended by our own bug."""
+        self._live = live
+        self._router = router
+        self.stats = EngineStats(settings.engine_stats, self._look, name)
+        self.canary = Canary(settings.canary, self._busy, self._cordon)
+
+    def start(self, card: WorkerCard) -> None:
+        """Begin to watch a worker."""
+        self.stats.start(card)
+        self.canary.start(card)
+
+    def stop(self, card: WorkerCard) -> None:
+        """Watch a worker no more."""
+        self.stats.stop(card)
+        self.canary.stop(card)
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        watching = (("statistics", self.stats.run()), ("canaries", self.canary.run()))
+        await asyncio.gather(*(self._guarded(what, run) for what, run in watching))
+
+    async def close(self) -> None:
+        await self.canary.close()
+        await self.stats.close()
+
+    def describe(self, workers: list[dict[str, Any]]) -> None:
+        """Add the observations of each worker to its row of the status."""
+        for row in workers:
+            row["steps"] = self.stats.status(row["id"])
+            row["canary"] = self.canary.status(row["id"])
+
+    async def _guarded(self, what: str, run: Coroutine[Any, Any, None]) -> None:
+        """Supervision boundary: one observer must not end the other, nor end silently."""
+        try:
+            await run
+        except Exception:
+            self.faults += 1
+            log.exception("there are no %s of workers any more", what)
+
+    def _look(self, worker: WorkerId) -> LoadLook:
+        known = self._router.roster.get(worker)
+        if known is None:
+            return NOTHING
+        pool = self._router.pools[known.card.model]
+        placed = [active for target in known.targets for active in pool.active.on(target)]
+        return look(placed, pool.block_size, self._live.now())
+
+    def _busy(self, worker: WorkerId) -> tuple[int, int] | None:
+        known = self._router.roster.get(worker)
+        if known is None or known.state != "ready":
+            return None
+        active = self._router.pools[known.card.model].active
+        running = sum(active.load(Target(worker, rank)).requests for rank in range(known.card.ranks))
+        return running, known.requests
+
+    def _cordon(self, worker: WorkerId, on: bool, reason: str) -> None:
+        self._live.post("router", WorkerCordoned(worker=worker, on=on, reason=reason))

@@ -1,0 +1,79 @@
+"""Admin API connector: scales a cluster for a planner that runs elsewhere, through a frontend's admin routes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.values import Pool
+from penstock.planner.plugins.proposals import Flip, Reason
+from penstock.runtime.cluster_state.desired_state import PoolStatus
+from penstock.runtime.planning.desired_state_connector import pool_of_status, refusal, to_flip
+
+TIMEOUT = 10.0
+
+
+class AdminRefused(PenstockError):
+    """The cluster does not answer, or refuses."""
+
+
+class AdminApiConnector:
+    """A `penstock.adapters.connectors.scale_connector.ScaleConnector` over a cluster's frontend.
+
+    Args:
+        url: of the frontend, or of its admin port.
+        key: of an administrator; None where callers of this machine need none.
+    """
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._pools: dict[str, PoolStatus] = {}
+        self._http: aiohttp.ClientSession | None = None
+
+    async def look(self) -> Mapping[str, Pool]:
+        found = await self._call("GET", "/admin/desired", None)
+        self._pools = {each["name"]: msgspec.convert({**each, "pool": each}, PoolStatus) for each in found["pools"]}
+        return {name: pool_of_status(report, None) for name, report in self._pools.items()}
+
+    async def scale(
+        self, targets: Mapping[str, int], flips: Sequence[Flip], because: Sequence[Reason]
+    ) -> dict[str, str]:
+        problems: dict[str, str] = {}
+        for name, replicas in targets.items():
+            problem = refusal(self._pools.get(name), replicas)
+            if problem is None:
+                try:
+                    await self._call("POST", "/admin/scale", {"pools": {name: replicas}})
+                except PenstockError as error:
+                    problem = str(error)
+            if problem is not None:
+                problems[name] = problem
+        for flip in flips:
+            for worker in to_flip(self._pools.values(), flip):
+                try:
+                    await self._call("POST", "/admin/flip", {"name": worker, "role": flip.to})
+                except PenstockError as error:
+                    problems[worker] = str(error)
+        return problems
+
+    def describe(self) -> str:
+        return f"the admin routes of {self._url}"
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    async def _call(self, method: str, path: str, body: Any) -> Any:
+        if self._http is None:
+            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT), headers=self._headers)
+        try:
+            async with self._http.request(method, self._url + path, json=body, allow_redirects=False) as answer:
+                found = await answer.json()
+                if answer.status == 200:
+                    return found
+                raise AdminRefused(f"{self._url}{path} answers {answer.status}: {found['error']['message']}")
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            raise AdminRefused(f"{self._url}{path} does not answer: {str(error) or type(error).__name__}") from error

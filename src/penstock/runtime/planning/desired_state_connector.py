@@ -1,0 +1,113 @@
+"""Desired-state connector: a planner writes its replica counts for `penstock up` as specs into the cluster's store.
+
+The supervisor's reconciler does the rest: a worker to remove leaves the routers first, and is ended once it is idle.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from penstock.adapters.seams import Store, StoreUnavailable
+from penstock.kernel.plurals import counted
+from penstock.kernel.values import Pool
+from penstock.planner.plugins.proposals import Flip, Reason
+from penstock.runtime.cluster_state.desired_state import (
+    DESIRED,
+    PLANNER,
+    POOLS,
+    ROLES,
+    PoolSpec,
+    PoolStatus,
+    RoleSpec,
+    decode_all,
+    put,
+)
+
+log = logging.getLogger("penstock.planner")
+
+
+class DesiredStateConnector:
+    """A `penstock.adapters.connectors.scale_connector.ScaleConnector` over the store of a cluster.
+
+    Args:
+        patience: seconds that removed workers get to finish: as long as any request may take, so that none is cut.
+        gpus: of a replica of a pool, by the config; for other pools what their supervisor reports counts.
+    """
+
+    def __init__(self, store: Store, *, patience: float | None = None, gpus: Mapping[str, int] | None = None) -> None:
+        self._store = store
+        self._gpus = gpus or {}
+        self._patience = patience
+        self._pools: dict[str, PoolStatus] = {}
+
+    async def look(self) -> Mapping[str, Pool]:
+        self._pools = decode_all(PoolStatus, await self._store.list(POOLS), POOLS)
+        wishes = decode_all(PoolSpec, await self._store.list(DESIRED), DESIRED)
+        found = self._pools.items()
+        return {name: pool_of_status(report, wishes.get(name), self._gpus.get(name)) for name, report in found}
+
+    async def scale(
+        self, targets: Mapping[str, int], flips: Sequence[Flip], because: Sequence[Reason]
+    ) -> dict[str, str]:
+        problems: dict[str, str] = {}
+        try:
+            for name, replicas in targets.items():
+                problem = refusal(self._pools.get(name), replicas)
+                if problem is None:
+                    wish = PoolSpec(replicas=replicas, timeout=self._patience, by=PLANNER)
+                    await put(self._store, DESIRED + name, wish)
+                else:
+                    problems[name] = problem
+            for flip in flips:
+                for worker in to_flip(self._pools.values(), flip):
+                    wanted = RoleSpec(role=flip.to, timeout=self._patience, by=PLANNER)
+                    await put(self._store, ROLES + worker, wanted)
+        except StoreUnavailable as error:
+            log.warning("the desired state can't be written: %s", error)
+            return {name: str(error) for name in targets}
+        return problems
+
+    def describe(self) -> str:
+        return "penstock up, through its store"
+
+    async def close(self) -> None:
+        """Do nothing: the store's opener closes it."""
+
+
+def pool_of_status(status: PoolStatus, wish: PoolSpec | None, gpus: int | None = None) -> Pool:
+    """Return a pool as a planner's connector reports it.
+
+    The spec counts as desired, not the supervisor's present target: a restart adds one replica for a while, which no
+    operator or planner set. A pool that another party runs can have no more than it has.
+    """
+    pool = status.pool
+    desired = pool.desired if wish is None else wish.replicas
+    limit = pool.limit if status.kind == "process" else desired
+    return msgspec.structs.replace(pool, desired=desired, gpus=gpus or pool.gpus, limit=limit)
+
+
+def refusal(status: PoolStatus | None, replicas: int) -> str | None:
+    """Return why a pool can't have so many replicas, or None where it can."""
+    if status is None:
+        return "its supervisor does not report it any more"
+    if status.kind == "urls":
+        return "its servers are run by another party, which alone can add and remove servers"
+    if status.pool.limit is not None and replicas > status.pool.limit:
+        return f"it can have at most {counted(status.pool.limit, 'replica')} on this machine, not {replicas}"
+    return None
+
+
+def to_flip(pools: Iterable[PoolStatus], flip: Flip) -> list[str]:
+    """Return the workers that a change of role takes: the youngest first, whose caches are the emptiest."""
+    found: list[str] = []
+    for status in pools:
+        if status.pool.model == flip.model:
+            replicas = status.pool.replicas or ()
+            found += [each.id for each in replicas if each.state == "ready" and each.role == flip.frm]
+    return sorted(found, key=_number, reverse=True)[: flip.count]
+
+
+def _number(worker: str) -> tuple[int, str]:
+    base, _, number = worker.rpartition("-")
+    return (int(number) if number.isdigit() else 0, base)

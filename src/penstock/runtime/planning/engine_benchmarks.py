@@ -1,0 +1,60 @@
+"""Engine benchmarks: reads the self-benchmark of one worker of each model and role, once, as soon as it serves."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import aiohttp
+
+from penstock.adapters.engines.describe import self_benchmark
+from penstock.adapters.seams import Store, StoreUnavailable
+from penstock.kernel.values import Role, WorkerCard
+from penstock.planner.events import Benchmarked
+from penstock.runtime.cluster_state.membership import WORKERS, card_of
+
+log = logging.getLogger("penstock.planner")
+
+EVERY = 5.0
+"""Seconds between two reads of the present workers."""
+TRIES = 3
+"""Times that workers of a model and role are queried before they count as having no benchmark."""
+
+
+class EngineBenchmarks:
+    """Query workers, until all kinds have reported or have no benchmark.
+
+    Args:
+        store: of the cluster, with the workers' cards.
+        told: called with each benchmark.
+    """
+
+    def __init__(self, store: Store, told: Callable[[Benchmarked], object]) -> None:
+        self._store = store
+        self._told = told
+        self._left: dict[tuple[str, Role], int] = {}
+
+    async def run(self) -> None:
+        """Query until cancelled."""
+        async with aiohttp.ClientSession() as http:
+            while True:
+                try:
+                    cards = await self._store.list(WORKERS)
+                except StoreUnavailable:
+                    cards = {}  # it is read again; membership logs that it can't be read
+                for raw in cards.values():
+                    card = card_of(raw)
+                    if card is not None:
+                        await self._ask(http, card)
+                await asyncio.sleep(EVERY)
+
+    async def _ask(self, http: aiohttp.ClientSession, card: WorkerCard) -> None:
+        kind = (card.model, card.role)
+        left = self._left.setdefault(kind, TRIES)
+        if left <= 0:
+            return
+        self._left[kind] = left - 1
+        found = await self_benchmark(http, card.url)
+        if found is not None:
+            log.info("%s, a %s worker of %s, tells how fast it is", card.id, card.role, card.model)
+            self._left[kind] = 0
+            self._told(Benchmarked(model=card.model, role=card.role, metrics=found))

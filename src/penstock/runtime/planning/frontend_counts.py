@@ -1,0 +1,31 @@
+"""Request counts of a frontend for planners: one set of counters per model, since the frontend's start."""
+
+from collections.abc import Callable
+
+from penstock.planner.observation import Traffic
+from penstock.planner.sizing.request_counts import RequestCounts
+
+
+class FrontendCounts:
+    """All models of one frontend process.
+
+    Args:
+        now: seconds, any origin.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._started = now()
+        self._models: dict[str, RequestCounts] = {}
+
+    def of(self, model: str) -> RequestCounts:
+        """Return a model's counters, created where it is new."""
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = RequestCounts()
+        return found
+
+    def totals(self) -> dict[str, Traffic]:
+        """Return every model's counters as they are."""
+        seconds = self._now() - self._started
+        return {model: counts.totals(seconds) for model, counts in self._models.items()}

@@ -1,0 +1,225 @@
+"""Planner node: one planner process from start to end, with its source, connector, records and metrics."""
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from penstock.adapters.connectors.scale_connector import ScaleConnector
+from penstock.adapters.seams import Store
+from penstock.adapters.sources.traffic_source import TrafficSource
+from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
+from penstock.adapters.telemetry.prometheus_text import CONTENT_TYPE
+from penstock.config.cluster_secret_file import secret_of_process
+from penstock.config.live_knobs import SettingChange
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.config.settings.planning_settings import PlanningSettings
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.values import Slo
+from penstock.planner.events import LimitsChanged
+from penstock.planner.journal import PlannerBook
+from penstock.planner.planner import Planner
+from penstock.planner.policies import PolicyInputs
+from penstock.planner.settings import BudgetSettings
+from penstock.runtime.backends import open_store
+from penstock.runtime.cluster_state.current_settings import CurrentSettings
+from penstock.runtime.planning.engine_benchmarks import EngineBenchmarks
+from penstock.runtime.planning.live_observer import LiveObserver
+from penstock.runtime.planning.planner_assembly import build_connector, build_planner, build_source
+from penstock.runtime.planning.planner_driver import PlannerDriver
+from penstock.runtime.planning.planner_inputs import inputs_of
+from penstock.runtime.planning.planner_report import RECORDS, STATE
+from penstock.runtime.planning.tick_log import Listener, TickLog
+from penstock.runtime.records.journal_writer import JournalWriter
+from penstock.runtime.records.run_folder import Cap, LineWriter
+from penstock.runtime.records.segments import SEGMENTS
+
+log = logging.getLogger("penstock.planner")
+
+
+class PlannerNode:
+    """A planner and everything around it: `start`, then `close`.
+
+    Args:
+        run: folder for its records and its successor's state; None keeps none.
+        store: of the cluster; None where there is none, such as with a Prometheus and an outside orchestrator's etcd.
+        source, connector: of traffic and for scaling, where the settings do not name them.
+        started: the settings of the cluster's start, where operators have changed them to ``settings`` since: this one
+            takes over from a planner with other settings.
+    """
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        run: Path | None,
+        store: Store | None,
+        *,
+        source: TrafficSource | None = None,
+        connector: ScaleConnector | None = None,
+        started: ClusterSettings | None = None,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        planning = settings.planner
+        self.settings = settings
+        self.outdated = asyncio.Event()
+        """Set once operators change the settings of planning: another planner should take over."""
+        self.metrics_url: str | None = None
+        self._store = store
+        secret = None if run is None or store is None else secret_of_process(settings, run)
+        source = source or build_source(settings, store, secret)
+        connector = connector or build_connector(settings, store)
+        said = {
+            "advisory": planning.advisory,
+            "source": source.describe(),
+            "connector": connector.describe(),
+            "every": planning.base,
+        }
+        inputs = inputs_of(settings)
+        planner = build_planner(settings, inputs)
+        keeping = TickLog(
+            said,
+            journal=None if run is None or not settings.runs.journal else _journal(run, settings, planner, inputs),
+            metrics=PlannerMetrics(slo=settings.slo, watts=planning.budget.watts),
+            records=None if run is None else LineWriter(run / RECORDS, cap=Cap.of(settings.runs)),
+            store=store,
+            ttl=max(settings.discovery.ttl, 3 * planning.base),
+        )
+        keeping.listeners += listeners
+        self.driver = PlannerDriver(
+            planning,
+            planner,
+            LiveObserver(source, connector, window=planning.base),
+            connector,
+            keeping,
+            start=None if run is None else start_of(run),
+            state=None if run is None else run / STATE,
+            renewed=started is not None,
+        )
+        self._tuning = None if store is None else CurrentSettings(store, started or settings, self._tuned)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Begin to plan.
+
+        Raises:
+            ConfigError: an address can't be bound.
+        """
+        if self._tuning is not None:
+            self._tasks.append(asyncio.create_task(self._tuning.run(), name="tuning"))
+        if self._store is not None:
+            benchmarks = EngineBenchmarks(self._store, self.driver.post)
+            self._tasks.append(asyncio.create_task(benchmarks.run(), name="benchmarks"))
+        if self.settings.planner.metrics_port:
+            self.metrics_url = await self._show(self.settings.planner.metrics_host, self.settings.planner.metrics_port)
+        await self.driver.start()
+
+    async def close(self) -> None:
+        """End; the desired state stays as it is."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.driver.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._store is not None:
+            await self._store.close()
+
+    def _tuned(self, settings: ClusterSettings, changes: Sequence[SettingChange], by: str) -> None:
+        before, self.settings = self.settings, settings
+        if settings.planner.budget != before.planner.budget:
+            self.driver.post(LimitsChanged(budget=msgspec.to_builtins(settings.planner.budget)))
+        if _others(settings) != _others(before):
+            log.info("another planner takes over, since %s changed its settings", by)
+            self.outdated.set()
+
+    async def _show(self, host: str, port: int) -> str:
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/live", self._live)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            raise ConfigError(
+                f"planner.metrics_port {port} on {host} can't be bound: {error.strerror or error}",
+                hint="another server has it; choose one that is free, or 0 for none",
+            ) from error
+        return f"http://{host}:{port}/metrics"
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        text = self.driver.tick_log.metrics.render()
+        return web.Response(body=text.encode(), headers={"content-type": CONTENT_TYPE})
+
+    async def _live(self, request: web.Request) -> web.Response:
+        report = self.driver.tick_log.last
+        return web.json_response({"pid": os.getpid(), "tick": None if report is None else report.tick})
+
+
+def _others(settings: ClusterSettings) -> tuple[PlanningSettings, Slo]:
+    """Return the settings of planning without the budget, which a running planner receives."""
+    return msgspec.structs.replace(settings.planner, budget=BudgetSettings()), settings.slo
+
+
+async def serve(
+    settings: ClusterSettings,
+    run: Path,
+    stopping: asyncio.Event,
+    ready: Callable[[PlannerNode], None],
+    *,
+    listeners: Sequence[Listener] = (),
+) -> None:
+    """Plan for a cluster over its run folder and its store until stopped.
+
+    Args:
+        ready: called once it plans.
+        listeners: called after every tick.
+    Raises:
+        ConfigError: a part of the settings can't be built.
+    """
+    current, started = settings, None
+    while not stopping.is_set():
+        store = open_store(settings, run, secret_of_process(settings, run))
+        node = PlannerNode(current, run, store, started=started, listeners=listeners)
+        await until_stopped(node, stopping, partial(ready, node) if started is None else lambda: None)
+        current, started = node.settings, settings
+
+
+def start_of(run: Path) -> int | None:
+    """Return the monotonic nanoseconds of the start of a run, so that all its processes count the same seconds."""
+    try:
+        return int(json.loads((run / "run.json").read_text())["clock_anchor"]["monotonic_ns"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("run.json has no clock anchor, so the planner counts from its own start: %s", error)
+        return None
+
+
+async def until_stopped(node: PlannerNode, stopping: asyncio.Event, ready: Callable[[], None]) -> None:
+    """Plan until stopped, or until operators change the settings of planning."""
+    waits = [asyncio.create_task(event.wait()) for event in (stopping, node.outdated)]
+    try:
+        await node.start()
+        ready()
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await node.close()
+
+
+def _journal(run: Path, settings: ClusterSettings, planner: Planner, inputs: PolicyInputs) -> JournalWriter:
+    start = start_of(run)
+    return JournalWriter(
+        run / "journal" / f"planner-{os.getpid()}",
+        PlannerBook(planner, inputs),
+        wall_ns=time.time_ns() - (0 if start is None else time.monotonic_ns() - start),
+        segment_bytes=settings.runs.journal_bytes // SEGMENTS,
+    )

@@ -1,0 +1,87 @@
+"""Planner report: the last decision, pending changes and unreadable sources of a planner, and its records on disk."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.kernel.message_version import VersionedDecoder
+from penstock.planner.plugins.proposals import Reason
+from penstock.planner.tick_record import PoolTick
+from penstock.runtime.records import segments
+
+REPORT = "planner/report"
+"""Key in the store of the newest `PlannerReport`, for as long as its planner lives."""
+RECORDS = "planner.jsonl"
+"""File of the run folder with a `penstock.planner.tick_record.TickRecord` per line, in segments."""
+STATE = "planner-state.msgpack"
+"""File of the run folder from which a planner that takes over continues."""
+ALARMS_KEPT = 20
+KEPT = b'"outcome":"keep"'
+
+
+class AlarmReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An alarm for the operator. ``at``: second of the run."""
+
+    at: float
+    reason: Reason
+
+
+class PlannerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a planner. ``at``: second of the run of its last tick; ``wall``: seconds since 1970.
+
+    Args:
+        every: seconds between two ticks.
+        plugins: id -> what it answered in the last tick.
+        why: pool by pool the change and its reason, in the last tick with a change, at ``changed``
+            seconds of the run; ``reason``: all reasons of that tick.
+        health: of each model's traffic: fresh, stale or broken.
+        alarms: the newest ones, the last one last.
+        restarts: how often it took over from a planner that had ended.
+    """
+
+    version: int = 1
+    policy: str
+    advisory: bool
+    source: str
+    connector: str
+    pid: int
+    at: float
+    wall: float
+    every: float
+    tick: int
+    outcome: str
+    pools: dict[str, PoolTick]
+    health: dict[str, str]
+    plugins: dict[str, str] = {}
+    reason: tuple[Reason, ...] = ()
+    why: str = ""
+    changed: float | None = None
+    bound: tuple[Reason, ...] = ()
+    alarms: tuple[AlarmReport, ...] = ()
+    gpus: int = 0
+    restarts: int = 0
+
+
+reports = VersionedDecoder(PlannerReport, "a planner's report")
+
+
+def newest(path: Path, limit: int, *, every: bool = True) -> list[bytes]:
+    """Return the last records, the newest first; where not ``every``, of ticks with a change."""
+    return segments.newest(path, limit, without=None if every else KEPT)
+
+
+def past_decisions(run: Path, limit: int, *, every: bool = False) -> dict[str, Any]:
+    """Return a run's last tick, and its newest decisions, as plain data. Blocks."""
+    last = newest(run / RECORDS, 1)
+    found = newest(run / RECORDS, limit, every=every)
+    return {
+        "last": msgspec.json.decode(last[0]) if last else None,
+        "decisions": [msgspec.json.decode(line) for line in found],
+    }
+
+
+def plain(report: PlannerReport) -> dict[str, Any]:
+    """Return a report as plain data for an operator's JSON."""
+    found: dict[str, Any] = msgspec.to_builtins(report)
+    return found

@@ -1,0 +1,192 @@
+"""Run folder: one folder of records per run, with one schema for live, bench and simulation.
+
+runs/<utc>-<command>-<hex>/
+  run.json          schema, versions, config hash, seed, clock anchor
+  config.yaml       resolved, secrets removed
+  requests.jsonl    one line per ended request       decisions.jsonl  one line per placement
+                    (of a live cluster in segments: `penstock.runtime.records.segments`)
+  metrics.csv       a row every few seconds          logs/            one file per process
+"""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import secrets
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+import penstock
+from penstock.config.redact import without_secrets
+from penstock.config.settings.cluster_settings import RunSettings
+from penstock.kernel.errors import ConfigError
+from penstock.runtime.records.segments import SEGMENTS, rotate
+
+log = logging.getLogger("penstock.run_folder")
+SCHEMA = 2
+
+
+class RunFolder:
+    """A run's folder; `create` makes it, `open` finds one that a supervisor made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, root: Path | str, command: str, *, config: str = "", seed: int = 0) -> "RunFolder":
+        """Make the folder with run.json and config.yaml.
+
+        Args:
+            root: folder of all runs, made where absent.
+            command: word in the folder's name, such as ``up``.
+            config: resolved YAML without secrets.
+        Raises:
+            ConfigError: the folder can't be written.
+        """
+        name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{command}-{secrets.token_hex(3)}"
+        path = Path(root).resolve() / name
+        try:
+            (path / "logs").mkdir(parents=True)
+            anchor = {"wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+            (path / "run.json").write_text(
+                json.dumps(
+                    {
+                        "schema": SCHEMA,
+                        "command": command,
+                        "argv": [Path(sys.argv[0]).name, *without_secrets(sys.argv[1:])],
+                        "penstock": penstock.__version__,
+                        "python": platform.python_version(),
+                        "config_sha256": hashlib.sha256(config.encode()).hexdigest(),
+                        "seed": seed,
+                        "pid": os.getpid(),
+                        "clock_anchor": anchor,
+                    },
+                    indent=2,
+                )
+                + "\n"
+            )
+            (path / "config.yaml").write_text(config)
+        except OSError as error:
+            raise ConfigError(
+                f"the run folder {path} can't be written: {error.strerror}",
+                hint="set runs.dir to a folder that this user may write",
+            ) from error
+        return cls(path)
+
+    def writer(self, name: str, cap: "Cap | None" = None) -> "LineWriter":
+        """Return a buffered writer of JSON lines, such as for ``requests.jsonl``."""
+        return LineWriter(self.path / name, cap=cap)
+
+
+class Cap(NamedTuple):
+    """How large a file of records of a live cluster gets: bytes of a segment, and how many segments are kept."""
+
+    segment: int
+    segments: int
+
+    @classmethod
+    def of(cls, settings: RunSettings) -> "Cap":
+        return cls(settings.records_bytes // SEGMENTS, SEGMENTS)
+
+
+class LineWriter:
+    """Append JSON lines off the hot path: `write` only buffers, `flush` does the I/O and never raises.
+
+    A full or vanished disk must not stop traffic: lines are kept up to ``lines_max``, then the oldest are dropped
+    and counted, and the first error and the recovery are logged. `flush` may run in a thread of its own.
+
+    Args:
+        cap: begin a segment anew where this one is full; None lets the file grow.
+    """
+
+    def __init__(self, path: Path, lines_max: int = 20_000, cap: "Cap | None" = None) -> None:
+        self.path = path
+        self._cap = cap
+        self.written = 0
+        self.lost = 0
+        self.failing: str | None = None
+        self._lines: list[bytes] = []
+        self._most = lines_max
+        self._encode = msgspec.json.Encoder().encode
+        self._lock = threading.Lock()
+
+    def write(self, record: Any) -> None:
+        """Buffer one record (a msgspec struct or plain data)."""
+        line = self._encode(record)
+        with self._lock:
+            self._lines.append(line)
+            self._trim()
+
+    def flush(self) -> None:
+        """Write what is buffered; what can't be written stays for the next time."""
+        with self._lock:
+            lines, self._lines = self._lines, []
+        if not lines:
+            return
+        try:
+            if self._cap is not None:
+                rotate(self.path, *self._cap)
+            self._append(b"\n".join(lines) + b"\n")
+        except OSError as error:
+            if self.failing is None:
+                log.warning("%s can't be written, lines are kept: %s", self.path, error)
+            self.failing = str(error)
+            with self._lock:
+                self._lines[:0] = lines  # newer lines stay behind them
+                self._trim()
+            return
+        if self.failing is not None:
+            log.warning("%s can be written again", self.path)
+            self.failing = None
+        self.written += len(lines)
+
+    def _trim(self) -> None:
+        excess = len(self._lines) - self._most
+        if excess > 0:
+            del self._lines[:excess]
+            self.lost += excess
+
+    def _append(self, data: bytes) -> None:
+        """Append all or nothing: half a line would spoil the next one, and the whole batch is tried again."""
+        with self.path.open("ab", buffering=0) as file:
+            start = file.seek(0, os.SEEK_END)
+            written = 0
+            try:
+                while written < len(data):
+                    written += file.write(data[written:])
+            except OSError:
+                # Only our own half may be cut: another frontend process may have written behind it.
+                if written and file.seek(0, os.SEEK_END) == start + written:
+                    file.truncate(start)
+                raise
+
+
+class CsvRows:
+    """Append rows of numbers to a CSV file; unknown values are empty cells."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lost = 0
+        self._columns: list[str] | None = None
+
+    def append(self, row: dict[str, float | None]) -> None:
+        """Write one row; the first row's names are the header. Blocks; counts what could not be written."""
+        if self._columns is None:
+            self._columns = list(row)
+        cells = ",".join("" if row.get(name) is None else f"{row[name]:.9g}" for name in self._columns)
+        try:
+            fresh = not self.path.exists()
+            with self.path.open("a") as file:
+                if fresh:
+                    file.write(",".join(self._columns) + "\n")
+                file.write(cells + "\n")
+        except OSError as error:
+            if not self.lost:
+                log.warning("%s can't be written: %s", self.path, error)
+            self.lost += 1

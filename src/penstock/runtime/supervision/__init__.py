@@ -1,0 +1,1 @@
+"""Supervision: engines, frontends and the planner as child processes, reconciler, drain, rolling restart."""

@@ -1,0 +1,341 @@
+"""Supervisor of `penstock up`: runs engines, frontends and the planner as children, watches, drains and ends them."""
+
+import asyncio
+import json
+import logging
+import os
+import shlex
+import socket
+import ssl
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from penstock.adapters.seams import Store
+from penstock.config.cluster_secret_file import drop_secret, keep_secret, secret_text
+from penstock.config.live_knobs import SettingChange
+from penstock.config.reading.load import Loaded, resolved_yaml
+from penstock.config.settings.cluster_settings import START_TIMEOUT, ClusterSettings, RunSettings
+from penstock.config.worker_names import pool_prefix
+from penstock.kernel.errors import ConfigError, PenstockError
+from penstock.kernel.plurals import counted
+from penstock.kernel.secret import ClusterSecret
+from penstock.runtime.backends import open_relays, open_store
+from penstock.runtime.cluster_state.current_settings import CurrentSettings
+from penstock.runtime.cluster_state.desired_state import DESIRED, DRAINS, RESTART, SETTINGS
+from penstock.runtime.cluster_state.placement_sync import FRONTENDS, FrontendCard
+from penstock.runtime.records.run_folder import RunFolder
+from penstock.runtime.records.run_folders import remove, runs_of, spare
+from penstock.runtime.supervision.config_reload import ConfigReload
+from penstock.runtime.supervision.engine_fleet import EngineFleet
+from penstock.runtime.supervision.frontend_processes import FrontendProcesses
+from penstock.runtime.supervision.namespace import Namespace, earlier_secret, take_namespace
+from penstock.runtime.supervision.planner_child import PlannerChild, policy_of
+from penstock.runtime.supervision.reconciler import Reconciler
+from penstock.runtime.supervision.revoked_leases import RevokedLeases
+from penstock.runtime.supervision.rolling_restart import RollingRestart
+from penstock.runtime.supervision.terminal import Say, at_url, ignore_closed_terminal, on_signals, this_command
+
+log = logging.getLogger("penstock.supervisor")
+
+SUPERVISOR = "supervisor"
+"""Key of the supervisor that runs the cluster's frontends."""
+WISHES = (DESIRED, DRAINS, SETTINGS, RESTART)
+PATIENCE = 3.0
+"""Seconds beyond the ttl within which a killed supervisor's key has to be gone from the store."""
+STRAGGLERS = 5.0
+"""Seconds that the frontend may take to know all workers, once it has one of every model."""
+
+
+def run(
+    loaded: Loaded,
+    *,
+    command: str,
+    say: Say = print,
+    finished: Callable[[Path], object] | None = None,
+    reload: Callable[[], Loaded] | None = None,
+) -> int:
+    """Run a cluster until Ctrl-C or SIGTERM, then drain it.
+
+    Args:
+        loaded: checked settings.
+        command: word for the run folder's name: up, serve or attach.
+        say: prints a line on the operator's terminal.
+        finished: called with the run folder after an orderly end, such as to draw its report.
+        reload: reads the settings again at SIGHUP; None where there is no file to read.
+    Returns: the exit status: 0 after an orderly end, 1 where something could not be started.
+    Raises:
+        ConfigError: the port is taken or the run folder can't be written; nothing was started.
+    """
+    settings = loaded.settings
+    namespace = take_namespace(settings, os.environ)
+    try:
+        given = settings.cluster_secret or settings.cluster_secret_file
+        secret = (None if given else earlier_secret(namespace.state)) or secret_text(settings)
+        settings = msgspec.structs.replace(settings, cluster_secret=secret)
+        prune(settings.runs, say)
+        folder = RunFolder.create(settings.runs.dir, command, config=resolved_yaml(settings))
+        keep_secret(folder.path, secret)
+        namespace.state.own(folder.path)
+        try:
+            cluster = _Cluster(settings, folder, namespace, ignore_closed_terminal(say), loaded.settings, reload)
+            status = asyncio.run(cluster.run())
+        finally:
+            drop_secret(folder.path)
+    finally:
+        namespace.state.close()
+    if status == 0 and finished is not None:
+        finished(folder.path)
+    return status
+
+
+class _Cluster:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        folder: RunFolder,
+        namespace: Namespace,
+        say: Say,
+        loaded: ClusterSettings,
+        reload: Callable[[], Loaded] | None,
+    ) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.say = say
+        self.stopping = asyncio.Event()
+        self.hurry = asyncio.Event()
+        secret = settings.cluster_secret
+        self.revoked = RevokedLeases()
+        cluster_secret = None if secret is None else ClusterSecret(secret)
+        self.store = open_store(settings, folder.path, cluster_secret, revoked=self.revoked.add)
+        self.fleet = EngineFleet(
+            self.store,
+            settings.supervise,
+            namespace.state,
+            logs=folder.path / "logs",
+            ttl=settings.discovery.ttl,
+            secret=secret,
+            host=settings.discovery.host,
+            relays=open_relays(settings, cluster_secret),
+            orphan_grace=namespace.grace,
+            # The frontends of a killed supervisor let their streams finish for so long.
+            end=settings.frontend.drain_timeout + settings.supervise.stop_grace,
+        )
+        self.frontends = FrontendProcesses(settings, folder.path, self.give_up, self.fleet.crashes)
+        self.operator = Reconciler(self.store, self.fleet, ttl=settings.discovery.ttl, frontends=self.frontends)
+        self.restarter = RollingRestart(
+            self.store, self.operator, self.fleet, self.frontends, ttl=settings.discovery.ttl
+        )
+        self.tuning = CurrentSettings(self.store, settings, self.tuned)
+        self.rereading = ConfigReload(self.store, self.tuning, loaded, reload, folder.path, say)
+        self.planner = PlannerChild(settings, folder.path, self.fleet.crashes)
+        self.failed: str | None = None
+        self.wanted: dict[str, int] = {}
+        """Workers that each model starts with."""
+
+    def tuned(self, settings: ClusterSettings, changes: Sequence[SettingChange], by: str) -> None:
+        """Use these settings from now on."""
+        self.settings = self.frontends.settings = settings
+        self.fleet.use(settings.supervise)
+
+    def give_up(self, reason: str) -> None:
+        """End the cluster, since a part of it could not even start."""
+        self.failed = reason
+        self.stopping.set()
+
+    async def run(self) -> int:
+        started = time.monotonic()
+        on_signals(self.stopping, self.hurry, self.rereading.ask)
+        operating: list[asyncio.Task[None]] = []
+        try:
+            await take_over(self.store, self.settings, str(self.folder.path))
+            await self.fleet.open()
+            for model, entry in self.settings.models.items():
+                prefix = pool_prefix(model, len(self.settings.models))
+                self.wanted[model] = sum(
+                    len(self.fleet.add_pool(model, name, pool, prefix=prefix)) for name, pool in entry.pools.items()
+                )
+            workers = sum(self.wanted.values())
+            self.say(f"Starting {workers} engine{'s' if workers != 1 else ''} and the frontend ...")
+            await self.fleet.start()
+            await self.frontends.start()
+            operating = [
+                asyncio.create_task(self.operator.run(), name="operator"),
+                asyncio.create_task(self.restarter.run(), name="restarter"),
+                asyncio.create_task(self.tuning.run(), name="tuning"),
+                asyncio.create_task(self.rereading.run(), name="rereading"),
+                asyncio.create_task(self.revoked.run(self.store), name="revoked"),
+            ]
+            for task in operating:
+                task.add_done_callback(_told)
+            ready = asyncio.create_task(self._ready())
+            stop = asyncio.create_task(self.stopping.wait())
+            await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            if ready.done():
+                if self.settings.planner.enabled:
+                    # Not sooner: while its engines start for the first time there is nothing to plan.
+                    self.planner.begin()
+                self._banner(ready.result(), time.monotonic() - started)
+                await self.stopping.wait()
+            else:
+                ready.cancel()
+        except PenstockError as error:
+            self.failed = str(error)
+        finally:
+            for task in operating:
+                task.cancel()
+            await asyncio.gather(*operating, return_exceptions=True)
+            await self._stop()
+        if self.failed is not None:
+            self.say(f"penstock: {self.failed}")
+            self.say(f"Logs: {self.folder.path / 'logs'}")
+            return 1
+        self.say("Stopped; no process is left behind.")
+        return 0
+
+    async def _ready(self) -> FrontendCard:
+        timeout = self.settings.supervise.start_timeout or START_TIMEOUT
+        await self.fleet.ready()
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            found = (await self.store.list(FRONTENDS)).values()
+            # A killed predecessor may still have its keys in a shared store.
+            ours = [msgspec.json.decode(raw, type=FrontendCard) for raw in found]
+            cards = [card for card in ours if card.run == str(self.folder.path)]
+            if len(cards) >= self.settings.frontend.processes:
+                card = cards[0]
+                await asyncio.to_thread(_wait_for_workers, card.url, self.wanted, end)
+                return card
+            if self.failed is not None:
+                raise PenstockError(self.failed)
+            await asyncio.sleep(0.05)
+        raise PenstockError(f"the frontend did not answer within {timeout:g} s")
+
+    async def _stop(self) -> None:
+        """Drain from the front: frontends finish their streams, then the engines end."""
+        self.stopping.set()
+        await self.planner.stop()
+        await self.frontends.stop(self.hurry, lambda: self.say("Stopping at once; running requests are cut off."))
+        await self.fleet.stop(at_once=self.hurry.is_set())
+        await self.store.close()
+
+    def _banner(self, card: FrontendCard, took: float) -> None:
+        models = list(self.settings.models)
+        adopted = self.fleet.connector.adopted
+        kept = f", {len(adopted)} of them taken over from the cluster before" if adopted else ""
+        workers = counted(self.fleet.workers, "worker")
+        self.say(
+            f"""
+Penstock is up after {took:.1f} s: {workers}{kept}, {self.settings.router.mode} routing.
+
+  Model      {", ".join(models)}
+  Endpoint   {card.url}/v1
+  Page       {card.page}/ui
+  Run        {self.folder.path}{self._planned(card.page)}
+
+{next_steps(self.settings, card)}
+
+Ctrl-C drains and stops."""
+        )
+
+    def _planned(self, page: str) -> str:
+        planning = self.settings.planner
+        if not planning.enabled:
+            return ""
+        does = "advises, and touches nothing" if planning.advisory else f"looks every {planning.base:g} s"
+        ttft, itl = self.settings.slo.planned
+        goal = f"TTFT {1e3 * ttft:g} ms, ITL {1e3 * itl:g} ms"
+        why = f"{this_command()} explain scale{at_url(page)}"
+        return f"\n  Planner    {policy_of(planning)}: {does}; keeps {goal}. Why, says: {why}"
+
+
+def prune(settings: RunSettings, say: Say) -> None:
+    """Delete the run folders that are older, or together larger, than the settings allow."""
+    if settings.keep_for is None and settings.keep_bytes is None:
+        return
+    runs = runs_of(Path(settings.dir))
+    for run in spare(runs, now=time.time(), keep_for=settings.keep_for, keep_bytes=settings.keep_bytes):
+        try:
+            remove(run)
+        except ConfigError as error:
+            log.warning("%s", error)
+        else:
+            say(f"{run.path} is deleted: runs.keep_for and runs.keep_bytes keep no more")
+
+
+def next_steps(settings: ClusterSettings, card: FrontendCard) -> str:
+    """Return commands that the operator may try now; they work as printed, once the needed keys are exported."""
+    security, models, command = settings.frontend.security, list(settings.models), this_command()
+    chat = {"model": models[0], "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
+    keys, bearer = [], ""
+    if security.api_keys:
+        bearer = ' -H "authorization: Bearer $PENSTOCK_API_KEY"'
+        keys.append("  export PENSTOCK_API_KEY=...       # a key of frontend.security.api_keys")
+    if security.admin_keys:
+        keys.append("  export PENSTOCK_ADMIN_KEY=...     # a key of frontend.security.admin_keys")
+    # With several models a load generator needs the model's name.
+    model = f" --model {shlex.quote(models[0])}" if len(models) > 1 else ""
+    json_type = "-H 'content-type: application/json'"
+    lines = [
+        "Try next, in another terminal:",
+        *keys,
+        f"  curl -s {card.url}/v1/chat/completions {json_type}{bearer} -d {shlex.quote(json.dumps(chat))}",
+        f'  {command} chat{at_url(card.url)} "Hello"',
+        f"  {command} status{at_url(card.page)}",
+        f"  {command} top{at_url(card.page)}",
+        f"  {command} bench {card.url}{model} --workload chat --rate 8 --requests 100",
+    ]
+    return "\n".join(lines)
+
+
+async def take_over(store: Store, settings: ClusterSettings, run: str) -> None:
+    """Become the one supervisor of a cluster in its store; the desired state of an earlier run is deleted.
+
+    Raises:
+        ConfigError: there is another supervisor, and it stays.
+        StoreUnavailable: the store can't be reached.
+    """
+    ttl = settings.discovery.ttl
+    end = time.monotonic() + ttl + PATIENCE
+    while (there := (await store.list(SUPERVISOR)).get(SUPERVISOR)) is not None:
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"cluster {settings.name!r} has a supervisor already: {there.decode(errors='replace')}",
+                hint="penstock join adds engines to it; another cluster takes another name",
+            )
+        await asyncio.sleep(0.2)  # the key of a killed supervisor goes when its ttl is over
+    await store.put(SUPERVISOR, f"{socket.gethostname()} {run}".encode(), ttl=ttl)
+    for prefix in WISHES:
+        for key in await store.list(prefix):
+            await store.delete(key)
+
+
+def _wait_for_workers(url: str, wanted: Mapping[str, int], end: float) -> None:
+    """Return when the frontend knows every worker, or, a while later, one of every model: enough for a first request.
+
+    Args:
+        wanted: workers of each model.
+        end: monotonic time to return at, whatever is known then.
+    """
+    context = ssl._create_unverified_context() if url.startswith("https") else None
+    while time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=2.0, context=context) as answer:
+                ready = json.load(answer)["models"]
+        except (OSError, ValueError, KeyError):
+            ready = {}
+        if all(ready.get(model, 0) >= max(1, count) for model, count in wanted.items()):
+            return
+        if all(ready.get(model) for model in wanted):
+            end = min(end, time.monotonic() + STRAGGLERS)
+        time.sleep(0.05)
+
+
+def _told(task: asyncio.Task[None]) -> None:
+    """Log that a task which should run for the whole run has ended."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s has ended by a bug of ours", task.get_name(), exc_info=error)

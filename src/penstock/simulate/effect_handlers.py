@@ -1,0 +1,363 @@
+"""Effect handlers of the simulated cluster: carry out the effects of router and engines, and keep the books.
+
+They do what the live processes do, but with no network and no HTTP: what the router wants goes to an engine at the
+same moment, and what an engine reports goes back.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.engine import events as engine
+from penstock.engine.network_links import Transferred
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import SECOND, Effect, Event, Nanos, nanos, seconds
+from penstock.kernel.request_record import ItlSummary, RequestRecord
+from penstock.kernel.simulation import Answer
+from penstock.kernel.values import Prompt, RequestId, WorkerId
+from penstock.router import events as routing
+from penstock.router.requests.closed_record import record_of
+from penstock.router.requests.stage_graph import AT_ONCE, FINAL
+from penstock.router.router import Router
+from penstock.simulate.kv_transfers import KvTransfers, leg_of
+from penstock.simulate.observer import Observer
+from penstock.simulate.prefix_tree import PrefixTree
+from penstock.simulate.simulated_fleet import SimulatedFleet, SimulatedWorker
+from penstock.simulate.simulation_plan import SimulationPlan
+from penstock.traffic.sessions import Sessions
+from penstock.traffic.traffic_request import TrafficRequest
+
+ROUTER = "router"
+_PLAIN = routing.Preferences()
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request between its arrival and its end."""
+
+    request: TrafficRequest
+    blocks: Sequence[int]
+    got: int = 0
+    """Output tokens of the legs that are over."""
+    first: Nanos | None = None
+    last: Nanos | None = None
+    """When the first and the last output token came."""
+
+
+class EffectHandlers:
+    """Carry out effects, and know every open request.
+
+    Args:
+        removed: takes a worker that has ended, so that its machine is taken out.
+        record: takes every request that has ended, in that order.
+        decided: takes every decision of the router.
+        loop: gives the turn of a session that follows one that has ended; None where turns come by themselves.
+    """
+
+    def __init__(
+        self,
+        plan: SimulationPlan,
+        router: Router,
+        fleet: SimulatedFleet,
+        *,
+        removed: Callable[[SimulatedWorker], object],
+        record: Callable[[RequestRecord], object],
+        decided: Callable[[routing.Decision], object],
+        loop: Sessions | None,
+    ) -> None:
+        self.submitted = 0
+        self.closed = 0
+        self.preemptions = 0
+        self.end: Nanos = 0
+        """When the last request ended."""
+        self.open: dict[RequestId, OpenRequest] = {}
+        self.lookers: list[Observer] = []
+        """Observers, which count what arrives and ends."""
+        self.notes: dict[str, int] = {}
+        """How often each kind of note was taken."""
+        self._plan = plan
+        self._router = router
+        self._fleet = fleet
+        self._removed = removed
+        self._record = record
+        self._decided = decided
+        self._loop = loop
+        self.handoffs = KvTransfers(fleet)
+        self._names = PrefixTree(plan.block_size)
+        self._made = 0
+        """Output tokens that engines made and did not take back..."""
+        self._had = 0
+        """... and those that requests have had."""
+        self._carriers: dict[type[Effect], Callable[[Nanos, str, Any], Iterable[Answer]]] = {
+            routing.Dispatch: self._dispatched,
+            routing.Abort: self._aborted,
+            routing.Closed: self._ended,
+            routing.OperatorNote: self._noted,
+            routing.ReplayWanted: self._replay_wanted,
+            engine.EngineStarted: _nothing,
+            engine.EngineFirstToken: self._first_token,
+            engine.EngineFinished: self._finished,
+            engine.EngineRejected: self._rejected,
+            engine.KvChanged: self._kv_changed,
+            engine.PullKv: self._pull,
+            Transferred: self._transferred,
+            routing.Release: self._released,
+        }
+
+    def carry(self, kind: type[Effect], carrier: Callable[[Nanos, str, Any], Iterable[Answer]]) -> None:
+        """Let another carrier carry out effects of a kind."""
+        self._carriers[kind] = carrier
+
+    def __call__(self, now: Nanos, sender: str, effect: Effect) -> Iterable[Answer]:
+        return self._carriers[type(effect)](now, sender, effect)
+
+    def arrived(self, request: TrafficRequest) -> routing.Arrived:
+        """Open a request."""
+        id = RequestId(f"r{self.submitted}")
+        self.submitted += 1
+        blocks: Sequence[int] = self._names.blocks(request)
+        if self._plan.by_block:
+            blocks = list(blocks)
+        self.open[id] = OpenRequest(request, blocks)
+        for looker in self.lookers:
+            looker.counts.arrive(request.isl)
+        return routing.Arrived(
+            id=id,
+            model=self._plan.model,
+            prompt=Prompt(request.isl, blocks),
+            preferences=_PLAIN
+            if request.session is None and not self._plan.slo.classes
+            else routing.Preferences(session=request.session, service_class=request.kind),
+        )
+
+    def broken(self, worker: SimulatedWorker, now: Nanos, why: str) -> list[Event]:
+        """Everything that a worker runs breaks off: return the events for the router."""
+        told: list[Event] = []
+        for key, id in worker.running.items():
+            opened = self.open.get(id)
+            if opened is None:
+                continue
+            if key in worker.stages:
+                told.append(routing.Failed(id=id, attempt=_attempt(key), reason=why, retryable=True))
+                continue
+            # Before the first token came, nothing is out, even where it would come at this very moment.
+            out = 0 if opened.first is None else worker.engine.tokens_at(key, now)
+            opened.got += out
+            self._made += out
+            resume = None
+            if opened.got:
+                # The trace has no names for a request's own output: only the prompt can be found in a cache again.
+                isl = opened.request.isl + opened.got
+                resume = routing.Resume(prompt=Prompt(isl, opened.blocks), tokens=opened.got)
+            told.append(
+                routing.Failed(id=id, attempt=_attempt(key), reason=why, retryable=not opened.got, resume=resume)
+            )
+        worker.running.clear()
+        worker.stages.clear()
+        return told
+
+    def cut_off(self, worker: SimulatedWorker, now: Nanos) -> list[Answer]:
+        """A worker is about to be gone: return events for workers that wait for its KV, or hold some for it."""
+        found: list[Answer] = []
+        # A worker that writes to it, or has met it, finds out; one that waits to be asked does not.
+        known = self._fleet.plan.pools[worker.pool].handoff in AT_ONCE
+        for key in list(worker.running):
+            found += self.handoffs.given_up(now, key, release=known)
+        for leg in self.handoffs.of(worker):
+            found += self.handoffs.lost(now, leg)
+        worker.kv_retained.clear()
+        return found
+
+    def left(self, worker: SimulatedWorker, now: Nanos, why: str) -> Event:
+        """A worker has ended: return the event for the router."""
+        self._fleet.end(worker, now, why)
+        self._removed(worker)
+        return routing.WorkerLeft(worker=worker.id, epoch=worker.card.epoch, reason=why)
+
+    # --- what becomes of effects -------------------------------------------------------------------------------------
+
+    def _dispatched(self, now: Nanos, sender: str, word: routing.Dispatch) -> Iterable[Answer]:
+        self._decided(word.decision)
+        worker = self._fleet.workers.get(word.target.worker)
+        if worker is None or worker.card.epoch != word.card.epoch:
+            gone = "connection refused: it is gone"
+            return ((now, ROUTER, routing.Failed(id=word.id, attempt=word.attempt, reason=gone, retryable=True)),)
+        opened = self.open[word.id]
+        key = f"{word.id}.{word.attempt}"
+        worker.running[key] = word.id
+        isl, leg, last = opened.request.isl + opened.got, leg_of(word), word.stage in FINAL
+        if not last:
+            worker.stages.add(key)
+        if leg is not None and word.stage == "prefill":
+            self.handoffs.makes(leg, worker, key)
+        elif leg is not None and last:
+            self.handoffs.takes(leg, worker, key)
+        submit = engine.SubmitRequest(
+            id=RequestId(key),
+            prompt=Prompt(isl, opened.blocks),
+            max_tokens=opened.request.osl - opened.got if last else 1,
+            hold=word.stage == "prefill",
+            remote=isl if leg is not None and last else 0,
+        )
+        return ((now, worker.id, submit),)
+
+    def _pull(self, now: Nanos, sender: str, told: engine.PullKv) -> Iterable[Answer]:
+        return self.handoffs.start_fetch(now, told)
+
+    def _transferred(self, now: Nanos, sender: str, told: Transferred) -> Iterable[Answer]:
+        return [*self.handoffs.arrived(now, told), *self._drained(now)]
+
+    def _released(self, now: Nanos, sender: str, word: routing.Release) -> Iterable[Answer]:
+        return [*self.handoffs.unwanted(now, (word.id, word.attempt)), *self._drained(now)]
+
+    def _drained(self, now: Nanos) -> list[Answer]:
+        """Let go of the workers that were drained and from which everything has been fetched."""
+        over = [worker for worker in self._fleet.workers.values() if worker.state == "draining" and worker.idle]
+        return [answer for worker in over for answer in self.done(worker, now)]
+
+    def done(self, worker: SimulatedWorker, now: Nanos) -> list[Answer]:
+        """A worker that was drained has nothing left: it ends, or has another role from now on."""
+        if worker.becomes is None:
+            return [(now, ROUTER, self.left(worker, now, "it was drained"))]
+        card = self._fleet.flip(worker, worker.becomes)
+        return [(now, ROUTER, routing.WorkerJoined(card=card))]
+
+    def _aborted(self, now: Nanos, sender: str, word: routing.Abort) -> Iterable[Answer]:
+        key = f"{word.id}.{word.attempt}"
+        worker = self._fleet.workers.get(word.target.worker)
+        if worker is None or worker.running.pop(key, None) is None:
+            return ()
+        if key in worker.stages:
+            worker.stages.discard(key)
+            freed = self.handoffs.lost(now, (word.id, word.attempt))
+        else:
+            freed = self.handoffs.given_up(now, key, release=True)
+        return ((now, worker.id, engine.AbortRequest(id=RequestId(key))), *freed)
+
+    def _first_token(self, now: Nanos, sender: str, told: engine.EngineFirstToken) -> Iterable[Answer]:
+        worker = self._fleet.workers[WorkerId(sender)]
+        id = None if told.id in worker.stages else worker.running.get(told.id)
+        opened = None if id is None else self.open.get(id)
+        if id is None or opened is None:
+            return ()
+        if opened.first is None:
+            opened.first = told.at
+        return ((told.at, ROUTER, routing.FirstToken(id=id, attempt=_attempt(told.id))),)
+
+    def _finished(self, now: Nanos, sender: str, told: engine.EngineFinished) -> Iterable[Answer]:
+        worker = self._fleet.workers[WorkerId(sender)]
+        id = worker.running.pop(told.id, None)
+        answers: list[Answer] = []
+        if told.id in worker.stages:
+            worker.stages.discard(told.id)
+            if id is not None and told.reason != "abort":
+                answers += self._staged(id, told)
+        elif id is not None and told.reason != "abort":
+            opened = self.open[id]
+            opened.got += told.tokens
+            opened.last = told.at
+            self._made += told.tokens
+            done = routing.Finished(id=id, attempt=_attempt(told.id), tokens=opened.got, cached=told.cached)
+            answers.append((told.at, ROUTER, done))
+        self.preemptions += told.preemptions
+        if worker.state == "draining" and worker.idle:
+            answers += self.done(worker, now)
+        return answers
+
+    def _staged(self, id: RequestId, told: engine.EngineFinished) -> list[Answer]:
+        """A stage before a request's last one is done."""
+        attempt = _attempt(told.id)
+        done = routing.Staged(id=id, attempt=attempt, kv_retained=told.blocks_retained > 0, cached=told.cached)
+        freed = self.handoffs.prefilled(told.at, (id, attempt)) if told.blocks_retained else ()
+        # Where the request has ended meanwhile, its KV is only let go.
+        return [*freed, *([(told.at, ROUTER, done)] if id in self.open else [])]
+
+    def _rejected(self, now: Nanos, sender: str, told: engine.EngineRejected) -> Iterable[Answer]:
+        id = self._fleet.workers[WorkerId(sender)].running.pop(told.id, None)
+        if id is None:
+            return ()
+        failed = routing.Failed(
+            id=id, attempt=_attempt(told.id), reason=told.why, retryable=False, worker_at_fault=False, status=400
+        )
+        return ((told.at, ROUTER, failed),)
+
+    def _kv_changed(self, now: Nanos, sender: str, told: engine.KvChanged) -> Iterable[Answer]:
+        worker = self._fleet.workers.get(WorkerId(sender))
+        pool = self._router.pools.get(self._plan.model)
+        if worker is None or pool is None or pool.exact is None:
+            return ()  # no listener: without a weight on overlap no index is kept
+        batch = routing.KvObserved(
+            worker=worker.id, rank=0, epoch=worker.card.incarnation, sequence=worker.sequence, events=told.events
+        )
+        worker.sequence += 1
+        return ((now, ROUTER, batch),)
+
+    def _replay_wanted(self, now: Nanos, sender: str, word: routing.ReplayWanted) -> Iterable[Answer]:
+        raise InvariantError(f"the router misses KV events of {word.worker}, although none can be lost here")
+
+    def _noted(self, now: Nanos, sender: str, word: routing.OperatorNote) -> Iterable[Answer]:
+        self.notes[word.kind] = self.notes.get(word.kind, 0) + 1
+        return ()
+
+    def _ended(self, now: Nanos, sender: str, closed: routing.Closed) -> Iterable[Answer]:
+        opened = self.open.pop(closed.id)
+        self.closed += 1
+        self.end = max(self.end, closed.closed)
+        record = _record(closed, opened)
+        self._had += opened.got
+        for looker in self.lookers:
+            looker.counts.end(record, self._plan.slo)
+        self._record(record)
+        session = opened.request.session
+        following = None if self._loop is None or session is None else self._loop.next(session, seconds(now))
+        until = self._plan.until
+        if following is None or (until is not None and following.at >= until):
+            return ()
+        return ((nanos(following.at), ROUTER, self.arrived(following)),)
+
+    def check(self) -> None:
+        """Compare the books of a run that is over with each other.
+
+        Raises:
+            InvariantError: requests, tokens or blocks went missing.
+        """
+        if self.open or self.closed != self.submitted:
+            raise InvariantError(
+                f"{self.submitted} requests arrived and {self.closed} ended, {len(self.open)} are open"
+            )
+        if self._had != self._made:
+            raise InvariantError(f"engines made {self._made} tokens, requests had {self._had}")
+        if self.handoffs.open:
+            raise InvariantError(f"{self.handoffs.open} hand-offs are not over, although all requests are")
+        for worker in self._fleet.workers.values():
+            worker.engine.check()
+            if worker.running or worker.kv_retained or worker.engine.running or worker.engine.kv_usage:
+                raise InvariantError(f"worker {worker.id} holds blocks of requests that have ended")
+
+
+def _record(closed: routing.Closed, opened: OpenRequest) -> RequestRecord:
+    first, last, tokens = opened.first, opened.last, opened.got
+    gaps = tokens - 1
+    itl = None
+    if first is not None and last is not None and gaps > 0:
+        itl = ItlSummary(gaps=gaps, mean=(last - first) / gaps / SECOND)
+    arrived = closed.arrived
+    return record_of(
+        closed,
+        blocks=list(opened.blocks),
+        itl=itl,
+        ttft=None if first is None else (first - arrived) / SECOND,
+        e2e=None if last is None else (last - arrived) / SECOND,
+        service_class=opened.request.kind,
+        osl_requested=opened.request.osl,
+        turn=opened.request.turn if opened.request.session is not None else None,
+    )
+
+
+def _attempt(key: str) -> int:
+    """Return the attempt of an engine's id of a request."""
+    return int(key.rpartition(".")[2])
+
+
+def _nothing(now: Nanos, sender: str, effect: Effect) -> Iterable[Answer]:
+    return ()

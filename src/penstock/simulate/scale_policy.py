@@ -1,0 +1,37 @@
+"""`ScalePolicy`: the one method that a user's own scaling policy needs in a simulation; a planner decides more."""
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from penstock.planner.observation import Observation
+
+
+@runtime_checkable
+class ScalePolicy(Protocol):
+    """Any object with this method can be judged in a simulation: ``--policy MODULE:NAME``."""
+
+    def decide(self, seen: Observation) -> Mapping[str, int] | None:
+        """Return how many workers each pool should have; pools that are left out, and None, stay as they are.
+
+        Called once in each window, in order of time. The workers that are to go drain first; new ones take their
+        start-up time. It must not read a clock: the same ``seen`` must lead to the same answer.
+        """
+        ...
+
+
+class ScheduledSteps:
+    """The plainest policy: so many workers from a given second on.
+
+    Args:
+        pool: whose workers.
+        steps: second of the run -> workers.
+    """
+
+    def __init__(self, pool: str, steps: Mapping[float, int]) -> None:
+        self._pool = pool
+        self._steps = sorted(steps.items())
+
+    def decide(self, seen: Observation) -> Mapping[str, int] | None:
+        """Return the last step that has come."""
+        due = [count for at, count in self._steps if at <= seen.at]
+        return {self._pool: due[-1]} if due else None

@@ -1,0 +1,178 @@
+"""`SimulatedFleet`: simulated workers that start, serve, drain, fail and come back, and the GPU time of each."""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from penstock.engine.block_cache import BlockCache
+from penstock.engine.engine import Engine
+from penstock.engine.itl_histogram import ItlHistogram
+from penstock.engine.run_cache import RunCache
+from penstock.kernel.hashing import SCHEME
+from penstock.kernel.machine import SECOND, Nanos, nanos
+from penstock.kernel.values import RequestId, Role, WorkerCard, WorkerId
+from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
+
+State = Literal["starting", "ready", "draining"]
+
+
+@dataclass(slots=True)
+class PaidLife:
+    """One worker's time, for the bill: from the moment that it was started, whether or not it served."""
+
+    worker: WorkerId
+    pool: str
+    gpus: int
+    started: Nanos
+    ready: Nanos | None = None
+    ended: Nanos | None = None
+    why: str = ""
+    """Why it ended; empty while it has not."""
+
+    def gpu_seconds(self, end: Nanos) -> float:
+        """Return GPUs times seconds up to its end, or up to ``end``."""
+        until = end if self.ended is None else min(self.ended, end)
+        return self.gpus * max(0, until - self.started) / SECOND
+
+
+@dataclass(slots=True)
+class SimulatedWorker:
+    """One engine that is there."""
+
+    card: WorkerCard
+    pool: str
+    engine: Engine
+    life: PaidLife
+    state: State = "starting"
+    becomes: Role | None = None
+    """Its role once it has been drained; None where it then ends."""
+    sequence: int = 0
+    """Sequence number of its next batch of KV events."""
+    running: dict[str, RequestId] = field(default_factory=dict)
+    """Requests that it was given and that have not ended: the engine's id -> the request's."""
+    stages: set[str] = field(default_factory=set)
+    """Those of ``running`` that are a stage before a request's last one."""
+    kv_retained: set[str] = field(default_factory=set)
+    """Requests that have ended here and whose KV waits to be fetched, by the engine's id."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may end without loss to any request."""
+        return not self.running and not self.kv_retained
+
+    @property
+    def id(self) -> WorkerId:
+        return self.card.id
+
+
+class SimulatedFleet:
+    """Make and forget workers; the caller informs the router.
+
+    Args:
+        plan: pools and start-up times.
+        rng: of the start-up times.
+    """
+
+    def __init__(self, plan: SimulationPlan, rng: random.Random) -> None:
+        self.plan = plan
+        self.workers: dict[WorkerId, SimulatedWorker] = {}
+        self.lives: list[PaidLife] = []
+        self.gaps: list[ItlHistogram] = []
+        """Waits between tokens, of every engine that ever ran; none of those that speculate."""
+        self._rng = rng
+        self._numbers: dict[str, Iterator[int]] = {}
+        self._epochs: dict[WorkerId, int] = {}
+
+    def start(self, pool: str, now: Nanos, worker: WorkerId | None = None) -> tuple[SimulatedWorker, Nanos]:
+        """Start a worker, or start a given one again; return it and when it will be ready."""
+        if worker is None:
+            number = next(self._numbers.setdefault(pool, _counting()))
+            worker = WorkerId(f"{pool}-{number}")
+        epoch = self._epochs[worker] = self._epochs.get(worker, 0) + 1
+        kind = self.plan.pools[pool]
+        life = PaidLife(worker, pool, kind.gpus, now)
+        self.lives.append(life)
+        engine = Engine(kind.sim, table=kind.table, cache=BlockCache if self.plan.by_block else RunCache)
+        if not self.plan.router.hears_engines:
+            engine.mute_kv_events()
+        made = SimulatedWorker(_card(self.plan.model, worker, epoch, kind), pool, engine, life)
+        if not kind.sim.speculative_tokens:
+            self.gaps.append(made.engine.count_gaps())
+        self.workers[worker] = made
+        return made, now + self._start_up()
+
+    def end(self, worker: SimulatedWorker, now: Nanos, why: str) -> None:
+        """Forget a worker."""
+        del self.workers[worker.id]
+        worker.life.ended = now
+        worker.life.why = why
+
+    def flip(self, worker: SimulatedWorker, role: Role) -> WorkerCard:
+        """Give a worker that has nothing to do another role, and return its card from now on."""
+        epoch = self._epochs[worker.id] = self._epochs[worker.id] + 1
+        kind = msgspec.structs.replace(self.plan.pools[worker.pool], role=role)
+        born = worker.card.incarnation
+        worker.card = msgspec.structs.replace(_card(self.plan.model, worker.id, epoch, kind), started_epoch=born)
+        worker.state, worker.becomes = "ready", None
+        return worker.card
+
+    def of(self, pool: str) -> list[SimulatedWorker]:
+        """Return a pool's workers, the eldest first."""
+        return [worker for worker in self.workers.values() if worker.pool == pool]
+
+    def staying(self, pool: str) -> list[SimulatedWorker]:
+        """Return those of a pool that are to stay, also where they change their role first."""
+        return [worker for worker in self.of(pool) if worker.state != "draining" or worker.becomes is not None]
+
+    def lookups(self) -> dict[str, tuple[int, int]]:
+        """Return, per pool, how often its present engines looked up their timing, and how often beyond its data."""
+        found: dict[str, tuple[int, int]] = {}
+        for worker in self.workers.values():
+            asked, beyond = found.get(worker.pool, (0, 0))
+            timing = worker.engine.timing
+            found[worker.pool] = (asked + timing.lookups, beyond + timing.extrapolated)
+        return found
+
+    def gpu_hours(self, end: Nanos) -> float:
+        """Return GPU-hours of all workers up to ``end``, their starting and draining included."""
+        return sum(life.gpu_seconds(end) for life in self.lives) / 3600
+
+    def _start_up(self) -> Nanos:
+        start_up = self.plan.start_up
+        if not start_up.median:
+            return 0
+        if not start_up.sigma:
+            return nanos(start_up.median)
+        return nanos(self._rng.lognormvariate(math.log(start_up.median), start_up.sigma))
+
+
+def _card(model: str, worker: WorkerId, epoch: int, pool: PoolPlan) -> WorkerCard:
+    """Return the card of the live engine of these settings."""
+    sim = pool.sim
+    return WorkerCard(
+        id=worker,
+        epoch=epoch,
+        model=model,
+        url=f"virtual://{worker}",
+        engine="sim",
+        block_size=sim.block_size,
+        kv_blocks=sim.blocks,
+        max_seqs=sim.max_seqs,
+        max_batched_tokens=sim.max_batched_tokens,
+        max_len=sim.max_len,
+        role=pool.role,
+        handoff=pool.handoff,
+        hash_scheme=SCHEME,
+        events=(f"virtual://{worker}/events",),
+    )
+
+
+def _counting() -> Iterator[int]:
+    number = 0
+    while True:
+        yield number
+        number += 1

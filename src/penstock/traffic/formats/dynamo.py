@@ -1,0 +1,98 @@
+"""Reads Dynamo request traces: JSON lines of ``dynamo.request.trace.v1`` -> `TrafficRequest`s.
+
+A ``request_end`` row has, under ``request``, ``request_received_ms`` (Unix time), ``output_tokens`` and ``replay`` with
+``trace_block_size``, ``input_length`` and ``input_sequence_hashes``; a row of an agent has ``agent_context.session_id``
+as well. Rows of other events (payloads, tools) are passed over, and a row may stand in a sink's envelope under
+``event``. Think time is what lay between an answer and the session's next request, tools included.
+Source: NVIDIA Dynamo's request trace reference, schema version 1.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from penstock.traffic import trace_slices
+from penstock.traffic.formats.log_rows import EndedRequest, LogRows
+from penstock.traffic.formats.trace_rows import RowProblem, hashes_of, number_of, object_of, tokens_of
+from penstock.traffic.traffic_request import TrafficRequest
+
+SCHEMA = "dynamo.request.trace.v1"
+OTHER_EVENTS = ("request_payload", "tool_start", "tool_end", "tool_error")
+
+
+class DynamoTrace(LogRows):
+    """Iterate over the requests of a trace, in order of arrival; ``at`` counts from the first of them."""
+
+    format: ClassVar[str] = "dynamo"
+    _zero: float | None = None
+
+    def __iter__(self) -> Iterator[TrafficRequest]:
+        return trace_slices.rebase(super().__iter__())
+
+    @staticmethod
+    def recognises(line: str | bytes) -> bool:
+        """Tell whether a line of a file looks like a row of this format."""
+        try:
+            row = _event(object_of(line))
+        except RowProblem:
+            return False
+        return row.get("schema") == SCHEMA
+
+    def _row(self, line: str | bytes) -> EndedRequest | None:
+        row = _event(object_of(line))
+        event = row.get("event_type")
+        if event in OTHER_EVENTS:
+            return None
+        if row.get("schema") != SCHEMA:
+            raise RowProblem("schema", row.get("schema"), f"{SCHEMA} is needed")
+        if event != "request_end":
+            raise RowProblem("event_type", event, f"request_end or one of {', '.join(OTHER_EVENTS)} is needed")
+        request = _part(row, "request")
+        replay = _part(request, "replay")
+        received = number_of("request_received_ms", request.get("request_received_ms"), "milliseconds")
+        isl = tokens_of("input_length", replay.get("input_length"))
+        osl = tokens_of("output_tokens", request.get("output_tokens"), least=0)
+        size = tokens_of("trace_block_size", replay.get("trace_block_size"))
+        ids = hashes_of("input_sequence_hashes", replay.get("input_sequence_hashes"), -(-isl // size), size, isl)
+        session = _session(row)
+        ended = _end(row, request, received)
+        if osl == 0:
+            self.unanswered += 1
+            return None
+        zero = received if self._zero is None else self._zero  # Unix milliseconds lose digits as seconds in a float
+        self._zero = zero
+        return EndedRequest(
+            TrafficRequest(
+                at=(received - zero) / 1000, isl=isl, osl=osl, hash_ids=ids, block_size=size, session=session
+            ),
+            None if ended is None else (ended - zero) / 1000,
+        )
+
+
+def _event(row: dict[str, Any]) -> dict[str, Any]:
+    inner = row.get("event")
+    return inner if isinstance(inner, dict) else row
+
+
+def _part(row: dict[str, Any], name: str) -> dict[str, Any]:
+    found = row.get(name)
+    if not isinstance(found, dict):
+        raise RowProblem(name, found, "a JSON object is needed")
+    return found
+
+
+def _session(row: dict[str, Any]) -> str | None:
+    if row.get("agent_context") is None:
+        return None
+    session = _part(row, "agent_context").get("session_id")
+    if not isinstance(session, str) or not session:
+        raise RowProblem("session_id", session, "a session's name is needed")
+    return session
+
+
+def _end(row: dict[str, Any], request: dict[str, Any], received: float) -> float | None:
+    """Return when the answer was there, in Unix milliseconds."""
+    if request.get("total_time_ms") is not None:
+        return received + number_of("total_time_ms", request["total_time_ms"], "milliseconds")
+    if row.get("event_time_unix_ms") is not None:
+        return number_of("event_time_unix_ms", row["event_time_unix_ms"], "milliseconds")
+    return None

@@ -1,0 +1,146 @@
+"""Reads and writes Mooncake traces: JSON lines with hash ids of 512-token blocks <-> `TrafficRequest`s.
+
+A row has ``timestamp`` (milliseconds), ``input_length``, ``output_length`` (tokens) and ``hash_ids``; the names that
+other tools write (``created_time``, ``input_tokens``, ``output_tokens``) are taken as well, and so are ``session_id``
+and ``delay`` (milliseconds after the session's turn before). A later turn with a delay may leave its timestamp out:
+it then counts from that of the turn before. We also write, and take, ``block_size`` where it is not 512, and
+``kind``. Other fields are ignored.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+import msgspec
+
+from penstock.traffic.formats.block_numbering import numbered
+from penstock.traffic.formats.trace_rows import (
+    Lines,
+    RowProblem,
+    Rows,
+    hashes_of,
+    number_of,
+    object_of,
+    tokens_of,
+)
+from penstock.traffic.traffic_request import TRACE_BLOCK, TrafficRequest
+
+
+class MooncakeTrace(Rows[TrafficRequest]):
+    """Iterate over the requests of a trace, in the order of its rows.
+
+    Args:
+        lines: the file's lines; blank ones are passed over.
+        block_size: tokens per hash id, where a row does not say it.
+        name: of the file, for errors.
+        skip_bad: leave bad rows out and count them in ``skipped`` instead of raising `BadRow`.
+    """
+
+    format: ClassVar[str] = "mooncake"
+
+    def __init__(
+        self, lines: Lines, *, block_size: int = TRACE_BLOCK, name: str | None = None, skip_bad: bool = False
+    ) -> None:
+        if block_size < 1:
+            raise ValueError(f"a trace block has at least 1 token, not {block_size}")
+        super().__init__(lines, name=name, skip_bad=skip_bad)
+        self._block_size = block_size
+        self._last: dict[str, tuple[int, float]] = {}
+        """session -> number and milliseconds of its latest turn"""
+
+    def __iter__(self) -> Iterator[TrafficRequest]:
+        return self.good()
+
+    @staticmethod
+    def recognises(line: str | bytes) -> bool:
+        """Tell whether a line of a file looks like a row of this format."""
+        try:
+            return "hash_ids" in object_of(line)
+        except RowProblem:
+            return False
+
+    def _row(self, line: str | bytes) -> TrafficRequest:
+        row = object_of(line)
+        session = row.get("session_id")
+        if session is not None and not isinstance(session, str | int):
+            raise RowProblem("session_id", session, "a session is a string or a number")
+        name = None if session is None else str(session)
+        before = None if name is None else self._last.get(name)
+        pause = _pause(row)
+        at = _timestamp(row, before, pause)
+        isl = tokens_of(*_field(row, "input_length", "input_tokens"))
+        osl = tokens_of(*_field(row, "output_length", "output_tokens"))
+        size = self._block_size
+        if "block_size" in row:
+            size = tokens_of("block_size", row["block_size"])
+        kind = row.get("kind")
+        if kind is not None and not isinstance(kind, str):
+            raise RowProblem("kind", kind, "a kind is a string")
+        hash_ids = hashes_of("hash_ids", row.get("hash_ids"), -(-isl // size), size, isl)
+        turn = 0
+        if name is not None:
+            turn = 0 if before is None else before[0] + 1
+            self._last[name] = (turn, at)
+        return TrafficRequest(
+            at=at / 1000,
+            isl=isl,
+            osl=osl,
+            hash_ids=hash_ids,
+            block_size=size,
+            session=name,
+            turn=turn,
+            think=None if pause is None else pause / 1000,
+            kind=kind,
+        )
+
+
+def mooncake_lines(requests: Iterable[TrafficRequest]) -> Iterator[bytes]:
+    """Yield a line for each request; ids are numbered anew (see `numbered`), and times keep nanoseconds.
+
+    A session's first row has no delay, even where the requests begin amid the session: there is no turn before it.
+
+    Raises:
+        ValueError: a prompt is not given by hash ids.
+    """
+    begun: set[str] = set()
+    for request in numbered(requests):
+        row: dict[str, Any] = {
+            "timestamp": _milliseconds(request.at),
+            "input_length": request.isl,
+            "output_length": request.osl,
+            "hash_ids": request.hash_ids,
+        }
+        if request.block_size != TRACE_BLOCK:
+            row["block_size"] = request.block_size
+        if request.session is not None:
+            row["session_id"] = request.session
+            if request.think is not None and request.session in begun:
+                row["delay"] = _milliseconds(request.think)
+            begun.add(request.session)
+        if request.kind is not None:
+            row["kind"] = request.kind
+        yield msgspec.json.encode(row) + b"\n"
+
+
+def _milliseconds(seconds: float) -> float | int:
+    exact = round(seconds * 1000, 6)
+    return int(exact) if exact.is_integer() else exact
+
+
+def _pause(row: dict[str, Any]) -> float | None:
+    name, value = _field(row, "delay", "delay_ms")
+    return None if value is None else number_of(name, value, "milliseconds")
+
+
+def _timestamp(row: dict[str, Any], before: tuple[int, float] | None, pause: float | None) -> float:
+    name, value = _field(row, "timestamp", "created_time")
+    if value is None and before is not None and pause is not None:
+        return before[1] + pause
+    return number_of(name, value, "milliseconds")
+
+
+def _field(row: dict[str, Any], *names: str) -> tuple[str, Any]:
+    """Return the first of these fields that the row has, with its value."""
+    for name in names:
+        if row.get(name) is not None:
+            return name, row[name]
+    return names[0], None

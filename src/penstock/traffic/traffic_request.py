@@ -1,0 +1,61 @@
+"""`TrafficRequest`: one request of a trace or a workload, before it is sent."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+TRACE_BLOCK = 512
+"""Tokens per hash id in the Mooncake traces."""
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One message of a chat: ``role`` as in the OpenAI dialect, ``content`` plain text."""
+
+    role: str
+    content: str
+
+
+class TrafficRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request: when it arrives, how long it is, and which prefix it shares with others.
+
+    The prompt is given in one of three ways. ``hash_ids`` name blocks of ``block_size`` tokens, the last one cut off
+    at ``isl``: two prompts share tokens exactly as far as their ids agree from the start. Tokens that the ids do not
+    cover, all of them where a trace knows only lengths, are not shared (`numbered` names them). ``token_ids``
+    are the prompt itself. ``messages`` are text, and then ``isl`` is an estimate that the tokenizer has yet to correct.
+
+    Units: ``at`` seconds from the start of the trace; ``isl``, ``osl`` tokens; ``think`` seconds between the end of
+    the session's turn before and this one, where the trace says so.
+    """
+
+    at: float
+    isl: int
+    osl: int
+    hash_ids: list[int] = []
+    block_size: int = TRACE_BLOCK
+    token_ids: list[int] | None = None
+    messages: list[ChatMessage] | None = None
+    session: str | None = None
+    turn: int = 0
+    think: float | None = None
+    kind: str | None = None
+    """Service class or name of the workload part, as it is reported."""
+
+
+def shared_tokens(one: TrafficRequest, other: TrafficRequest) -> int:
+    """Count the leading prompt tokens that two requests share.
+
+    Raises:
+        ValueError: a prompt is text, whose tokens only a tokenizer knows, or the two are given in different ways.
+    """
+    if one.token_ids is not None and other.token_ids is not None:
+        return _agree(one.token_ids, other.token_ids)
+    if not one.hash_ids or not other.hash_ids or one.block_size != other.block_size:
+        raise ValueError("shared tokens are known only between two token prompts or two with hash ids of one size")
+    return min(_agree(one.hash_ids, other.hash_ids) * one.block_size, one.isl, other.isl)
+
+
+def _agree(one: Sequence[int], other: Sequence[int]) -> int:
+    for depth, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+        if mine != theirs:
+            return depth
+    return min(len(one), len(other))

@@ -1,0 +1,21 @@
+"""Is each engine told of a hand-off what its protocol wants?"""
+
+from typing import Any
+
+import pytest
+
+from penstock.adapters.engines.dialects.kv_transfer_protocol import HANDOVERS
+from penstock.kernel.values import WorkerCard, WorkerId
+from penstock.router.events import Handoff
+
+
+@pytest.mark.parametrize(
+    ("labels", "sizes"), [({}, (1, 1)), ({"tp_size": "4", "engine_id": "e"}, (4, 1)), ({"pp_size": "2"}, (1, 2))]
+)
+def test_a_push_says_over_how_many_gpus_the_prefill_engine_is_spread(labels: dict[str, str], sizes: Any) -> None:
+    source = WorkerCard(
+        id=WorkerId("p"), epoch=1, model="m", url="http://127.0.0.1:1", bootstrap="127.0.0.1:9", labels=labels
+    )
+    told = HANDOVERS["push", "vllm"].decode({}, Handoff(protocol="push", key=1, source=source))["kv_transfer_params"]
+    assert (told["tp_size"], told["pp_size"]) == sizes
+    assert (told["remote_engine_id"], told["remote_host"]) == (labels.get("engine_id"), "127.0.0.1")

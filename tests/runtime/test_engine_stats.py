@@ -1,0 +1,207 @@
+"""Do windows reach every reader once, is what can be estimated marked so, and does one odd engine harm no other?"""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.adapters.engines.stats.step_stats_source import Source
+from penstock.config.settings.cluster_settings import EngineStatsSettings
+from penstock.kernel.machine import SECOND
+from penstock.kernel.values import RequestId, StepStats, Target, WorkerCard, WorkerId
+from penstock.router.workers.active_sequences import ActiveSequences
+from penstock.runtime.node import engine_stats as module
+from penstock.runtime.node.engine_stats import EngineStats, described
+from penstock.runtime.node.step_stats_estimate import LoadLook, completed, look
+
+A, B = WorkerId("a"), WorkerId("b")
+BUSY = LoadLook(decoding=2, kv_held=300.0, ages=1.0, silent=((50.0, 2.0), (70.0, 1.0)))
+IDLE = LoadLook(decoding=0, kv_held=0.0, ages=0.0)
+
+
+class Told:
+    """A source whose windows the test hands in."""
+
+    def __init__(self) -> None:
+        self.source: Source = "plug-in"
+        self.windows: list[Any] = []
+        self.busy: list[bool] = []
+        self.closed = False
+
+    async def take(self, *, busy: bool) -> StepStats | None:
+        self.busy.append(busy)
+        found = self.windows.pop(0) if self.windows else None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def card(worker: WorkerId) -> WorkerCard:
+    return WorkerCard(id=worker, epoch=1, model="m", url="http://127.0.0.1:9", engine="vllm")
+
+
+def passes(count: int, **more: Any) -> StepStats:
+    return StepStats(
+        **{"passes": count, "wall": count * 0.01, "decode_seqs": 2 * count, "queued_requests": count, **more}
+    )
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> dict[WorkerId, Told]:
+    made: dict[WorkerId, Told] = {}
+
+    def steps_of(card: WorkerCard, *args: Any, **kwargs: Any) -> Told:
+        made[card.id] = Told()
+        return made[card.id]
+
+    monkeypatch.setattr(module, "steps_of", steps_of)
+    return made
+
+
+async def test_each_reader_gets_every_window_once(sources: dict[WorkerId, Told]) -> None:
+    stats = EngineStats(EngineStatsSettings(), lambda worker: IDLE, "me")
+    stats.start(card(A))
+    stats.start(card(B))
+    assert stats.take("planner") == {} and stats.status(A) is None
+    sources[A].windows = [passes(1), passes(2), passes(4)]
+    await stats.ask()
+    assert stats.take("late")[A].passes == 1  # who comes late begins with the last window
+    await stats.ask()
+    assert {worker: steps.passes for worker, steps in stats.take("planner").items()} == {A: 3}
+    assert stats.take("planner") == {}
+    await stats.ask()
+    assert stats.take("planner")[A].passes == 4 and stats.take("late")[A].passes == 6
+    assert stats.failures == 3  # the other engine could not be asked
+    stats.stop(card(A))
+    assert sources[A].closed and stats.last(A) is None
+    await stats.close()
+    assert sources[B].closed
+
+
+async def test_readers_that_stay_away_are_forgotten(sources: dict[WorkerId, Told]) -> None:
+    stats = EngineStats(EngineStatsSettings(), lambda worker: IDLE, "me")
+    stats.start(card(A))
+    for number in range(2 * module.READERS_MAX):
+        stats.take(f"reader-{number}")
+    sources[A].windows = [passes(1), passes(1)]
+    await stats.ask()
+    await stats.ask()
+    watched = stats._watched[A]
+    assert len(watched.unread) == module.READERS_MAX
+    await stats.close()
+
+
+async def test_an_engine_that_makes_no_sense_harms_no_other(
+    sources: dict[WorkerId, Told], caplog: pytest.LogCaptureFixture
+) -> None:
+    stats = EngineStats(EngineStatsSettings(), lambda worker: IDLE, "me")
+    stats.start(card(A))
+    stats.start(card(B))
+    sources[A].windows = [RuntimeError("odd"), passes(3)]
+    sources[B].windows = [passes(5), passes(5)]
+    await stats.ask()
+    assert stats.last(A) is None and stats.last(B) is not None
+    assert "could not be read" in caplog.text
+    await stats.ask()
+    assert stats.last(A) is not None
+    await stats.close()
+
+
+async def test_silence_counts_as_idleness_only_while_nothing_was_placed(sources: dict[WorkerId, Told]) -> None:
+    seen = {A: IDLE}
+    stats = EngineStats(EngineStatsSettings(), lambda worker: seen[worker], "me")
+    stats.start(card(A))
+    stats.look()
+    await stats.ask()
+    stats.look()
+    seen[A] = BUSY
+    stats.look()
+    await stats.ask()
+    assert sources[A].busy == [False, True]
+    await stats.close()
+
+
+async def test_it_runs_by_itself_and_can_be_switched_off(sources: dict[WorkerId, Told]) -> None:
+    stats = EngineStats(EngineStatsSettings(interval=0.02), lambda worker: BUSY, "me")
+    stats.start(card(A))
+    sources[A].windows = [passes(1), passes(2)]
+    task = asyncio.create_task(stats.run())
+    async with asyncio.timeout(30):
+        while stats.last(A) is None:
+            await asyncio.sleep(0.005)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    window = stats.last(A)
+    assert window is not None and "decode_kv" in window.steps.estimated
+    await stats.close()
+    off = EngineStats(EngineStatsSettings(interval=0), lambda worker: BUSY, "me")
+    off.start(card(B))
+    await off.run()
+    assert B not in sources
+
+
+def test_a_look_counts_what_the_router_placed() -> None:
+    active, target = ActiveSequences(), Target(A)
+    place = {"unhashed_blocks": 1, "now": SECOND // 2}
+    active.place(RequestId("x"), target, prefill_tokens=100, blocks=[1, 2, 3], **place)
+    active.place(RequestId("y"), target, prefill_tokens=40, blocks=[1, 2], **place)
+    active.place(RequestId("z"), Target(B), prefill_tokens=40, blocks=[9], **place)
+    assert look(active.on(target), 16, SECOND) == LoadLook(0, 0.0, 0.0, ((16 * 3.5, 0.5), (16 * 2.5, 0.5)))
+    active.first_token(RequestId("x"), SECOND)
+    seen = look(active.on(target), 16, 3 * SECOND)
+    assert seen == LoadLook(decoding=1, kv_held=16 * 3.5, ages=2.0, silent=((16 * 2.5, 2.5),))
+    active.grown(RequestId("x"), 2, 3 * SECOND)
+    assert look(active.on(target), 16, 3 * SECOND) == LoadLook(1, 16 * 5.5, 0.0, ((16 * 2.5, 2.5),))
+
+
+def test_what_can_be_estimated_is_put_in_and_named() -> None:
+    window = completed(passes(100), [BUSY, BUSY])
+    # 2 sequences hold 300 tokens and have decoded for 1 s together, at 100 passes a second: 200 tokens each.
+    assert window.decode_kv == 200 * 200
+    # One request waits, on average, and those without a first token have prompts of 60 tokens.
+    assert window.queued_prefill_tokens == 100 * 60
+    assert window.estimated == ("decode_kv", "queued_prefill_tokens")
+    assert window.decode_kv_sq is None and window.queued_decode_kv is None
+
+
+def test_nothing_is_estimated_from_nothing() -> None:
+    assert completed(passes(0), [BUSY]).estimated == ()
+    assert completed(passes(5), []).estimated == ()
+    assert completed(passes(5), [IDLE]).decode_kv is None  # it decodes, and we placed nothing there
+    assert completed(passes(5, decode_seqs=0), [IDLE]).decode_kv == 0
+    exact = passes(5, decode_kv=7, queued_prefill_tokens=3)
+    assert completed(exact, [BUSY]) == exact
+    unknown = StepStats(passes=5, wall=None)
+    assert completed(unknown, [BUSY]) == unknown
+
+
+def test_answers_that_are_not_streamed_decode_in_silence_the_oldest_first() -> None:
+    silent = LoadLook(decoding=0, kv_held=0.0, ages=0.0, silent=((100.0, 2.0), (200.0, 1.0), (900.0, 0.1)))
+    window = completed(passes(100), [silent])  # two sequences in each of 100 passes of 10 ms; one waits
+    assert window.decode_kv == 200 * (100 + 200 + 3.0 * 100) / 2
+    assert window.queued_prefill_tokens == 100 * 900
+
+
+def test_time_in_the_engines_line_is_no_time_of_decoding() -> None:
+    silent = LoadLook(decoding=0, kv_held=0.0, ages=0.0, silent=((100.0, 9.0),))
+    window = passes(100, decode_seqs=100, queued_requests=800, prefill_requests=1)  # 8 wait, and 1 starts per second
+    assert completed(window, [silent]).decode_kv == 100 * (100 + 1.0 * 100)
+
+
+def test_a_request_that_no_look_saw_waiting_is_taken_to_be_like_the_others() -> None:
+    decoding = LoadLook(decoding=2, kv_held=300.0, ages=0.0)
+    assert completed(passes(10), [decoding]).queued_prefill_tokens == 10 * 150
+    assert completed(passes(10, queued_requests=0), [IDLE]).queued_prefill_tokens == 0
+    assert completed(passes(10), [IDLE]).queued_prefill_tokens is None
+
+
+def test_status_has_rates_and_leaves_the_unknown_open() -> None:
+    steps = StepStats(passes=100, wall=1.0, decode_seqs=400, prefill_tokens=None)
+    shown = described(module.StatsWindow(steps, "metrics", 5.0, 10.0), 12.0)
+    assert shown["wall_pass_ms"] == 10.0 and shown["wall_decode_tokens_per_s"] == 80.0
+    assert shown["wall_decode_seqs"] == 4.0 and shown["wall_passes"] == 100
+    assert shown["wall_prefill_tokens_per_s"] is None and shown["wall_decode_kv_tokens"] is None
+    assert shown["source"] == "metrics" and shown["wall_age_s"] == 2.0

@@ -1,0 +1,458 @@
+"""Wishes in the store come true: scaling, drains, restarts; and what is waited for before an engine may go."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.adapters.connectors.engine_process import EngineTemplate
+from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
+from penstock.config.live_knobs import SettingChange
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.runtime.cluster_state import membership_ack
+from penstock.runtime.cluster_state.current_settings import CurrentSettings, desire_settings
+from penstock.runtime.cluster_state.desired_state import (
+    DESIRED,
+    DRAINED,
+    DRAINS,
+    LEAVING,
+    POOLS,
+    RESTART,
+    RESTARTED,
+    SEEN,
+    SETTINGS,
+    DrainAck,
+    DrainSpec,
+    DrainStatus,
+    MembershipAcks,
+    PoolSpec,
+    PoolStatus,
+    RestartSpec,
+    RestartStatus,
+    SettingSpec,
+    decode,
+    put,
+)
+from penstock.runtime.cluster_state.drain_progress import DrainProgress, running_on
+from penstock.runtime.cluster_state.membership_ack import MembershipAck, acknowledged_by_all
+from penstock.runtime.cluster_state.placement_sync import FRONTENDS
+from penstock.runtime.supervision import drain_wait
+from penstock.runtime.supervision.drain_wait import drained
+from penstock.runtime.supervision.reconciler import Reconciler
+from penstock.runtime.supervision.rolling_restart import RollingRestart
+from tests.adapters.connectors.holding import PATIENCE, Ward, tiny
+from tests.router.worlds import World, arrived, card
+
+
+async def until(met: Callable[[], Any]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            found = met()
+            if await found if asyncio.iscoroutine(found) else found:
+                return
+            await asyncio.sleep(0.01)
+
+
+class FakeFrontends:
+    """Two frontends that can be drained, started and replaced."""
+
+    indices = range(2)
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.broken = False
+
+    async def park(self, index: int) -> bool:
+        self.told.append(f"park {index}")
+        return True
+
+    async def unpark(self, index: int) -> None:
+        self.told.append(f"unpark {index}")
+
+    async def replace(self, index: int) -> None:
+        if self.broken:
+            raise OSError("no more processes")
+        self.told.append(f"replace {index}")
+
+
+class FakeFleet:
+    """A fleet of tiny engines, without routers."""
+
+    def __init__(self, ward: Ward) -> None:
+        self.connector = ward.connector
+        self.drains: dict[str, DrainSpec] = {}
+        self.patience: dict[str, float | None] = {}
+        self.servers: list[Any] = []
+        self.changed = asyncio.Event()
+
+    async def watch(self) -> None:
+        async for _ in self.connector.watch():
+            self.changed.set()
+
+    async def reports(self) -> dict[str, PoolStatus]:
+        pools = await self.connector.pools()
+        return {name: PoolStatus(pool=pool, kind="process") for name, pool in pools.items()}
+
+
+class Scene:
+    """A supervisor's operator and restarter over tiny engines, and a store to wish in."""
+
+    def __init__(self, ward: Ward) -> None:
+        self.ward = ward
+        self.space = MemorySpace()
+        self.store = MemoryStore(self.space)
+        self.fleet: Any = FakeFleet(ward)
+        self.frontends: Any = FakeFrontends()
+        theirs = MemoryStore(self.space)
+        self.operator = Reconciler(theirs, self.fleet, ttl=10, frontends=self.frontends)
+        self.restarter = RollingRestart(theirs, self.operator, self.fleet, self.frontends, ttl=10)
+        works = (self.operator.run(), self.restarter.run(), self.fleet.watch())
+        self.tasks = [asyncio.create_task(work) for work in works]
+
+    async def ids(self) -> list[str]:
+        return sorted(await self.ward.pids())
+
+    async def record(self, key: str, kind: type[Any]) -> Any:
+        raw = (await self.store.list(key)).get(key)
+        return None if raw is None else decode(kind, raw)
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.ward.close()
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    made: list[Scene] = []
+
+    async def build(replicas: int = 2, gpus: tuple[int, ...] = (), each: int = 0) -> Scene:
+        ward = Ward(tmp_path / "ward", gpus=gpus)
+        made.append(Scene(await ward.up(replicas, EngineTemplate("main", tiny, each))))
+        return made[-1]
+
+    yield build
+    for one in made:
+        await one.close()
+
+
+async def test_a_pool_becomes_what_is_wished_and_says_so(scene):
+    here = await scene(2)
+    wish = PoolSpec(replicas=4)
+    await put(here.store, DESIRED + "main", wish)
+    await here.ward.settled(ready=4)
+
+    async def said() -> bool:
+        report = await here.record(POOLS + "main", PoolStatus)
+        return report is not None and report.revision == wish.revision and report.pool.ready == 4
+
+    await until(said)
+    await here.store.delete(DESIRED + "main")
+    await here.ward.settled(ready=2)
+
+
+async def test_wishes_for_what_others_have_are_left_to_them(scene):
+    here = await scene(1)
+    await put(here.store, DESIRED + "elsewhere", PoolSpec(replicas=4))
+    await put(here.store, DRAINS + "elsewhere-0", DrainSpec())
+    await put(here.store, DESIRED + "main", PoolSpec(replicas=2))
+    await here.ward.settled(ready=2)
+
+
+async def test_more_than_there_can_be_is_told_and_changes_nothing(scene):
+    here = await scene(1, gpus=(0, 1), each=1)
+    await put(here.store, DESIRED + "main", PoolSpec(replicas=3))
+
+    async def told() -> bool:
+        report = await here.record(POOLS + "main", PoolStatus)
+        return report is not None and report.pool.problem is not None
+
+    await until(told)
+    assert "0 to 2 replicas, not 3" in (await here.record(POOLS + "main", PoolStatus)).pool.problem
+    assert await here.ids() == ["main-0"]
+
+
+async def test_a_drained_engine_stays_away_until_that_is_undone_or_the_pool_is_scaled(scene):
+    here = await scene(3)
+    await put(here.store, DRAINS + "main-1", DrainSpec())
+    await here.ward.settled(ready=2)
+    assert await here.ids() == ["main-0", "main-2"]
+    assert here.fleet.drains["main-1"].timeout is None
+    await here.store.delete(DRAINS + "main-1")
+    await here.ward.settled(ready=3)
+    assert await here.ids() == ["main-0", "main-1", "main-2"]
+    await put(here.store, DRAINS + "main-0", DrainSpec())
+    await here.ward.settled(ready=2)
+    await put(here.store, DESIRED + "main", PoolSpec(replicas=3))
+    await here.ward.settled(ready=3)
+    assert await here.ids() == ["main-0", "main-1", "main-2"], "a later scaling counts what runs"
+
+
+async def test_a_frontend_is_drained_and_let_in_again(scene):
+    here = await scene(1)
+    wish = DrainSpec()
+    await put(here.store, DRAINS + "frontend-1", wish)
+
+    async def done() -> bool:
+        report = await here.record(DRAINED + "frontend-1", DrainStatus)
+        return report is not None and report.state == "done" and report.revision == wish.revision
+
+    await until(done)
+    report = await here.record(DRAINED + "frontend-1", DrainStatus)
+    assert report.finished is None, "nobody counts a frontend's own requests"
+    await here.store.delete(DRAINS + "frontend-1")
+    await until(lambda: here.frontends.told == ["park 1", "unpark 1"])
+
+
+async def test_a_bad_record_is_no_wish(scene):
+    here = await scene(1)
+    await here.store.put(DESIRED + "main", b"{}")
+    await here.store.put(DESIRED + "main", msgspec.json.encode({"version": 9, "replicas": 7}))
+    await put(here.store, DRAINS + "main-7", DrainSpec())
+    await here.ward.settled(ready=1)
+    assert await here.ids() == ["main-0"]
+
+
+async def restarted(here: Scene, **wish: Any) -> RestartStatus:
+    made = RestartSpec(**wish)
+    await put(here.store, RESTART, made)
+
+    async def over() -> bool:
+        report = await here.record(RESTARTED, RestartStatus)
+        return report is not None and report.revision == made.revision and report.state != "running"
+
+    await until(over)
+    report: RestartStatus = await here.record(RESTARTED, RestartStatus)
+    return report
+
+
+async def test_a_restart_starts_each_successor_before_its_forerunner_goes(scene):
+    here = await scene(2)
+    before = set((await here.ward.pids()).values())
+    ready: list[int] = []
+
+    async def watch() -> None:
+        async for pools in here.fleet.connector.watch():
+            ready.append(pools["main"].ready)
+
+    watching = asyncio.create_task(watch())
+    report = await restarted(here)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert (report.state, report.left, report.problem) == ("done", 0, None)
+    assert report.done == ("main-0", "main-1", "frontend-0", "frontend-1")
+    assert here.frontends.told == ["replace 0", "replace 1"]
+    await here.ward.settled(ready=2)
+    assert not before & set((await here.ward.pids()).values())
+    assert min(ready) == 2, "there were always two that serve"
+    told = here.ward.nurse.told
+    assert told.index("came main-2") < told.index("leave main-0")
+
+
+async def test_where_every_gpu_is_taken_the_forerunner_goes_first(scene):
+    here = await scene(2, gpus=(0, 1), each=1)
+    before = set((await here.ward.pids()).values())
+    report = await restarted(here)
+    assert report.state == "done"
+    await here.ward.settled(ready=2)
+    assert not before & set((await here.ward.pids()).values())
+    told = here.ward.nurse.told
+    assert told.index("gone main-0") < len(told) - 1 - told[::-1].index("came main-0")
+
+
+async def test_the_last_engine_on_the_last_gpu_needs_force(scene):
+    here = await scene(1, gpus=(0,), each=1)
+    pids = await here.ward.pids()
+    report = await restarted(here)
+    assert report.state == "failed" and "--force" in str(report.problem)
+    assert await here.ward.pids() == pids, "it goes on"
+    report = await restarted(here, force=True)
+    assert report.state == "done"
+    await here.ward.settled(ready=1)
+    assert await here.ward.pids() != pids
+
+
+async def test_a_successor_that_does_not_start_ends_the_restart_and_nothing_else(scene):
+    here = await scene(2)
+    here.ward.nurse.refuse["main-2"] = 1000
+    pids = await here.ward.pids()
+    report = await restarted(here)
+    assert report.state == "failed" and "main-2 does not start" in str(report.problem) and report.done == ()
+    await here.ward.settled(ready=2)
+    assert await here.ward.pids() == pids
+    here.ward.nurse.refuse.clear()
+    here.frontends.broken = True
+    report = await restarted(here)
+    assert report.state == "failed" and report.done == ("main-0", "main-1")
+
+
+# --- before an engine may be ended ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain_wait, "EVERY", 0.001)
+    monkeypatch.setattr(membership_ack, "EVERY", 0.001)
+
+
+class Wait:
+    """A drain that is waited for, and what was told of it."""
+
+    def __init__(self, timeout: float = PATIENCE) -> None:
+        self.space = MemorySpace()
+        self.store = MemoryStore(self.space)
+        self.told: list[DrainStatus] = []
+        self.card = card("w", epoch=3)
+        self.task = asyncio.create_task(self.wait(timeout))
+
+    async def wait(self, timeout: float) -> DrainStatus:
+        async def say(report: DrainStatus) -> None:
+            self.told.append(report)
+
+        await asyncio.sleep(0)
+        return await drained(MemoryStore(self.space), self.card, timeout, revision="r", say=say)
+
+    async def frontend(self, name: str, active: int | None = None, begun: int = 0, epoch: int = 3) -> None:
+        await self.store.put(FRONTENDS + name, b"{}")
+        if active is not None:
+            report = DrainAck(worker="w", epoch=epoch, active=active, begun=begun)
+            await put(self.store, f"{LEAVING}w/{name}", report)
+
+
+async def test_a_drain_is_over_when_every_frontend_has_said_so(quick):
+    here = Wait()
+    await here.frontend("f0", active=2, begun=5)
+    await here.frontend("f1")
+    await until(lambda: here.told)
+    await here.frontend("f0", active=0, begun=5)
+    await until(lambda: here.told[-1].finished == 5)
+    assert not here.task.done(), "f1 has not heard of the drain yet: it may still send requests"
+    await here.frontend("f1", active=1, begun=1)
+    await here.frontend("f1", active=0, begun=1)
+    report = await here.task
+    assert (report.state, report.finished, report.active, report.cut, report.revision) == ("done", 6, 0, 0, "r")
+    assert [told.state for told in here.told] == ["draining"] * (len(here.told) - 1) + ["done"]
+
+
+async def test_words_about_an_earlier_life_of_the_worker_do_not_count(quick):
+    here = Wait()
+    await here.frontend("f0", active=0, epoch=2)
+    await until(lambda: here.told)
+    assert not here.task.done()
+    await here.frontend("f0", active=0, epoch=3)
+    assert (await here.task).cut == 0
+
+
+async def test_at_the_deadline_what_still_runs_is_told(quick):
+    here = Wait(timeout=0.05)
+    await here.frontend("f0", active=3, begun=4)
+    report = await here.task
+    assert (report.finished, report.cut) == (1, 3)
+
+
+async def test_without_frontends_nobody_sends_anything(quick):
+    assert (await Wait().task).cut == 0
+
+
+async def test_an_outage_of_the_store_is_waited_out(quick):
+    here = Wait()
+    await here.frontend("f0", active=1, begun=1)
+    here.space.outage = "gone"
+    await asyncio.sleep(0.02)
+    assert not here.task.done(), "nothing is known of the frontends"
+    here.space.outage = None
+    await here.frontend("f0", active=0, begun=1)
+    assert (await here.task).finished == 1
+
+
+async def test_a_frontend_counts_what_it_has_running_on_a_worker_that_leaves():
+    world = World(card("a"), card("b"))
+    for number in range(6):
+        world.post(arrived(f"r{number}"))
+    on_a = sum(world.sent(f"r{n}").target.worker == "a" for n in range(6))
+    assert running_on(world.router, "a") == on_a > 0
+    store = MemoryStore()
+    departures = DrainProgress(store, world.router, "f0", ttl=10)
+    departures.began(card("a"))
+
+    async def said() -> DrainAck | None:
+        raw = (await store.list(LEAVING)).get(f"{LEAVING}a/f0")
+        return None if raw is None else decode(DrainAck, raw)
+
+    await until(said)
+    assert await said() == DrainAck(worker="a", epoch=1, active=on_a, begun=on_a)
+    for request in list(world.router.requests.values()):
+        if request.target is not None and request.target.worker == "a":
+            world.router.requests.pop(request.id)
+
+    async def idle() -> bool:
+        report = await said()
+        return report is not None and report.active == 0
+
+    await until(idle)
+    await departures.ended(card("a"))
+    assert await store.list(LEAVING) == {}
+    await departures.close()
+
+
+async def test_a_worker_counts_as_known_once_every_frontend_knows_it(quick):
+    space = MemorySpace()
+    store = MemoryStore(space)
+    for name in ("f0", "f1"):
+        await store.put(FRONTENDS + name, b"{}")
+    waiting = asyncio.create_task(acknowledged_by_all(MemoryStore(space), card("w", epoch=2)))
+    await put(store, SEEN + "f0", MembershipAcks(workers={"w": 2}))
+    await put(store, SEEN + "f1", MembershipAcks(workers={"w": 1}))
+    await asyncio.sleep(0.02)
+    assert not waiting.done()
+    cards = [card("w", epoch=2), card("x")]
+    acquaintance = MembershipAck(MemoryStore(space), "f1", lambda: cards, ttl=10)
+    running = asyncio.create_task(acquaintance.run())
+    acquaintance.changed()
+    async with asyncio.timeout(PATIENCE):
+        await waiting
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_frontend_that_died_holds_nobody_up_for_long(quick, monkeypatch):
+    monkeypatch.setattr(membership_ack, "PATIENCE", 0.05)
+    store = MemoryStore()
+    await store.put(FRONTENDS + "dead", b"{}")
+    async with asyncio.timeout(PATIENCE):
+        await acknowledged_by_all(store, card("w"))
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+async def test_changed_knobs_count_in_every_process_all_that_came_at_once():
+    space = MemorySpace()
+    took: list[tuple[int, float, list[str], str]] = []
+
+    def apply(settings: ClusterSettings, changes: Any, by: str) -> None:
+        breaker = settings.router.breaker
+        took.append((breaker.failures, breaker.open_for, sorted(change.key for change in changes), by))
+
+    tuning = CurrentSettings(MemoryStore(space), ClusterSettings(), apply)
+    store = MemoryStore(space)
+    await store.put(SETTINGS + "router.breaker.open_for", msgspec.json.encode(SettingSpec(value="soon", by="x")))
+    await store.put(SETTINGS + "router.mode", msgspec.json.encode(SettingSpec(value="random", by="x")))
+    changes = [SettingChange("router.breaker.failures", 3, 7)]
+    await desire_settings(store, changes, "key-1")
+    task = asyncio.create_task(tuning.run())
+    await until(lambda: took)
+    assert tuning.read.is_set()
+    assert took == [(7, 5.0, ["router.breaker.failures"], "key-1")], "what is wrong or not live is left out"
+    await desire_settings(store, [SettingChange("router.breaker.open_for", 5.0, 9.0)], "key-2")
+    await until(lambda: len(took) == 2)
+    assert took[1] == (7, 9.0, ["router.breaker.open_for"], "key-2")
+    await store.delete(SETTINGS + "router.breaker.failures")
+    await until(lambda: len(took) == 3)
+    assert took[2][:2] == (3, 9.0), "without the wish it is as it was at the start"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,361 @@
+"""Does a simulated cluster do what a live one does, lose nothing, and come out the same each time?"""
+
+import random
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.engine.engine import Engine
+from penstock.engine.events import EngineFinished, SubmitRequest
+from penstock.engine.settings import SimSettings, TimingSettings
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.machine import SECOND
+from penstock.kernel.request_record import RequestRecord
+from penstock.kernel.simulation import Simulation
+from penstock.kernel.values import Prompt, RequestId, WorkerId
+from penstock.planner.observation import Observation
+from penstock.planner.planner import Planner
+from penstock.planner.settings import PlannerSettings
+from penstock.router.events import Decision
+from penstock.router.settings import CostSettings, MigrationSettings, RouterSettings
+from penstock.simulate.scale_policy import ScheduledSteps
+from penstock.simulate.simulated_cluster import SimulatedCluster
+from penstock.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan, StartUp
+from penstock.traffic.sessions import Sessions
+from penstock.traffic.traffic_request import TrafficRequest
+from penstock.traffic.workloads import workload
+from tests.depth import deep
+from tests.planner.driven import Says, wants
+
+SIM = SimSettings(block_size=16, kv_blocks=2000, max_len=20_000, emit_decode_blocks=False)
+
+
+def plan(**more: Any) -> SimulationPlan:
+    fields: dict[str, Any] = {
+        "model": "m",
+        "pools": {"main": PoolPlan(sim=SIM, replicas=3)},
+        "router": RouterSettings(),
+        **more,
+    }
+    return SimulationPlan(**fields)
+
+
+def chat(seconds: float, rate: float = 6.0, seed: int = 1) -> list[TrafficRequest]:
+    out = []
+    for request in workload("chat", rate, random.Random(seed)):
+        if request.at >= seconds:
+            return out
+        out.append(request)
+    return out
+
+
+class Run:
+    """One run, with everything that it told."""
+
+    def __init__(self, plan: SimulationPlan, traffic: Iterable[TrafficRequest], policy: Any = None) -> None:
+        self.records: list[RequestRecord] = []
+        self.decisions: list[Decision] = []
+        self.cluster = SimulatedCluster(
+            plan, traffic, policy=policy, record=self.records.append, decided=self.decisions.append
+        )
+        self.cluster.run()
+
+    def bytes(self) -> bytes:
+        return msgspec.json.encode([self.records, self.decisions])
+
+    def outcomes(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for record in self.records:
+            found[record.outcome] = found.get(record.outcome, 0) + 1
+        return found
+
+
+def test_every_request_ends_once_with_the_tokens_that_it_wanted() -> None:
+    asked = chat(30)
+    run = Run(plan(), asked)
+    assert run.outcomes() == {"ok": len(asked)}
+    assert sorted(record.id for record in run.records) == sorted(f"r{n}" for n in range(len(asked)))
+    by_id = {record.id: record for record in run.records}
+    for number, request in enumerate(asked):
+        record = by_id[f"r{number}"]
+        assert (record.isl, record.osl, record.osl_requested) == (request.isl, request.osl, request.osl)
+        assert record.arrival == pytest.approx(request.at, abs=1e-9)
+        assert record.ttft is not None and record.e2e is not None and 0 < record.ttft <= record.e2e
+    assert len(run.decisions) == len(asked)
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_other_decisions() -> None:
+    asked = chat(20)
+    tied = RouterSettings(mode="random")
+    one, again, other = (Run(plan(router=tied, seed=seed), asked).bytes() for seed in (1, 1, 2))
+    assert one == again != other
+
+
+def test_round_robin_is_the_engines_alone() -> None:
+    """With round robin the router changes nothing: the same as handing requests to the engines in turn."""
+    asked = [request for request in chat(20) if request.osl > 1]
+    run = Run(plan(router=RouterSettings(mode="round_robin")), asked)
+    done: dict[str, EngineFinished] = {}
+
+    def world(now: int, sender: str, effect: object) -> tuple[()]:
+        if isinstance(effect, EngineFinished):
+            done[effect.id] = effect
+        return ()
+
+    engines = Simulation({f"e{n}": Engine(SIM) for n in range(3)}, world)
+    for record in sorted(run.records, key=lambda record: int(record.id[1:])):
+        number = int(record.id[1:])
+        request = asked[number]
+        worker = (record.worker or "").rpartition("-")[2]
+        submit = SubmitRequest(
+            id=RequestId(record.id), prompt=Prompt(request.isl, record.blocks), max_tokens=request.osl
+        )
+        engines.post(round(request.at * SECOND), f"e{worker}", submit)
+    engines.run()
+    turns = [int((r.worker or "").rpartition("-")[2]) for r in sorted(run.records, key=lambda r: int(r.id[1:]))]
+    assert all((after - before) % 3 == 1 for before, after in pairwise(turns))
+    for record in run.records:
+        told = done[record.id]
+        assert record.ttft == pytest.approx(((told.first or 0) - told.arrived) / SECOND, abs=1e-9)
+        assert record.e2e == pytest.approx((told.at - told.arrived) / SECOND, abs=1e-9)
+        assert record.cached == told.cached
+
+
+def test_the_router_knows_what_the_caches_hold() -> None:
+    run = Run(plan(router=RouterSettings(mode="kv")), chat(40))
+    told = [r for r in run.records if r.expected_cached is not None and r.cached is not None]
+    assert sum(r.cached or 0 for r in told) > 0
+    # Between the decision and its first pass a cache changes a little; without the index nothing would agree.
+    close = sum(abs((r.cached or 0) - (r.expected_cached or 0)) <= 2 * SIM.block_size for r in told)
+    assert close / len(told) > 0.8
+
+
+def test_kv_routing_hits_more_than_round_robin() -> None:
+    def hits(mode: str) -> float:
+        roomy = {"main": PoolPlan(sim=msgspec.structs.replace(SIM, kv_blocks=20_000), replicas=3)}
+        run = Run(plan(router=RouterSettings(mode=mode), pools=roomy), chat(120))  # type: ignore[arg-type]
+        return sum(r.cached or 0 for r in run.records) / sum(r.isl or 0 for r in run.records)
+
+    assert hits("kv") > hits("round_robin") + 0.05
+
+
+def test_a_latency_cost_knows_the_speed_that_the_engine_measured() -> None:
+    router = RouterSettings(cost=CostSettings(kind="latency"))
+    run = Run(plan(router=router), chat(10))
+    assert {cost.unit for decision in run.decisions for cost in decision.candidates} == {"ms"}
+    assert all(worker.speed is not None for worker in run.cluster.router.roster.workers.values())
+
+
+def test_the_per_token_gaps_are_those_of_the_requests() -> None:
+    run = Run(plan(), chat(30))
+    assert run.cluster.world.preemptions, "those count as well"
+    pairs = run.cluster.gaps()
+    assert sum(count for _, count in pairs) == sum(record.osl - 1 for record in run.records)
+    mean = sum(gap * count for gap, count in pairs) / sum(count for _, count in pairs)
+    whole = sum((r.itl.mean * r.itl.gaps) for r in run.records if r.itl is not None)
+    assert mean == pytest.approx(whole / sum(r.itl.gaps for r in run.records if r.itl is not None), rel=0.006)
+
+
+# --- what befalls workers --------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_fails_takes_its_streams_elsewhere_and_comes_back() -> None:
+    asked = chat(30)
+    fault = Fault(at=12.0, kind="fail", worker=WorkerId("main-1"), restart=2.0)
+    run = Run(plan(faults=[fault], start_up=StartUp(median=3.0)), asked)
+    assert run.outcomes() == {"ok": len(asked)}
+    moved = [record for record in run.records if len(record.legs) > 1]
+    assert moved and all(record.osl == record.osl_requested for record in moved)
+    assert all(record.legs[0].worker == "main-1" and record.legs[-1].worker != "main-1" for record in moved)
+    assert run.cluster.world.notes["migrated"] > 0
+    idle = [leg for record in run.records for leg in record.legs if leg.worker == "main-1"]
+    assert not [leg for leg in idle if 12.0 < leg.dispatched < 17.0]
+    assert [leg for leg in idle if leg.dispatched >= 17.0], "2 s until it is started again, 3 s until it serves"
+
+
+def test_without_migration_a_broken_stream_fails_and_is_counted() -> None:
+    fault = Fault(at=12.0, kind="fail", worker=WorkerId("main-1"), restart=None)
+    router = RouterSettings(migration=MigrationSettings(limit=0))
+    run = Run(plan(faults=[fault], router=router), chat(20))
+    assert run.outcomes()["failed"] > 0
+    assert "main-1" not in run.cluster.fleet.workers
+
+
+def test_a_drained_worker_finishes_what_it_has() -> None:
+    run = Run(plan(faults=[Fault(at=10.0, kind="drain", worker=WorkerId("main-0"))]), chat(30))
+    assert set(run.outcomes()) == {"ok"} and not [r for r in run.records if len(r.legs) > 1]
+    legs = [leg for record in run.records for leg in record.legs if leg.worker == "main-0"]
+    assert legs and max(leg.dispatched for leg in legs) <= 10.0
+    life = run.cluster.fleet.lives[0]
+    assert life.ended is not None and life.ended / SECOND == pytest.approx(max(leg.last or 0 for leg in legs))
+
+
+def test_a_drain_that_takes_too_long_hands_its_requests_on() -> None:
+    slow = msgspec.structs.replace(SIM, timing=TimingSettings(kind="constant", constant_decode_ms=100.0))
+    long = [TrafficRequest(at=n * 0.1, isl=100, osl=400) for n in range(9)]
+    run = Run(
+        plan(
+            pools={"main": PoolPlan(sim=slow, replicas=3)},
+            faults=[Fault(at=5.0, kind="drain", worker=WorkerId("main-0"))],
+            drain_timeout=3.0,
+        ),
+        long,
+    )
+    assert run.outcomes() == {"ok": 9}
+    moved = [record for record in run.records if len(record.legs) > 1]
+    assert len(moved) == 3 and all(record.legs[0].last == pytest.approx(8.0) for record in moved)
+
+
+def test_workers_are_paid_for_from_start_to_end() -> None:
+    faults = [
+        Fault(at=3600.0, kind="add", pool="main"),
+        Fault(at=1800.0, kind="fail", worker=WorkerId("main-0"), restart=None),
+    ]
+    run = Run(plan(faults=faults, until=7200.0, start_up=StartUp(median=60.0)), chat(20))
+    assert run.cluster.gpu_hours() == pytest.approx(0.5 + 2 + 2 + 1, abs=0.001)
+
+
+def test_operations_that_can_not_be_done_are_told() -> None:
+    run = Run(plan(faults=[Fault(at=1.0, kind="fail", worker=WorkerId("main-9"))]), chat(5))
+    assert run.cluster.refused == ["fail of main-9 at 1 s: workers then are main-0, main-1, main-2"]
+
+
+def test_a_cordoned_worker_gets_nothing_until_it_is_put_back() -> None:
+    faults = [
+        Fault(at=5.0, kind="cordon", worker=WorkerId("main-2")),
+        Fault(at=15.0, kind="uncordon", worker=WorkerId("main-2")),
+    ]
+    run = Run(plan(faults=faults), chat(30))
+    sent = [leg.dispatched for record in run.records for leg in record.legs if leg.worker == "main-2"]
+    assert not [at for at in sent if 5.0 < at < 15.0] and [at for at in sent if at > 15.0]
+
+
+@settings(max_examples=deep(15), deadline=None)
+@given(st.integers(0, 10**6))
+def test_nothing_goes_missing_whatever_befalls(seed: int) -> None:
+    rng = random.Random(seed)
+    faults = [
+        Fault(
+            at=rng.uniform(0, 12),
+            kind=rng.choice(("fail", "fail", "drain", "add", "cordon")),
+            worker=WorkerId(f"main-{rng.randrange(4)}"),
+            pool="main",
+            restart=rng.choice((None, 0.0, 3.0)),
+        )
+        for _ in range(rng.randrange(8))
+    ]
+    small = msgspec.structs.replace(SIM, kv_blocks=rng.choice((400, 2000)), max_seqs=rng.choice((4, 256)))
+    asked = [request for request in chat(8, seed=seed) if request.isl + request.osl < 6000]
+    run = Run(
+        plan(
+            pools={"main": PoolPlan(sim=small, replicas=3)},
+            router=RouterSettings(mode=rng.choice(("kv", "round_robin", "power_of_two")), request_timeout=120.0),
+            faults=faults,
+            start_up=StartUp(median=rng.choice((0.0, 2.0)), sigma=rng.choice((0.0, 0.5))),
+            drain_timeout=rng.choice((0.5, 60.0)),
+            seed=seed,
+            checked=True,
+        ),
+        asked,
+    )  # `Cluster.run` holds the books against each other
+    assert len(run.records) == len(asked)
+    for record in run.records:
+        assert record.outcome != "ok" or record.osl == record.osl_requested
+
+
+# --- sessions and scaling --------------------------------------------------------------------------------------------
+
+
+def test_closed_loop_sessions_wait_for_their_answers() -> None:
+    slow = msgspec.structs.replace(SIM, timing=TimingSettings(kind="constant", constant_decode_ms=200.0))
+    asked = chat(30)
+    run = Run(plan(pools={"main": PoolPlan(sim=slow, replicas=3)}), Sessions(asked))
+    assert len(run.records) == len(asked)
+    ended: dict[str, float] = {}
+    think = {(one.session, one.turn): one.think for one in asked}
+    for record in sorted(run.records, key=lambda record: record.arrival):
+        assert record.session is not None and record.turn is not None and record.e2e is not None
+        if record.session in ended:
+            pause = think[record.session, record.turn]
+            assert record.arrival == pytest.approx(ended[record.session] + (pause or 0.0), abs=1e-6)
+        ended[record.session] = record.arrival + record.e2e
+
+
+def test_a_policy_is_told_what_happened_and_gets_what_it_asks_for() -> None:
+    seen: list[Observation] = []
+
+    class Policy(ScheduledSteps):
+        def decide(self, seen_now: Observation) -> Mapping[str, int] | None:
+            seen.append(seen_now)
+            return super().decide(seen_now)
+
+    asked = chat(60)
+    policy = Policy("main", {20.0: 5, 40.0: 1})
+    run = Run(plan(policy_interval=10.0, start_up=StartUp(median=5.0), until=60.0), asked, policy)
+    models = [one.models["m"] for one in seen]
+    assert [one.at for one in seen][:6] == [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]
+    assert sum(one.traffic.arrived for one in models) == len(asked)
+    assert sum(one.traffic.answered for one in models) <= len(run.records) == len(asked)
+    ready = [one.pools["main"].ready for one in models[:6]]
+    assert ready[:3] == [3, 3, 5] and ready[4] < 5 and models[5].pools["main"].ready == 1
+    assert set(run.outcomes()) == {"ok"}
+    drained = [life for life in run.cluster.fleet.lives if life.why == "it was drained"]
+    assert len(drained) == 4 and {life.worker for life in drained} == {f"main-{n}" for n in (1, 2, 3, 4)}
+
+
+@pytest.mark.parametrize("who", ["planner", "policy"])
+@pytest.mark.parametrize("start_up", [0.0, 5.0, 10.0, 12.0, 20.0])
+def test_whoever_becomes_ready_at_the_instant_of_a_look_belongs_to_one_look(start_up: float, who: str) -> None:
+    came: list[float] = []
+
+    def target(seen: Observation) -> dict[str, int]:
+        came.extend(seen.models["m"].pools["main"].start_up_times)
+        return {"main": 5 if seen.at >= 20.0 else 3}
+
+    shape = plan(policy_interval=5.0, start_up=StartUp(median=start_up), until=60.0)
+    if who == "policy":
+        SimulatedCluster(shape, chat(50, rate=1.0), policy=SimpleNamespace(decide=target)).run()
+    else:
+        says = Says("p", lambda context: wants(**target(context.observation)))
+        SimulatedCluster(
+            shape, chat(50, rate=1.0), planner=Planner(PlannerSettings(tick=5.0), [says], strict=True)
+        ).run()
+    assert came == [start_up] * 2
+
+
+def test_a_policy_that_asks_for_the_impossible_is_told_of_and_changes_nothing() -> None:
+    run = Run(plan(policy_interval=10.0), chat(15), ScheduledSteps("other", {0.0: 3}))
+    assert run.cluster.refused and "other" in run.cluster.refused[0]
+    assert len(run.cluster.fleet.lives) == 3
+
+
+# --- what can't be ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"pools": {}}, "no pool"),
+        (
+            {
+                "pools": {
+                    "a": PoolPlan(sim=SIM, replicas=1),
+                    "b": PoolPlan(sim=msgspec.structs.replace(SIM, block_size=32), replicas=1),
+                }
+            },
+            "a 16, b 32",
+        ),
+        ({"faults": [Fault(at=-1.0, kind="add")]}, r"faults\[0\].at is -1"),
+        ({"faults": [Fault(at=1.0, kind="add", pool="x")]}, r"faults\[0\].pool is 'x'"),
+        ({"faults": [Fault(at=1.0, kind="fail")]}, r"faults\[0\].worker is missing"),
+    ],
+)
+def test_a_plan_that_can_not_be_says_why(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        SimulatedCluster(plan(**change), [])
