@@ -1,7 +1,8 @@
 """Counters, gauges and histograms, and the text format in which Prometheus reads them.
 
 Written for Penstock because names must come out exactly as dashboards query them (the usual client library appends
-``_total`` to every counter) and because a histogram is observed once per output chunk: here that is a bisection.
+``_total`` to every counter) and because a histogram is observed once per output chunk: here that is a bisection. Tests
+read the text with that library's parser.
 """
 
 from bisect import bisect_left
