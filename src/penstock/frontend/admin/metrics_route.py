@@ -5,7 +5,7 @@ import time
 
 from aiohttp import web
 
-from penstock.adapters.telemetry.frontend_metrics import SEEN_BY_ALL
+from penstock.adapters.telemetry.frontend_metrics import SAME_IN_EVERY_PROCESS
 from penstock.adapters.telemetry.prometheus_text import CONTENT_TYPE, merge
 from penstock.frontend.admin.frontend_peers import from_peers
 from penstock.frontend.http.request_context import service_of
@@ -20,7 +20,7 @@ async def metrics(request: web.Request) -> web.Response:
     if request.query.get("scope") != "process":
         others = await from_peers(service, "/metrics?scope=process", text=True)
         if others:
-            text = merge([text, *others], SEEN_BY_ALL)
+            text = merge([text, *others], SAME_IN_EVERY_PROCESS)
     return web.Response(body=text.encode(), headers={"content-type": CONTENT_TYPE})
 
 
