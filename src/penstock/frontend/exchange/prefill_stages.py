@@ -256,7 +256,7 @@ class _PrefillStage:
                 self._made.fields = self._handover.decode_params(_object(body))
             held = self._made.fields is not None
             self._handoffs.done(ticket.id, self._made)
-            ticket.staged(word.attempt, held=held, cached=cached_tokens(usage_of(body)))
+            ticket.staged(word.attempt, kv_retained=held, cached=cached_tokens(usage_of(body)))
         except (EngineUnreachable, EngineBroken, CallStopped) as error:
             self._failed(error.message)
         finally:
