@@ -79,7 +79,7 @@ class TickLog:
             outcome=record.outcome,
             pools=record.pools,
             health={model: each.health for model, each in record.models.items()},
-            plugins={result.id: result.result for result in record.plugin_results},
+            plugins={each.id: each.result for each in record.plugin_results},
             reason=self._reason,
             why=self._why,
             changed=self._changed,
