@@ -91,7 +91,7 @@ class PlannerEstimateMetrics:
             self.circuit.set(id, to=CIRCUITS[seat.circuit(at)])
             if seat.spec.outside and seat.called is not None:
                 self.latency.set(id, to=seat.seconds)
-            if seat.held_override() is not None and seat.called is not None:
+            if seat.standing_override() is not None and seat.called is not None:
                 self.age.set(id, to=at - seat.called)
 
 

@@ -58,8 +58,8 @@ class EngineLimits(NamedTuple):
     @classmethod
     def of(cls, engine: EngineState) -> "EngineLimits":
         """Return the limits that an engine reports."""
-        told = (engine.max_batched_tokens, engine.max_seqs, engine.kv_tokens)
-        return cls(*(mine if theirs is None else theirs for mine, theirs in zip(cls(), told, strict=True)))
+        reported = (engine.max_batched_tokens, engine.max_seqs, engine.kv_tokens)
+        return cls(*(mine if theirs is None else theirs for mine, theirs in zip(cls(), reported, strict=True)))
 
 
 def numbers(value: Numbers) -> Floats:
