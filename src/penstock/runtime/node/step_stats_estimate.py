@@ -19,10 +19,10 @@ from penstock.router.workers.active_sequences import Active
 class LoadLook:
     """One sample of an engine's requests.
 
-    ``decoding``: those with a first token; ``held`` KV tokens of theirs that are known; ``ages`` seconds, summed, in
-    which each has made tokens that are not counted in ``held``. ``silent``: prompt tokens (cached ones included, as
-    engines count their queue) and seconds since dispatch, of each request without a token yet, the oldest first:
-    it waits, is prefilled, or makes tokens that come all at once at the end.
+    ``decoding``: those with a first token; ``kv_tokens``: KV tokens of theirs that are known; ``ages`` seconds, summed,
+    in which each has made tokens that are not counted in ``kv_tokens``. ``silent``: prompt tokens (cached ones
+    included, as engines count their queue) and seconds since dispatch, of each request without a token yet, the oldest
+    first: it waits, is prefilled, or makes tokens that come all at once at the end.
     """
 
     decoding: int
