@@ -135,12 +135,12 @@ class Shim:
     def look(self) -> None:
         """Act on elapsed time and on signals."""
         now = time.monotonic()
-        requests = [number for number in self.signals if number != signal.SIGCHLD]
+        stop_signals = [number for number in self.signals if number != signal.SIGCHLD]
         self.signals.clear()
         if self.ended is not None:
             return
         deserted = self.alone_since is not None and now - self.alone_since >= self.patient_for()
-        if requests or (deserted and not self.stopping):
+        if stop_signals or (deserted and not self.stopping):
             self.stop(self.end)
         if self.kill_at is not None and now >= self.kill_at:
             self.signal_group(signal.SIGKILL)

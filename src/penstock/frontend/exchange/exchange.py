@@ -64,12 +64,12 @@ class RequestExchange:
             if self.service.settings.router.hedge.after is not None:
                 return await self._race()
             while True:
-                dispatch = await self.ticket.next()
-                if isinstance(dispatch, Closed):
-                    return await self._ended(dispatch)
-                if dispatch.stage not in FINAL:
-                    self._stage(dispatch)  # its result is posted to the router, and the client gets nothing of it
-                elif not self.ticket.aborted and await self._attempt(dispatch).run():
+                effect = await self.ticket.next()
+                if isinstance(effect, Closed):
+                    return await self._ended(effect)
+                if effect.stage not in FINAL:
+                    self._stage(effect)  # its result is posted to the router, and the client gets nothing of it
+                elif not self.ticket.aborted and await self._attempt(effect).run():
                     return
         except ConnectionResetError:
             # A write failed before the server noticed: the same as being cancelled.
@@ -194,14 +194,14 @@ class RequestExchange:
                     if task.result():
                         return
                 if hearing in done:
-                    dispatch = hearing.result()
-                    if isinstance(dispatch, Closed):
-                        ended = dispatch  # stopped attempts end by themselves; a whole answer is written out
-                    elif dispatch.stage not in FINAL:
-                        self._stage(dispatch)
+                    effect = hearing.result()
+                    if isinstance(effect, Closed):
+                        ended = effect  # stopped attempts end by themselves; a whole answer is written out
+                    elif effect.stage not in FINAL:
+                        self._stage(effect)
                         hearing = asyncio.ensure_future(self.ticket.next())
                     else:
-                        attempts.add(asyncio.create_task(self._attempt(dispatch).run()))
+                        attempts.add(asyncio.create_task(self._attempt(effect).run()))
                         hearing = asyncio.ensure_future(self.ticket.next())
         finally:
             hearing.cancel()

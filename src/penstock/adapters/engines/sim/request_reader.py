@@ -262,12 +262,12 @@ def _tool(body: dict[str, Any]) -> tuple[str, str] | None:
 
 def _format(body: dict[str, Any]) -> str | None:
     """Return the text for the requested response format, or None for free text."""
-    schema = _of(body, "response_format", dict, {})
-    kind = schema.get("type", "text")
+    response_format = _of(body, "response_format", dict, {})
+    kind = response_format.get("type", "text")
     if kind == "json_object":
         return '{"answer":"water"}'
     if kind == "json_schema":
-        return least_json(_of(schema, "json_schema", dict, {}).get("schema", {}))
+        return least_json(_of(response_format, "json_schema", dict, {}).get("schema", {}))
     if kind != "text":
         raise ClientError(
             f"response_format {kind!r} is none of text, json_object, json_schema.", param="response_format"
