@@ -71,6 +71,15 @@ def test_a_pool_and_a_replica_are_described_once() -> None:
     assert owners_of("id", "state", "gpus") == ["Replica"]
 
 
+def test_what_an_engine_has_room_for_is_described_once() -> None:
+    described = {"EngineLimits", "WorkerCard"}  # a card gives its limits
+    configured = {"SimSettings", "PoolSettings"}
+    measured = {"Profile", "DecodeInterpolator", "MetricNamesOf"}  # a profile's own columns, and gauges of a card
+    limits = ("max_seqs", "max_batched_tokens", "kv_tokens")
+    owners = {owner for name in limits for owner in owners_of(name)}
+    assert owners - described - configured - measured == set()
+
+
 def test_few_classes_hold_the_length_of_a_prompt_themselves() -> None:
     holders = owners_of("isl")
     assert len(holders) <= PROMPT_LENGTHS, holders

@@ -8,12 +8,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.kernel.values import Pool, RequestShape
+from penstock.kernel.values import EngineLimits, Pool, RequestShape
 
 T = TypeVar("T")
 
 _STRUCT = "google.protobuf.Struct"
-_BESIDE: dict[str, tuple[str, type[msgspec.Struct]]] = {"Prediction": ("shape", RequestShape), "Pool": ("pool", Pool)}
+_BESIDE: dict[str, tuple[str, type[msgspec.Struct]]] = {
+    "Prediction": ("shape", RequestShape),
+    "Pool": ("pool", Pool),
+    "Engine": ("limits", EngineLimits),
+}
 """Message -> the struct that ours has as this field, and whose fields stand beside the others in the message."""
 
 

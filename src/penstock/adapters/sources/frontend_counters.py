@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock.kernel.latency_bins import Bins
-from penstock.kernel.values import STEP_SUMS, Role, StepStats
-from penstock.planner.observation import Traffic
+from penstock.kernel.values import STEP_SUMS, UNKNOWN_LIMITS, EngineLimits, Role, StepStats, Traffic
 
 
 class RankCounters(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +29,7 @@ class WorkerCounters(msgspec.Struct, frozen=True, kw_only=True):
         flips: whether it can take another role.
         steps: its passes since this frontend began to follow it under ``epoch``; None where it reported none.
         window: its last window, and ``window_seconds``: how long that was.
-        kv_tokens: KV capacity of one rank, in tokens.
+        limits: of one rank.
     """
 
     worker: str
@@ -41,10 +40,7 @@ class WorkerCounters(msgspec.Struct, frozen=True, kw_only=True):
     flips: bool = False
     ranks: tuple[RankCounters, ...] = ()
     block_size: int | None = None
-    kv_tokens: int | None = None
-    max_seqs: int | None = None
-    max_batched_tokens: int | None = None
-    max_len: int | None = None
+    limits: EngineLimits[int | None] = UNKNOWN_LIMITS
     steps: StepStats | None = None
     window: StepStats | None = None
 

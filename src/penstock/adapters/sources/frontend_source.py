@@ -18,8 +18,8 @@ from penstock.adapters.sources.frontend_counters import (
 from penstock.adapters.sources.traffic_source import ModelReading, Reading, WorkerReading
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.message_version import NewerVersion, VersionedDecoder
-from penstock.kernel.values import StepStats, WorkerId
-from penstock.planner.observation import EngineState, Health, Traffic
+from penstock.kernel.values import StepStats, Traffic, WorkerId
+from penstock.planner.observation import EngineState, Health
 
 log = logging.getLogger("penstock.planner")
 
@@ -222,10 +222,7 @@ def _worker(engine: WorkerCounters, steps: StepStats | None) -> WorkerReading:
                 queued_prefill_tokens=rank.prefill_tokens,
                 queued_decode_kv=None if window is None else _mean(window.queued_decode_kv, window),
                 decode_kv=_decode_kv(rank, engine),
-                kv_tokens=engine.kv_tokens,
-                max_seqs=engine.max_seqs,
-                max_batched_tokens=engine.max_batched_tokens,
-                max_len=engine.max_len,
+                limits=engine.limits,
             )
         )
     return WorkerReading(
@@ -244,7 +241,8 @@ def _waiting(rank: RankCounters, engine: WorkerCounters, window: StepStats | Non
     The passes' queue is a mean over a window that may be seconds old; the placed requests are of now.
     """
     queued = None if window is None else _mean(window.queued_requests, window)
-    beyond = None if engine.max_seqs is None else max(0, rank.running - engine.max_seqs)
+    most = engine.limits.max_seqs
+    beyond = None if most is None else max(0, rank.running - most)
     known = [number for number in (queued, beyond) if number is not None]
     return min(rank.running, max(known)) if known else None
 

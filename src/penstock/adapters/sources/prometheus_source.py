@@ -19,7 +19,8 @@ from penstock.adapters.sources.prometheus_queries import PrometheusQueries, Prom
 from penstock.adapters.sources.traffic_source import ModelReading, Reading
 from penstock.config.settings.planning_settings import PROMETHEUS_TIMEOUT, PrometheusSettings
 from penstock.kernel.errors import ConfigError, PenstockError
-from penstock.planner.observation import Health, Traffic
+from penstock.kernel.values import Traffic
+from penstock.planner.observation import Health
 
 log = logging.getLogger("penstock.planner")
 

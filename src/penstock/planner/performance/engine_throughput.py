@@ -7,7 +7,8 @@ highest rate at all: the pool has to serve anyway. This is the sizing of Dynamo'
 import math
 from collections.abc import Iterator
 
-from penstock.planner.performance.performance_model import EngineLimits, PerformanceModel
+from penstock.kernel.values import EngineLimits
+from penstock.planner.performance.performance_model import PerformanceModel
 from penstock.planner.performance.regressions import LEAST, EngineRate, fresh
 
 CANDIDATES = 128
@@ -41,10 +42,10 @@ def chunked_seconds(model: PerformanceModel, tokens: float, chunk: int, seqs: fl
 
 
 def prefill_capacity(
-    model: PerformanceModel, limits: EngineLimits, *, isl: float, ttft: float, hit_rate: float | None = None
+    model: PerformanceModel, limits: EngineLimits[int], *, isl: float, ttft: float, hit_rate: float | None = None
 ) -> EngineRate | None:
     """Return the rate of one prefill engine: prompts in even batches; None where its limits are no limits."""
-    if min(limits) <= 0:
+    if limits.none:
         return None
     tokens = effective_isl(isl, hit_rate)
     most = 1 if tokens > limits.max_batched_tokens else min(limits.max_seqs, limits.max_batched_tokens // tokens)
@@ -57,7 +58,7 @@ def prefill_capacity(
 
 def decode_capacity(
     model: PerformanceModel,
-    limits: EngineLimits,
+    limits: EngineLimits[int],
     *,
     isl: float,
     osl: float,
@@ -66,7 +67,7 @@ def decode_capacity(
 ) -> EngineRate | None:
     """Return the rate of one decode engine. ``accept``: tokens of a pass per sequence, 1 without speculation."""
     context = decode_context(isl, osl)
-    if min(limits) <= 0 or osl <= 0.0 or context <= 0 or accept <= 0.0:
+    if limits.none or osl <= 0.0 or context <= 0 or accept <= 0.0:
         return None
     rates: list[EngineRate] = []
     for batch in batches(min(limits.max_seqs, limits.kv_tokens // context)):
@@ -77,7 +78,7 @@ def decode_capacity(
 
 def aggregated_capacity(
     model: PerformanceModel,
-    limits: EngineLimits,
+    limits: EngineLimits[int],
     *,
     isl: float,
     osl: float,
@@ -92,7 +93,7 @@ def aggregated_capacity(
     ``seconds`` of the result is the ITL.
     """
     context, tokens = decode_context(isl, osl), effective_isl(isl, hit_rate)
-    if min(limits) <= 0 or osl <= 0.0 or context <= 0 or accept <= 0.0:
+    if limits.none or osl <= 0.0 or context <= 0 or accept <= 0.0:
         return None
     rates: list[EngineRate] = []
     for batch in batches(min(limits.max_seqs, limits.kv_tokens // context)):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.kernel.latency_bins import quantiles
-from penstock.planner.observation import Traffic
+from penstock.kernel.values import Traffic
 from penstock.planner.sizing.workload_mix import WorkloadMix
 
 QUICK = 0.05

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.planner.observation import ModelState, Observation, PoolState, Traffic
+from penstock.kernel.values import Traffic
+from penstock.planner.observation import ModelState, Observation, PoolState
 from penstock.planner.plugins.proposals import Prediction
 from penstock.planner.settings import BudgetSettings
 from penstock.planner.sizing.start_up_times import StartingReplica, StartUpTimes

@@ -4,9 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.kernel.values import RequestShape, Role
+from penstock.kernel.values import USUAL_LIMITS, EngineLimits, RequestShape, Role
 from penstock.planner.observation import EngineState
-from penstock.planner.performance.performance_model import EngineLimits
 from penstock.planner.performance.regressions import (
     AggregatedRegression,
     DecodeRegression,
@@ -79,7 +78,7 @@ class RoleRegressions:
         """
         if self.line.fit is None:
             return None
-        limits = EngineLimits.of(engine)
+        limits = engine.limits.filled(USUAL_LIMITS)
         estimate = Estimate(worker=str(engine.worker))
         if self.role != "decode":
             queued = engine.queued_prefill_tokens
@@ -108,7 +107,7 @@ class RoleRegressions:
         return estimate
 
     def _ttft(
-        self, queued: float, typical: RequestShape[float], limits: EngineLimits, kv: tuple[float, ...]
+        self, queued: float, typical: RequestShape[float], limits: EngineLimits[int], kv: tuple[float, ...]
     ) -> float | None:
         return chunked(self.line, fresh(queued + typical.isl, typical.hit_rate), limits.max_batched_tokens, *kv)
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.kernel.values import Role
+from penstock.kernel.values import Role, Traffic
 from penstock.planner.forecast.predictor import IntervalCounts, IntervalShape
 from penstock.planner.limits.gpu_budget import PoolPair, Widths, clamp_pair
-from penstock.planner.observation import ModelState, Traffic
+from penstock.planner.observation import ModelState
 from penstock.planner.performance.interpolators import DecodeInterpolator, PrefillInterpolator
 from penstock.planner.performance.speed_sources import KnownSpeeds, Profile, profile_of
 from penstock.planner.plugins.plugin_context import PluginContext
@@ -195,7 +195,7 @@ class SlaClassic:
     ) -> tuple[PrefillInterpolator | None, DecodeInterpolator | None]:
         prefill = decode = None
         for role, team in teams.items():
-            room = next((engine.kv_tokens for engine in team.engines if engine.kv_tokens), 0)
+            room = next((room for engine in team.engines if (room := engine.limits.kv_tokens)), 0)
             gpus = max(1, team.state.pool.gpus)
             key = (model, role, room, gpus)
             if key not in self._profiles:

@@ -33,7 +33,7 @@ from penstock.planner.policies.slo_state import (
     work_waits,
 )
 from penstock.planner.settings import SloPolicySettings
-from penstock.planner.sizing.attainment import AttainmentModel, EngineCapacity
+from penstock.planner.sizing.attainment import AttainmentModel
 from penstock.planner.sizing.fleet_sizing import Bounds, FleetCandidate, ShareTable, Sizing, UncertainDemand
 from penstock.planner.sizing.workload_mix import WorkloadMix
 
@@ -143,7 +143,7 @@ class SloPropose:
         tables: dict[Role, ShareTable] = {}
         price = 0.0
         for role, sized in pools.by_role.items():
-            limits = EngineCapacity(sized.max_seqs, sized.max_batched_tokens, sized.kv_tokens)
+            limits = sized.limits
             speed, extra, accept = self.speeds.of(role), self.memory.extra, self.memory.accept
             servings = [
                 (weight, AttainmentModel(speed, limits, shapes, promise, extra=extra, accept=accept))

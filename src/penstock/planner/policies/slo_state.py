@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.kernel.latency_bins import Bins
-from penstock.kernel.values import Pool, Role
-from penstock.planner.observation import ModelState, Observation, PoolState, Traffic
+from penstock.kernel.values import USUAL_LIMITS, EngineLimits, Pool, Role, Traffic
+from penstock.planner.observation import ModelState, Observation, PoolState
 from penstock.planner.performance.performance_model import PerformanceModel
 from penstock.planner.performance.streamed_answers import quickest
 from penstock.planner.plugins.plugin_context import PluginContext
@@ -46,9 +46,8 @@ class SloPool(NamedTuple):
     least: int
     most: int
     lead: float
-    max_seqs: float
-    max_batched_tokens: float
-    kv_tokens: float
+    limits: EngineLimits[int]
+    """Of one of its engines."""
     away: int = 0
     """Its replicas that have another role at present..."""
     guests: int = 0
@@ -129,7 +128,6 @@ def _sized(model: str, name: str, state: PoolState, context: PluginContext) -> S
     coming = context.coming.get(name)
     if coming is not None and coming.given_up:
         most = min(most, max(pool.desired, state.ready + coming.number))  # more replicas that do not start help nothing
-    engine = state.engines[0] if state.engines else None
     everywhere = context.model(model)
     doing = 0 if everywhere is None else sum(1 for _ in everywhere.engines(pool.role))
     own = sum(each.role == pool.role for each in state.engines)
@@ -144,11 +142,7 @@ def _sized(model: str, name: str, state: PoolState, context: PluginContext) -> S
         least=least,
         most=max(least, most),
         lead=lead,
-        max_seqs=256.0 if engine is None or engine.max_seqs is None else float(engine.max_seqs),
-        max_batched_tokens=8192.0
-        if engine is None or engine.max_batched_tokens is None
-        else float(engine.max_batched_tokens),
-        kv_tokens=2e6 if engine is None or not engine.kv_tokens else float(engine.kv_tokens),
+        limits=state.engines[0].limits.filled(USUAL_LIMITS) if state.engines else USUAL_LIMITS,
         away=len(state.engines) - own,
         guests=doing - own,
         flips=state.flips,

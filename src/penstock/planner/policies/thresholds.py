@@ -141,13 +141,13 @@ def load_of(engine: EngineState, tokens: bool = False) -> float | None:
             return None
         if tokens:
             return float(engine.queued_prefill_tokens)
-        return engine.queued_prefill_tokens / engine.max_len if engine.max_len else None
+        return engine.queued_prefill_tokens / engine.limits.max_len if engine.limits.max_len else None
     total = decode_kv_of(engine)
-    if total is None or not engine.kv_tokens:
+    if total is None or not engine.limits.kv_tokens:
         return None
     if engine.role == "aggregated":
         total += engine.queued_prefill_tokens or 0
-    return total / engine.kv_tokens
+    return total / engine.limits.kv_tokens
 
 
 def thresholds(settings: PlannerSettings, goal: Goal) -> list[PlannerPlugin]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.kernel.values import UNKNOWN_SHAPE, RequestShape, Role
+from penstock.kernel.values import UNKNOWN_SHAPE, USUAL_LIMITS, RequestShape, Role
 from penstock.planner.forecast.predictor import IntervalShape
 from penstock.planner.limits.gpu_budget import cap_change
 from penstock.planner.performance.engine_throughput import (
@@ -22,7 +22,6 @@ from penstock.planner.performance.engine_throughput import (
     prefill_capacity,
 )
 from penstock.planner.performance.live_regression import LiveRegression
-from penstock.planner.performance.performance_model import EngineLimits
 from penstock.planner.performance.regressions import EngineRate
 from penstock.planner.performance.speed_sources import pick
 from penstock.planner.plugins.plugin_context import PluginContext
@@ -201,7 +200,7 @@ class ThroughputPropose:
         speed = self._model(model, team.role)
         if not speed.ready:
             return None
-        limits = EngineLimits.of(team.engines[0]) if team.engines else EngineLimits()
+        limits = team.engines[0].limits.filled(USUAL_LIMITS) if team.engines else USUAL_LIMITS
         shape = prediction.shape
         isl, osl = max(1.0, shape.isl or 0.0), max(1.0, shape.osl or 0.0)
         ttft, itl = self._inputs.slo.planned

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.kernel.values import LatencyTargets, Role
+from penstock.kernel.values import EngineLimits, LatencyTargets, Role
 from penstock.planner.performance.performance_model import PerformanceModel
 from penstock.planner.sizing.workload_mix import WorkloadMix
 
@@ -37,14 +37,6 @@ SWING = 0.5
 """Share of the swing of the number of sequences that affects a request's whole life; the rest averages out in it."""
 TAIL = 0.002
 """Share that is missed at any load: misses that no number of workers prevents are no reason to add workers."""
-
-
-class EngineCapacity(NamedTuple):
-    """Capacity of one engine."""
-
-    max_seqs: float = 256.0
-    max_batched_tokens: float = 8192.0
-    kv_tokens: float = 2_000_000.0
 
 
 def coarse(shapes: WorkloadMix) -> WorkloadMix:
@@ -90,7 +82,7 @@ class AttainmentModel:
     def __init__(
         self,
         speed: PerformanceModel,
-        limits: EngineCapacity,
+        limits: EngineLimits[int],
         shapes: WorkloadMix,
         service: LatencyTargets,
         *,

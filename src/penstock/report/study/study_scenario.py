@@ -15,11 +15,11 @@ from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.latency_bins import Bins
 from penstock.kernel.machine import Effect, Event, Machine, Nanos, Snapshot
 from penstock.kernel.request_record import RequestRecord
-from penstock.kernel.values import Role, Slo
+from penstock.kernel.values import EngineLimits, Role, Slo
 from penstock.planner.observation import Observation
 from penstock.planner.performance.benchmark_table import BenchmarkTable
 from penstock.planner.performance.speed_sources import KnownSpeeds
-from penstock.planner.sizing.attainment import AttainmentModel, EngineCapacity
+from penstock.planner.sizing.attainment import AttainmentModel
 from penstock.planner.sizing.fleet_sizing import Bounds, ShareTable, Sizing, UncertainDemand
 from penstock.planner.sizing.workload_mix import WorkloadMix, count_into, shape_bin
 from penstock.planner.tick_record import TickRecord
@@ -97,7 +97,11 @@ def sizing_of(layout: str, requests: Iterable[TrafficRequest]) -> Sizing:
     for request in requests:
         count_into(mix, shape_bin(request.isl, request.osl, 0.0))
     model = BenchmarkTable.of_metrics(known_speeds().metrics["self-benchmark"])
-    limits = EngineCapacity(ENGINE.max_seqs, ENGINE.max_batched_tokens, ENGINE.blocks * ENGINE.block_size)
+    limits = EngineLimits(
+        max_seqs=ENGINE.max_seqs,
+        max_batched_tokens=ENGINE.max_batched_tokens,
+        kv_tokens=ENGINE.blocks * ENGINE.block_size,
+    )
     serving = AttainmentModel(model, limits, WorkloadMix.of_bins(mix), SLO.of(None))
     roles = LAYOUTS[layout]
     work = sum(serving.least(role) for role in roles)

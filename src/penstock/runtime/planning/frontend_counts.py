@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from penstock.planner.observation import Traffic
+from penstock.kernel.values import Traffic
 from penstock.planner.sizing.request_counts import RequestCounts
 
 
