@@ -19,14 +19,14 @@ from penstock.router.workers.active_sequences import Active
 class LoadLook:
     """One sample of an engine's requests.
 
-    ``decoding``: those with a first token; ``kv_tokens``: KV tokens of theirs that are known; ``ages`` seconds, summed,
-    in which each has made tokens that are not counted in ``kv_tokens``. ``silent``: prompt tokens (cached ones
+    ``decoding``: those with a first token; ``decode_kv``: KV tokens of theirs that are known; ``ages`` seconds, summed,
+    in which each has made tokens that are not counted in ``decode_kv``. ``silent``: prompt tokens (cached ones
     included, as engines count their queue) and seconds since dispatch, of each request without a token yet, the oldest
     first: it waits, is prefilled, or makes tokens that come all at once at the end.
     """
 
     decoding: int
-    kv_tokens: float
+    decode_kv: float
     ages: float
     silent: tuple[tuple[float, float], ...] = ()
 
@@ -34,7 +34,7 @@ class LoadLook:
 def look(requests: Iterable[Active], block_size: int, now: Nanos) -> LoadLook:
     """Sample the requests that occupy an engine. Cost: O(requests)."""
     decoding = 0
-    kv_tokens = ages = 0.0
+    decode_kv = ages = 0.0
     silent: list[tuple[float, float]] = []
     for active in requests:
         # The last block of a prompt is half full, on average.
@@ -44,9 +44,9 @@ def look(requests: Iterable[Active], block_size: int, now: Nanos) -> LoadLook:
             silent.append((prompt, age))
         else:
             decoding += 1
-            kv_tokens += prompt + active.output_blocks * block_size
+            decode_kv += prompt + active.output_blocks * block_size
             ages += age
-    return LoadLook(decoding, kv_tokens, ages, tuple(silent))
+    return LoadLook(decoding, decode_kv, ages, tuple(silent))
 
 
 def completed(window: StepStats, looks: Sequence[LoadLook]) -> StepStats:
@@ -90,9 +90,9 @@ def _heard(one: LoadLook, running: float, wait: float) -> LoadLook:
     more = min(round(running) - one.decoding, len(one.silent))
     if more <= 0:
         return one
-    kv_tokens = one.kv_tokens + sum(prompt for prompt, _ in one.silent[:more])
+    decode_kv = one.decode_kv + sum(prompt for prompt, _ in one.silent[:more])
     ages = one.ages + sum(max(0.0, age - wait) for _, age in one.silent[:more])
-    return LoadLook(one.decoding + more, kv_tokens, ages, one.silent[more:])
+    return LoadLook(one.decoding + more, decode_kv, ages, one.silent[more:])
 
 
 def _kv_per_sequence(window: StepStats, looks: Sequence[LoadLook]) -> float | None:
@@ -100,11 +100,11 @@ def _kv_per_sequence(window: StepStats, looks: Sequence[LoadLook]) -> float | No
     sequences = sum(one.decoding for one in looks)
     if not sequences:
         return None if window.decode_seqs else 0.0
-    kv_tokens = sum(one.kv_tokens for one in looks)
+    decode_kv = sum(one.decode_kv for one in looks)
     if window.wall:
         # A pass gives a sequence one token, so its age in passes is the length of its output.
-        kv_tokens += sum(one.ages for one in looks) * window.passes / window.wall
-    return kv_tokens / sequences
+        decode_kv += sum(one.ages for one in looks) * window.passes / window.wall
+    return decode_kv / sequences
 
 
 def _prompt(looks: Sequence[LoadLook]) -> float | None:
@@ -113,4 +113,4 @@ def _prompt(looks: Sequence[LoadLook]) -> float | None:
     if silent:
         return sum(silent) / len(silent)
     count = sum(one.decoding for one in looks)
-    return sum(one.kv_tokens for one in looks) / count if count else None
+    return sum(one.decode_kv for one in looks) / count if count else None
