@@ -1,4 +1,4 @@
-"""Values that all rooms share: ids, worker cards, pools, replicas, requests, sums of passes and traffic, SLO, KV events."""
+"""Values that all rooms share: ids, cards, pools, replicas, requests, sums of passes and traffic, SLO, KV events."""
 
 from collections.abc import Sequence
 from typing import Annotated, Generic, Literal, NamedTuple, NewType, TypeVar
