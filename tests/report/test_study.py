@@ -347,7 +347,9 @@ def test_a_study_that_was_cut_off_goes_on_where_it_was(tiny, tmp_path, monkeypat
 
     def carry_out(wanted, path, **more):
         found = list(
-            study_cells.do_all(wanted, path, **{**more, "told": lambda number, of, one: carried.append(one.cell.key)})
+            study_cells.do_all(
+                wanted, path, **{**more, "on_done": lambda number, of, one: carried.append(one.cell.key)}
+            )
         )
         return found
 

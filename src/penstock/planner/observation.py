@@ -112,6 +112,6 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
     def pools(self) -> Iterator[tuple[str, str, PoolState]]:
         """Yield (model, pool, its state)."""
-        for model, seen in self.models.items():
-            for name, pool in seen.pools.items():
+        for model, observed in self.models.items():
+            for name, pool in observed.pools.items():
                 yield model, name, pool

@@ -73,16 +73,16 @@ def since(now: Traffic, before: Traffic | None) -> Traffic:
     """Return what happened between two readings of one frontend's counters."""
     if before is None:
         return now
-    found: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
     for name in now.__struct_fields__:
         mine, theirs = getattr(now, name), getattr(before, name)
         if name in ("accept_length", "at_end"):
-            found[name] = mine
+            differences[name] = mine
         elif isinstance(mine, dict):
-            found[name] = _less(mine, theirs)
+            differences[name] = _less(mine, theirs)
         else:
-            found[name] = mine - theirs
-    return Traffic(**found)
+            differences[name] = mine - theirs
+    return Traffic(**differences)
 
 
 def steps_since(now: StepStats | None, before: StepStats | None) -> StepStats | None:
@@ -91,11 +91,11 @@ def steps_since(now: StepStats | None, before: StepStats | None) -> StepStats | 
         return None
     if before is None:
         return now
-    found: dict[str, Any] = {"estimated": now.estimated}
+    differences: dict[str, Any] = {"estimated": now.estimated}
     for name in STEP_SUMS:
         mine, theirs = getattr(now, name), getattr(before, name)
-        found[name] = None if mine is None or theirs is None else mine - theirs
-    return StepStats(**found)
+        differences[name] = None if mine is None or theirs is None else mine - theirs
+    return StepStats(**differences)
 
 
 def _less(now: Mapping[int, int], before: Mapping[int, int]) -> Bins:

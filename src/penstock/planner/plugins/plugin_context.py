@@ -63,8 +63,8 @@ class PluginContext:
         """
         total: Traffic | None = None
         for look in self.within(seconds):
-            seen = look.models.get(model)
-            if seen is not None and seen.traffic is not None:
-                total = seen.traffic if total is None else total + seen.traffic
+            observed = look.models.get(model)
+            if observed is not None and observed.traffic is not None:
+                total = observed.traffic if total is None else total + observed.traffic
         newest = self.model(model)
         return None if newest is None or newest.traffic is None else total

@@ -156,9 +156,9 @@ class TimedPolicy:
 
     def handle(self, now: Nanos, event: Event) -> Sequence[Effect]:
         started = time.perf_counter()
-        found = self.planner.handle(now, event)
+        effects = self.planner.handle(now, event)
         self.seconds += time.perf_counter() - started
-        return found
+        return effects
 
     def snapshot(self) -> Snapshot:
         return self.planner.snapshot()
@@ -177,12 +177,12 @@ class RecordedPolicy:
         self.policy = policy
         self.targets: dict[str, list[int]] = {}
 
-    def decide(self, seen: Observation) -> Mapping[str, int] | None:
-        found = self.policy.decide(seen)
-        for model in seen.models.values():
+    def decide(self, observation: Observation) -> Mapping[str, int] | None:
+        targets = self.policy.decide(observation)
+        for model in observation.models.values():
             for name, state in model.pools.items():
-                self.targets.setdefault(name, []).append((found or {}).get(name, state.pool.desired))
-        return found
+                self.targets.setdefault(name, []).append((targets or {}).get(name, state.pool.desired))
+        return targets
 
 
 def run(
@@ -215,8 +215,8 @@ def run(
     wall = time.perf_counter() - started
     good = [record.within(SLO) for record in records]
     bins: dict[int, list[bool]] = {}
-    for record, kept in zip(records, good, strict=True):
-        bins.setdefault(int(record.arrival // 300.0), []).append(kept)
+    for record, in_slo in zip(records, good, strict=True):
+        bins.setdefault(int(record.arrival // 300.0), []).append(in_slo)
     ttfts = [record.ttft for record in records if record.ttft is not None]
     itls = [record.itl.mean for record in records if record.itl is not None]
     turns, changes = _turns(_wanted(ticks) if noted is None else noted.targets)

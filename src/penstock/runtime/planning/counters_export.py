@@ -52,8 +52,8 @@ class CountersExport:
                 place = (worker, epochs[worker])
                 known = self._passes.get(place)
                 self._passes[place] = steps if known is None else _added(known, steps)
-        for gone in self._passes.keys() - there:
-            del self._passes[gone]
+        for ended in self._passes.keys() - there:
+            del self._passes[ended]
 
     def _engine(self, worker: RosterWorker, now: int) -> WorkerCounters:
         card = worker.card
