@@ -67,7 +67,7 @@ async def test_a_killed_engine_costs_nobody_an_answer(cluster: Served) -> None:
         load = asyncio.create_task(drive(http, cluster.url, endless(prompts, ended), concurrency=3, pause=0.2))
         waiting = [asyncio.create_task(ask(http, cluster.url, completion(f"Unary {i}", 150))) for i in range(4)]
         family = descendants(pids[victim])
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while len(watched) < len(STREAMS) or not all(
                 EARLY <= one.answer.chunks <= LATE for one in watched.values()
             ):
@@ -123,7 +123,7 @@ async def begin(http: aiohttp.ClientSession, cluster: Served, body: dict[str, An
     """Start streams until one is on a worker; return all, that one last. A pin there would have to be obeyed."""
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     begun: list[Watched] = []
-    while len(begun) < 6:
+    while len(begun) < 12:
         response = await http.post(cluster.url + path_of(body), json=body)
         begun.append(Watched(Answer(response.status, {k.lower(): v for k, v in response.headers.items()})))
         begun[-1].task = asyncio.create_task(_read(response, begun[-1].answer))
