@@ -125,6 +125,29 @@ def test_no_file_name_stands_in_two_folders() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
+def imports_of(path: Path) -> set[str]:
+    """Return the modules of Penstock that a file imports, anywhere in it."""
+    names = set[str]()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return names
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports inside functions and under TYPE_CHECKING count: whoever reads one of the files needs them all."""
+    modules = {".".join(path.relative_to(SRC.parent).with_suffix("").parts): path for path in files()}
+    graph = {name: imports_of(path) & modules.keys() - {name} for name, path in modules.items()}
+    while leaves := {name for name, below in graph.items() if not below & graph.keys()}:
+        graph = {name: below for name, below in graph.items() if name not in leaves}
+    # What imports a circle is not in it: take out what nobody that is left imports.
+    while roots := graph.keys() - {name for below in graph.values() for name in below}:
+        graph = {name: below for name, below in graph.items() if name not in roots}
+    assert {name: sorted(below & graph.keys()) for name, below in graph.items()} == {}
+
+
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(SRC)))
 def test_the_first_line_names_the_noun(path: Path) -> None:
     line = first_line(path)

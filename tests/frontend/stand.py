@@ -15,7 +15,7 @@ from penstock.adapters.engines.http.http1_client import open_calls
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.config.settings.cluster_settings import ClusterSettings, EngineStatsSettings, ModelSettings, PoolSettings
 from penstock.config.settings.frontend_settings import FrontendSettings
-from penstock.frontend.http.http_server import HttpServer
+from penstock.frontend.http_server import HttpServer
 from penstock.frontend.node_cluster import NodeCluster
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
 from penstock.frontend.service import Service

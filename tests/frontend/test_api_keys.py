@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, SecuritySettings
 from penstock.frontend.http.api_keys import CALLERS_MAX, ApiKeys, KeyRates, check_admin, check_binding, is_loopback
-from penstock.frontend.http.http_server import tls_context
+from penstock.frontend.http_server import tls_context
 from penstock.frontend.logs import TextFormatter
 from penstock.kernel.errors import ClientError, ConfigError, OverloadedError
 from tests.frontend.stand import stand
@@ -63,10 +63,10 @@ def test_bucket_refills_with_time() -> None:
 
 async def test_process_limit_on_requests_in_flight() -> None:
     async with stand(frontend=FrontendSettings(limits=LimitSettings(inflight_max=1))) as s:
-        s.service.enter()
+        s.service.gate.enter()
         answer = await s.chat()
         assert answer.status == 429 and answer.headers["retry-after"] == "1"
-        s.service.leave()
+        s.service.gate.leave()
         assert (await s.chat()).status == 200
 
 
@@ -154,7 +154,7 @@ async def test_draining_says_503_and_lets_streams_finish() -> None:
         assert idle.status == 200
         draining = asyncio.create_task(s.server.drain(5.0))
         await asyncio.sleep(0)
-        assert s.service.draining
+        assert s.service.gate.draining
         health = await s.http.get("/health")
         assert health.status == 503 and (await health.json())["status"] == "draining"
         assert (await running.read()).endswith(b"data: [DONE]\n\n")

@@ -251,7 +251,7 @@ async def test_client_that_hangs_up_aborts_the_engine(stream: bool) -> None:
             await s.engines[0].hung_up.wait()
         await eventually(lambda: s.records)
         assert s.records[0].outcome == "cancelled"
-        await eventually(lambda: s.service.inflight == 0)
+        await eventually(lambda: s.service.gate.inflight == 0)
         assert s.service.cluster.status()["workers"][0]["active_requests"] == 0
 
 
@@ -503,7 +503,7 @@ async def test_client_that_reads_nothing_is_cut_off() -> None:
         writer.write(body)
         await eventually(lambda: s.records, timeout=10)
         assert s.records[0].outcome == "cancelled"
-        await eventually(lambda: s.service.inflight == 0)
+        await eventually(lambda: s.service.gate.inflight == 0)
         async with asyncio.timeout(5):
             await s.engines[0].hung_up.wait()
         writer.close()

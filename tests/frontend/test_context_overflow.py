@@ -8,7 +8,7 @@ from aiohttp import web
 
 from penstock.adapters.engines.dialects.dialect import overflows
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings
-from penstock.frontend.openai.context_overflow import above_limit, in_openai_words, too_long
+from penstock.frontend.prompt.context_overflow import above_limit, in_openai_words, too_long
 from penstock.frontend.prompt.prompt_tokenizer import load_tokenizer
 from tests.frontend.stand import stand
 

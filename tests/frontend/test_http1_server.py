@@ -13,7 +13,7 @@ import uvloop
 from aiohttp import web
 
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, SecuritySettings
-from penstock.frontend.http import http1_listener
+from penstock.frontend.http import http1_listener, http1_server
 from penstock.frontend.http.http1_head import answer_head
 from tests.conftest import skip_or_fail
 from tests.frontend.raw import Answer, connect, read_answer
@@ -32,7 +32,7 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http1_listener, "SWEEP_EVERY", 0.02)
-    monkeypatch.setattr(http1_listener, "LINGER", 0.1)
+    monkeypatch.setattr(http1_server, "LINGER", 0.1)
 
 
 def post(body: bytes = BODY, *more: str, version: str = "1.1", path: str = "/v1/chat/completions") -> bytes:
@@ -261,7 +261,7 @@ async def test_chunks_that_are_none_are_400_and_the_end(body: bytes) -> None:
         found = await read_answer(reader)
         assert found.status == 400 and json.loads(found.body)["error"]["code"] == "invalid_body"
         assert await closed(reader)
-        assert s.engines[0].bodies == [] and s.service.inflight == 0
+        assert s.engines[0].bodies == [] and s.service.gate.inflight == 0
         writer.close()
 
 
@@ -285,7 +285,7 @@ async def test_heads_have_limits() -> None:
 
 async def test_who_dribbles_or_sleeps_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.frontend.http.http1_server.HEAD_TIMEOUT", 0.3)
-    monkeypatch.setattr("penstock.frontend.http.http1_listener.KEEP_ALIVE", 0.3)
+    monkeypatch.setattr("penstock.frontend.http.http1_server.KEEP_ALIVE", 0.3)
     async with stand() as s:
         reader, writer = await connect(s)
         async with asyncio.timeout(5):
@@ -372,7 +372,7 @@ async def test_a_client_that_leaves_leaves_nothing_behind() -> None:
             else:
                 await eventually(lambda: any(not c.idle for c in s.server._fast.connections))  # type: ignore[union-attr]
             writer.transport.abort()
-            await eventually(lambda: not s.server._fast.connections and not s.service.inflight)  # type: ignore[union-attr]
+            await eventually(lambda: not s.server._fast.connections and not s.service.gate.inflight)  # type: ignore[union-attr]
         async with asyncio.timeout(5):
             await s.engines[0].hung_up.wait()
         await eventually(lambda: s.records)
@@ -391,7 +391,7 @@ async def test_draining_closes_what_waits_and_lets_run_what_runs() -> None:
         idle, idle_writer = await connect(s)
         busy, busy_writer = await connect(s)
         busy_writer.write(post())
-        await eventually(lambda: s.service.inflight == 1)
+        await eventually(lambda: s.service.gate.inflight == 1)
         draining = asyncio.create_task(s.server.drain(5.0))
         assert await closed(idle)
         with pytest.raises(ConnectionError):

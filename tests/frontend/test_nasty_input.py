@@ -165,7 +165,7 @@ async def test_body_that_stops_in_the_middle_reaches_no_engine() -> None:
         assert b" 400 " in got.split(b"\r\n")[0] or got == b""
         assert s.engines[0].bodies == []
         assert (await s.chat()).status == 200
-        assert s.service.inflight == 0
+        assert s.service.gate.inflight == 0
 
 
 async def test_huge_body_is_413_without_being_read() -> None:

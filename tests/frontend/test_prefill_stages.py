@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.adapters.engines.http.engine_call import EngineUnreachable
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.frontend.exchange.open_attempts import OpenAttempts
 from penstock.frontend.exchange.prefill_stages import PrefillResult, PrefillStages
 from penstock.kernel.values import RequestId, WorkerCard, WorkerId
 from penstock.router.events import Handoff
@@ -55,8 +57,9 @@ async def asked_after(leg: Call, *others: WorkerCard) -> tuple[list[str], Prefil
 
     prefill, decode = card("p0", "prefill"), card("d0")
     cards = [prefill, decode, *others]
-    service: Any = SimpleNamespace(engines=SimpleNamespace(call=call), cluster=SimpleNamespace(cards=lambda: cards))
-    stages = PrefillStages(service)
+    engines: Any = SimpleNamespace(call=call)
+    cluster: Any = SimpleNamespace(cards=lambda: cards)
+    stages = PrefillStages(engines, cluster, OpenAttempts(), ClusterSettings)
     request = RequestId("r")
     fields = {"kv_transfer_params": {"remote_block_ids": [1]}}
     stages.done(request, PrefillResult(1, prefill, fields, {"model": "m"}, "completions", {}))

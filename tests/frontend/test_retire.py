@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.config.settings.frontend_settings import FrontendSettings
-from penstock.frontend.http import http_server as servers
-from penstock.frontend.http.http_server import HttpServer
+from penstock.frontend import http_server as servers
+from penstock.frontend.http_server import HttpServer
 from penstock.runtime.listen_address import bind
 from tests.frontend.stand import Stand, answer, eventually, stand
 
@@ -50,7 +50,7 @@ async def test_what_comes_over_an_open_connection_is_answered_and_told_to_go(han
     status, said = await asyncio.to_thread(ask, connection)
     assert status == 200 and said != "close"
     retiring = asyncio.create_task(server.retire(30))
-    await eventually(lambda: s.service.retiring)
+    await eventually(lambda: s.service.gate.retiring)
     status, said = await asyncio.to_thread(ask, connection)
     assert (status, said) == (200, "close")
     assert await retiring

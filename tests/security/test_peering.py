@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
-from penstock.frontend.admin.frontend_peers import NONCES_MAX, SPAN, PeerGuard
+from penstock.frontend.http.peer_guard import NONCES_MAX, SPAN, PeerGuard
 from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.cluster_state.peer_signature import HEADER, signature
 from tests.frontend.stand import Stand, stand
@@ -86,7 +86,7 @@ def test_what_was_used_is_forgotten_only_when_it_is_too_old_to_be_used_again():
 
 
 def test_a_flood_can_not_make_it_forget(monkeypatch):
-    monkeypatch.setattr("penstock.frontend.admin.frontend_peers.NONCES_MAX", 3)
+    monkeypatch.setattr("penstock.frontend.http.peer_guard.NONCES_MAX", 3)
     guard = PeerGuard(OURS, Clock())
     said = [header(nonce=f"{NONCE}{number}") for number in range(4)]
     assert [guard.admits(each, *ASKED) for each in said] == [True, True, True, False]
@@ -95,7 +95,7 @@ def test_a_flood_can_not_make_it_forget(monkeypatch):
 
 def know_each_other(a: Stand, b: Stand, secret: ClusterSecret = OURS, theirs: ClusterSecret = OURS) -> None:
     a.service.secret, b.service.secret = secret, theirs
-    b.service.peer_guard = PeerGuard(theirs)
+    b.service.gate.peer_guard = PeerGuard(theirs)
     a.service.cluster.peers = lambda: [b.server.url]  # type: ignore[method-assign]
 
 
@@ -107,8 +107,8 @@ async def test_an_administrators_key_is_not_passed_on_to_other_frontends():
     async with stand(frontend=frontend) as a, stand(frontend=frontend) as b:
         know_each_other(a, b)
         seen: list[Any] = []
-        admits = b.service.peer_guard.admits
-        b.service.peer_guard.admits = lambda *args: seen.append(args) or admits(*args)  # type: ignore[method-assign]
+        admits = b.service.gate.peer_guard.admits
+        b.service.gate.peer_guard.admits = lambda *args: seen.append(args) or admits(*args)  # type: ignore[method-assign]
         assert (await b.chat("counted by b")).status == 200
         found = await (await a.http.get("/admin/status", headers=ROOT)).json()
         assert found["requests"]["ok"] == 1, "the other frontend let us in"
@@ -118,7 +118,7 @@ async def test_an_administrators_key_is_not_passed_on_to_other_frontends():
         assert (await a.http.get("/metrics")).status == 200
         assert len(seen) == 2 and all(args[0] is not None for args in seen)
         assert (await b.http.get("/admin/status")).status == 401
-        assert b.service.peer_guard.refused == {}
+        assert b.service.gate.peer_guard.refused == {}
 
 
 async def test_a_wrong_secret_between_frontends_is_counted_and_told(caplog):
@@ -137,7 +137,7 @@ async def test_a_wrong_secret_between_frontends_is_counted_and_told(caplog):
 async def test_a_signature_opens_only_reading(caplog):
     frontend = FrontendSettings(security=SecuritySettings(admin_keys=("the key of an administrator",)))
     async with stand(frontend=frontend) as s:
-        s.service.peer_guard = PeerGuard(OURS)
+        s.service.gate.peer_guard = PeerGuard(OURS)
         import time
 
         host = s.server.url.removeprefix("http://")

@@ -25,9 +25,9 @@ ANSWERS = {200, 400, 401, 403, 404, 405, 408, 413, 414, 415, 417, 421, 431, 501,
 @pytest.fixture(autouse=True)
 def short_goodbyes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused client has a shorter while in which the rest of what it says is read: every test here waits for it."""
-    monkeypatch.setattr("penstock.frontend.http.http1_listener.LINGER", 0.2)
+    monkeypatch.setattr("penstock.frontend.http.http1_server.LINGER", 0.2)
     monkeypatch.setattr("penstock.frontend.http.http1_listener.SWEEP_EVERY", 0.05)
-    monkeypatch.setattr("penstock.frontend.http.http_server.LINGER", 0.2)
+    monkeypatch.setattr("penstock.frontend.http_server.LINGER", 0.2)
 
 
 async def echo(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -59,7 +59,9 @@ async def idle(s: Stand) -> None:
         plain = sum(len(runner.server.connections) for runner in s.server._runners if runner.server is not None)
         return plain + (0 if fast is None else len(fast.connections))
 
-    await eventually(lambda: s.service.inflight == 0 and len(s.service.running) == 0 and connections() == 0, 20)
+    await eventually(
+        lambda: s.service.gate.inflight == 0 and len(s.service.open_attempts) == 0 and connections() == 0, 20
+    )
 
 
 async def good(s: Stand, marker: str) -> None:
@@ -229,8 +231,8 @@ async def test_no_text_of_a_body_becomes_a_header_or_a_log_line(http: str, caplo
 async def test_slow_heads_and_bodies_end_by_a_timeout(http: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.frontend.http.request_context.BODY_TIMEOUT", 0.5)
     monkeypatch.setattr("penstock.frontend.http.http1_server.HEAD_TIMEOUT", 0.5)
-    for server in ("http1_listener", "http_server"):
-        monkeypatch.setattr(f"penstock.frontend.http.{server}.KEEP_ALIVE", 0.5)
+    for server in ("http.http1_server", "http_server"):
+        monkeypatch.setattr(f"penstock.frontend.{server}.KEEP_ALIVE", 0.5)
     async with besieged() as s:
         body = chat("slow")
         whole = post(body)
@@ -271,8 +273,8 @@ async def test_a_client_that_never_reads_is_cut_off(http: str) -> None:
         s.engines[0].reply = endless
         reader, writer = await connect(s, limit=1000)
         writer.write(post(chat("never reads", stream=True)))
-        await eventually(lambda: len(s.engines[0].bodies) > 2 and s.service.inflight == 1)
-        await eventually(lambda: s.service.inflight == 0, 20)
+        await eventually(lambda: len(s.engines[0].bodies) > 2 and s.service.gate.inflight == 1)
+        await eventually(lambda: s.service.gate.inflight == 0, 20)
         await asyncio.wait_for(s.engines[0].hung_up.wait(), 20)
         writer.close()
         assert reader is not None

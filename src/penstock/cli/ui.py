@@ -29,7 +29,7 @@ PORT = 8765
 def command(run: Path, port: int, slo_ttft: float | None, slo_itl: float | None) -> int:
     """Serve the page over RUN_FOLDER on this machine alone, until Ctrl-C. Time can be played, fast or slow."""
     from penstock.frontend.admin.recorded_run_server import serve
-    from penstock.frontend.http.http_server import bound_sockets, url_of
+    from penstock.frontend.http_server import bound_sockets, url_of
     from penstock.report.run.recording import Recording
 
     sockets = bound_sockets("127.0.0.1", port, hint="--port 0 takes any free port")

@@ -3,17 +3,41 @@
 Its blocks are reserved, then it lands or is given up, then it resumes; `penstock.engine.kv_handoff` has the states.
 """
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from penstock.engine.block_allocation import BlockAllocation, KvCache
+from penstock.engine.decode_batch import DecodeBatch
 from penstock.engine.engine_request import EngineRequest
-from penstock.engine.events import PullKv
-from penstock.kernel.machine import Nanos
+from penstock.engine.events import EngineCounters, PullKv
+from penstock.engine.kv_handoff import KvHandoffs
+from penstock.engine.settings import SimSettings
+from penstock.engine.timing.timing_model import TimingModel
+from penstock.kernel.machine import Effect, Nanos
 
-if TYPE_CHECKING:
-    from penstock.engine.scheduler import Scheduler
+
+class PassScheduler(Protocol):
+    """The scheduler that these steps belong to: `penstock.engine.scheduler.Scheduler`."""
+
+    settings: SimSettings
+    timing: TimingModel
+    out: list[Effect]
+    handoffs: KvHandoffs
+    holdings: BlockAllocation
+    cache: KvCache
+    partial: EngineRequest | None
+    counters: EngineCounters
+
+    @property
+    def group(self) -> DecodeBatch: ...
+
+    def settle(self, now: Nanos) -> None: ...
+    def put_back(self, request: EngineRequest) -> None: ...
+    def cut(self) -> None: ...
+    def stir(self, now: Nanos) -> None: ...
+    def begin(self, request: EngineRequest, at: Nanos, cached: int) -> None: ...
 
 
-def reserve(core: "Scheduler", request: EngineRequest, at: Nanos, hit: int) -> None:
+def reserve(core: PassScheduler, request: EngineRequest, at: Nanos, hit: int) -> None:
     """Reserve the blocks of a prompt that another engine computed, of which ``hit`` are here, and ask for it."""
     size = core.settings.block_size
     need = -(-request.prompt // size) - hit
@@ -29,7 +53,7 @@ def reserve(core: "Scheduler", request: EngineRequest, at: Nanos, hit: int) -> N
     core.out.append(PullKv(id=request.submit.id, at=at, tokens=request.brought))
 
 
-def land(core: "Scheduler", id: str, now: Nanos, ok: bool) -> None:
+def land(core: PassScheduler, id: str, now: Nanos, ok: bool) -> None:
     """Go on with a request whose KV is here; where not ``ok``, it is computed as if it had never been elsewhere."""
     request = core.handoffs.pulling.pop(id, None)
     if request is None:
@@ -55,7 +79,7 @@ def land(core: "Scheduler", id: str, now: Nanos, ok: bool) -> None:
     core.stir(now)
 
 
-def resume(core: "Scheduler", at: Nanos, budget: int, prefills: list[tuple[EngineRequest, int]]) -> int:
+def resume(core: PassScheduler, at: Nanos, budget: int, prefills: list[tuple[EngineRequest, int]]) -> int:
     """Let requests run whose KV has come, as far as they may; returns what is left of the budget."""
     settings, landed = core.settings, core.handoffs.landed
     running = len(core.group.members) + (core.partial is not None)
@@ -78,7 +102,7 @@ def resume(core: "Scheduler", at: Nanos, budget: int, prefills: list[tuple[Engin
     return budget
 
 
-def length(core: "Scheduler", prefills: list[tuple[EngineRequest, int]], kv: int, seqs: int) -> float:
+def length(core: PassScheduler, prefills: list[tuple[EngineRequest, int]], kv: int, seqs: int) -> float:
     """Return the nanoseconds of a pass; the last token of a prompt that was brought is a step of decoding."""
     chunks: list[tuple[int, int]] = []
     for request, chunk in prefills:
@@ -92,7 +116,7 @@ def length(core: "Scheduler", prefills: list[tuple[EngineRequest, int]], kv: int
     return core.timing.mixed(sum(n for _, n in chunks), chunks, kv, seqs)
 
 
-def unfinished(core: "Scheduler") -> int:
+def unfinished(core: PassScheduler) -> int:
     """Return the blocks that a prompt which is part done does not have yet."""
     partial = core.partial
     if partial is None:

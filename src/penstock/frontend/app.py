@@ -1,5 +1,7 @@
 """Applications of a frontend: the public routes and the admin routes, over one shared service."""
 
+from functools import partial
+
 from aiohttp import web
 
 from penstock.frontend.admin import (
@@ -13,24 +15,19 @@ from penstock.frontend.admin import (
 )
 from penstock.frontend.http.aiohttp_server import routed
 from penstock.frontend.http.middleware import Handler, for_admins, mark_response, outermost, with_key
-from penstock.frontend.http.request_context import SERVICE, expect_continue
+from penstock.frontend.http.request_context import GATE, expect_continue
 from penstock.frontend.http.request_guard import Handler as Routed
 from penstock.frontend.openai import completions, models, passthrough
 from penstock.frontend.openapi import openapi
-from penstock.frontend.service import Service
-
-KEEP_ALIVE = 75.0
-"""Seconds that an idle client connection stays open; nginx's default."""
-LINGER = 1.0
-"""Seconds that the rest of a refused body is read and thrown away, so that the client can read the answer."""
+from penstock.frontend.service import SERVICE, Service
 
 
 def routed_handlers(service: Service) -> dict[str, Routed]:
     """Return the handler of POST for each path whose requests go to engines."""
     return {
-        **dict.fromkeys(service.settings.frontend.proxied_routes, passthrough.proxied),
-        "/v1/chat/completions": completions.chat_completions,
-        "/v1/completions": completions.text_completions,
+        **dict.fromkeys(service.settings.frontend.proxied_routes, partial(passthrough.proxied, service)),
+        "/v1/chat/completions": partial(completions.chat_completions, service),
+        "/v1/completions": partial(completions.text_completions, service),
     }
 
 
@@ -70,6 +67,7 @@ def admin_app(service: Service) -> web.Application:
 def _bare(service: Service) -> web.Application:
     app = web.Application(middlewares=[outermost], client_max_size=service.settings.frontend.limits.body_max)
     app[SERVICE] = service
+    app[GATE] = service.gate
     app.on_response_prepare.append(mark_response)
     return app
 

@@ -24,11 +24,12 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend import logs
 from penstock.frontend.admin.metrics_route import csv_row
 from penstock.frontend.counter_ledger import CounterLedger
-from penstock.frontend.http.http_server import HttpServer
+from penstock.frontend.http_server import HttpServer
 from penstock.frontend.live_settings import tune
 from penstock.frontend.node_cluster import NodeCluster
+from penstock.frontend.prompt.model_catalog import load_tokenizers
 from penstock.frontend.record_writer import BackgroundWriter, keep_writing
-from penstock.frontend.service import Service, load_tokenizers
+from penstock.frontend.service import Service
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import Nanos
 from penstock.runtime.node.router_node import RouterNode, open_node
@@ -140,14 +141,14 @@ async def _serve(
         lines.flush()
         await first_of(stopping, retiring)
         if not stopping.is_set():
-            log.info("a successor takes the new connections; finishing %d requests", service.inflight)
+            log.info("a successor takes the new connections; finishing %d requests", service.gate.inflight)
             retired = asyncio.create_task(server.retire(service.settings.router.request_timeout))
             stopped = asyncio.create_task(stopping.wait())
             await asyncio.wait({retired, stopped}, return_when=asyncio.FIRST_COMPLETED)
             for task in (retired, stopped):
                 task.cancel()
             await asyncio.gather(retired, stopped, return_exceptions=True)
-        log.info("draining %d requests", service.inflight)
+        log.info("draining %d requests", service.gate.inflight)
         await server.drain(service.settings.frontend.drain_timeout)
     finally:
         await server.close()

@@ -77,7 +77,7 @@ class NodeCluster:
         }
 
     def notes(self) -> Mapping[str, int]:
-        return {**self._node.noted, **refusals(self._node)}
+        return {**self._node.noted, **refusals(self._node.message_sources)}
 
     @property
     def store(self) -> Store | None:

@@ -10,12 +10,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.kernel.machine import Effect, Nanos, Wake, seconds
+from penstock.kernel.machine import Effect, Nanos, Wake
 from penstock.kernel.values import RequestId, Slo, Target
-from penstock.router.events import Abort, Closed, Fault, OperatorNote, Outcome, Placement, Publish
+from penstock.router.events import Abort, OperatorNote, Placement, Publish
 from penstock.router.model_pool import ModelPool
 from penstock.router.prompt_forms import PromptForm
-from penstock.router.requests.prefill_release import abandon
 from penstock.router.requests.routed_request import HEDGE, STAGE, RoutedRequest
 from penstock.router.settings import RouterSettings
 from penstock.router.workers.roster import Roster
@@ -153,58 +152,6 @@ class RouterState:
                 request.hedge = None
             self.publish(pool, request.id, "ended", request.target)
             self.freed[pool.model] = None
-
-    def close(
-        self,
-        now: Nanos,
-        request: RoutedRequest,
-        outcome: Outcome,
-        fault: Fault,
-        status: int,
-        reason: str,
-        *,
-        retry_after: float | None = None,
-        cached: int | None = None,
-    ) -> None:
-        """End a request: its load goes and its one terminal effect leaves."""
-        event = request.event
-        pool = self.pools.get(event.model)
-        if pool is not None and request.counted:
-            abandon(self, request, pool)
-            self.release(request, pool)
-            pool.queue.remove(event.id)
-            pool.inflight -= 1
-            pool.counts[outcome] += 1
-        self.waiting_for_worker.pop(event.id, None)
-        request.leave_queue(now)
-        if request.on_worker:
-            self.mark(request, last=now)
-        request.step("close")
-        del self.requests[event.id]
-        self.out.append(
-            Closed(
-                id=event.id,
-                model=event.model,
-                outcome=outcome,
-                fault=fault,
-                status=status,
-                reason=reason,
-                arrived=request.arrived,
-                closed=now,
-                isl=event.prompt.isl,
-                osl=request.tokens,
-                cached=cached,
-                expected_cached=request.expected_cached,
-                queued=seconds(request.queued),
-                first=request.first,
-                attempts=request.attempt - request.staged,
-                migrations=request.migrations,
-                legs=list(request.legs),
-                retry_after=retry_after,
-                session=event.preferences.session,
-                program=event.preferences.program,
-            )
-        )
 
     # --- time -------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from penstock.cli.doctor_checks.local_checks import Finding
+from penstock.cli.doctor_checks.finding import Finding
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import PenstockError
 

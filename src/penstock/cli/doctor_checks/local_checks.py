@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from penstock.cli.doctor_checks.finding import Finding, Level
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
 from penstock.config.checks import file_problems
 from penstock.config.reading.load import load
@@ -18,8 +19,6 @@ from penstock.config.reading.problems import ConfigProblems
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.plurals import counted
 from penstock.runtime.listen_address import bind_error
-
-Level = Literal["ok", "info", "warning", "error"]
 
 PYTHON_MIN = (3, 11)
 FILES_WARN = 4096
@@ -32,16 +31,6 @@ PROBE_TIMEOUT = 60.0
 """Seconds for a prompt of some blocks and one token; a busy engine takes a while."""
 CLOCK_MIN = 1_700_000_000
 """A clock before this (November 2023) was never set."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Result of one check: how bad, what, and the next step."""
-
-    level: Level
-    check: str
-    text: str
-    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from penstock.frontend.admin.admin_query import QueryLimits, limits_of, of_this_
 from penstock.frontend.admin.frontend_peers import findings, from_peers
 from penstock.frontend.admin.request_history import DECISIONS_MAX
 from penstock.frontend.http.error_responses import quoted, rejected
-from penstock.frontend.http.request_context import read_body, service_of
+from penstock.frontend.http.request_context import read_body
 from penstock.frontend.openai.models import json_response
-from penstock.frontend.service import Service
+from penstock.frontend.service import Service, service_of
 from penstock.kernel.errors import EngineError
 from penstock.kernel.latency_bins import join, quantiles
 from penstock.kernel.time_windows import QUANTILES, TimeWindow
@@ -89,7 +89,7 @@ async def clear_kv_blocks(request: web.Request) -> web.Response:
     await read_body(request)
     model = request.query.get("model")
     if model is not None:
-        model = service.resolve(model).model
+        model = service.catalog.resolve(model).model
     cards = [card for card in service.cluster.cards() if model is None or card.model == model]
     results = await asyncio.gather(*(_clear(service, card) for card in cards))
     done = sum(1 for result in results if result["cleared"])
@@ -135,12 +135,12 @@ def status_of(service: Service) -> dict[str, Any]:
         "run": service.run,
         "endpoint": service.urls.get("endpoint", ""),
         "uptime": round(time.monotonic() - service.started, 3),
-        "draining": service.draining,
+        "draining": service.gate.draining,
         "mode": status["mode"],
         "models": status["models"],
         "workers": status["workers"],
         "queue": status["queue"],
-        "requests": {**requests, "http_inflight": service.inflight},
+        "requests": {**requests, "http_inflight": service.gate.inflight},
         "hit_rate": status["hit_rate"],
         "crashes": status.get("crashes", []),
         "findings": status["findings"] + findings(service),

@@ -11,8 +11,9 @@ from aiohttp import web
 
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.frontend.http.error_responses import quoted, rejected
-from penstock.frontend.http.request_context import CALLER, read_body, service_of
+from penstock.frontend.http.request_context import CALLER, read_body
 from penstock.frontend.openai.models import json_response
+from penstock.frontend.service import service_of
 from penstock.kernel.errors import OverloadedError
 from penstock.kernel.values import Role, WorkerId
 from penstock.runtime.cluster_state.desired_state import (

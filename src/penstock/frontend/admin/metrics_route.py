@@ -8,8 +8,7 @@ from aiohttp import web
 from penstock.adapters.telemetry.frontend_metrics import SAME_IN_EVERY_PROCESS
 from penstock.adapters.telemetry.prometheus_text import CONTENT_TYPE, merge
 from penstock.frontend.admin.frontend_peers import from_peers
-from penstock.frontend.http.request_context import service_of
-from penstock.frontend.service import Service
+from penstock.frontend.service import Service, service_of
 from penstock.router.status import status_row
 
 
@@ -53,7 +52,7 @@ def scrape(service: Service) -> str:
         metrics.noted.set(kind, to=count)
     metrics.releases.set("fetched", to=service.handoffs.released)
     metrics.releases.set("failed", to=service.handoffs.release_failures)
-    for why, count in service.peer_guard.refused.items():
+    for why, count in service.gate.peer_guard.refused.items():
         metrics.noted.set(f"peer_request_{why.replace(' ', '_')}", to=count)
     return metrics.render()
 

@@ -10,9 +10,8 @@ from aiohttp import web
 from penstock.adapters.sources.frontend_counters import ClusterCounters, FrontendCounters
 from penstock.frontend.admin.admin_query import limits_of, of_this_process
 from penstock.frontend.admin.frontend_peers import by_peer
-from penstock.frontend.http.request_context import service_of
 from penstock.frontend.openai.models import json_response
-from penstock.frontend.service import Service
+from penstock.frontend.service import Service, service_of
 from penstock.runtime.planning.planner_report import past_decisions
 
 

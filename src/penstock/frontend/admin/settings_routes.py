@@ -11,9 +11,9 @@ from penstock.config.reading.problems import ConfigProblems
 from penstock.frontend.admin.fleet_routes import body_of, store_of, unavailable
 from penstock.frontend.admin.frontend_peers import from_peers
 from penstock.frontend.http.error_responses import rejected
-from penstock.frontend.http.request_context import CALLER, service_of
+from penstock.frontend.http.request_context import CALLER
 from penstock.frontend.openai.models import json_response
-from penstock.frontend.service import Service
+from penstock.frontend.service import Service, service_of
 from penstock.runtime.cluster_state.current_settings import desire_settings
 from penstock.runtime.records.settings_changes import line_of
 

@@ -11,9 +11,8 @@ from aiohttp import web
 from penstock.frontend.admin.admin_query import of_this_process, seconds_of
 from penstock.frontend.admin.frontend_peers import from_peers
 from penstock.frontend.http.error_responses import quoted, rejected
-from penstock.frontend.http.request_context import service_of
 from penstock.frontend.openai.models import json_response
-from penstock.frontend.service import Service
+from penstock.frontend.service import Service, service_of
 from penstock.kernel.time_windows import TimeWindow, columns_of, pools_of
 
 SLICE = 48

@@ -3,24 +3,36 @@
 import asyncio
 import time
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from penstock.adapters.engines.dialects.dialect import overflows
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.http.engine_call import CallStopped, EngineBroken, EngineCall, EngineUnreachable
+from penstock.frontend.exchange.client_answer import ClientAnswer
+from penstock.frontend.exchange.open_attempts import GONE_SILENCE
 from penstock.frontend.exchange.response_metadata import before_end, marks, with_nvext
 from penstock.frontend.exchange.upstream_request import engine_body, engine_headers, error_text
 from penstock.frontend.exchange.usage import gave_up, usage_of
-from penstock.frontend.openai.context_overflow import refusal_body
+from penstock.frontend.prompt.context_overflow import refusal_body
 from penstock.router.events import Dispatch
-
-if TYPE_CHECKING:
-    from penstock.frontend.exchange.exchange import RequestExchange
 
 HOLD_MAX = 1 << 20
 """Most bytes held back before the first token; an engine's longer answer without one is passed on as it is."""
-GONE_SILENCE = 5.0
-"""Seconds after which a silent answer of a worker that left is given up: some keep the connection open for ever."""
+
+
+class AttemptLost(NamedTuple):
+    """Result of an attempt that ended without a whole answer.
+
+    Args:
+        status: the engine's, where it answered.
+        at_fault: whether the worker is.
+        leaving: whether it said that it is ending.
+    """
+
+    reason: str
+    status: int | None = None
+    at_fault: bool = True
+    leaving: bool = False
 
 
 class Attempt:
@@ -28,16 +40,18 @@ class Attempt:
 
     __slots__ = (
         "_absent_since",
+        "_answer",
         "_answering",
         "_begun",
         "_buffered",
         "_call",
-        "_exchange",
+        "_context",
         "_fetches",
         "_grown",
         "_last_beat",
         "_last_byte",
         "_prefill",
+        "_track_output",
         "dialect",
         "dispatch",
         "gave_up",
@@ -45,33 +59,35 @@ class Attempt:
         "transcript",
     )
 
-    def __init__(self, exchange: "RequestExchange", dispatch: Dispatch) -> None:
+    def __init__(self, answer: ClientAnswer, dispatch: Dispatch) -> None:
         self.dispatch = dispatch
         self.gave_up = False
         """Whether the router stopped it: then it needs no report."""
         self.dialect = dialect_of(dispatch.card.engine)
-        self.tap = exchange.baton.tap(self.dialect)
-        self._exchange = exchange
+        self.tap = answer.resumable.tap(self.dialect)
+        self._answer = answer
+        self._context = answer.context
         self._buffered = b""
         """Bytes from before the first token."""
         self._grown = 0
+        self._track_output = answer.context.settings.router.track_output
         self._last_beat = 0.0
         self._last_byte = time.monotonic()
         self._absent_since: float | None = None
         """When its worker was first found to be gone."""
-        job, self.transcript = exchange.baton.start(self.dialect)
+        job, self.transcript = answer.resumable.start(self.dialect)
         ids = self.transcript is not None and self.transcript.mode == "ids"
-        headers = engine_headers(job, dispatch, exchange.ticket.id, exchange.caller.headers, exchange.span)
+        headers = engine_headers(job, dispatch, answer.ticket.id, answer.caller.headers, answer.span)
         handoff = dispatch.handoff
-        stages = exchange.service.handoffs
-        self._prefill = None if handoff is None else stages.taken_by(dispatch, exchange.ticket.id)
+        stages = answer.context.stages
+        self._prefill = None if handoff is None else stages.taken_by(dispatch, answer.ticket.id)
         handed = None if handoff is None else stages.fields_for(dispatch, self._prefill)
-        body = engine_body(job, dispatch, exchange.resolved.adapter, token_ids=ids, handed=handed)
+        body = engine_body(job, dispatch, answer.resolved.adapter, token_ids=ids, handed=handed)
         self._fetches = handoff is not None and handoff.protocol == "completed"
         """Whether it fetches KV that an engine holds for it: then it is not cut before its first token."""
         self._begun: asyncio.Task[None] | None = None
-        self._answering: asyncio.Task[bool] | None = None
-        self._call: EngineCall = exchange.service.engines.call(dispatch.card.url, job.path, body, headers)
+        self._answering: asyncio.Task[bool | AttemptLost] | None = None
+        self._call: EngineCall = answer.context.engines.call(dispatch.card.url, job.path, body, headers)
 
     def stop(self, reason: str) -> None:
         """Stop the attempt, by order of the router."""
@@ -81,18 +97,16 @@ class Attempt:
         else:
             self._call.stop(reason)
 
-    async def run(self) -> bool:
+    async def run(self) -> bool | AttemptLost:
         """Answer the client; False where the router's next effect decides."""
-        service = self._exchange.service
-        key = (self._exchange.ticket.id, self.dispatch.attempt)
-        service.running[key] = self.stop
-        service.watched.add(self)
+        key = (self._answer.ticket.id, self.dispatch.attempt)
+        self._context.attempts.add(key, self)
         over = False
         try:
             if not self._fetches:
-                return await self._answer(self._call.begin())
+                return await self._carry(self._call.begin())
             self._begun = asyncio.create_task(self._call.begin())
-            self._answering = asyncio.create_task(self._answer(asyncio.shield(self._begun)))
+            self._answering = asyncio.create_task(self._carry(asyncio.shield(self._begun)))
             try:
                 answered = await self._answering
             except asyncio.CancelledError:
@@ -103,37 +117,35 @@ class Attempt:
             over = True
             return answered
         finally:
-            service.running.pop(key, None)
-            service.watched.discard(self)
+            self._context.attempts.remove(key)
             if self._begun is not None and not over and not self.tap.started:
-                service.handoffs.finish_fetch(self.dispatch, self._prefill, self._call, self._begun)
+                self._context.stages.finish_fetch(self.dispatch, self._prefill, self._call, self._begun)
             else:
                 self._call.close()
 
-    async def _answer(self, begun: Awaitable[None]) -> bool:
-        exchange, call = self._exchange, self._call
-        service = exchange.service
+    async def _carry(self, begun: Awaitable[None]) -> bool | AttemptLost:
+        call = self._call
         try:
             await begun
-            service.metrics.stage("dispatch", time.monotonic() - self._last_byte)
+            self._context.metrics.stage("dispatch", time.monotonic() - self._last_byte)
             if call.status >= 400:
                 return await self._refused()
             if call.streams:
                 return await self._stream()
-            if exchange.caller.begun:
+            if self._answer.caller.begun:
                 raise EngineBroken("the engine answered a stream's second part in one piece")
             return await self._unary()
         except (EngineUnreachable, EngineBroken, CallStopped) as error:
-            return await exchange.lost(self, error.message)
+            return AttemptLost(error.message)
 
     async def look(self, now: float) -> None:
         """Stop an engine that is silent for too long, and keep a quiet stream alive for the proxies in front."""
-        frontend, caller = self._exchange.service.settings.frontend, self._exchange.caller
+        frontend, caller = self._context.settings.frontend, self._answer.caller
         silent = now - self._last_byte
         if not self.tap.started:
             # An unary answer's first byte comes with its last token: only the request's deadline limits that.
             limit = frontend.upstream.first_byte_timeout
-            if silent > limit and self._exchange.job.streamed:
+            if silent > limit and self._answer.job.streamed:
                 self._call.stop(f"no first byte within {limit} s")
             elif self._absent_for(now) > GONE_SILENCE:
                 self._call.stop(f"its worker is gone, and nothing came for {silent:.1f} s")
@@ -159,40 +171,46 @@ class Attempt:
 
     def _absent_for(self, now: float) -> float:
         """Return for how long its worker has been observed gone; below 0 where it is there."""
-        if self._exchange.service.cluster.is_current(self.dispatch.card):
+        if self._context.cluster.is_current(self.dispatch.card):
             self._absent_since = None
             return -1.0
         if self._absent_since is None:
             self._absent_since = now
         return now - self._absent_since
 
-    async def _stream(self) -> bool:
-        exchange, tap = self._exchange, self.tap
-        await self._call.relay(self._feed, exchange.caller)
-        if self.gave_up and not exchange.is_speaker(self):
+    def _speak(self, *, quietly: bool = False) -> bool:
+        """Return whether this is the attempt whose output the client gets."""
+        if self.gave_up and self._answer.speaker is not self.dispatch:
+            return False
+        return self._answer.speak(self.dispatch, self.transcript, quietly=quietly)
+
+    async def _stream(self) -> bool | AttemptLost:
+        answer, tap = self._answer, self.tap
+        await self._call.relay(self._feed, answer.caller)
+        if self.gave_up and answer.speaker is not self.dispatch:
             return False
         if tap.error is not None:
             return await self._error()
-        if not tap.done and exchange.job.parsed is not None:
-            return await exchange.lost(self, "the engine's stream ended without its end mark")
-        if not tap.started and exchange.job.parsed is not None:
+        if not tap.done and answer.job.parsed is not None:
+            return AttemptLost("the engine's stream ended without its end mark")
+        if not tap.started and answer.job.parsed is not None:
             # An ending engine answers so: no token, no reason, only the end mark.
-            return await exchange.lost(self, "the engine's stream ended without any output")
-        if not exchange.speak(self):
+            return AttemptLost("the engine's stream ended without any output")
+        if not self._speak():
             return False
         rest = self._buffered + tap.rest()
-        if not exchange.caller.begun:  # a stream of another dialect, without a byte
+        if not answer.caller.begun:  # a stream of another dialect, without a byte
             self._open()
-        if exchange.ticket.closed is None:
-            exchange.finish(usage=tap.usage, counted=tap.tokens)
+        if answer.ticket.closed is None:
+            answer.finish(usage=tap.usage, counted=tap.tokens)
         if rest:
-            exchange.caller.write(rest)
-        await exchange.caller.end()
+            answer.caller.write(rest)
+        await answer.caller.end()
         return True
 
     def _feed(self, data: bytes) -> bool:
         """Pass a piece of the engine's stream on to the client."""
-        exchange, tap = self._exchange, self.tap
+        answer, tap = self._answer, self.tap
         out = tap.feed(data)
         if not tap.started:
             if tap.error is not None:
@@ -203,88 +221,87 @@ class Attempt:
             tap.started = True
             out = b""
         now = self._last_byte = time.monotonic()
-        timing = exchange.timing
-        if exchange.speaker is not self:
-            if not exchange.speak(self):
+        timing = answer.timing
+        if answer.speaker is not self.dispatch:
+            if not self._speak():
                 return False
             out, self._buffered = self._buffered + out, b""
             if timing.first is None:
                 timing.first = now
-                exchange.service.timeline_store.first(now - timing.arrived)
-            if not exchange.caller.begun:
+                self._context.first_token(now - timing.arrived)
+            if not answer.caller.begun:
                 self._open()
         if self.transcript is not None:
             out = self.transcript.take(out)
         timing.chunk(now, tap.tokens)
-        if exchange.service.track_output:
-            grown = tap.tokens // exchange.resolved.block_size
+        if self._track_output:
+            grown = tap.tokens // answer.resolved.block_size
             if grown > self._grown:
                 self._grown = grown
-                exchange.ticket.grown(tap.tokens)
-        if tap.done and tap.error is None and exchange.ticket.closed is None:
+                answer.ticket.grown(tap.tokens)
+        if tap.done and tap.error is None and answer.ticket.closed is None:
             # Before the end mark goes out: a client may hang up on receiving it, and has its answer then.
-            exchange.finish(usage=tap.usage, counted=tap.tokens)
-            if exchange.job.wants_extra:
-                out = before_end(out, exchange.job, exchange.ticket.id, exchange.extra())
+            answer.finish(usage=tap.usage, counted=tap.tokens)
+            if answer.job.wants_extra:
+                out = before_end(out, answer.job, answer.ticket.id, answer.extra())
         if out:
-            exchange.caller.write(out)
+            answer.caller.write(out)
         return tap.error is None
 
     async def _unary(self) -> bool:
-        exchange, call = self._exchange, self._call
+        answer, call = self._answer, self._call
         body = await call.read()
-        if exchange.job.parsed is not None and gave_up(body, self.dialect.gave_up):
+        if answer.job.parsed is not None and gave_up(body, self.dialect.gave_up):
             raise EngineBroken("the engine aborted the request")
-        if not exchange.speak(self):
+        if not self._speak():
             return False
-        exchange.finish(usage=usage_of(body) if exchange.job.parsed is not None else None, counted=0)
-        if exchange.job.wants_extra:
-            body = with_nvext(body, exchange.extra())
-        await exchange.caller.send(call.status, body, {"content-type": call.content_type, **marks(self.dispatch)})
+        answer.finish(usage=usage_of(body) if answer.job.parsed is not None else None, counted=0)
+        if answer.job.wants_extra:
+            body = with_nvext(body, answer.extra())
+        await answer.caller.send(call.status, body, {"content-type": call.content_type, **marks(self.dispatch)})
         return True
 
-    async def _refused(self) -> bool:
+    async def _refused(self) -> bool | AttemptLost:
         """The engine answered with an error status: the fault of the request, of its load, or of the engine."""
-        exchange, call = self._exchange, self._call
+        answer, call = self._answer, self._call
         body = await call.read()
         status = call.status
         text = error_text(body)
         kind = self.dialect.refusal(status, text)
         if kind != "client":
             text = f"the engine answered {status}: {text}"
-            at_fault, leaving = kind == "fault", kind == "leaving"
-            return await exchange.lost(self, text, status=status, at_fault=at_fault, leaving=leaving)
-        if not exchange.speak(self, quietly=True):
+            return AttemptLost(text, status, kind == "fault", kind == "leaving")
+        if not self._speak(quietly=True):
             return False
         content_type = call.content_type
-        if exchange.job.parsed is not None and overflows(text):
+        if answer.job.parsed is not None and overflows(text):
             status, content_type = 400, "application/json"
-            body = refusal_body(body, exchange.resolved.max_len, exchange.job.parsed.prompt_field)
-        exchange.refused(self, f"the engine refused: {text}", status)
-        if exchange.caller.begun:
+            body = refusal_body(body, answer.resolved.max_len, answer.job.parsed.prompt_field)
+        answer.refused(self.dispatch, f"the engine refused: {text}", status)
+        if answer.caller.begun:
             return False
-        await exchange.caller.send(status, body, {"content-type": content_type, **marks(self.dispatch)})
+        await answer.caller.send(status, body, {"content-type": content_type, **marks(self.dispatch)})
         return True
 
-    async def _error(self) -> bool:
+    async def _error(self) -> bool | AttemptLost:
         """The engine ended its stream with an error."""
-        exchange, tap = self._exchange, self.tap
+        answer, tap = self._answer, self.tap
         assert tap.error is not None
         text = f"the engine answered: {str(tap.error.get('message', 'no message'))[:500]}"
         code = tap.error.get("code")
         status = code if isinstance(code, int) else None
         kind = self.dialect.refusal(status or 500, text)
         if kind != "client":
-            return await exchange.lost(self, text, status=status, leaving=kind == "leaving")
-        exchange.refused(self, text, status or 400)
-        if exchange.caller.begun and exchange.baton.leg is None:  # the request's own fault, with the engine's text
-            exchange.caller.write(tap.unsaid)
-            await exchange.caller.end()
+            return AttemptLost(text, status, leaving=kind == "leaving")
+        answer.refused(self.dispatch, text, status or 400)
+        if answer.caller.begun and answer.resumable.leg is None:  # the request's own fault, with the engine's text
+            answer.caller.write(tap.unsaid)
+            await answer.caller.end()
             return True
         return False
 
     def _open(self) -> None:
-        self._exchange.caller.open(
+        self._answer.caller.open(
             self._call.status,
             {
                 "content-type": self._call.content_type,

@@ -13,9 +13,9 @@ import msgspec
 from penstock.adapters.engines.dialects.dialect import Dialect
 from penstock.frontend.exchange.transcript import Mode, Transcript
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
+from penstock.frontend.prompt.model_catalog import ResolvedModel
 from penstock.frontend.prompt.prompt_hashing import BlockHashing
 from penstock.frontend.prompt.request_body import PATHS, Parsed
-from penstock.frontend.service import ResolvedModel
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.values import Prompt
 from penstock.router.events import Resume

@@ -9,26 +9,30 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.dialects.kv_transfer_protocol import HANDOVERS, Fields, KvTransferProtocol
-from penstock.adapters.engines.http.engine_call import CallStopped, EngineBroken, EngineCall, EngineUnreachable
-from penstock.frontend.exchange.attempt import GONE_SILENCE
+from penstock.adapters.engines.http.engine_call import (
+    CallStopped,
+    EngineBroken,
+    EngineCall,
+    EngineCalls,
+    EngineUnreachable,
+)
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.frontend.cluster_view import ClusterView, RequestTicket
+from penstock.frontend.exchange.open_attempts import GONE_SILENCE, OpenAttempts
 from penstock.frontend.exchange.sse import cached_tokens
-from penstock.frontend.exchange.upstream_request import engine_fields, engine_headers, error_text
+from penstock.frontend.exchange.upstream_request import UpstreamRequest, engine_fields, error_text
 from penstock.frontend.exchange.usage import usage_of
 from penstock.kernel.errors import EngineError, InvariantError
 from penstock.kernel.values import RequestId, WorkerCard
 from penstock.router.events import Abort, Closed, Dispatch, Handoff, Release
-
-if TYPE_CHECKING:
-    from penstock.frontend.exchange.exchange import RequestExchange
-    from penstock.frontend.service import Service
 
 log = logging.getLogger("penstock.frontend")
 
@@ -55,10 +59,24 @@ class PrefillResult:
 
 
 class PrefillStages:
-    """All stages before the last, of one frontend process."""
+    """All stages before the last, of one frontend process.
 
-    def __init__(self, service: "Service") -> None:
-        self._service = service
+    Args:
+        attempts: where a stage is known while it is open.
+        live_settings: returns the settings as they are now.
+    """
+
+    def __init__(
+        self,
+        engines: EngineCalls,
+        cluster: ClusterView,
+        attempts: OpenAttempts,
+        live_settings: Callable[[], ClusterSettings],
+    ) -> None:
+        self.engines = engines
+        self.cluster = cluster
+        self.attempts = attempts
+        self.live_settings = live_settings
         self._made: dict[RequestId, PrefillResult] = {}
         self._releases: dict[tuple[RequestId, int], Release] = {}
         """Stages that were released before they were done."""
@@ -70,10 +88,22 @@ class PrefillStages:
         """Legs that were sent only to release KV."""
         self.release_failures = 0
 
-    def start(self, exchange: "RequestExchange", dispatch: Dispatch) -> None:
-        """Carry out one stage; its result is posted to the router."""
-        self._running.add((exchange.ticket.id, dispatch.attempt))
-        self._spawn(_PrefillStage(self, self._service, exchange, dispatch).run(), f"stage-{exchange.ticket.id}")
+    def start(
+        self,
+        ticket: RequestTicket,
+        dispatch: Dispatch,
+        job: UpstreamRequest,
+        adapter: str | None,
+        headers: dict[str, str],
+    ) -> None:
+        """Carry out one stage; its result is posted to the router.
+
+        Args:
+            adapter: the requested LoRA adapter of the model.
+            headers: for the engine.
+        """
+        self._running.add((ticket.id, dispatch.attempt))
+        self._spawn(_PrefillStage(self, ticket, dispatch, job, adapter, headers).run(), f"stage-{ticket.id}")
 
     def taken_by(self, dispatch: Dispatch, request: RequestId) -> PrefillResult | None:
         """Return what a leg of stage ``decode`` is to fetch; None where nothing was made for it."""
@@ -124,7 +154,7 @@ class PrefillStages:
         made = self._made.get(effect.id)
         if made is None or made.fields is None or made.taken_by == effect.attempt:
             return
-        cards = {card.id: card for card in self._service.cluster.cards()}
+        cards = {card.id: card for card in self.cluster.cards()}
         target = cards.get(effect.target.worker)
         if target is not None:
             del self._made[effect.id]
@@ -153,7 +183,7 @@ class PrefillStages:
         handover = handover_of(handoff, effect.target.engine)
         # The request once more, for one token: the engine fetches the KV to make it, and the holder releases it.
         fields = {**made.request_fields, **handover.decode(made.fields, handoff)}
-        call = self._service.engines.call(effect.target.url, made.path, msgspec.json.encode(fields), made.headers)
+        call = self.engines.call(effect.target.url, made.path, msgspec.json.encode(fields), made.headers)
         try:
             async with asyncio.timeout(RELEASE_LIMIT):
                 await call.begin()
@@ -194,7 +224,7 @@ class PrefillStages:
         return next(
             (
                 other
-                for other in self._service.cluster.cards()
+                for other in self.cluster.cards()
                 if other.id != card.id
                 and (other.model, other.role, other.handoff, other.layout)
                 == (card.model, card.role, card.handoff, card.layout)
@@ -217,13 +247,17 @@ class _PrefillStage:
     """One leg without output to the client."""
 
     def __init__(
-        self, handoffs: PrefillStages, service: "Service", exchange: "RequestExchange", dispatch: Dispatch
+        self,
+        stages: PrefillStages,
+        ticket: RequestTicket,
+        dispatch: Dispatch,
+        job: UpstreamRequest,
+        adapter: str | None,
+        headers: dict[str, str],
     ) -> None:
-        self._handoffs = handoffs
-        self._service = service
-        self._ticket = exchange.ticket
+        self._stages = stages
+        self._ticket = ticket
         self._dispatch = dispatch
-        job, adapter = exchange.baton.job, exchange.resolved.adapter
         fields = engine_fields(job, dispatch, adapter)
         handoff = dispatch.handoff
         assert handoff is not None
@@ -233,20 +267,18 @@ class _PrefillStage:
             fields = self._handover.prefill(fields, handoff, dispatch.card)
         else:
             fields = {**fields, "stream": False, "max_tokens": 1}
-        headers = engine_headers(job, dispatch, exchange.ticket.id, exchange.caller.headers, exchange.span)
         once = {**fields, "stream": False, "max_tokens": 1}
         self._made = PrefillResult(dispatch.attempt, dispatch.card, None, once, job.path, headers)
-        self._call = service.engines.call(dispatch.card.url, job.path, msgspec.json.encode(fields), headers)
+        self._call = stages.engines.call(dispatch.card.url, job.path, msgspec.json.encode(fields), headers)
         self._began = time.monotonic()
         self._absent_since: float | None = None
         self.gave_up = False
 
     async def run(self) -> None:
         """Send the leg to the engine and post its result to the router."""
-        call, dispatch, ticket, service = self._call, self._dispatch, self._ticket, self._service
+        call, dispatch, ticket = self._call, self._dispatch, self._ticket
         key = (ticket.id, dispatch.attempt)
-        service.running[key] = self.stop
-        service.watched.add(self)
+        self._stages.attempts.add(key, self)
         try:
             await call.begin()
             body = await call.read()
@@ -255,14 +287,13 @@ class _PrefillStage:
             if self._handover is not None:
                 self._made.fields = self._handover.decode_params(_object(body))
             kv_retained = self._made.fields is not None
-            self._handoffs.done(ticket.id, self._made)
+            self._stages.done(ticket.id, self._made)
             ticket.staged(dispatch.attempt, kv_retained=kv_retained, cached=cached_tokens(usage_of(body)))
         except (EngineUnreachable, EngineBroken, CallStopped) as error:
             self._failed(error.message)
         finally:
-            service.running.pop(key, None)
-            service.watched.discard(self)
-            self._handoffs.failed(*key)  # no effect where it is done
+            self._stages.attempts.remove(key)
+            self._stages.failed(*key)  # no effect where it is done
             call.close()
 
     def stop(self, reason: str) -> None:
@@ -272,10 +303,10 @@ class _PrefillStage:
 
     async def look(self, now: float) -> None:
         """Stop a stage that takes too long, or whose worker is gone."""
-        limit = self._service.settings.frontend.upstream.first_byte_timeout
+        limit = self._stages.live_settings().frontend.upstream.first_byte_timeout
         if now - self._began > limit:
             self._call.stop(f"no answer within {limit} s")
-        if self._service.cluster.is_current(self._dispatch.card):
+        if self._stages.cluster.is_current(self._dispatch.card):
             self._absent_since = None
         elif self._absent_since is None:
             self._absent_since = now

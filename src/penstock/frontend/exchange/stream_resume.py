@@ -5,11 +5,12 @@ import time
 
 from penstock.adapters.engines.dialects.dialect import Dialect
 from penstock.frontend.exchange.continuation import ContinuationTap, last_words, usage_of_all
+from penstock.frontend.exchange.exchange_context import ExchangeContext
 from penstock.frontend.exchange.migration import MigrationImpossible, StreamLeg, leg_of, obstacle, transcript_for
 from penstock.frontend.exchange.sse import SseTap
 from penstock.frontend.exchange.transcript import Transcript
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
-from penstock.frontend.service import ResolvedModel, Service
+from penstock.frontend.prompt.model_catalog import ResolvedModel
 from penstock.kernel.values import Prompt
 from penstock.router.events import Resume
 
@@ -17,9 +18,9 @@ from penstock.router.events import Resume
 class ResumableStream:
     """Resumption of one streamed answer. Before its first output every attempt begins anew."""
 
-    __slots__ = ("_job", "_lost_at", "_prompt", "_resolved", "_service", "_unfit", "leg", "transcript", "why")
+    __slots__ = ("_context", "_job", "_lost_at", "_prompt", "_resolved", "_unfit", "leg", "transcript", "why")
 
-    def __init__(self, service: Service, resolved: ResolvedModel, job: UpstreamRequest, prompt: Prompt) -> None:
+    def __init__(self, context: ExchangeContext, resolved: ResolvedModel, job: UpstreamRequest, prompt: Prompt) -> None:
         self.leg: StreamLeg | None = None
         """Where the present attempt continues; None where it starts from the beginning."""
         self.transcript: Transcript | None = None
@@ -28,7 +29,7 @@ class ResumableStream:
         """Why a broken answer can't migrate, where that is known already."""
         self._unfit: Dialect | None = None
         """Dialect of the engine whose answer could not migrate."""
-        self._service = service
+        self._context = context
         self._resolved = resolved
         self._job = job
         self._prompt = prompt
@@ -43,7 +44,7 @@ class ResumableStream:
         """Return the request for an engine, and the transcript that follows its answer from the beginning."""
         if self.leg is not None:
             return self.leg.job, None
-        if self._service.settings.router.migration.limit == 0:
+        if self._context.settings.router.migration.limit == 0:
             self.why = "router.migration.limit is 0"
             return self._job, None
         transcript = transcript_for(self._job, dialect)
@@ -93,8 +94,8 @@ class ResumableStream:
                 self._job,
                 self._prompt,
                 self._resolved,
-                self._service.hashing(self._resolved, None if hints is None else hints.salt),
-                self._service.settings.router.migration.tokens_max,
+                self._context.catalog.hashing(self._resolved, None if hints is None else hints.salt),
+                self._context.settings.router.migration.tokens_max,
                 counted,
             )
         except MigrationImpossible as error:
@@ -119,7 +120,7 @@ class ResumableStream:
     def taken(self) -> None:
         """The next engine has begun its output."""
         if self._lost_at is not None:
-            self._service.metrics.migrated(self._resolved.model, time.monotonic() - self._lost_at)
+            self._context.metrics.migrated(self._resolved.model, time.monotonic() - self._lost_at)
             self._lost_at = None
 
     @property

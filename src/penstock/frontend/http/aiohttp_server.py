@@ -5,7 +5,7 @@ from typing import Any
 
 from aiohttp import web
 
-from penstock.frontend.http.request_context import CALLER, FIELDS, REQUEST_ID, read_body, service_of
+from penstock.frontend.http.request_context import CALLER, FIELDS, REQUEST_ID, gate_of, read_body
 from penstock.frontend.http.request_guard import Handler, serve
 
 
@@ -25,7 +25,7 @@ class AiohttpExchange:
         self.response: web.StreamResponse | None = None
         self._request = request
         # The hand-written server takes its clients' next request only on another connection.
-        self._last = service_of(request).settings.frontend.http == "fast"
+        self._last = gate_of(request).settings.http == "fast"
         self._waiting: list[bytes] = []
         self._writing = False
 
@@ -105,10 +105,10 @@ def routed(handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResp
     """Return the aiohttp route that has a request served as `penstock.frontend.http.request_guard.serve` does."""
 
     async def route(request: web.Request) -> web.StreamResponse:
-        service = service_of(request)
-        request[REQUEST_ID] = service.request_id(request.headers)
+        gate = gate_of(request)
+        request[REQUEST_ID] = gate.request_id(request.headers)
         caller = AiohttpExchange(request)
-        await serve(service, caller, handler)
+        await serve(gate, caller, handler)
         assert caller.response is not None
         return caller.response
 

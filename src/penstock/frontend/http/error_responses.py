@@ -1,15 +1,19 @@
 """Error responses: one JSON shape, OpenAI's, for every failure."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
 
+from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.kernel.errors import ClientError, OverloadedError, PenstockError
 
 QUOTED_MAX = 100
 """Characters of a client's text that an error repeats."""
+NEEDLESS_TO_READ_ON = (408, 413)
+"""Statuses after which the rest of the body is not read, so the connection ends."""
 _KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -65,6 +69,12 @@ def problem_of(error: PenstockError) -> ErrorResponse:
     if isinstance(error, OverloadedError):
         return problem(error.status, str(error), code="overloaded", retry_after=error.retry_after)
     return problem(502, str(error), code="engine_error")
+
+
+async def send_error(caller: HttpExchange, error: ErrorResponse, headers: Mapping[str, str] | None = None) -> None:
+    """Answer with an error."""
+    close = error.status in NEEDLESS_TO_READ_ON
+    await caller.send(error.status, error.body, {**error.headers, **(headers or {})}, close=close)
 
 
 def response_of(error: ErrorResponse, headers: dict[str, str] | None = None) -> web.Response:

@@ -1,15 +1,25 @@
 """Hand-written server's `HttpExchange`: every write goes to the socket at once."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from penstock.frontend.http.http1_head import RequestHead, answer_head, has_body
 
-if TYPE_CHECKING:
-    from penstock.frontend.http.http1_server import ClientConnection
-
 _JOINED_MAX = 64 * 1024
 """Largest body that is copied behind its head; a larger one is written separately."""
+
+
+class CarryingConnection(Protocol):
+    """The connection that carries an exchange: `penstock.frontend.http.http1_server.ClientConnection`."""
+
+    transport: Any
+    closed: bool
+    full: bool
+    keep_alive: bool
+    body_read: bool
+
+    async def body(self) -> bytes: ...
+    async def drained(self) -> None: ...
 
 
 class Http1Exchange:
@@ -33,7 +43,7 @@ class Http1Exchange:
         "status",
     )
 
-    def __init__(self, connection: "ClientConnection", head: RequestHead, id: str, remote: str | None) -> None:
+    def __init__(self, connection: CarryingConnection, head: RequestHead, id: str, remote: str | None) -> None:
         self.id = id
         self.method = head.method
         self.path = head.path

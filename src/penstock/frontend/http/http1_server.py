@@ -8,18 +8,17 @@ import asyncio
 import enum
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from penstock.frontend.http import request_context
 from penstock.frontend.http.error_responses import problem, rejected
 from penstock.frontend.http.http1_body import ChunkedBody
 from penstock.frontend.http.http1_exchange import Http1Exchange
 from penstock.frontend.http.http1_head import END, HEAD_MAX, BadHead, HeadCheck, RequestHead, answer_head, read_head
-from penstock.frontend.http.request_context import too_large
+from penstock.frontend.http.request_context import KEEP_ALIVE, LINGER, too_large
+from penstock.frontend.http.request_gate import RequestGate
 from penstock.frontend.http.request_guard import Handler, serve
-
-if TYPE_CHECKING:
-    from penstock.frontend.http.http1_listener import Http1Listener
 
 log = logging.getLogger("penstock.frontend")
 
@@ -41,6 +40,36 @@ class ConnectionState(enum.Enum):
     DISCARD = enum.auto()
     """Further bytes are discarded, so that the client can read the answer before the connection ends."""
     CLOSING = enum.auto()
+
+
+class ListenerState:
+    """What the connections of one listening address share.
+
+    Args:
+        handlers: path -> the handler of POST.
+        plain: makes the protocol object of the plain server, which gets every other request's connection.
+    """
+
+    def __init__(
+        self,
+        gate: RequestGate,
+        handlers: Mapping[str, Handler],
+        plain: Callable[[], Any],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.gate = gate
+        self.handlers = handlers
+        self.plain = plain
+        self.loop = loop
+        self.connections: set[ClientConnection] = set()
+        self.draining = False
+        self.body_max = gate.settings.limits.body_max
+        self.keep_alive = KEEP_ALIVE
+        self.linger = LINGER
+
+    @property
+    def stall_timeout(self) -> float:
+        return self.gate.settings.upstream.stall_timeout
 
 
 class ClientConnection(asyncio.Protocol):
@@ -70,7 +99,7 @@ class ClientConnection(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, listener: "Http1Listener") -> None:
+    def __init__(self, listener: ListenerState) -> None:
         self._listener = listener
         self.transport: Any = None
         self.closed = False
@@ -179,7 +208,7 @@ class ClientConnection(asyncio.Protocol):
         """A routed request's head is here."""
         listener = self._listener
         limit = listener.body_max
-        self.keep_alive = head.keep_alive and not listener.draining and not listener.service.retiring
+        self.keep_alive = head.keep_alive and not listener.draining and not listener.gate.retiring
         self._refusal = None
         self._expects = "expect" in head.headers
         length = head.length
@@ -201,7 +230,7 @@ class ClientConnection(asyncio.Protocol):
             self._parts = []
             if rest:
                 self._read_body(rest)
-        caller = self._caller = Http1Exchange(self, head, listener.service.request_id(head.headers), self._remote())
+        caller = self._caller = Http1Exchange(self, head, listener.gate.request_id(head.headers), self._remote())
         self._task = listener.loop.create_task(self._serve(caller, handler))
 
     def _read_body(self, data: bytes) -> None:
@@ -287,7 +316,7 @@ class ClientConnection(asyncio.Protocol):
 
     async def _serve(self, caller: Http1Exchange, handler: Handler) -> None:
         try:
-            await serve(self._listener.service, caller, handler)
+            await serve(self._listener.gate, caller, handler)
         except ConnectionResetError:
             pass  # the client is gone, and that is in the log
         finally:

@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable
 from aiohttp import hdrs, web
 
 from penstock.frontend.http.api_keys import Unauthorized, basic_password, bearer, check_admin
-from penstock.frontend.http.error_responses import ErrorResponse, problem, problem_of, response_of
-from penstock.frontend.http.request_context import CALLER, FIELDS, REQUEST_ID, service_of
+from penstock.frontend.http.error_responses import NEEDLESS_TO_READ_ON, ErrorResponse, problem, problem_of, response_of
+from penstock.frontend.http.request_context import CALLER, FIELDS, REQUEST_ID, gate_of
 from penstock.frontend.http.request_guard import (
     CLIENT_GONE,
-    NEEDLESS_TO_READ_ON,
     identified,
     internal,
     log_line,
@@ -36,15 +35,15 @@ _QUIET = frozenset(
 @web.middleware
 async def outermost(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request its id, turn errors into answers, and write its line in the log."""
-    service = service_of(request)
+    gate = gate_of(request)
     doubt = _doubtful(request)
     if doubt is not None:
         refused = response_of(doubt)
         refused.force_close()
         return refused
-    if request.method == "POST" and request.path in service.routed_paths:
+    if request.method == "POST" and request.path in gate.routed_paths:
         return await handler(request)  # `penstock.frontend.http.request_guard` does all of this for them
-    request[REQUEST_ID] = service.request_id(request.headers)
+    request[REQUEST_ID] = gate.request_id(request.headers)
     started = time.monotonic()
     status = CLIENT_GONE
     try:
@@ -53,7 +52,7 @@ async def outermost(request: web.Request, handler: Handler) -> web.StreamRespons
         return response
     finally:
         if status == CLIENT_GONE:
-            service.metrics.disconnected.add()
+            gate.metrics.disconnected.add()
         level = logging.DEBUG if request.path in _QUIET and status < 500 else logging.INFO
         fields = request.get(FIELDS, {})
         log_line(request.method, request.path, request[REQUEST_ID], status, started, request.get(CALLER), fields, level)
@@ -72,7 +71,7 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         return await handler(request)
     except Unauthorized as error:
-        service_of(request).metrics.unauthorized.add()
+        gate_of(request).metrics.unauthorized.add()
         return response_of(problem_of(error), {"www-authenticate": error.challenge})
     except PenstockError as error:
         response = response_of(problem_of(error))
@@ -97,7 +96,7 @@ def with_key(handler: Handler) -> Handler:
     """Guard a route that needs a valid key, where keys are set."""
 
     async def guarded(request: web.Request) -> web.StreamResponse:
-        request[CALLER] = identified(service_of(request), request.headers, request.remote)
+        request[CALLER] = identified(gate_of(request), request.headers, request.remote)
         return await handler(request)
 
     return guarded
@@ -107,21 +106,19 @@ def for_admins(handler: Handler) -> Handler:
     """Guard a route that shows or changes the cluster's state."""
 
     async def guarded(request: web.Request) -> web.StreamResponse:
-        service = service_of(request)
+        gate = gate_of(request)
         host = request.headers.get("host", "localhost")
-        if service.peer_guard.admits(request.headers.get(HEADER), request.method, host, request.raw_path):
+        if gate.peer_guard.admits(request.headers.get(HEADER), request.method, host, request.raw_path):
             request[CALLER] = "peer"
             return await handler(request)
         check_admin(
-            service.admin_keys,
+            gate.admin_keys,
             request.headers,
             remote=request.remote,
             host=host,
             method=request.method,
         )
-        name = service.admin_keys.name(bearer(request.headers)) or service.admin_keys.name(
-            basic_password(request.headers)
-        )
+        name = gate.admin_keys.name(bearer(request.headers)) or gate.admin_keys.name(basic_password(request.headers))
         request[CALLER] = name or "local"
         return await handler(request)
 
@@ -136,7 +133,7 @@ async def mark_response(request: web.Request, response: web.StreamResponse) -> N
         response.headers["x-penstock-request-id"] = request_id
     response.headers["server"] = "penstock"
     # No upgrade is served here, and the library takes later bytes for another protocol.
-    if service_of(request).retiring or hdrs.UPGRADE in request.headers:
+    if gate_of(request).retiring or hdrs.UPGRADE in request.headers:
         # The header is set here as well: the library has made its own headers by now.
         response.headers["connection"] = "close"
         response.force_close()

@@ -6,12 +6,16 @@ from typing import Any
 from aiohttp import web
 
 from penstock.frontend.http.error_responses import rejected
-from penstock.frontend.service import Service
+from penstock.frontend.http.request_gate import RequestGate
 
+KEEP_ALIVE = 75.0
+"""Seconds that an idle client connection stays open; nginx's default."""
+LINGER = 1.0
+"""Seconds that the rest of a refused body is read and thrown away, so that the client can read the answer."""
 BODY_TIMEOUT = 60.0
 """Seconds that a body has to arrive: a slow client must not hold a place for ever."""
 
-SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
+GATE: web.AppKey[RequestGate] = web.AppKey("gate", RequestGate)
 _key: Any = getattr(web, "RequestKey", web.AppKey)  # older versions of the library know only one kind of key
 REQUEST_ID: Any = _key("request_id", str)
 """Under this key a request holds its id."""
@@ -21,8 +25,8 @@ FIELDS: Any = _key("fields", dict)
 """Under this key a request holds the additional fields of its line in the access log."""
 
 
-def service_of(request: web.Request) -> Service:
-    return request.app[SERVICE]
+def gate_of(request: web.Request) -> RequestGate:
+    return request.app[GATE]
 
 
 async def read_body(request: web.Request) -> bytes:
@@ -32,7 +36,7 @@ async def read_body(request: web.Request) -> bytes:
         ClientError: 413 where it is larger than the limit; a larger content-length is refused without reading. 400
             where the client stopped in the middle, 408 where it takes longer than `BODY_TIMEOUT`.
     """
-    limit = service_of(request).settings.frontend.limits.body_max
+    limit = gate_of(request).settings.limits.body_max
     length = request.content_length
     if length is not None and length > limit:
         raise too_large(limit)
@@ -65,7 +69,7 @@ async def expect_continue(request: web.Request) -> web.StreamResponse | None:
     if request.headers.get("expect", "").lower() != "100-continue":
         raise web.HTTPExpectationFailed(text="only 100-continue is understood")
     length = request.content_length
-    limit = service_of(request).settings.frontend.limits.body_max
+    limit = gate_of(request).settings.limits.body_max
     if length is None or length <= limit:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         # Bytes written here are no part of the answer's size, on which the error handling relies.

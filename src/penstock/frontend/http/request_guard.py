@@ -9,40 +9,38 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from penstock.frontend import logs
 from penstock.frontend.http.api_keys import Unauthorized, bearer
-from penstock.frontend.http.error_responses import ErrorResponse, problem, problem_of
+from penstock.frontend.http.error_responses import ErrorResponse, problem, problem_of, send_error
 from penstock.frontend.http.http_exchange import HttpExchange
-from penstock.frontend.service import Service
+from penstock.frontend.http.request_gate import RequestGate
 from penstock.kernel.errors import OverloadedError, PenstockError
 
 access_log = logging.getLogger("penstock.access")
 log = logging.getLogger("penstock.frontend")
 
-Handler = Callable[[Service, HttpExchange], Awaitable[None]]
+Handler = Callable[[HttpExchange], Awaitable[None]]
 
 CLIENT_GONE = 499
 """Status in the log of a request whose client hung up; it is never sent."""
-NEEDLESS_TO_READ_ON = (408, 413)
-"""Statuses after which the rest of the body is not read, so the connection ends."""
 
 
-async def serve(service: Service, caller: HttpExchange, handler: Handler) -> None:
+async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> None:
     """Check a request, have it answered, and write its line in the log however that ends."""
     started = time.monotonic()
     try:
-        await _answered(service, caller, handler)
+        await _answered(gate, caller, handler)
     finally:
         status = caller.status
         if status is None:
             status = CLIENT_GONE
-            service.metrics.disconnected.add()
+            gate.metrics.disconnected.add()
         log_line(caller.method, caller.path, caller.id, status, started, caller.name, caller.fields)
 
 
-async def _answered(service: Service, caller: HttpExchange, handler: Handler) -> None:
+async def _answered(gate: RequestGate, caller: HttpExchange, handler: Handler) -> None:
     try:
-        await _guarded(service, caller, handler)
+        await _guarded(gate, caller, handler)
     except Unauthorized as error:
-        service.metrics.unauthorized.add()
+        gate.metrics.unauthorized.add()
         answer = problem_of(error)
         await caller.send(answer.status, answer.body, {**answer.headers, "www-authenticate": error.challenge})
     except PenstockError as error:
@@ -57,30 +55,24 @@ async def _answered(service: Service, caller: HttpExchange, handler: Handler) ->
             await send_error(caller, internal())
 
 
-async def _guarded(service: Service, caller: HttpExchange, handler: Handler) -> None:
-    caller.name = identified(service, caller.headers, caller.remote)
-    if service.draining:
+async def _guarded(gate: RequestGate, caller: HttpExchange, handler: Handler) -> None:
+    caller.name = identified(gate, caller.headers, caller.remote)
+    if gate.draining:
         refusal = problem(503, "this endpoint is shutting down", code="draining", retry_after=1.0)
         return await caller.send(refusal.status, refusal.body, refusal.headers, close=True)
     try:
-        service.rates.take(caller.name)
+        gate.rates.take(caller.name)
     except OverloadedError:
-        service.metrics.rate_limited.add()
+        gate.metrics.rate_limited.add()
         raise
-    most = service.settings.frontend.limits.inflight_max
-    if service.inflight >= most:
+    most = gate.settings.limits.inflight_max
+    if gate.inflight >= most:
         raise OverloadedError(f"{most} requests are in flight, which is the limit", retry_after=1.0, status=429)
-    service.enter()
+    gate.enter()
     try:
-        await handler(service, caller)
+        await handler(caller)
     finally:
-        service.leave()
-
-
-async def send_error(caller: HttpExchange, error: ErrorResponse, headers: Mapping[str, str] | None = None) -> None:
-    """Answer with an error."""
-    close = error.status in NEEDLESS_TO_READ_ON
-    await caller.send(error.status, error.body, {**error.headers, **(headers or {})}, close=close)
+        gate.leave()
 
 
 def internal() -> ErrorResponse:
@@ -88,15 +80,15 @@ def internal() -> ErrorResponse:
     return problem(500, "an internal error; the log has it under this request's id", code="internal")
 
 
-def identified(service: Service, headers: Mapping[str, str], remote: str | None) -> str:
+def identified(gate: RequestGate, headers: Mapping[str, str], remote: str | None) -> str:
     """Return the caller's name: that of the key, or the address where no keys are set.
 
     Raises:
         Unauthorized: keys are set and the request has none of them.
     """
-    if not service.keys:
+    if not gate.keys:
         return remote or "local"
-    name = service.keys.name(bearer(headers))
+    name = gate.keys.name(bearer(headers))
     if name is None:
         missing = "authorization" not in headers
         raise Unauthorized(

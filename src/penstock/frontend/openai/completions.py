@@ -5,14 +5,16 @@ import time
 import msgspec
 
 from penstock.adapters.telemetry.otel_tracer import OtelSpan
+from penstock.frontend.exchange.client_answer import ClientAnswer
 from penstock.frontend.exchange.exchange import RequestExchange
 from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.http.http_exchange import HttpExchange
+from penstock.frontend.prompt.model_catalog import ResolvedModel, check_prompt
 from penstock.frontend.prompt.request_body import Endpoint, Parsed
 from penstock.frontend.prompt.routing_hints import RoutingHints, read_hints
 from penstock.frontend.prompt.stage_eligibility import is_whole, media_id, media_of
-from penstock.frontend.service import ResolvedModel, Service, check_prompt
+from penstock.frontend.service import Service
 from penstock.kernel.errors import ClientError, OverloadedError, PenstockError
 from penstock.kernel.machine import nanos
 from penstock.kernel.values import Prompt, RequestId
@@ -39,7 +41,7 @@ async def _completions(service: Service, caller: HttpExchange, endpoint: Endpoin
     resolved: ResolvedModel | None = None
     try:
         parsed = await service.prompts.parse(endpoint, await caller.body())
-        resolved = service.resolve(parsed.model)
+        resolved = service.catalog.resolve(parsed.model)
         hints = read_hints(caller.headers, parsed.nvext, parsed.fields)
         prompt = await _prepare(service, parsed, resolved, hints)
     except PenstockError as error:
@@ -90,17 +92,17 @@ async def carry(
     timing.routed = time.monotonic()
     ticket = service.arrive(event, caller.id, nanos(timing.lead))
     caller.id = ticket.id
-    exchange = RequestExchange(caller, service, resolved, job, prompt, ticket, span, timing)
+    answer = ClientAnswer(caller, service.exchanges, resolved, job, prompt, ticket, span, timing)
     try:
-        await exchange.run()
+        await RequestExchange(answer).run()
     finally:
         if ticket.closed is not None:
-            _over(caller, service, exchange, ticket.closed, hints.preferences.service_class)
+            _over(caller, service, answer, ticket.closed, hints.preferences.service_class)
 
 
 async def _prepare(service: Service, parsed: Parsed, resolved: ResolvedModel, hints: RoutingHints) -> Prompt:
     parsed.media = tuple(media_id(part) for part in media_of(parsed))
-    hashing = service.hashing(resolved, hints.salt, parsed.media)
+    hashing = service.catalog.hashing(resolved, hints.salt, parsed.media)
     prompt = await service.prompts.prepare(parsed, resolved.tokenizer, hashing, hints.token_data)
     if not prompt.estimated:
         check_prompt(resolved, prompt.isl, service.settings.frontend.limits.prompt_max, parsed.prompt_field)
@@ -108,10 +110,10 @@ async def _prepare(service: Service, parsed: Parsed, resolved: ResolvedModel, hi
 
 
 def _over(
-    caller: HttpExchange, service: Service, exchange: RequestExchange, closed: Closed, service_class: str | None
+    caller: HttpExchange, service: Service, answer: ClientAnswer, closed: Closed, service_class: str | None
 ) -> None:
     """Count and record an ended request."""
-    timing, job, model = exchange.timing, exchange.job, exchange.resolved.model
+    timing, job, model = answer.timing, answer.job, answer.resolved.model
     now = time.monotonic()
     service.metrics.ended(model, job.endpoint, job.streamed, error_type(closed), now - timing.arrived)
     if closed.outcome == "ok" and timing.ttft is not None and closed.legs:
@@ -121,7 +123,7 @@ def _over(
         # One clock for the TTFT of client, page, explain and record: it begins when the request arrives here.
         msgspec.structs.replace(closed, arrived=closed.arrived - nanos(timing.lead)),
         offset=service.run_offset,
-        blocks=exchange.prompt.blocks,
+        blocks=answer.prompt.blocks,
         itl=timing.summary(),
         ttft=timing.ttft,
         e2e=timing.e2e,
@@ -142,7 +144,7 @@ def _over(
         attempts=closed.attempts if closed.attempts > 1 else None,
         reason=None if closed.outcome == "ok" else closed.reason,
     )
-    _end_span(exchange.span, closed, target_name)
+    _end_span(answer.span, closed, target_name)
 
 
 def _end_span(span: OtelSpan, closed: Closed, worker: str | None) -> None:

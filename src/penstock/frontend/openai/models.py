@@ -6,8 +6,7 @@ import msgspec
 from aiohttp import web
 
 from penstock.frontend.http.error_responses import quoted, rejected
-from penstock.frontend.http.request_context import service_of
-from penstock.frontend.service import Service
+from penstock.frontend.service import Service, service_of
 
 OWNER = "penstock"
 
@@ -20,19 +19,21 @@ def json_response(data: Any, status: int = 200) -> web.Response:
 async def list_models(request: web.Request) -> web.Response:
     """GET /v1/models"""
     service = service_of(request)
-    return json_response({"object": "list", "data": [_entry(service, name) for name in sorted(service.models())]})
+    return json_response(
+        {"object": "list", "data": [_entry(service, name) for name in sorted(service.catalog.models())]}
+    )
 
 
 async def one_model(request: web.Request) -> web.Response:
     """GET /v1/models/{id} and /v1/models/{id}/ready; an id may have slashes."""
     service = service_of(request)
     name = request.match_info["model"]
-    known = service.models()
+    known = service.catalog.models()
     if name in known:
         return json_response(_entry(service, name))
     model = name.removesuffix("/ready")
     if model != name and model in known:
-        workers = service.cluster.ready(service.resolve(model).model)
+        workers = service.cluster.ready(service.catalog.resolve(model).model)
         return json_response({"id": model, "ready": workers > 0, "workers": workers}, 200 if workers else 503)
     listed = ", ".join(sorted(known)) or "none yet"
     raise rejected(
@@ -56,7 +57,7 @@ def health_of(service: Service) -> dict[str, Any]:
     """Return the health object: ok, degraded (some model has no worker), unready or draining."""
     names = {*service.settings.models, *(card.model for card in service.cluster.cards())}
     ready = {name: service.cluster.ready(name) for name in sorted(names)}
-    if service.draining:
+    if service.gate.draining:
         status = "draining"
     elif not any(ready.values()):
         status = "unready"
@@ -66,7 +67,7 @@ def health_of(service: Service) -> dict[str, Any]:
 
 
 def _entry(service: Service, name: str) -> dict[str, Any]:
-    card = service.models().get(name)
+    card = service.catalog.models().get(name)
     entry: dict[str, Any] = {
         "id": name,
         "object": "model",

@@ -8,12 +8,11 @@ from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.http.http_exchange import HttpExchange
-from penstock.frontend.http.request_context import service_of
 from penstock.frontend.http.request_guard import printable
 from penstock.frontend.openai.completions import UNKNOWN, carry, refusal
 from penstock.frontend.prompt.request_body import decode_object, text_field
 from penstock.frontend.prompt.routing_hints import RoutingHints, read_hints
-from penstock.frontend.service import Service
+from penstock.frontend.service import Service, service_of
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.hashing import BYTES_PER_TOKEN
 from penstock.kernel.values import Prompt
@@ -29,7 +28,7 @@ async def proxied(service: Service, caller: HttpExchange) -> None:
     try:
         raw = await caller.body()
         name, streamed = _model_of(service, raw, content_type)
-        resolved = service.resolve(name)
+        resolved = service.catalog.resolve(name)
         hints = RoutingHints(read_hints(caller.headers, {}, {}).preferences)
     except PenstockError as error:
         service.metrics.refused(UNKNOWN, endpoint, False, refusal(error))
@@ -82,7 +81,7 @@ def _model_of(service: Service, raw: bytes, content_type: str) -> tuple[str, boo
         name = text_field(fields, "model")
         streamed = fields.get("stream") is True
     if name is None:
-        known = sorted(service.models())
+        known = sorted(service.catalog.models())
         if len(known) != 1:
             raise rejected(f"name a model: {', '.join(known)}", "model", code="missing_field")
         name = known[0]

@@ -14,9 +14,9 @@ from aiohttp import web
 import penstock
 from penstock.config.settings.frontend_settings import FrontendSettings
 from penstock.frontend.admin.admin_query import SECONDS_MAX
-from penstock.frontend.http.request_context import service_of
 from penstock.frontend.openapi.openapi_fleet import operate_paths
 from penstock.frontend.openapi.openapi_schemas import HEADERS, SCHEMAS
+from penstock.frontend.service import service_of
 
 Json = dict[str, Any]
 

@@ -1,28 +1,24 @@
 """Releases prefill KV that no decode worker will fetch."""
 
-from typing import TYPE_CHECKING
-
 from penstock.kernel.values import Target, WorkerCard, WorkerId
 from penstock.router.events import Abort, Release
 from penstock.router.model_pool import ModelPool
 from penstock.router.requests.routed_request import RoutedRequest
 from penstock.router.requests.stage_graph import AT_ONCE
-
-if TYPE_CHECKING:
-    from penstock.router.router_state import RouterState
+from penstock.router.router_state import RouterState
 
 OWED_MAX = 1024
 """Most held prefills that wait for a worker to fetch them; the oldest are left to their time-out."""
 
 
-def source_of(core: "RouterState", request: RoutedRequest) -> WorkerCard | None:
+def source_of(core: RouterState, request: RoutedRequest) -> WorkerCard | None:
     """Return the worker that holds, or makes, a request's KV; None where that worker is gone."""
     remote = request.remote
     worker = None if remote is None else core.roster.get(remote.target.worker)
     return None if worker is None or remote is None or worker.card.incarnation != remote.epoch else worker.card
 
 
-def let_go(core: "RouterState", request: RoutedRequest, pool: ModelPool) -> None:
+def let_go(core: RouterState, request: RoutedRequest, pool: ModelPool) -> None:
     """Release KV that a worker holds and that is not needed any more: another worker fetches it and drops it.
 
     Where no such worker is there, it is done once one comes (`settle`); the engine's own time-out may be sooner.
@@ -45,7 +41,7 @@ def let_go(core: "RouterState", request: RoutedRequest, pool: ModelPool) -> None
         )
 
 
-def settle(core: "RouterState", pool: ModelPool) -> None:
+def settle(core: RouterState, pool: ModelPool) -> None:
     """A worker has come: let it fetch the KV that waits for its release."""
     taker = _taker(core, pool, None) if pool.pending_releases else None
     if taker is None:
@@ -57,7 +53,7 @@ def settle(core: "RouterState", pool: ModelPool) -> None:
             core.out.append(Release(id=id, attempt=attempt, source=source, target=taker))
 
 
-def _taker(core: "RouterState", pool: ModelPool, last: WorkerId | None) -> WorkerCard | None:
+def _taker(core: RouterState, pool: ModelPool, last: WorkerId | None) -> WorkerCard | None:
     """Return a worker that can fetch KV, rather not the one that was ``last`` to try."""
     takers = [
         worker.card
@@ -67,7 +63,7 @@ def _taker(core: "RouterState", pool: ModelPool, last: WorkerId | None) -> Worke
     return min(takers, key=lambda card: (card.id == last, card.role != "decode"), default=None)
 
 
-def abandon(core: "RouterState", request: RoutedRequest, pool: ModelPool) -> None:
+def abandon(core: RouterState, request: RoutedRequest, pool: ModelPool) -> None:
     """A request ends, in whatever stage: nothing is to stay held or running for it."""
     remote = request.remote
     if remote is None:
@@ -81,14 +77,14 @@ def abandon(core: "RouterState", request: RoutedRequest, pool: ModelPool) -> Non
     core.unstage(request, pool)
 
 
-def abort_remote(core: "RouterState", request: RoutedRequest, reason: str) -> None:
+def abort_remote(core: RouterState, request: RoutedRequest, reason: str) -> None:
     """Stop a stage before the last."""
     remote = request.remote
     if remote is not None and not remote.done:
         abort(core, request, remote.attempt, remote.target, reason)
 
 
-def abort(core: "RouterState", request: RoutedRequest, attempt: int, target: Target, reason: str) -> None:
+def abort(core: RouterState, request: RoutedRequest, attempt: int, target: Target, reason: str) -> None:
     core.out.append(Abort(id=request.id, attempt=attempt, target=target, reason=reason))
     worker = core.roster.get(target.worker)
     if worker is not None:

@@ -5,6 +5,7 @@ from penstock.kernel.values import RequestId
 from penstock.router.events import Arrived, Cancelled, Failed, Finished, FirstToken, Grown, Staged, WorkerDraining
 from penstock.router.requests import handoff, hedging
 from penstock.router.requests.prefill_release import let_go
+from penstock.router.requests.request_close import close
 from penstock.router.requests.routed_request import RoutedRequest
 from penstock.router.requests.scheduling import admit, hedge
 from penstock.router.router_state import RouterState
@@ -24,13 +25,13 @@ def arrived(core: RouterState, now: Nanos, event: Arrived) -> None:
         pool = core.make_pool(event.model)
     if pool is None:
         text = f"no worker serves {event.model} yet"
-        core.close(now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
+        close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
         return
     request.counted = True
     pool.inflight += 1
     if pool.inflight > core.settings.inflight_max:
         text = f"{core.settings.inflight_max} requests of {event.model} are running or waiting"
-        core.close(now, request, "rejected", "overloaded", 429, text, retry_after=1.0)
+        close(core, now, request, "rejected", "overloaded", 429, text, retry_after=1.0)
         return
     core.timer(deadline, "deadline", event.id)
     admit(core, now, request, pool)
@@ -82,7 +83,7 @@ def finished(core: RouterState, now: Nanos, event: Finished) -> None:
     if request.migrations:
         cached = None
     core.pools[request.event.model].answered(request.event.prompt.isl, event.tokens, cached)
-    core.close(now, request, "ok", "none", 200, "answered in full", cached=cached)
+    close(core, now, request, "ok", "none", 200, "answered in full", cached=cached)
 
 
 def failed(core: RouterState, now: Nanos, event: Failed) -> None:
@@ -148,11 +149,11 @@ def _stage_failed(core: RouterState, now: Nanos, request: RoutedRequest, event: 
 def _ends(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed) -> None:
     """End a request that broke; the outcome depends on the party at fault."""
     if event.worker_at_fault:
-        core.close(now, request, "failed", "engine", event.status or 502, event.reason)
+        close(core, now, request, "failed", "engine", event.status or 502, event.reason)
     elif event.status is not None and 400 <= event.status < 500 and event.status != 429:
-        core.close(now, request, "failed", "client", event.status, event.reason)
+        close(core, now, request, "failed", "client", event.status, event.reason)
     else:
-        core.close(now, request, "failed", "overloaded", event.status or 503, event.reason, retry_after=1.0)
+        close(core, now, request, "failed", "overloaded", event.status or 503, event.reason, retry_after=1.0)
 
 
 def cancelled(core: RouterState, now: Nanos, event: Cancelled) -> None:
@@ -161,7 +162,7 @@ def cancelled(core: RouterState, now: Nanos, event: Cancelled) -> None:
         core.dropped += 1
         return
     core.abort(request, "the client went away")
-    core.close(now, request, "cancelled", "client", 499, "the client went away")
+    close(core, now, request, "cancelled", "client", 499, "the client went away")
 
 
 def late(core: RouterState, now: Nanos, key: RequestId) -> None:
@@ -187,17 +188,17 @@ def overdue(core: RouterState, now: Nanos, kind: str, key: RequestId) -> None:
             return
         if unstarted:
             text = f"waited {limit:g} s for a worker of {request.event.model} to be started"
-            core.close(now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
+            close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
         elif request.phase == "waiting_for_worker":
             text = f"no other worker could go on within {limit:g} s after: {request.last_failure}"
-            core.close(now, request, "failed", "engine", request.last_status or 502, text)
+            close(core, now, request, "failed", "engine", request.last_status or 502, text)
         else:
             text = f"waited {limit:g} s for a worker of {request.event.model}"
-            core.close(now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
+            close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
     elif now >= request.deadline:
         waited = seconds(now - request.arrived)
         core.abort(request, "its deadline has passed")
-        core.close(now, request, "expired", "deadline", 504, f"not done within {waited:.3g} s")
+        close(core, now, request, "expired", "deadline", 504, f"not done within {waited:.3g} s")
 
 
 def _leaves(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed) -> None:

@@ -9,6 +9,7 @@ from penstock.router.model_pool import ModelPool
 from penstock.router.requests.eligibility import Eligible, eligible, pin_of
 from penstock.router.requests.handoff import NextStage, next_stage
 from penstock.router.requests.overload import Refusal, refusal
+from penstock.router.requests.request_close import close
 from penstock.router.requests.request_queue import QueuedRequest
 from penstock.router.requests.routed_request import HEDGE, STAGE, Hedge, Remote, RoutedRequest
 from penstock.router.requests.stage_graph import AT_ONCE, FINAL
@@ -33,7 +34,7 @@ def admit(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
         _place(core, now, request, pool, step)  # another worker holds its KV: waiting here would block that one
     elif (full := _refusal(core, now, request, pool, targets)) is not None:
         pool.refuse(full.limit, now)
-        core.close(now, request, "rejected", "overloaded", 503, full.reason, retry_after=full.retry_after)
+        close(core, now, request, "rejected", "overloaded", 503, full.reason, retry_after=full.retry_after)
     elif len(pool.queue) or _all_busy(core, pool, targets):
         _enqueue(core, now, request, pool)
         core.freed[pool.model] = None
@@ -77,23 +78,23 @@ def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
         # Its client has part of an answer, or its prefill is done: a worker that comes back soon is better than an end.
         return _strand(core, now, request, core.settings.queue.wait_max)
     if request.attempt:
-        core.close(now, request, "failed", "engine", request.last_status or 502, request.last_failure)
+        close(core, now, request, "failed", "engine", request.last_status or 502, request.last_failure)
         return
     if wish.worker is not None and core.roster.get(wish.worker) is None:
         known = ", ".join(sorted(w.card.id for w in core.roster if w.card.model == pool.model)) or "none"
         text = f"pinned worker {wish.worker!r} does not serve {pool.model}; its workers: {known}"
-        core.close(now, request, "rejected", "client", 400, text)
+        close(core, now, request, "rejected", "client", 400, text)
         return
     reasons = step.eligible.reasons or "none has joined"
     settings = core.settings.queue
     if step.eligible.by_preference:
-        core.close(now, request, "rejected", "client", 400, f"no worker can take the request: {reasons}")
+        close(core, now, request, "rejected", "client", 400, f"no worker can take the request: {reasons}")
     elif settings.start_wait and wish.worker is None and len(core.waiting_for_worker) < settings.length_max:
         _strand(core, now, request, settings.start_wait)
     else:
         text = f"no worker of {pool.model} is available: {reasons}"
         wait = _next_chance(core, pool, now)
-        core.close(now, request, "rejected", "overloaded", 503, text, retry_after=wait)
+        close(core, now, request, "rejected", "overloaded", 503, text, retry_after=wait)
 
 
 def _strand(core: RouterState, now: Nanos, request: RoutedRequest, limit: float) -> None:
@@ -131,7 +132,7 @@ def _enqueue(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
     event, wish = request.event, request.event.preferences
     if pool.queue.full:
         text = f"{len(pool.queue)} requests of {pool.model} are waiting, which is the limit"
-        core.close(now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
+        close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
         return
     held = pool.overlaps(request.prompt, now).values()
     best = max((overlap.device + overlap.host + overlap.disk for overlap in held), default=0)
@@ -155,7 +156,7 @@ def _place(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPoo
     event, stage = request.event, step.stage
     choice, costs, unhashed_blocks = _decide(core, request, pool, step, now)
     if choice is None:
-        core.close(now, request, "rejected", "client", 400, NEEDS_PIN)
+        close(core, now, request, "rejected", "client", 400, NEEDS_PIN)
         return
     cost = choice.cost
     request.leave_queue(now)

@@ -129,6 +129,10 @@ class RouterNode:
         # From here on requests come; blocks of the loop during the start delayed none.
         self._tasks.append(asyncio.create_task(self.loop_monitor.run(), name="loop-monitor"))
 
+    @property
+    def message_sources(self) -> refused_messages.MessageSources:
+        return refused_messages.MessageSources(self.store, self.plane, self.peers, self.membership, self.feeds)
+
     def status(self) -> dict[str, Any]:
         """Return the router's status with the observations of the parts around it."""
         status = self.router.status(self.live.now())
@@ -141,7 +145,7 @@ class RouterNode:
                     "hint": "traffic goes on; see the frontend's log for the reason",
                 }
             )
-        status["findings"] += refused_messages.findings(self)
+        status["findings"] += refused_messages.findings(self.message_sources)
         self.observers.describe(status["workers"])
         self.crashes.describe(status["workers"])
         status["crashes"] = self.crashes.status()

@@ -2,27 +2,41 @@
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
 
+from penstock.adapters.engines.sim.faults import Faults
+from penstock.adapters.engines.sim.json_http import problem, read_json
+from penstock.adapters.engines.sim.live_engine import LiveEngine
 from penstock.adapters.engines.sim.request_reader import GenerationRequest, Kind, RequestReader
 from penstock.adapters.engines.sim.response_writer import ResponseChoice, ResponseWriter, choices_of
-from penstock.adapters.engines.sim.transfer_params import TransferLeg, answer_of, leg_of
+from penstock.adapters.engines.sim.sim_text import SimText
+from penstock.adapters.engines.sim.transfer_params import Role, TransferLeg, answer_of, leg_of
+from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ClientError
 
-if TYPE_CHECKING:
-    from penstock.adapters.engines.sim.sim_server import SimServer
-
 _json = msgspec.json.Encoder()
-_TYPES = {400: "BadRequestError", 404: "NotFoundError", 429: "TooManyRequests", 503: "ServiceUnavailableError"}
+
+
+class GeneratingServer(Protocol):
+    """The server whose requests these are: `penstock.adapters.engines.sim.sim_server.SimServer`."""
+
+    settings: SimSettings
+    model: str
+    adapters: tuple[str, ...]
+    role: Role
+    text: SimText
+    faults: Faults
+    live: LiveEngine
+    draining: bool
 
 
 class Generator:
     """Serves completions and chats of one server."""
 
-    def __init__(self, server: "SimServer") -> None:
+    def __init__(self, server: GeneratingServer) -> None:
         settings = server.settings
         usable = (settings.blocks - settings.watermark_blocks) * settings.block_size - settings.speculative_tokens
         self.limit = min(settings.max_len, usable)
@@ -150,26 +164,3 @@ def _join(leg: TransferLeg, choice: ResponseChoice) -> None:
     else:
         remote = leg.source.tokens or len(choice.prompt)
         choice.submit = msgspec.structs.replace(choice.submit, remote=remote)
-
-
-async def read_json(request: web.Request) -> dict[str, Any]:
-    """Return the body of a request.
-
-    Raises:
-        ClientError: it is not a JSON object.
-    """
-    try:
-        body = msgspec.json.decode(await request.read())
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ClientError(f"The body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise ClientError("The body must be a JSON object.")
-    return body
-
-
-def problem(status: int, message: str, param: str | None) -> web.Response:
-    """Return an error in vLLM's form."""
-    kind = _TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
-    body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
-    headers = {"retry-after": "1"} if status in (429, 503) else {}
-    return web.Response(status=status, body=_json.encode(body), content_type="application/json", headers=headers)

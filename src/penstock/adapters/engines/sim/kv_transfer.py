@@ -9,19 +9,19 @@ engine will pull. The puller simulates its own link as well; the KV is there at 
 import asyncio
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
 from penstock.adapters.engines.sim.live_links import HERE, LiveLinks
+from penstock.adapters.engines.sim.sim_metrics import SimMetrics
 from penstock.adapters.engines.sim.transfer_params import KvSource
+from penstock.engine.engine import Engine
 from penstock.engine.events import EngineFinished, PullKv, SubmitRequest
+from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ClientError
-
-if TYPE_CHECKING:
-    from penstock.adapters.engines.sim.live_engine import LiveEngine
 
 WAIT_MAX = 30.0
 """Seconds that a puller waits for a prefill whose two legs were sent at once."""
@@ -43,13 +43,29 @@ class KvOffer:
         self.unwanted = False
 
 
+class KvHolder(Protocol):
+    """The engine whose KV is transferred: `penstock.adapters.engines.sim.live_engine.LiveEngine`."""
+
+    settings: SimSettings
+    engine: Engine
+    metrics: SimMetrics
+
+    def release(self, id: str) -> None:
+        """Release the KV that is held of a request."""
+        ...
+
+    def pulled(self, id: str, ok: bool) -> None:
+        """The KV of a request has come, or will not."""
+        ...
+
+
 class KvTransferServer:
     """The KV that one live engine holds for others, and pulls from them.
 
     ``host`` and ``port``: the address of this engine.
     """
 
-    def __init__(self, live: "LiveEngine") -> None:
+    def __init__(self, live: KvHolder) -> None:
         transfer = live.settings.transfer
         self.host, self.port = "127.0.0.1", 0
         self._live = live

@@ -17,7 +17,8 @@ from aiohttp import web
 from penstock import __version__
 from penstock.adapters.engines.kv_events.kv_publisher import BUFFER_STEPS, KvPublisher
 from penstock.adapters.engines.sim.faults import Faults, FaultyPublisher
-from penstock.adapters.engines.sim.generator import Generator, problem, read_json
+from penstock.adapters.engines.sim.generator import Generator
+from penstock.adapters.engines.sim.json_http import problem, read_json
 from penstock.adapters.engines.sim.live_engine import LiveEngine
 from penstock.adapters.engines.sim.sim_metrics import render
 from penstock.adapters.engines.sim.sim_text import SimText

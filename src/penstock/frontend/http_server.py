@@ -12,10 +12,11 @@ from typing import Any
 from aiohttp import web
 
 from penstock.config.settings.frontend_settings import FrontendSettings
-from penstock.frontend.app import KEEP_ALIVE, LINGER, admin_app, public_app, routed_handlers
-from penstock.frontend.exchange.stall_watchdog import StallWatchdog
+from penstock.frontend.app import admin_app, public_app, routed_handlers
 from penstock.frontend.http.api_keys import check_binding
 from penstock.frontend.http.http1_listener import Http1Listener
+from penstock.frontend.http.http1_server import ListenerState
+from penstock.frontend.http.request_context import KEEP_ALIVE, LINGER
 from penstock.frontend.service import Service
 from penstock.kernel.errors import ConfigError
 from penstock.runtime.listen_address import bind
@@ -81,20 +82,20 @@ class HttpServer:
             admin = self._given_admin or bound_sockets("127.0.0.1", frontend.admin_port)
             self.admin_url = await self._listen(admin_app(self.service), admin)
         self.service.urls = {"endpoint": self.url, "admin": self.admin_url}
-        self._tasks.append(asyncio.create_task(StallWatchdog(self.service.watched).run(), name="watch"))
+        self._tasks.append(asyncio.create_task(self.service.open_attempts.watch(), name="watch"))
         self._tasks.append(asyncio.create_task(self.service.sample_timeline(), name="seen"))
 
     async def drain(self, timeout: float) -> bool:
         """Take no new requests and let running ones finish; return whether all did within ``timeout`` seconds."""
-        self.service.draining = True
+        self.service.gate.draining = True
         # Load balancers that still hold a connection get 503; new connections are refused.
         if self._fast is not None:
             self._fast.drain()
         await self._stop_accepting()
         try:
-            await asyncio.wait_for(self.service.idle.wait(), timeout)
+            await asyncio.wait_for(self.service.gate.idle.wait(), timeout)
         except TimeoutError:
-            log.warning("%d requests did not finish within %g s and are cut off", self.service.inflight, timeout)
+            log.warning("%d requests did not finish within %g s and are cut off", self.service.gate.inflight, timeout)
             return False
         return True
 
@@ -106,14 +107,14 @@ class HttpServer:
 
         Returns: whether all requests finished within ``timeout`` seconds.
         """
-        self.service.retiring = True
+        self.service.gate.retiring = True
         spares = [bound.dup() for bound in self._public]
         await self._stop_accepting()
         await self._accept_rest(spares)
         end = busy = time.monotonic()
         end += timeout
         while (now := time.monotonic()) < end and self._open:
-            if self.service.inflight:
+            if self.service.gate.inflight:
                 busy = now
             if now - busy > LULL:
                 break
@@ -182,7 +183,7 @@ class HttpServer:
         runner = await self._runner(app)
         assert runner.server is not None
         loop = asyncio.get_running_loop()
-        self._fast = Http1Listener(self.service, routed_handlers(self.service), runner.server, loop)
+        self._fast = Http1Listener(ListenerState(self.service.gate, routed_handlers(self.service), runner.server, loop))
         await self._fast.start(sockets, tls=tls, backlog=BACKLOG)
         return url_of(sockets[0], tls)
 

@@ -1,0 +1,113 @@
+"""Cluster view: what a frontend needs of the node behind it, and a request's connection to the router."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from penstock.adapters.seams import Store
+from penstock.adapters.sources.frontend_counters import FrontendCounters
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.kernel.machine import Effect, Nanos
+from penstock.kernel.values import RequestId, WorkerCard
+from penstock.router.events import Arrived, Closed, Dispatch, Resume
+from penstock.router.kv_index.image_placeholders import ImagePlaceholders
+from penstock.runtime.planning.frontend_counts import FrontendCounts
+
+
+class RequestTicket(Protocol):
+    """One request's connection to the router: `penstock.runtime.node.tickets.Ticket`."""
+
+    id: RequestId
+    attempt: int
+    closed: Closed | None
+    aborted: bool
+
+    async def next(self) -> Dispatch | Closed: ...
+    def first_token(self, attempt: int | None = None) -> None: ...
+    def grown(self, tokens: int) -> None: ...
+    def finished(self, tokens: int, cached: int | None, attempt: int | None = None) -> None: ...
+    def failed(
+        self,
+        reason: str,
+        *,
+        retryable: bool,
+        worker_at_fault: bool = True,
+        status: int | None = None,
+        resume: Resume | None = None,
+        leaving: bool = False,
+        attempt: int | None = None,
+    ) -> None: ...
+    def staged(self, attempt: int, *, kv_retained: bool, cached: int | None) -> None: ...
+    def cancelled(self) -> None: ...
+
+
+class TicketDesk(Protocol):
+    """All requests' connections to the router: `penstock.runtime.node.tickets.Tickets`."""
+
+    def arrive(self, event: Arrived) -> RequestTicket: ...
+    def is_open(self, request: RequestId) -> bool: ...
+    def listen(self, listener: Callable[[Nanos, Effect], None]) -> None: ...
+
+
+class ClusterView(Protocol):
+    """What a frontend needs of the node behind it, beside tickets."""
+
+    name: str
+    """Name of this process's router."""
+
+    @property
+    def store(self) -> Store | None:
+        """Store for the operators' desired state; None where there is none."""
+        ...
+
+    @property
+    def started(self) -> ClusterSettings:
+        """The settings of the start, before operators changed some."""
+        ...
+
+    def now(self) -> Nanos:
+        """Return the router's time."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Return the status for operators: models, workers, queues, counts, findings."""
+        ...
+
+    def cards(self) -> Sequence[WorkerCard]:
+        """Return the cards of all present workers."""
+        ...
+
+    def is_current(self, card: WorkerCard) -> bool:
+        """Return whether the worker of this card, in the same epoch, is still present."""
+        ...
+
+    def images(self, model: str) -> ImagePlaceholders | None:
+        """Return what is known of the images that a model's engines hold."""
+        ...
+
+    def block_size(self, model: str) -> int:
+        """Return a model's tokens per block, by which the router compares prefixes."""
+        ...
+
+    def ready(self, model: str) -> int:
+        """Return how many workers can take a request of a model now."""
+        ...
+
+    def kv_events(self) -> Mapping[tuple[str, str], int]:
+        """Return how many KV events were applied, by (event type, result)."""
+        ...
+
+    def counters(self) -> Mapping[str, float]:
+        """Return loop and router health: loop_longest, loop_recent, loop_stalls, router_faults."""
+        ...
+
+    def notes(self) -> Mapping[str, int]:
+        """Return how often each kind of note was taken."""
+        ...
+
+    def export_counters(self, counts: FrontendCounts) -> FrontendCounters:
+        """Return the counters for planners: this frontend's counts, and the workers as they are."""
+        ...
+
+    def peers(self) -> Sequence[str]:
+        """Return the admin URLs of the cluster's other frontend processes."""
+        ...

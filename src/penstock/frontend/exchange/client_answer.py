@@ -1,0 +1,85 @@
+"""Client answer: what the client of one request gets, from the attempt that speaks first, and what the router hears."""
+
+import time
+from dataclasses import dataclass, field
+
+from penstock.adapters.telemetry.otel_tracer import OtelSpan
+from penstock.frontend.cluster_view import RequestTicket
+from penstock.frontend.exchange.exchange_context import ExchangeContext
+from penstock.frontend.exchange.response_metadata import extra_fields
+from penstock.frontend.exchange.sse import cached_tokens, output_tokens
+from penstock.frontend.exchange.stream_resume import ResumableStream
+from penstock.frontend.exchange.token_timing import TokenTiming
+from penstock.frontend.exchange.transcript import Transcript
+from penstock.frontend.exchange.upstream_request import UpstreamRequest
+from penstock.frontend.http.http_exchange import HttpExchange
+from penstock.frontend.prompt.model_catalog import ResolvedModel
+from penstock.kernel.values import Prompt
+from penstock.router.events import Dispatch
+
+
+@dataclass(slots=True, eq=False)
+class ClientAnswer:
+    """The answer to one request, which its attempts share."""
+
+    caller: HttpExchange
+    context: ExchangeContext
+    resolved: ResolvedModel
+    job: UpstreamRequest
+    prompt: Prompt
+    ticket: RequestTicket
+    span: OtelSpan
+    timing: TokenTiming = field(default_factory=TokenTiming)
+    speaker: Dispatch | None = None
+    """The attempt whose answer the client gets."""
+    resumable: ResumableStream = field(init=False)
+    _first_counted: bool = False
+
+    def __post_init__(self) -> None:
+        self.resumable = ResumableStream(self.context, self.resolved, self.job, self.prompt)
+
+    def speak(self, attempt: Dispatch, transcript: Transcript | None, *, quietly: bool = False) -> bool:
+        """An attempt has its first output; False where another one was faster, and this one must stop.
+
+        Args:
+            transcript: follows its output, so that another engine can continue it.
+            quietly: it has no output but an answer of another kind, which is reported to the router otherwise.
+        """
+        if self.speaker is not None:
+            return self.speaker is attempt
+        self.speaker = attempt
+        if quietly:
+            return True
+        if transcript is not None:
+            self.resumable.transcript = transcript
+        if self.job.streamed:
+            self.ticket.first_token(attempt.attempt)
+            self.span.event("first_token" if self.resumable.leg is None else "migrated")
+        self.count_first()
+        self.resumable.taken()
+        return True
+
+    def finish(self, *, usage: dict[str, object] | None, counted: int) -> None:
+        """The answer is whole; that is posted to the router before the last bytes go out."""
+        assert self.speaker is not None
+        tokens = output_tokens(usage)
+        timing = self.timing
+        timing.last = time.monotonic()
+        timing.settle(counted if tokens is None else tokens, self.context.metrics.gaps(self.resolved.model))
+        timing.cached = cached_tokens(usage)
+        self.ticket.finished(timing.output, timing.cached, self.speaker.attempt)
+
+    def refused(self, attempt: Dispatch, reason: str, status: int) -> None:
+        """The engine reports that the request itself is at fault."""
+        self.ticket.failed(reason, retryable=False, worker_at_fault=False, status=status, attempt=attempt.attempt)
+
+    def extra(self) -> dict[str, object]:
+        """Return the metadata that the client requested."""
+        assert self.speaker is not None
+        return extra_fields(self.job, self.speaker, self.timing)
+
+    def count_first(self) -> None:
+        """Count the request as one whose first token, or end, has come: once."""
+        if not self._first_counted:
+            self._first_counted = True
+            self.context.metrics.first_token(self.resolved.model)

@@ -1,0 +1,60 @@
+"""Open attempts of one frontend process: stopped by order of the router, and by one sweep where they fall silent.
+
+One sweep over all costs less than a timer per chunk.
+"""
+
+import asyncio
+import time
+from typing import Protocol
+
+from penstock.router.events import Abort
+
+PERIOD = 0.25
+"""Seconds between sweeps: how exact the limits on silence are."""
+GONE_SILENCE = 5.0
+"""Seconds after which a silent answer of a worker that left is given up: some keep the connection open for ever."""
+
+AttemptKey = tuple[str, int]
+"""A request's id and the attempt's number."""
+
+
+class OpenAttempt(Protocol):
+    """One leg of a request at one worker."""
+
+    def stop(self, reason: str) -> None:
+        """Stop, by order of the router."""
+        ...
+
+    async def look(self, now: float) -> None:
+        """Act where it has been silent for too long; ``now`` is `time.monotonic`."""
+        ...
+
+
+class OpenAttempts:
+    """All attempts that are open."""
+
+    def __init__(self) -> None:
+        self._open: dict[AttemptKey, OpenAttempt] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, key: AttemptKey, attempt: OpenAttempt) -> None:
+        self._open[key] = attempt
+
+    def remove(self, key: AttemptKey) -> None:
+        self._open.pop(key, None)
+
+    def stop(self, effect: Abort) -> None:
+        """Stop an attempt, where it is open."""
+        attempt = self._open.get((effect.id, effect.attempt))
+        if attempt is not None:
+            attempt.stop(effect.reason)
+
+    async def watch(self) -> None:
+        """Look at every attempt four times a second, until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD)
+            now = time.monotonic()
+            for attempt in list(self._open.values()):
+                await attempt.look(now)

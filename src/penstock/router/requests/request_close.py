@@ -1,0 +1,60 @@
+"""Closes a request: its load goes, KV that is held for it is released, and its one terminal effect leaves."""
+
+from penstock.kernel.machine import Nanos, seconds
+from penstock.router.events import Closed, Fault, Outcome
+from penstock.router.requests.prefill_release import abandon
+from penstock.router.requests.routed_request import RoutedRequest
+from penstock.router.router_state import RouterState
+
+
+def close(
+    core: RouterState,
+    now: Nanos,
+    request: RoutedRequest,
+    outcome: Outcome,
+    fault: Fault,
+    status: int,
+    reason: str,
+    *,
+    retry_after: float | None = None,
+    cached: int | None = None,
+) -> None:
+    """End a request: its load goes and its one terminal effect leaves."""
+    event = request.event
+    pool = core.pools.get(event.model)
+    if pool is not None and request.counted:
+        abandon(core, request, pool)
+        core.release(request, pool)
+        pool.queue.remove(event.id)
+        pool.inflight -= 1
+        pool.counts[outcome] += 1
+    core.waiting_for_worker.pop(event.id, None)
+    request.leave_queue(now)
+    if request.on_worker:
+        core.mark(request, last=now)
+    request.step("close")
+    del core.requests[event.id]
+    core.out.append(
+        Closed(
+            id=event.id,
+            model=event.model,
+            outcome=outcome,
+            fault=fault,
+            status=status,
+            reason=reason,
+            arrived=request.arrived,
+            closed=now,
+            isl=event.prompt.isl,
+            osl=request.tokens,
+            cached=cached,
+            expected_cached=request.expected_cached,
+            queued=seconds(request.queued),
+            first=request.first,
+            attempts=request.attempt - request.staged,
+            migrations=request.migrations,
+            legs=list(request.legs),
+            retry_after=retry_after,
+            session=event.preferences.session,
+            program=event.preferences.program,
+        )
+    )
