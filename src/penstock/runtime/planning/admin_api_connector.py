@@ -71,9 +71,9 @@ class AdminApiConnector:
             self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT), headers=self._headers)
         try:
             async with self._http.request(method, self._url + path, json=body, allow_redirects=False) as answer:
-                body = await answer.json()
+                content = await answer.json()
                 if answer.status == 200:
-                    return body
-                raise AdminRefused(f"{self._url}{path} answers {answer.status}: {body['error']['message']}")
+                    return content
+                raise AdminRefused(f"{self._url}{path} answers {answer.status}: {content['error']['message']}")
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
             raise AdminRefused(f"{self._url}{path} does not answer: {str(error) or type(error).__name__}") from error
