@@ -1,6 +1,6 @@
 """What does a cluster do in a storm? Load of every kind, while engines, a frontend, events and clients go at random.
 
-usage: python -m tests.soak.storm [SECONDS] [--docs docs/soak.md]
+usage: python -m tests.soak.storm [SECONDS] [--docs docs/bench/soak.md]
 
 It starts a cluster of two frontends and four simulated engines, storms for so many seconds, lets it calm down, and
 holds what clients saw against what the cluster wrote down. `Finding`s are what must not be; the table is what was.
