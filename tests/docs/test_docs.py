@@ -13,6 +13,7 @@ from penstock.config.derived.docs import configuration_page
 from penstock.config.derived.knobs import RESERVED, derive
 from penstock.config.reading.load import load
 from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.report.markdown import folded
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -118,6 +119,15 @@ def test_the_list_of_pages_has_every_page():
     listed = re.findall(r"^- \[[^]]+\]\(([^)]+)\): \S", index.read_text(), re.MULTILINE)
     there = {str(page.relative_to(index.parent)) for page in index.parent.glob("**/*.md")} - {index.name}
     assert sorted(listed) == sorted(there)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("docs/bench/*.md")), ids=lambda path: path.stem)
+def test_a_measured_page_begins_with_its_result_and_folds_its_long_tables(path):
+    text = path.read_text()
+    first = text.split("\n\n")[1].replace("\n", " ")
+    assert re.match(r"\*\*Result\*\* of \d+ \w+ 20\d\d", first) and "ell short" in first, first
+    shown = re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL).rstrip()
+    assert folded(shown) == shown
 
 
 def test_the_config_page_is_fresh():
