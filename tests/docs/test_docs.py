@@ -1,5 +1,6 @@
 """What the documents say is so: commands and flags exist, the config page is fresh, the examples are valid."""
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -148,3 +149,12 @@ def test_the_page_of_commands_has_every_command_with_an_example():
         section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
         assert f"penstock {name}" in section
     assert not any(f"\n## {name}\n" in page for name in HIDDEN)
+
+
+def test_the_chart_of_the_readme_shows_what_the_measured_pages_say():
+    spec = importlib.util.spec_from_file_location("readme_chart", ROOT / "bench" / "readme_chart.py")
+    assert spec is not None and spec.loader is not None
+    chart = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(chart)
+    for name, content in chart.made().items():
+        assert (ROOT / "docs" / "pictures" / name).read_text() == content, "run: python bench/readme_chart.py"
