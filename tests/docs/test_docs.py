@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shlex
+from datetime import date, datetime
 from pathlib import Path
 
 import click
@@ -126,7 +127,11 @@ def test_the_list_of_pages_has_every_page():
 def test_a_measured_page_begins_with_its_result_and_folds_its_long_tables(path):
     text = path.read_text()
     first = text.split("\n\n")[1].replace("\n", " ")
-    assert re.match(r"\*\*Result\*\* of \d+ \w+ 20\d\d", first) and "ell short" in first, first
+    result = re.match(r"\*\*Result\*\* of (\d+ \w+ 20\d\d)", first)
+    assert result is not None and "ell short" in first, first
+    day = datetime.strptime(result[1], "%d %B %Y").date()
+    measured = [date.fromisoformat(found) for found in re.findall(r"\b20\d\d-\d\d-\d\d\b", text)]
+    assert day == max(measured, default=day), "there are newer tables: write the result anew"
     shown = re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL).rstrip()
     assert folded(shown) == shown
 
