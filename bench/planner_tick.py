@@ -9,9 +9,9 @@ import sys
 import time
 
 from penstock.kernel.machine import Woken, nanos
-from penstock.kernel.values import Pool, Role, Slo, StepStats, WorkerId
+from penstock.kernel.values import Pool, Role, Slo, StepStats, Traffic, WorkerId
 from penstock.planner import events as planning
-from penstock.planner.observation import EngineState, ModelState, Observation, PoolState, Traffic
+from penstock.planner.observation import EngineState, ModelState, Observation, PoolState
 from penstock.planner.performance.speed_sources import KnownSpeeds
 from penstock.planner.planner import Planner
 from penstock.planner.policies import PolicyInputs, plugins_of

@@ -20,8 +20,9 @@ from dynamo.common.forward_pass_metrics import ForwardPassMetrics, ScheduledRequ
 from dynamo.mocker.config import normalize_mocker_config
 from dynamo.mocker.utils.planner_profiler_perf_data_converter import convert_profile_results_to_npz
 from dynamo.replay.planner import planner_replay_adapter
-from policy import Engine, Policy, Watched, planner_of
+from policy import Policy, Watched, planner_of
 
+from penstock.kernel.values import EngineLimits
 from penstock.planner.performance.speed_sources import KnownSpeeds
 
 SWEEP = Path(dynamo.planner.__file__).parent / "tests" / "data" / "profiling_results" / "H200_TP1P_TP1D"
@@ -122,7 +123,7 @@ def run(job: dict[str, Any], table: Path) -> dict[str, Any]:
 def ours(job: dict[str, Any], points: dict[str, Any]) -> Policy:
     known = KnownSpeeds(metrics={"self-benchmark": points})
     engine = job["engine"]
-    room = Engine(
+    limits = EngineLimits(
         kv_tokens=engine["num_gpu_blocks"] * engine["block_size"],
         max_seqs=engine["max_num_seqs"],
         max_batched_tokens=engine["max_num_batched_tokens"],
@@ -131,7 +132,7 @@ def ours(job: dict[str, Any], points: dict[str, Any]) -> Policy:
     planner = planner_of(
         job["layout"], known, ttft=job["ttft"], itl=job["itl"], gpus=job["gpus"], **job.get("settings", {})
     )
-    return Policy(planner, job["layout"], room)
+    return Policy(planner, job["layout"], limits)
 
 
 def theirs(job: dict[str, Any], args: dict[str, Any], points: dict[str, Any], stack: ExitStack) -> Any:

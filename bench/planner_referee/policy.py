@@ -7,14 +7,14 @@ arrivals to come, no single requests, no shapes, no word on who kept the service
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from penstock.kernel.machine import Event, Wake, Woken, nanos
-from penstock.kernel.values import Pool, Role, Slo, StepStats, WorkerId
+from penstock.kernel.values import EngineLimits, Pool, Role, Slo, StepStats, Traffic, WorkerId
 from penstock.planner import events as planning
-from penstock.planner.observation import EngineState, ModelState, Observation, PoolState, Traffic
+from penstock.planner.observation import EngineState, ModelState, Observation, PoolState
 from penstock.planner.performance.speed_sources import KnownSpeeds
 from penstock.planner.planner import Planner
 from penstock.planner.policies import PolicyInputs, plugins_of
@@ -30,15 +30,6 @@ ROLES: Mapping[str, Mapping[str, Role]] = {
 Told = Mapping[str, Any]
 
 
-class Engine(NamedTuple):
-    """What one engine has room for; the peer's planner is told the same."""
-
-    kv_tokens: int
-    max_seqs: int
-    max_batched_tokens: int
-    max_len: int
-
-
 class Fleet:
     """One pool's workers from tick to tick: the snapshot has ids and no ages, so those are kept here."""
 
@@ -52,7 +43,7 @@ class Fleet:
         self._before: float | None = None
         """Second of the tick before, in which whatever is new now was ordered."""
 
-    def look(self, told: Told, name: str, at: float, engine: Engine) -> PoolState:
+    def look(self, told: Told, name: str, at: float, limits: EngineLimits[int]) -> PoolState:
         """Return what is to be seen of the pool at second ``at``."""
         active, starting = list(told[f"active_{name}_ids"]), list(told[f"starting_{name}_ids"])
         ordered = at if self._before is None else self._before
@@ -73,7 +64,7 @@ class Fleet:
             starting=tuple(sorted((at - since for since in self._since.values()), reverse=True)),
             draining=len(told[f"draining_{name}_ids"]),
             start_up_times=tuple(came),
-            engines=_engines(told[f"{name}_fpm_snapshots"], active, self.role, engine),
+            engines=_engines(told[f"{name}_fpm_snapshots"], active, self.role, limits),
         )
 
 
@@ -83,13 +74,13 @@ class Policy:
     Args:
         planner: in whatever settings.
         layout: a key of `ROLES`.
-        engine: what each engine has room for.
+        limits: of each engine.
     """
 
-    def __init__(self, planner: Planner, layout: str, engine: Engine) -> None:
+    def __init__(self, planner: Planner, layout: str, limits: EngineLimits[int]) -> None:
         self.planner = planner
         self.fleets = {name: Fleet(role) for name, role in ROLES[layout].items()}
-        self._engine = engine
+        self._limits = limits
         self._isl = 0.0
         """Mean prompt as last told: the snapshot tells it of what was answered, and arrivals have only a number."""
         self._wake: float | None = None
@@ -124,7 +115,7 @@ class Policy:
         }
 
     def _see(self, told: Told, at: float) -> Observation:
-        pools = {name: fleet.look(told, name, at, self._engine) for name, fleet in self.fleets.items()}
+        pools = {name: fleet.look(told, name, at, self._limits) for name, fleet in self.fleets.items()}
         traffic = told.get("traffic")
         window = self.planner.settings.base if traffic is None else float(traffic["duration_s"])
         seen = ModelState(traffic=None if traffic is None else self._traffic(traffic), pools=pools, queued=None)
@@ -215,20 +206,19 @@ def planner_of(
     return Planner(settings, plugins_of(settings, inputs), strict=True)
 
 
-def _engines(snapshots: Sequence[Told], active: Sequence[int], role: Role, engine: Engine) -> tuple[EngineState, ...]:
+def _engines(
+    snapshots: Sequence[Told], active: Sequence[int], role: Role, limits: EngineLimits[int]
+) -> tuple[EngineState, ...]:
     """Return the engines that serve; a snapshot is of an engine's newest pass, and one that did none has no news."""
     by_worker = {int(each["worker_id"]): each for each in snapshots}
-    return tuple(_engine(worker, by_worker.get(worker), role, engine) for worker in active)
+    return tuple(_engine(worker, by_worker.get(worker), role, limits) for worker in active)
 
 
-def _engine(worker: int, told: Told | None, role: Role, engine: Engine) -> EngineState:
+def _engine(worker: int, told: Told | None, role: Role, limits: EngineLimits[int]) -> EngineState:
     seen = EngineState(
         worker=WorkerId(str(worker)),
         role=role,
-        kv_tokens=engine.kv_tokens,
-        max_seqs=engine.max_seqs,
-        max_batched_tokens=engine.max_batched_tokens,
-        max_len=engine.max_len,
+        limits=limits,
     )
     if told is None:
         return seen

@@ -66,11 +66,11 @@ def test_a_drain_is_done_when_its_report_says_so_and_an_engine_when_it_is_gone(k
 
 def test_what_is_said_of_a_drain():
     report = {"state": "done", "active": 0, "finished": 3, "cut": 2, "seconds": 1.25}
-    told = drain._told({"name": "w", "kind": "engine"}, report)
+    told = drain._result({"name": "w", "kind": "engine"}, report)
     assert "after 1.2 s: 3 requests finished, 2 were cut off there" in told
-    assert "served nothing" in drain._told({"name": "w", "kind": "engine"}, None)
+    assert "served nothing" in drain._result({"name": "w", "kind": "engine"}, None)
     unknown = {**report, "finished": None}
-    assert drain._told({"name": "frontend-1", "kind": "frontend"}, unknown).endswith("has ended after 1.2 s.")
+    assert drain._result({"name": "frontend-1", "kind": "frontend"}, unknown).endswith("has ended after 1.2 s.")
 
 
 def test_a_restart_is_done_when_this_one_is():

@@ -16,6 +16,15 @@ KINDS = {"__init__", "__main__", "events", "journal", "settings"}
 """File names that say a file's kind within its room: each room may have one."""
 COMMANDS = SRC / "cli"
 """A command has the name of what it is about, as the room's own file may have."""
+PRONOUN_ENGLISH = {
+    *("told", "said", "seen", "held", "kept", "found", "asked", "because"),
+    *("word", "wish", "wishes", "wished", "whom", "who", "came", "gone"),
+}
+"""Words that say how a value came instead of what it is; the glossary has the noun."""
+PRONOUN_ENGLISH_WRITTEN = {"plugin_asked"}
+"""Fields of snapshots: another name would change the bytes of old journals."""
+PRONOUN_ENGLISH_LEFT = {"config": 12, "kernel": 5, "router": 26, "simulate": 24}
+"""Rooms that still have some, with how many there are at most: empty it when they are renamed."""
 PROMPT_LENGTHS = 8
 """Classes that may have a field ``isl``; others hold a `RequestShape`, or a request that has one."""
 
@@ -62,9 +71,45 @@ def test_a_pool_and_a_replica_are_described_once() -> None:
     assert owners_of("id", "state", "gpus") == ["Replica"]
 
 
+def test_what_an_engine_has_room_for_is_described_once() -> None:
+    described = {"EngineLimits", "WorkerCard"}  # a card gives its limits
+    configured = {"SimSettings", "PoolSettings"}
+    measured = {"Profile", "DecodeInterpolator", "MetricNamesOf"}  # a profile's own columns, and gauges of a card
+    limits = ("max_seqs", "max_batched_tokens", "kv_tokens")
+    owners = {owner for name in limits for owner in owners_of(name)}
+    assert owners - described - configured - measured == set()
+
+
 def test_few_classes_hold_the_length_of_a_prompt_themselves() -> None:
     holders = owners_of("isl")
     assert len(holders) <= PROMPT_LENGTHS, holders
+
+
+def defined_names(path: Path) -> list[str]:
+    """Return the names of functions, parameters and attributes that a file defines."""
+    names = []
+    for node in ast.walk(tree_of(path)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+                names.append(name)
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                names.append(name)
+            case ast.ClassDef(body=body):
+                names += [
+                    each.target.id
+                    for each in body
+                    if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+                ]
+    return names
+
+
+def test_names_say_what_a_value_is() -> None:
+    bad = defaultdict(list)
+    for path in files():
+        for name in defined_names(path):
+            if PRONOUN_ENGLISH & set(name.lower().split("_")) and name not in PRONOUN_ENGLISH_WRITTEN:
+                bad[path.relative_to(SRC).parts[0]].append(f"{path.relative_to(SRC)}: {name}")
+    assert {room: names for room, names in bad.items() if len(names) > PRONOUN_ENGLISH_LEFT.get(room, 0)} == {}
 
 
 def test_no_protocol_is_named_after_what_it_is_like() -> None:

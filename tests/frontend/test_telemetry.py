@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.adapters.telemetry.frontend_metrics import SEEN_BY_ALL, FrontendMetrics
+from penstock.adapters.telemetry.frontend_metrics import SAME_IN_EVERY_PROCESS, FrontendMetrics
 from penstock.adapters.telemetry.otel_tracer import OtelTracer
 from penstock.adapters.telemetry.prometheus_text import MetricRegistry, merge, parse
 from penstock.frontend import logs
@@ -48,7 +48,7 @@ WANTED = (
 def test_names_that_dashboards_query_are_there() -> None:
     families = FrontendMetrics("r").registry.families
     assert [name for name in WANTED if name not in families] == []
-    assert all(name in families for name in SEEN_BY_ALL)
+    assert all(name in families for name in SAME_IN_EVERY_PROCESS)
 
 
 def test_text_is_what_prometheus_reads() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings
 from penstock.frontend.admin import timeseries_api
-from penstock.frontend.admin.timeline_store import KEPT, WIDTH
+from penstock.frontend.admin.timeline_store import WIDTH, WINDOWS_MAX
 from penstock.kernel.values import Slo
 from tests.frontend.stand import Stand, answer, stand
 
@@ -32,9 +32,9 @@ async def test_traffic_stands_in_the_windows() -> None:
             response = await s.chat("hello", stream=True)
             await response.read()
         await (await s.chat("hello")).read()  # not streamed: nobody sees its first token
-        s.service.seen.look(PROMISED.slo)
+        s.service.timeline_store.look(PROMISED.slo)
         found = await told(s)
-        assert found["kind"] == "live" and found["width"] == WIDTH and found["kept"] == KEPT
+        assert found["kind"] == "live" and found["width"] == WIDTH and found["kept"] == WINDOWS_MAX
         assert {name: total(found, name) for name in ("arrived", "ok", "judged", "in_slo")} == {
             "arrived": 4,
             "ok": 4,
@@ -51,7 +51,7 @@ async def test_traffic_stands_in_the_windows() -> None:
 
 async def test_an_empty_cluster_has_windows_without_numbers() -> None:
     async with stand(0) as s:
-        s.service.seen.look(Slo())
+        s.service.timeline_store.look(Slo())
         found = await told(s)
         assert total(found, "arrived") == 0 and found["columns"]["ttft_p50"][-1] is None
         assert found["pools"] == {} and found["columns"]["kv_use"][-1] is None
@@ -61,16 +61,16 @@ async def test_an_empty_cluster_has_windows_without_numbers() -> None:
 
 async def test_somebody_looks_without_being_asked() -> None:
     async with stand(1) as s:
-        while not s.service.seen.timeline.windows:
+        while not s.service.timeline_store.timeline.windows:
             await asyncio.sleep(0.005)
-        window = next(iter(s.service.seen.timeline.windows.values()))
+        window = next(iter(s.service.timeline_store.timeline.windows.values()))
         assert window.running == 0 and window.workers is not None
 
 
 async def test_workers_at_a_moment_and_one_over_time() -> None:
     async with stand(2) as s:
-        s.service.seen.look(Slo())
-        found = await told(s, f"/admin/timeline/workers?at={s.service.seen.now}")
+        s.service.timeline_store.look(Slo())
+        found = await told(s, f"/admin/timeline/workers?at={s.service.timeline_store.now}")
         assert set(found["workers"]) == {"e0", "e1"} and found["workers"]["e0"]["requests"] == 0
         assert found["workers"]["e0"]["kv_blocks"] is None  # it did not say
         assert (await told(s, "/admin/timeline/workers?at=90000"))["workers"] is None
@@ -80,8 +80,8 @@ async def test_workers_at_a_moment_and_one_over_time() -> None:
 
 async def test_only_what_is_newer_is_told_where_that_is_asked() -> None:
     async with stand(1, offset=100 * 10**9) as s:
-        line = s.service.seen.timeline
-        now = int(s.service.seen.now // WIDTH)
+        line = s.service.timeline_store.timeline
+        now = int(s.service.timeline_store.now // WIDTH)
         line.windows.clear()
         for number in range(now - 3, now + 1):
             line.windows[number] = msgspec.convert({"arrived": 1}, timeseries_api.TimeWindow)
@@ -102,7 +102,7 @@ async def test_windows_of_other_processes_are_added(monkeypatch: pytest.MonkeyPa
         for one, count in ((s, 2), (other, 3)):
             for _ in range(count):
                 await (await one.chat("hello")).read()
-            one.service.seen.look(Slo())
+            one.service.timeline_store.look(Slo())
         part = await told(other, "/admin/timeline?scope=process")
         assert set(part) == {"name", "since", "windows"}
         assert all("loads" not in window for window in part["windows"].values())
@@ -118,7 +118,7 @@ async def test_windows_of_other_processes_are_added(monkeypatch: pytest.MonkeyPa
         again = await told(s)
         assert total(again, "arrived") == 5  # what this process counted is still its own
         # One that this process has not seen, another one may have.
-        s.service.seen.timeline.windows.clear()
+        s.service.timeline_store.timeline.windows.clear()
         assert (await told(s, "/admin/timeline/workers/e0"))["columns"]["requests"]
 
 
@@ -146,7 +146,7 @@ async def test_times_count_from_the_start_of_the_run_in_everything_that_is_told(
         request = response.headers["x-penstock-request-id"]
         (decision,) = (await told(s, "/admin/decisions"))["decisions"]
         (closed,) = (await told(s, "/admin/requests"))["requests"]
-        assert decision["at"] >= 10**12 and s.service.seen.now >= 1000
+        assert decision["at"] >= 10**12 and s.service.timeline_store.now >= 1000
         assert all(closed[name] >= 10**12 for name in ("arrived", "first", "closed"))
         assert all(closed["legs"][0][name] >= 10**12 for name in ("dispatched", "first", "last"))
         explained = await told(s, f"/admin/explain/{request}")
@@ -161,6 +161,6 @@ async def test_a_long_stream_counts_its_first_token_before_its_end() -> None:
         s.engines[0].reply = lambda request, body: answer(request, body, 5, gap=0.05)
         response = await s.chat("hello", stream=True)
         await response.content.readany()
-        window = s.service.seen.timeline.window(s.service.seen.now)
+        window = s.service.timeline_store.timeline.window(s.service.timeline_store.now)
         assert sum(window.ttft.values()) == 1 and window.ended == {}
         await response.read()

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.kernel.machine import Effect, Event, Wake, Woken, nanos, seconds
+from penstock.kernel.values import Traffic
 from penstock.planner import events as planning
-from penstock.planner.observation import ModelState, Observation, Traffic
+from penstock.planner.observation import ModelState, Observation
 from penstock.planner.planner import Planner
 from penstock.planner.plugins.plugin_context import PluginContext
 from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec, StatelessPlugin

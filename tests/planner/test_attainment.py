@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from penstock.kernel.latency_bins import Bins
 from penstock.kernel.request_record import RequestRecord
-from penstock.kernel.values import Role, Slo
+from penstock.kernel.values import EngineLimits, Role, Slo
 from penstock.planner.performance.benchmark_table import BenchmarkTable
-from penstock.planner.sizing.attainment import AttainmentModel, EngineCapacity, LatencyTargets, coarse
+from penstock.planner.sizing.attainment import AttainmentModel, LatencyTargets, coarse
 from penstock.planner.sizing.fleet_sizing import ShareTable
 from penstock.planner.sizing.workload_mix import WorkloadMix, count_into, shape_bin
 from penstock.report.study.study_scenario import ENGINE, ITL, TABLE, TTFT, known_speeds
@@ -41,7 +41,11 @@ def mix() -> WorkloadMix:
 
 
 def serving(service: LatencyTargets = SERVICE, **more) -> AttainmentModel:
-    limits = EngineCapacity(ENGINE.max_seqs, ENGINE.max_batched_tokens, ENGINE.blocks * ENGINE.block_size)
+    limits = EngineLimits(
+        max_seqs=ENGINE.max_seqs,
+        max_batched_tokens=ENGINE.max_batched_tokens,
+        kv_tokens=ENGINE.blocks * ENGINE.block_size,
+    )
     return AttainmentModel(
         BenchmarkTable.of_metrics(known_speeds().metrics["self-benchmark"]), limits, mix(), service, **more
     )

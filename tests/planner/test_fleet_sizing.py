@@ -6,8 +6,9 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
+from penstock.kernel.values import EngineLimits
 from penstock.planner.performance.benchmark_table import BenchmarkTable as Speed
-from penstock.planner.sizing.attainment import AttainmentModel, EngineCapacity, LatencyTargets
+from penstock.planner.sizing.attainment import AttainmentModel, LatencyTargets
 from penstock.planner.sizing.fleet_sizing import Bounds, ShareTable, Sizing, UncertainDemand
 from penstock.planner.sizing.workload_mix import WorkloadMix
 
@@ -21,7 +22,7 @@ METRICS = {
 }
 SERVING = AttainmentModel(
     Speed.of_metrics(METRICS),
-    EngineCapacity(256.0, 8192.0, 400_000.0),
+    EngineLimits(max_seqs=256, max_batched_tokens=8192, kv_tokens=400_000),
     WorkloadMix.of_means(3000, 300),
     LatencyTargets(1.0, 0.03),
 )

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from penstock.planner.observation import ModelState, Observation, Traffic
+from penstock.kernel.values import Traffic
+from penstock.planner.observation import ModelState, Observation
 from penstock.planner.overrides import OverrideTracker
 from penstock.planner.plugins.proposals import Reason
 from tests.planner.pool_states import pool_state

@@ -60,10 +60,10 @@ def test_only_targets_are_held_only_where_it_is_asked_for_and_never_as_a_last_wo
     idle, one = seat(), seat(hold="hold_last")
     idle.succeeded(0.0, said)
     one.succeeded(0.0, said)
-    held = one.held_override()
-    assert idle.held_override() is None and held is not None and held.targets == said.targets and not held.final
+    held = one.standing_override()
+    assert idle.standing_override() is None and held is not None and held.targets == said.targets and not held.final
     one.succeeded(5.0, Accept())
-    assert one.held_override() is None
+    assert one.standing_override() is None
 
 
 @given(

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from penstock.planner.observation import PoolState
-from penstock.planner.sizing.start_up_times import KEPT, StartUpTimes
+from penstock.planner.sizing.start_up_times import TIMES_MAX, StartUpTimes
 from tests.planner.pool_states import pool_state
 
 
@@ -40,8 +40,8 @@ def test_of_the_other_warmth_is_better_than_an_assumption():
 
 def test_only_the_last_ones_count():
     known = StartUpTimes()
-    known.note("m", pool(start_up_times=(500.0,) * KEPT))
-    known.note("m", pool(start_up_times=(20.0,) * KEPT))
+    known.note("m", pool(start_up_times=(500.0,) * TIMES_MAX))
+    known.note("m", pool(start_up_times=(20.0,) * TIMES_MAX))
     assert known.quantile("m", pool(), 1.0) == 20.0
 
 

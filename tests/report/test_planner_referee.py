@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from penstock.kernel.values import EngineLimits
 from penstock.planner.observation import Observation
 from penstock.planner.performance.speed_sources import KnownSpeeds
 from penstock.planner.planner import Planner
@@ -101,7 +102,7 @@ def adapter(
         def restore(self, state: Any) -> None: ...
 
     planner = Planner(PlannerSettings(enabled=True), [Wants()], strict=True)
-    engine = bench["policy"].Engine(kv_tokens=500_000, max_seqs=256, max_batched_tokens=8192, max_len=16_384)
+    engine = EngineLimits(kv_tokens=500_000, max_seqs=256, max_batched_tokens=8192, max_len=16_384)
     return bench["policy"].Policy(planner, layout, engine), seen
 
 
@@ -167,7 +168,7 @@ def test_engines_tell_their_newest_pass_and_their_queue_and_silent_ones_nothing(
     pool = seen[0].models["model"].pools["decode"]
     first, second = pool.engines
     assert pool.draining == 1
-    assert (first.running, first.waiting, first.decode_kv, first.kv_tokens) == (13, 4, 40_000, 500_000)
+    assert (first.running, first.waiting, first.decode_kv, first.limits.kv_tokens) == (13, 4, 40_000, 500_000)
     assert first.steps is not None and (first.steps.passes, first.steps.prefill_tokens) == (1, 4000)
     assert second.steps is None and second.running is None
 
@@ -186,7 +187,7 @@ def test_both_pools_of_a_split_are_seen_and_scaled(bench: dict[str, ModuleType])
 def test_our_planner_orders_more_as_arrivals_grow_and_gives_back_when_they_fall(bench: dict[str, ModuleType]) -> None:
     policy_module = bench["policy"]
     planner = policy_module.planner_of("aggregated", FAST, ttft=0.5, itl=0.02, gpus=16)
-    engine = policy_module.Engine(kv_tokens=500_000, max_seqs=256, max_batched_tokens=8192, max_len=16_384)
+    engine = EngineLimits(kv_tokens=500_000, max_seqs=256, max_batched_tokens=8192, max_len=16_384)
     policy = policy_module.Watched(policy_module.Policy(planner, "aggregated", engine))
     active, wanted = [0, 1], []
     for tick in range(1, 361):

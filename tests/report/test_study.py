@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.errors import ConfigError
-from penstock.planner.observation import EngineState, ModelState, Observation, Traffic
+from penstock.kernel.values import UNKNOWN_LIMITS, Traffic
+from penstock.planner.observation import EngineState, ModelState, Observation
 from penstock.report.study import autoscaler_baselines, contenders, study_cells, study_run, study_tables
 from penstock.report.study.clairvoyant import Schedule
 from penstock.report.study.metric_faults import FAULTS
@@ -178,8 +179,9 @@ def test_public_traffic_without_its_file_says_what_is_missing(tmp_path):
 
 
 def seen(at: float, ready: int, *, running: int = 0, waiting: int = 0, queued: int = 0, kv: float = 0.0) -> Observation:
+    limits = msgspec.structs.replace(UNKNOWN_LIMITS, kv_tokens=1000)
     engines = tuple(
-        EngineState(worker=f"main-{n}", running=running, waiting=waiting, decode_kv=round(kv * 1000), kv_tokens=1000)  # type: ignore[arg-type]
+        EngineState(worker=f"main-{n}", running=running, waiting=waiting, decode_kv=round(kv * 1000), limits=limits)  # type: ignore[arg-type]
         for n in range(ready)
     )
     pool = pool_state(role="aggregated", desired=ready, ready=ready, engines=engines)
@@ -345,7 +347,9 @@ def test_a_study_that_was_cut_off_goes_on_where_it_was(tiny, tmp_path, monkeypat
 
     def carry_out(wanted, path, **more):
         found = list(
-            study_cells.do_all(wanted, path, **{**more, "told": lambda number, of, one: carried.append(one.cell.key)})
+            study_cells.do_all(
+                wanted, path, **{**more, "on_done": lambda number, of, one: carried.append(one.cell.key)}
+            )
         )
         return found
 

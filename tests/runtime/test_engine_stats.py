@@ -15,8 +15,8 @@ from penstock.runtime.node.engine_stats import EngineStats, described
 from penstock.runtime.node.step_stats_estimate import LoadLook, completed, look
 
 A, B = WorkerId("a"), WorkerId("b")
-BUSY = LoadLook(decoding=2, kv_held=300.0, ages=1.0, silent=((50.0, 2.0), (70.0, 1.0)))
-IDLE = LoadLook(decoding=0, kv_held=0.0, ages=0.0)
+BUSY = LoadLook(decoding=2, decode_kv=300.0, ages=1.0, silent=((50.0, 2.0), (70.0, 1.0)))
+IDLE = LoadLook(decoding=0, decode_kv=0.0, ages=0.0)
 
 
 class Told:
@@ -152,7 +152,7 @@ def test_a_look_counts_what_the_router_placed() -> None:
     assert look(active.on(target), 16, SECOND) == LoadLook(0, 0.0, 0.0, ((16 * 3.5, 0.5), (16 * 2.5, 0.5)))
     active.first_token(RequestId("x"), SECOND)
     seen = look(active.on(target), 16, 3 * SECOND)
-    assert seen == LoadLook(decoding=1, kv_held=16 * 3.5, ages=2.0, silent=((16 * 2.5, 2.5),))
+    assert seen == LoadLook(decoding=1, decode_kv=16 * 3.5, ages=2.0, silent=((16 * 2.5, 2.5),))
     active.grown(RequestId("x"), 2, 3 * SECOND)
     assert look(active.on(target), 16, 3 * SECOND) == LoadLook(1, 16 * 5.5, 0.0, ((16 * 2.5, 2.5),))
 
@@ -179,20 +179,20 @@ def test_nothing_is_estimated_from_nothing() -> None:
 
 
 def test_answers_that_are_not_streamed_decode_in_silence_the_oldest_first() -> None:
-    silent = LoadLook(decoding=0, kv_held=0.0, ages=0.0, silent=((100.0, 2.0), (200.0, 1.0), (900.0, 0.1)))
+    silent = LoadLook(decoding=0, decode_kv=0.0, ages=0.0, silent=((100.0, 2.0), (200.0, 1.0), (900.0, 0.1)))
     window = completed(passes(100), [silent])  # two sequences in each of 100 passes of 10 ms; one waits
     assert window.decode_kv == 200 * (100 + 200 + 3.0 * 100) / 2
     assert window.queued_prefill_tokens == 100 * 900
 
 
 def test_time_in_the_engines_line_is_no_time_of_decoding() -> None:
-    silent = LoadLook(decoding=0, kv_held=0.0, ages=0.0, silent=((100.0, 9.0),))
+    silent = LoadLook(decoding=0, decode_kv=0.0, ages=0.0, silent=((100.0, 9.0),))
     window = passes(100, decode_seqs=100, queued_requests=800, prefill_requests=1)  # 8 wait, and 1 starts per second
     assert completed(window, [silent]).decode_kv == 100 * (100 + 1.0 * 100)
 
 
 def test_a_request_that_no_look_saw_waiting_is_taken_to_be_like_the_others() -> None:
-    decoding = LoadLook(decoding=2, kv_held=300.0, ages=0.0)
+    decoding = LoadLook(decoding=2, decode_kv=300.0, ages=0.0)
     assert completed(passes(10), [decoding]).queued_prefill_tokens == 10 * 150
     assert completed(passes(10, queued_requests=0), [IDLE]).queued_prefill_tokens == 0
     assert completed(passes(10), [IDLE]).queued_prefill_tokens is None

@@ -207,7 +207,7 @@ async def test_early_and_late_routers_hold_what_the_engine_holds(world: World, o
 async def test_who_asks_for_what_is_kept_no_more_is_told_everything(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "KEPT", 10)
+    monkeypatch.setattr(module, "REPLAYABLE", 10)
     engine = world.begin()
     engine.work(400)
     await until(lambda: world.relay.next == 400)

@@ -19,8 +19,8 @@ from penstock.adapters.sources.frontend_counters import (
 )
 from penstock.adapters.sources.frontend_source import PATH, FrontendSource
 from penstock.kernel.request_record import ItlSummary, RequestRecord
-from penstock.kernel.values import Pool, Replica, Slo, StepStats
-from penstock.planner.observation import PoolState, Traffic
+from penstock.kernel.values import EngineLimits, Pool, Replica, Slo, StepStats, Traffic
+from penstock.planner.observation import PoolState
 from penstock.runtime.cluster_state.desired_state import PoolStatus
 from penstock.runtime.planning.desired_state_connector import pool_of_status
 from penstock.runtime.planning.frontend_counts import FrontendCounts
@@ -237,8 +237,7 @@ def engine(name: str, *, passes: int | None, epoch: int = 1, ready: bool = True)
         ready=ready,
         ranks=ranks,
         block_size=16,
-        kv_tokens=6400,
-        max_seqs=2,
+        limits=EngineLimits(max_batched_tokens=None, max_seqs=2, kv_tokens=6400),
         steps=steps,
         window=steps,
     )
@@ -258,7 +257,7 @@ async def test_the_passes_of_an_engine_count_once_however_many_frontends_follow_
         assert (seen.steps.passes, seen.steps.decode_seqs) == (30, 240)
         assert seen.steps.prefill_tokens is None  # not told is not zero
         assert (seen.running, seen.waiting, seen.queued_prefill_tokens) == (2, 1, 500)
-        assert (seen.decode_kv, seen.kv_tokens) == (140, 6400)
+        assert (seen.decode_kv, seen.limits.kv_tokens) == (140, 6400)
         there.follow("a", engine("w-0", passes=7, epoch=2))
         there.follow("b", engine("w-0", passes=7, epoch=2))
         (seen,) = (await mine.read(110.0)).workers["w-0"].engines

@@ -16,8 +16,8 @@ from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
 from penstock.cli.explain_scale import decision_text, planner_text
 from penstock.config.settings.planning_settings import PlanningSettings
-from penstock.kernel.values import Pool, Replica, Slo
-from penstock.planner.observation import EngineState, Traffic
+from penstock.kernel.values import Pool, Replica, Slo, Traffic
+from penstock.planner.observation import EngineState
 from penstock.planner.planner import Planner
 from penstock.planner.plugins.plugin_context import PluginContext
 from penstock.planner.plugins.plugin_registry import PluginSpec, StatelessPlugin

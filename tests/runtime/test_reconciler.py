@@ -15,6 +15,7 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.runtime.cluster_state import membership_ack
 from penstock.runtime.cluster_state.current_settings import CurrentSettings, desire_settings
 from penstock.runtime.cluster_state.desired_state import (
+    ACKS,
     DESIRED,
     DRAINED,
     DRAINS,
@@ -22,7 +23,6 @@ from penstock.runtime.cluster_state.desired_state import (
     POOLS,
     RESTART,
     RESTARTED,
-    SEEN,
     SETTINGS,
     DrainAck,
     DrainSpec,
@@ -405,8 +405,8 @@ async def test_a_worker_counts_as_known_once_every_frontend_knows_it(quick):
     for name in ("f0", "f1"):
         await store.put(FRONTENDS + name, b"{}")
     waiting = asyncio.create_task(acknowledged_by_all(MemoryStore(space), card("w", epoch=2)))
-    await put(store, SEEN + "f0", MembershipAcks(workers={"w": 2}))
-    await put(store, SEEN + "f1", MembershipAcks(workers={"w": 1}))
+    await put(store, ACKS + "f0", MembershipAcks(workers={"w": 2}))
+    await put(store, ACKS + "f1", MembershipAcks(workers={"w": 1}))
     await asyncio.sleep(0.02)
     assert not waiting.done()
     cards = [card("w", epoch=2), card("x")]

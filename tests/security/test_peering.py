@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
-from penstock.frontend.admin.frontend_peers import SEEN_MAX, SPAN, PeerGuard
+from penstock.frontend.admin.frontend_peers import NONCES_MAX, SPAN, PeerGuard
 from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.cluster_state.peer_signature import HEADER, signature
 from tests.frontend.stand import Stand, stand
@@ -82,15 +82,15 @@ def test_what_was_used_is_forgotten_only_when_it_is_too_old_to_be_used_again():
         clock.now += SPAN
         assert guard.admits(header(at=clock.now, nonce=f"{NONCE}{step}"), *ASKED)
     assert not guard.admits(early, *ASKED)
-    assert len(guard._seen) <= 4
+    assert len(guard._nonces) <= 4
 
 
 def test_a_flood_can_not_make_it_forget(monkeypatch):
-    monkeypatch.setattr("penstock.frontend.admin.frontend_peers.SEEN_MAX", 3)
+    monkeypatch.setattr("penstock.frontend.admin.frontend_peers.NONCES_MAX", 3)
     guard = PeerGuard(OURS, Clock())
     said = [header(nonce=f"{NONCE}{number}") for number in range(4)]
     assert [guard.admits(each, *ASKED) for each in said] == [True, True, True, False]
-    assert not guard.admits(said[0], *ASKED) and SEEN_MAX > 1000
+    assert not guard.admits(said[0], *ASKED) and NONCES_MAX > 1000
 
 
 def know_each_other(a: Stand, b: Stand, secret: ClusterSecret = OURS, theirs: ClusterSecret = OURS) -> None:

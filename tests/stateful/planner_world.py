@@ -7,9 +7,9 @@ from typing import Any
 
 from penstock.kernel.latency_bins import Bins
 from penstock.kernel.machine import Effect, Event, Nanos, Wake, Woken, nanos, seconds
-from penstock.kernel.values import RequestShape, StepStats, WorkerId
+from penstock.kernel.values import EngineLimits, RequestShape, StepStats, Traffic, WorkerId
 from penstock.planner import events as planning
-from penstock.planner.observation import EngineState, ModelState, Observation, Traffic
+from penstock.planner.observation import EngineState, ModelState, Observation
 from penstock.planner.planner import Planner
 from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec
 from penstock.planner.plugins.proposals import (
@@ -268,7 +268,5 @@ def _engine(pool: str, role: str, number: int, rate: float) -> EngineState:
         running=seqs,
         waiting=0,
         decode_kv=seqs * 2000,
-        kv_tokens=300_000,
-        max_seqs=256,
-        max_batched_tokens=8192,
+        limits=EngineLimits(kv_tokens=300_000, max_seqs=256, max_batched_tokens=8192),
     )

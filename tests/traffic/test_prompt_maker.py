@@ -58,7 +58,7 @@ def test_json_is_the_same_prompt(one: TrafficRequest) -> None:
 
 
 def test_blocks_are_remade_alike_after_they_were_dropped() -> None:
-    small, large = PromptMaker(5, blocks_kept=1), PromptMaker(5)
+    small, large = PromptMaker(5, blocks_cached=1), PromptMaker(5)
     wanted = request([1, 2, 1, 3, 2], 5 * 512 - 100, 512)
     assert small.tokens(wanted) == large.tokens(wanted) == small.tokens(wanted)
     assert PromptMaker(6).tokens(wanted) != large.tokens(wanted)

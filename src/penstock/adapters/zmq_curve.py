@@ -62,7 +62,7 @@ class Handshakes:
         """Handshakes that failed: another secret, or one side speaks plain."""
         self.failing: set[str] = set()
         """Endpoints whose last handshake failed."""
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._broken_off: Counter[str] = Counter()
         self._refused = refused
         self._watched: dict[AnySocket, tuple[zmq.asyncio.Socket, asyncio.Task[None]]] = {}
@@ -79,10 +79,10 @@ class Handshakes:
 
     def forget(self, socket: AnySocket) -> None:
         """Stop following a socket that is about to be closed; an unknown socket is no error."""
-        found = self._watched.pop(socket, None)
-        if found is None:
+        watched = self._watched.pop(socket, None)
+        if watched is None:
             return
-        monitor, task = found
+        monitor, task = watched
         # In this order: libzmq's own thread waits for ever to report an event to a monitor that was closed before.
         if not socket.closed:
             socket.disable_monitor()
@@ -96,21 +96,21 @@ class Handshakes:
 
     async def _follow(self, monitor: zmq.asyncio.Socket) -> None:
         while (frames := await receive(monitor)) is not None:
-            said = parse_monitor_message(frames)
-            endpoint = bytes(said["endpoint"]).decode("utf-8", "replace")
-            if said["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
+            event = parse_monitor_message(frames)
+            endpoint = bytes(event["endpoint"]).decode("utf-8", "replace")
+            if event["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.failing.discard(endpoint)
                 self._broken_off.pop(endpoint, None)
-            elif said["event"] == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
+            elif event["event"] == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
                 self._broken_off[endpoint] += 1
                 if self._broken_off[endpoint] > _BENIGN:
                     self._fail(endpoint)
-            elif said["event"] & _FAILED:
+            elif event["event"] & _FAILED:
                 self._fail(endpoint)
 
     def _fail(self, endpoint: str) -> None:
         self.failed += 1
         self.failing.add(endpoint)
-        if endpoint not in self._told:
-            self._told.add(endpoint)
+        if endpoint not in self._logged:
+            self._logged.add(endpoint)
             self._refused(endpoint)

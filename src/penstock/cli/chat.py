@@ -63,8 +63,8 @@ def command(
         body["temperature"] = temperature
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system is not None else []
     if text:
-        said = sys.stdin.read() if text == ("-",) else " ".join(text)
-        answer = ask(client, body, [*messages, {"role": "user", "content": said}], show=not as_json)
+        prompt = sys.stdin.read() if text == ("-",) else " ".join(text)
+        answer = ask(client, body, [*messages, {"role": "user", "content": prompt}], show=not as_json)
         if as_json:
             print_json(_as_data(body["model"], answer))
         else:
@@ -112,21 +112,21 @@ def _converse(client: AdminClient, body: dict[str, Any], start: list[dict[str, s
     messages = list(start)
     for _ in range(TURNS_MAX):
         try:
-            said = input("> " if sys.stdin.isatty() else "").strip()
+            line = input("> " if sys.stdin.isatty() else "").strip()
         except EOFError:
             break
-        if said in ("/quit", "/exit"):
+        if line in ("/quit", "/exit"):
             break
-        if said == "/reset":
+        if line == "/reset":
             messages = list(start)
             click.echo("Forgotten.")
             continue
-        if said.startswith("/"):
+        if line.startswith("/"):
             click.echo(HELP)
             continue
-        if not said:
+        if not line:
             continue
-        turn = [*messages, {"role": "user", "content": said}]
+        turn = [*messages, {"role": "user", "content": line}]
         try:
             answer = ask(client, body, turn, show=True)
         except KeyboardInterrupt:

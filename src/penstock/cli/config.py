@@ -122,25 +122,25 @@ def import_(file: str, out: str | None, generation: str | None, as_json: bool) -
         text = sys.stdin.read() if file == "-" else Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} can't be read: {error}") from error
-    found = import_options(text, generation)  # type: ignore[arg-type]  # click has checked it
+    result = import_options(text, generation)  # type: ignore[arg-type]  # click has checked it
     if out is not None:
         try:
-            Path(out).write_text(found.yaml())
+            Path(out).write_text(result.yaml())
         except OSError as error:
             raise ConfigError(f"{out} can't be written: {error.strerror}") from error
     if as_json:
-        told = [
+        options = [
             {"option": t.option, "value": t.value, "became": dict(t.became), "why": t.why, "implied": t.implied}
-            for t in found.notes
+            for t in result.notes
         ]
-        print_json({"generation": found.generation, "settings": found.settings, "options": told})
+        print_json({"generation": result.generation, "settings": result.settings, "options": options})
         return 0
     if out is None:
-        click.echo(found.yaml(), nl=False)
-    for one in found.notes:
+        click.echo(result.yaml(), nl=False)
+    for one in result.notes:
         click.echo(str(one), err=True)
-    left = len(found.left)
-    click.echo(f"{_count(len(found.notes) - left, 'option')} translated, {left} not ({found.generation}).", err=True)
+    left = len(result.left)
+    click.echo(f"{_count(len(result.notes) - left, 'option')} translated, {left} not ({result.generation}).", err=True)
     return 0
 
 
@@ -153,5 +153,5 @@ def docs() -> int:
     return 0
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" + ("" if number == 1 else "s")
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -44,9 +44,9 @@ def command(
     """Look for what is wrong on this machine, in CONFIG and in the running cluster."""
     from penstock.cli.doctor_checks.local_checks import ProbeOptions, examine
 
-    asked = ctx.get_parameter_source("url") is not ParameterSource.DEFAULT or url != DEFAULT_URL
+    url_given = ctx.get_parameter_source("url") is not ParameterSource.DEFAULT or url != DEFAULT_URL
     probing = ProbeOptions(on=probe is not False, unknown=probe is True, api_key=api_key)
-    findings = examine(config, url, admin_key, url_was_given=asked, probing=probing)
+    findings = examine(config, url, admin_key, url_was_given=url_given, probing=probing)
     errors = sum(finding.level == "error" for finding in findings)
     warnings = sum(finding.level == "warning" for finding in findings)
     if as_json:

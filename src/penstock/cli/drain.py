@@ -48,32 +48,32 @@ def command(
 ) -> int:
     """Take NAME, a worker or a frontend, out of service: nothing new, finish what runs, end it."""
     client = AdminClient(url, admin_key)
-    wished, _ = client.post("/admin/drain", {"name": name, "timeout": timeout, "undo": undo})
+    accepted, _ = client.post("/admin/drain", {"name": name, "timeout": timeout, "undo": undo})
     if undo:
         if as_json:
-            print_json(wished)
+            print_json(accepted)
         else:
-            click.echo(f"{wished['name']} is let in again.")
+            click.echo(f"{accepted['name']} is let in again.")
         return 0
     report: Mapping[str, Any] | None = None
     if wait:
-        found = wait_for(client, "/admin/desired", wait_max, lambda found: _missing(found, wished))
-        report = found["drained"].get(wished["name"])
+        state = wait_for(client, "/admin/desired", wait_max, lambda state: _missing(state, accepted))
+        report = state["drained"].get(accepted["name"])
     if as_json:
-        print_json({**wished, "report": report})
+        print_json({**accepted, "report": report})
         return 0
     click.echo(
-        _told(wished, report) if wait else f"{wished['name']} takes no new requests; it is ended once it is idle."
+        _result(accepted, report) if wait else f"{accepted['name']} takes no new requests; it is ended once it is idle."
     )
     return 0
 
 
-def _missing(found: Mapping[str, Any], wished: Mapping[str, Any]) -> str | None:
+def _missing(state: Mapping[str, Any], accepted: Mapping[str, Any]) -> str | None:
     """Return what a drain still waits for."""
-    name, kind = wished["name"], wished["kind"]
-    report = found["drained"].get(name)
+    name, kind = accepted["name"], accepted["kind"]
+    report = state["drained"].get(name)
     done = report is not None and report["state"] == "done"
-    replica = next((r for pool in found["pools"] for r in pool["replicas"] if r["id"] == name), None)
+    replica = next((r for pool in state["pools"] for r in pool["replicas"] if r["id"] == name), None)
     if kind == "engine":
         if replica is None:
             return None
@@ -86,19 +86,19 @@ def _missing(found: Mapping[str, Any], wished: Mapping[str, Any]) -> str | None:
     return f"{name} still has {report['active']} requests, {report['finished']} have finished"
 
 
-def _told(wished: Mapping[str, Any], report: Mapping[str, Any] | None) -> str:
-    name = wished["name"]
+def _result(accepted: Mapping[str, Any], report: Mapping[str, Any] | None) -> str:
+    name = accepted["name"]
     end = {
         "engine": "is drained and has ended",
         "server": "is drained; it runs on by itself",
         "frontend": "is drained and has ended",
-    }[wished["kind"]]
+    }[accepted["kind"]]
     if report is None:
         return f"{name} {end}; it served nothing."
-    told = f"{name} {end} after {report['seconds']:.1f} s"
+    text = f"{name} {end} after {report['seconds']:.1f} s"
     if report["finished"] is None:
-        return f"{told}."
-    told += f": {report['finished']} requests finished"
-    return told + (
+        return f"{text}."
+    text += f": {report['finished']} requests finished"
+    return text + (
         f", {report['cut']} were cut off there and go on elsewhere where they can." if report["cut"] else "."
     )

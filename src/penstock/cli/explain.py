@@ -73,21 +73,21 @@ def command(
     if run is not None:
         from penstock.report.run.run_reader import explain, newest
 
-        found = {"requests": newest(run, limit)} if not words else explain(run, words[0])
+        answer = {"requests": newest(run, limit)} if not words else explain(run, words[0])
     elif not words:
-        found = AdminClient(url, admin_key).get(f"/admin/requests?limit={limit}")
+        answer = AdminClient(url, admin_key).get(f"/admin/requests?limit={limit}")
     else:
-        found = AdminClient(url, admin_key).get(f"/admin/explain/{path_part(words[0])}")
+        answer = AdminClient(url, admin_key).get(f"/admin/explain/{path_part(words[0])}")
     if as_json:
-        print_json(found)
+        print_json(answer)
     else:
-        click.echo(explain_text(words[0], found) if words else requests_text(found))
+        click.echo(explain_text(words[0], answer) if words else requests_text(answer))
     return 0
 
 
-def requests_text(found: Any) -> str:
+def requests_text(answer: Any) -> str:
     """Return the newest ended requests as a table."""
-    closed = found.get("requests", []) if isinstance(found, dict) else found
+    closed = answer.get("requests", []) if isinstance(answer, dict) else answer
     if not closed:
         return "No request has ended yet. 'penstock chat Hello' sends one."
     rows = [
@@ -107,11 +107,11 @@ def requests_text(found: Any) -> str:
     return table(headings, rows)
 
 
-def explain_text(request: str, found: dict[str, Any]) -> str:
+def explain_text(request: str, explanation: dict[str, Any]) -> str:
     """Return a request's end and each of its decisions, with its candidates, as text."""
-    closed = found.get("request")
+    closed = explanation.get("request")
     parts = [_closed_text(request, closed) if closed else f"Request {request} has not ended yet."]
-    decisions = found.get("decisions") or []
+    decisions = explanation.get("decisions") or []
     for decision in decisions:
         parts.append(_decision_text(decision))
     if not decisions:

@@ -19,8 +19,8 @@ CANDIDATES_MAX = 12
 def decisions_of(run: Path | None, limit: int, url: str, admin_key: str | None) -> dict[str, Any]:
     """Return the newest decisions, of a run folder or of a running cluster."""
     if run is None:
-        found: dict[str, Any] = AdminClient(url, admin_key).get(f"/admin/planner/decisions?limit={limit}")
-        return found
+        answer: dict[str, Any] = AdminClient(url, admin_key).get(f"/admin/planner/decisions?limit={limit}")
+        return answer
     from penstock.runtime.planning.planner_report import past_decisions
 
     return {"planner": None, **past_decisions(run, limit)}
@@ -42,7 +42,7 @@ def planner_text(planner: Mapping[str, Any]) -> str:
     if planner.get("why"):
         ago = seconds_text(max(0.0, planner["at"] - (planner["changed"] or 0.0)))
         lines.append(f"  last change {ago} before that: {planner['why']}")
-    lines += [f"  limit: {because['text']}" for because in planner["bound"][:3]]
+    lines += [f"  limit: {reason['text']}" for reason in planner["bound"][:3]]
     lines += [f"  alarm at second {each['at']:.0f}: {each['reason']['text']}" for each in planner["alarms"][-3:]]
     lines.append("  'penstock explain scale' shows the decisions")
     return "\n".join(lines)
@@ -57,14 +57,14 @@ def pool_line(name: str, pool: Mapping[str, Any]) -> str:
     return text + (f", {pool['given_up']} given up" if pool["given_up"] else "")
 
 
-def scale_text(found: Mapping[str, Any]) -> str:
+def scale_text(answer: Mapping[str, Any]) -> str:
     """Return the newest decisions as text, the newest first."""
     parts = []
-    if found.get("planner"):
-        parts.append(planner_text(found["planner"]).rpartition("\n")[0])
-    decisions = found["decisions"]
+    if answer.get("planner"):
+        parts.append(planner_text(answer["planner"]).rpartition("\n")[0])
+    decisions = answer["decisions"]
     if not decisions:
-        last = found.get("last")
+        last = answer.get("last")
         if last is None:
             parts.append("No planner has decided anything. 'planner: {}' with a policy in the config starts one.")
         else:
@@ -78,12 +78,12 @@ def decision_text(record: Mapping[str, Any]) -> str:
     lines = [_headline(record)]
     own = {name: pool["why"] for name, pool in record["pools"].items() if pool.get("why")}
     lines += [f"  because {why if why.startswith(f'{name} ') else f'{name}: {why}'}" for name, why in own.items()]
-    others = [because for because in record["chosen"] if because["text"] not in own.values()]
-    lines += [f"  because {because['text']}" for because in others]
-    lines += [f"  limit: {because['text']}" for because in record["bound"]]
+    others = [reason for reason in record["chosen"] if reason["text"] not in own.values()]
+    lines += [f"  because {reason['text']}" for reason in others]
+    lines += [f"  limit: {reason['text']}" for reason in record["bound"]]
     for flip in record["flips"]:
         lines.append(f"  role: {flip['count']} of {flip['model']} from {flip['frm']} to {flip['to']}")
-    lines += [f"  seen: {line}" for line in _seen(record["models"])]
+    lines += [f"  seen: {line}" for line in _observed(record["models"])]
     lines += [f"  forecast: {line}" for line in _forecast(record["models"])]
     rows = [
         [
@@ -95,14 +95,14 @@ def decision_text(record: Mapping[str, Any]) -> str:
     ]
     if rows:
         lines.append(table(POOL_HEADINGS, rows, indent="  "))
-    for said in record["plugin_results"]:
-        told = [because["text"] for because in record["chosen"]]
-        text = "; ".join(reason["text"] for reason in said["reasons"] if reason["text"] not in told)
-        wanted = ", ".join(f"{pool}={count}" for pool, count in said["targets"].items())
-        lines.append(f"  {said['id']} ({said['stage']}): {said['result']}" + _after(wanted) + _after(text, ": "))
+    for result in record["plugin_results"]:
+        chosen = [reason["text"] for reason in record["chosen"]]
+        text = "; ".join(reason["text"] for reason in result["reasons"] if reason["text"] not in chosen)
+        wanted = ", ".join(f"{pool}={count}" for pool, count in result["targets"].items())
+        lines.append(f"  {result['id']} ({result['stage']}): {result['result']}" + _after(wanted) + _after(text, ": "))
     for plugin, evidence in record["evidence"].items():
         lines += _evidence(plugin, evidence)
-    lines += [f"  rejected: {because['text']}" for because in record["alternatives"]]
+    lines += [f"  rejected: {reason['text']}" for reason in record["alternatives"]]
     return "\n".join(lines)
 
 
@@ -117,7 +117,7 @@ def _headline(record: Mapping[str, Any]) -> str:
     return f"Second {record['at']:.0f}, tick {record['tick']}, {record['outcome']}: {what} (policy {record['policy']})"
 
 
-def _seen(models: Mapping[str, Any]) -> Iterable[str]:
+def _observed(models: Mapping[str, Any]) -> Iterable[str]:
     for model, tick in models.items():
         if tick["rate"] is None:
             yield f"the traffic of {model} is {tick['health']}, so it is not known"
@@ -136,20 +136,20 @@ def _seen(models: Mapping[str, Any]) -> Iterable[str]:
 def _forecast(models: Mapping[str, Any]) -> Iterable[str]:
     """Return the forecast of each model whose rate has quantiles, now and later, with the weights of the predictors."""
     for model, tick in models.items():
-        told = tick.get("predicted", {})
-        middle, high = (told.get("quantiles", {}).get(rank) for rank in FORECAST_RANKS)
+        predicted = tick.get("predicted", {})
+        middle, high = (predicted.get("quantiles", {}).get(rank) for rank in FORECAST_RANKS)
         if middle is None or high is None:
             continue
         words = [
             f"{middle[place]:.2f} requests/s {f'in {ahead:.0f} s' if ahead else 'now'} (P90 {high[place]:.2f})"
-            for place, ahead in enumerate(told["horizons"])
+            for place, ahead in enumerate(predicted["horizons"])
             if ahead in FORECAST_AHEAD
         ]
         if not words:
             continue  # a plugin's forecast, for other moments
-        weights = sorted(told.get("weights", {}).items(), key=lambda item: -item[1])
+        weights = sorted(predicted.get("weights", {}).items(), key=lambda item: -item[1])
         believed = ", ".join(f"{name} {percent(weight)}" for name, weight in weights if weight >= WEIGHT_LEAST)
-        yield f"{model}: {', '.join(words)}" + _after(believed, f"; {told['source']} of ")
+        yield f"{model}: {', '.join(words)}" + _after(believed, f"; {predicted['source']} of ")
 
 
 def _evidence(plugin: str, evidence: Mapping[str, Any]) -> list[str]:

@@ -49,24 +49,24 @@ def command(
     if undo == (role is not None):
         raise click.UsageError("say either a role or --undo")
     client = AdminClient(url, admin_key)
-    wished, _ = client.post("/admin/flip", {"name": worker, "role": role, "timeout": timeout})
+    accepted, _ = client.post("/admin/flip", {"name": worker, "role": role, "timeout": timeout})
     if wait:
-        wait_for(client, "/admin/status", wait_max, lambda found: _missing(found, wished))
+        wait_for(client, "/admin/status", wait_max, lambda status: _missing(status, accepted))
     if as_json:
-        print_json(wished)
+        print_json(accepted)
     elif wait:
-        click.echo(f"{worker} is {wished['becomes']} now, and was {wished['was']}.")
+        click.echo(f"{worker} is {accepted['becomes']} now, and was {accepted['was']}.")
     else:
-        click.echo(f"{worker} becomes {wished['becomes']} once it has finished what it has.")
+        click.echo(f"{worker} becomes {accepted['becomes']} once it has finished what it has.")
     return 0
 
 
-def _missing(found: Mapping[str, Any], wished: Mapping[str, Any]) -> str | None:
+def _missing(status: Mapping[str, Any], accepted: Mapping[str, Any]) -> str | None:
     """Return what a change of role still waits for."""
-    name = wished["name"]
-    worker = next((one for one in found["workers"] if one["id"] == name), None)
+    name = accepted["name"]
+    worker = next((one for one in status["workers"] if one["id"] == name), None)
     if worker is None:
         return f"{name} is away"
-    if worker["role"] != wished["becomes"]:
+    if worker["role"] != accepted["becomes"]:
         return f"{name} is {worker['role']} and {worker['state']}, with {worker['active_requests']} requests"
     return None if worker["state"] == "ready" else f"{name} is {worker['state']}"

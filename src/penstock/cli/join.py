@@ -65,8 +65,8 @@ def command(
     from penstock.config.reading.load import load, load_group
     from penstock.config.settings.cluster_settings import PoolSettings
 
-    of_cluster = [word for word in overrides if word.startswith(OF_CLUSTER)]
-    of_pool = [word for word in overrides if not word.startswith(OF_CLUSTER)]
+    of_cluster = [override for override in overrides if override.startswith(OF_CLUSTER)]
+    of_pool = [override for override in overrides if not override.startswith(OF_CLUSTER)]
     settings = load(config, of_cluster, os.environ).settings
     pool = load_group(PoolSettings, [f"engine={engine}", f"replicas={replicas}", *of_pool])
     if pool.engine == "openai" and not pool.urls:

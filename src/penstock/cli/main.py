@@ -70,8 +70,8 @@ class LazyGroup(click.Group):
             return None
         if cmd_name in COMPUTE:
             os.environ.update({**ONE_THREAD, **os.environ})
-        found: click.Command = importlib.import_module(module).command
-        return found
+        command: click.Command = importlib.import_module(module).command
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

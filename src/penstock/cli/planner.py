@@ -104,9 +104,9 @@ def command(
 
 def _check_alone(url: str, admin_key: str | None, advisory: bool) -> None:
     """Refuse to scale pools that another planner scales."""
-    found = AdminClient(url, admin_key).get("/admin/status").get("planner")
-    if found is not None and not found["advisory"] and not advisory:
+    planner = AdminClient(url, admin_key).get("/admin/status").get("planner")
+    if planner is not None and not planner["advisory"] and not advisory:
         raise ConfigError(
-            f"the cluster at {url} has a planner already (policy {found['policy']}), and two would undo each other",
+            f"the cluster at {url} has a planner already (policy {planner['policy']}), and two would undo each other",
             hint="give --advisory to only compare, or start the cluster with planner.enabled=false",
         )

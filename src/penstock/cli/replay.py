@@ -42,31 +42,31 @@ def command(journal: Path, overrides: tuple[str, ...], limit: int, as_json: bool
     """
     from penstock.report.journal_replay import replay
 
-    found = replay(journal, list(overrides))
+    replayed = replay(journal, list(overrides))
     if as_json:
-        print_json(as_dict(found, limit))
+        print_json(as_dict(replayed, limit))
     else:
-        click.echo(text_of(found, bool(overrides), limit))
-    return 0 if found.mismatch is None else 1
+        click.echo(text_of(replayed, bool(overrides), limit))
+    return 0 if replayed.mismatch is None else 1
 
 
-def as_dict(found: "Replayed", limit: int) -> dict[str, Any]:
+def as_dict(replayed: "Replayed", limit: int) -> dict[str, Any]:
     """Return the result of a replay as plain data; times in nanoseconds since the start of the run."""
-    plain: dict[str, Any] = msgspec.to_builtins(found)
+    plain: dict[str, Any] = msgspec.to_builtins(replayed)
     plain["others"] = plain["others"][:limit]
     return plain
 
 
-def text_of(found: "Replayed", asked: bool, limit: int) -> str:
+def text_of(replayed: "Replayed", what_if: bool, limit: int) -> str:
     """Return the result of a replay as text."""
     from penstock.report.journal_replay import since
 
     lines = [
-        f"{found.records:,} events in {found.segments} segment{'s' if found.segments != 1 else ''}, "
-        f"{since(found):,.1f} s, {found.decisions:,} decisions"
+        f"{replayed.records:,} events in {replayed.segments} segment{'s' if replayed.segments != 1 else ''}, "
+        f"{since(replayed):,.1f} s, {replayed.decisions:,} decisions"
     ]
-    lines += [f"not read: {problem}" for problem in found.problems]
-    wrong = found.mismatch
+    lines += [f"not read: {problem}" for problem in replayed.problems]
+    wrong = replayed.mismatch
     if wrong is None:
         lines.append("every event came to the same effects again")
     else:
@@ -77,8 +77,8 @@ def text_of(found: "Replayed", asked: bool, limit: int) -> str:
             f"  it is:   {_placed(wrong.replayed, wrong.kind)}",
             *([f"  because: {wrong.why}"] if wrong.why else []),
         ]
-    if asked:
-        lines += ["", *_comparison(found, limit)]
+    if what_if:
+        lines += ["", *_comparison(replayed, limit)]
     return "\n".join(lines)
 
 
@@ -86,12 +86,12 @@ def _placed(placed: list[tuple[str, int, str, int]], kind: str) -> str:
     if kind == "planner":
         tick = f"tick {placed[0][3]}, {placed[0][2]}: " if placed else ""
         return tick + (", ".join(f"{pool} {replicas}" for pool, replicas, _, _ in placed) or "no tick ended")
-    told = [f"{request} to {worker}/{rank} (attempt {attempt})" for request, attempt, worker, rank in placed]
-    return ", ".join(told) or "nothing was placed"
+    placements = [f"{request} to {worker}/{rank} (attempt {attempt})" for request, attempt, worker, rank in placed]
+    return ", ".join(placements) or "nothing was placed"
 
 
-def _comparison(found: "Replayed", limit: int) -> list[str]:
-    whole = found.whole
+def _comparison(replayed: "Replayed", limit: int) -> list[str]:
+    whole = replayed.whole
     if not whole.decisions:
         return ["no decision could be asked with the other settings"]
     count = whole.decisions
@@ -124,10 +124,10 @@ def _comparison(found: "Replayed", limit: int) -> list[str]:
         f"{whole.moved:,} of {count:,} decisions ({whole.moved / count:.1%}) would have been others",
         table(["", "AS IT WAS", "WITH --set"], rows),
     ]
-    if found.others and limit:
+    if replayed.others and limit:
         moved = [
             [f"{other.at / 1e9:.3f}", other.request, str(other.was), str(other.would_be), other.reason]
-            for other in found.others[:limit]
+            for other in replayed.others[:limit]
         ]
         lines += ["", table(["SECONDS", "REQUEST", "WENT TO", "WOULD GO TO", "BECAUSE"], moved)]
     return lines

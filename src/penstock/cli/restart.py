@@ -30,25 +30,25 @@ were added with 'penstock join', are left alone.
 def command(force: bool, wait: bool, wait_max: float, url: str, admin_key: str | None, as_json: bool) -> int:
     """Replace every engine and every frontend of a running cluster, one after the other."""
     client = AdminClient(url, admin_key)
-    wished, _ = client.post("/admin/restart", {"force": force})
+    accepted, _ = client.post("/admin/restart", {"force": force})
     report: Mapping[str, Any] | None = None
     if wait:
-        found = wait_for(client, "/admin/desired", wait_max, lambda found: _missing(found, wished["revision"]))
-        report = found["restart"]
+        state = wait_for(client, "/admin/desired", wait_max, lambda state: _missing(state, accepted["revision"]))
+        report = state["restart"]
     if as_json:
-        print_json({**wished, "report": report})
+        print_json({**accepted, "report": report})
         return 0
     click.echo("The restart goes on by itself." if report is None else f"Replaced: {', '.join(report['done'])}.")
     return 0
 
 
-def _missing(found: Mapping[str, Any], revision: str) -> str | None:
+def _missing(state: Mapping[str, Any], revision: str) -> str | None:
     """Return what a restart still waits for.
 
     Raises:
         NotDone: the restart stopped.
     """
-    report = found["restart"]
+    report = state["restart"]
     if report is None or report["revision"] != revision:
         return "the supervisor has not begun"
     if report["state"] == "failed":

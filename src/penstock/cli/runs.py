@@ -46,17 +46,15 @@ def ls(root: Path, as_json: bool) -> int:
     """List run folders, the oldest first."""
     from penstock.runtime.records.run_folders import runs_of
 
-    found = runs_of(root)
+    runs = runs_of(root)
     if as_json:
-        print_json([_plain(run) for run in found])
-    elif not found:
+        print_json([_plain(run) for run in runs])
+    elif not runs:
         click.echo(f"There is no run folder in {root}.")
     else:
-        rows = [
-            [run.path.name, run.command, _age(run), _bytes(run.size), "in use" if run.live else ""] for run in found
-        ]
+        rows = [[run.path.name, run.command, _age(run), _bytes(run.size), "in use" if run.live else ""] for run in runs]
         click.echo(table(["run", "command", "last written", "size", ""], rows))
-        click.echo(f"{len(found)} in all, {_bytes(sum(run.size for run in found))}")
+        click.echo(f"{len(runs)} in all, {_bytes(sum(run.size for run in runs))}")
     return 0
 
 
@@ -93,12 +91,12 @@ def prune(config: Path | None, root: Path, keep_for: float | None, keep_bytes: f
     if keep_for is None and keep_bytes is None:
         raise click.UsageError("say what to keep: --keep-for, --keep-bytes, or a config with runs.keep_for")
     limit = None if keep_bytes is None else int(keep_bytes)
-    found = spare(runs_of(root), now=time.time(), keep_for=keep_for, keep_bytes=limit)
-    for run in found:
+    deleted = spare(runs_of(root), now=time.time(), keep_for=keep_for, keep_bytes=limit)
+    for run in deleted:
         if not dry_run:
             remove(run)
         click.echo(f"{run.path} {'would go' if dry_run else 'is deleted'}: {_age(run)} old, {_bytes(run.size)}")
-    if not found:
+    if not deleted:
         click.echo("Nothing is to be deleted.")
     return 0
 

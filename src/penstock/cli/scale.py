@@ -34,31 +34,31 @@ def command(pools: tuple[str, ...], wait: bool, wait_max: float, url: str, admin
     """Change how many engines pools have, and wait until they do. Without arguments it shows the pools."""
     client = AdminClient(url, admin_key)
     if not pools:
-        found = client.get("/admin/desired")["pools"]
+        state = client.get("/admin/desired")["pools"]
         if as_json:
-            print_json({"pools": found})
+            print_json({"pools": state})
         else:
-            for pool in found:
+            for pool in state:
                 click.echo(line_of(pool))
         return 0
-    asked = dict(_pair(text) for text in pools)
+    requested = dict(_pair(text) for text in pools)
     before = {pool["name"]: pool for pool in client.get("/admin/desired")["pools"]}
-    wished, _ = client.post("/admin/scale", {"pools": asked})
+    accepted, _ = client.post("/admin/scale", {"pools": requested})
     if wait:
-        after = wait_for(client, "/admin/desired", wait_max, lambda found: _missing(found, wished["pools"], before))
-        reached = {pool["name"]: pool for pool in after["pools"] if pool["name"] in wished["pools"]}
-        drained = [after["drained"][name] for name in sorted(_gone(before, reached)) if name in after["drained"]]
+        after = wait_for(client, "/admin/desired", wait_max, lambda state: _missing(state, accepted["pools"], before))
+        reached = {pool["name"]: pool for pool in after["pools"] if pool["name"] in accepted["pools"]}
+        drained = [after["drained"][name] for name in sorted(_removed(before, reached)) if name in after["drained"]]
     else:
         reached, drained = {}, []
     if as_json:
-        now = {name: {**wish, "now": reached.get(name)} for name, wish in wished["pools"].items()}
+        now = {name: {**change, "now": reached.get(name)} for name, change in accepted["pools"].items()}
         print_json({"pools": now, "drained": drained})
         return 0
     for report in drained:
         click.echo(drain_line(report))
-    for name, wish in wished["pools"].items():
-        told = f"pool {name}: {wish['was']} -> {wish['wanted']} wished"
-        click.echo(line_of(reached[name]) + f" (before: {wish['was']})" if name in reached else told)
+    for name, change in accepted["pools"].items():
+        line = f"pool {name}: {change['was']} -> {change['wanted']} wished"
+        click.echo(line_of(reached[name]) + f" (before: {change['was']})" if name in reached else line)
     return 0
 
 
@@ -73,11 +73,11 @@ def line_of(pool: Mapping[str, Any]) -> str:
 
 def drain_line(report: Mapping[str, Any]) -> str:
     """Return the outcome of a drain in one line."""
-    told = f"{report['name']} was drained in {report['seconds']:.1f} s: {report['finished']} requests finished"
-    return told + (f", {report['cut']} were cut off there and go on elsewhere where they can" if report["cut"] else "")
+    text = f"{report['name']} was drained in {report['seconds']:.1f} s: {report['finished']} requests finished"
+    return text + (f", {report['cut']} were cut off there and go on elsewhere where they can" if report["cut"] else "")
 
 
-def _gone(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+def _removed(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
     """Return the replicas of some pools that are no longer there."""
     return {replica["id"] for name in after for replica in before[name]["replicas"]} - {
         replica["id"] for pool in after.values() for replica in pool["replicas"]
@@ -89,23 +89,23 @@ def _state(replica: Mapping[str, Any]) -> str:
 
 
 def _pair(text: str) -> tuple[str, int]:
-    found = _PAIR.match(text)
-    if found is None:
+    match = _PAIR.match(text)
+    if match is None:
         raise click.UsageError(f"{text!r} is no POOL=N, such as main=4")
-    return found["pool"], int(found["replicas"])
+    return match["pool"], int(match["replicas"])
 
 
 def _missing(
-    found: Mapping[str, Any], wished: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]]
+    state: Mapping[str, Any], accepted: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]]
 ) -> str | None:
     """Return which pools have not reached their desired replicas.
 
     Raises:
         NotDone: a new engine can't be started; the cluster keeps trying.
     """
-    pools = {pool["name"]: pool for pool in found["pools"]}
+    pools = {pool["name"]: pool for pool in state["pools"]}
     missing = []
-    for name, wish in wished.items():
+    for name, change in accepted.items():
         pool = pools.get(name)
         if pool is None:
             missing.append(f"pool {name} is not reported at present")
@@ -115,9 +115,9 @@ def _missing(
         known = {replica["id"] for replica in before.get(name, {}).get("replicas", ())}
         for replica in pool["replicas"]:
             if replica["state"] == "failed" and replica["id"] not in known:
-                hint = f"it is tried again and again; 'penstock scale {name}={wish['was']}' ends that"
+                hint = f"it is tried again and again; 'penstock scale {name}={change['was']}' ends that"
                 raise NotDone(f"{replica['id']} does not start: {replica['reason']}", hint=hint)
         done = pool["ready"] == pool["desired"] == len(pool["replicas"])
-        if pool["revision"] != wish["revision"] or not done:
+        if pool["revision"] != change["revision"] or not done:
             missing.append(line_of(pool))
     return "; ".join(missing) or None

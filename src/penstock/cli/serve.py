@@ -41,9 +41,9 @@ def command(
     if engine == "vllm":
         from penstock.cli.shared.checkpoint import checkpoint_of
 
-        found = checkpoint_of(model)
-        name, tokenizer = found.name, tokenizer or found.tokenizer
-        pool["vllm"] = {"model": found.model}
+        checkpoint = checkpoint_of(model)
+        name, tokenizer = checkpoint.name, tokenizer or checkpoint.tokenizer
+        pool["vllm"] = {"model": checkpoint.model}
     elif engine == "llamacpp":
         pool["llamacpp"] = {"model": str(Path(model).expanduser().resolve())}
         name = Path(model).stem

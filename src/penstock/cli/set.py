@@ -33,29 +33,29 @@ def command(
     """Change settings of a running cluster; all that are named, or none. Without arguments it shows them."""
     client = AdminClient(url, admin_key)
     if not values:
-        found = client.get("/admin/settings")
+        state = client.get("/admin/settings")
         if as_json:
-            print_json(found)
+            print_json(state)
         else:
             rows = [
-                [key, _shown(value), f"was {_shown(found['changed'][key]['start'])}" if key in found["changed"] else ""]
-                for key, value in found["settings"].items()
+                [key, _shown(value), f"was {_shown(state['changed'][key]['start'])}" if key in state["changed"] else ""]
+                for key, value in state["settings"].items()
             ]
             click.echo(table(("KEY", "VALUE", "AT THE START"), rows))
         return 0
-    wished, _ = client.post("/admin/set", {"values": dict(_pair(text) for text in values)})
+    accepted, _ = client.post("/admin/set", {"values": dict(_pair(text) for text in values)})
     frontends = None
     if wait:
-        found = wait_for(client, "/admin/settings", wait_max, lambda found: _missing(found, wished["values"]))
-        frontends = len(found["frontends"])
+        state = wait_for(client, "/admin/settings", wait_max, lambda state: _missing(state, accepted["values"]))
+        frontends = len(state["frontends"])
     if as_json:
-        print_json({**wished, "frontends": frontends})
+        print_json({**accepted, "frontends": frontends})
         return 0
-    for key, change in wished["changed"].items():
+    for key, change in accepted["changed"].items():
         click.echo(f"{key}: {_shown(change['old'])} -> {_shown(change['new'])}")
-    for key in wished["values"].keys() - wished["changed"].keys():
-        click.echo(f"{key} was {_shown(wished['values'][key])} already.")
-    if frontends is not None and wished["changed"]:
+    for key in accepted["values"].keys() - accepted["changed"].keys():
+        click.echo(f"{key} was {_shown(accepted['values'][key])} already.")
+    if frontends is not None and accepted["changed"]:
         click.echo(f"{'All ' if frontends > 1 else ''}{frontends} frontend{'s' if frontends > 1 else ''} took it.")
     return 0
 
@@ -73,11 +73,11 @@ def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _missing(found: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
+def _missing(state: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
     """Return which frontends have not applied the change yet."""
     late = [
         frontend["name"]
-        for frontend in found["frontends"]
+        for frontend in state["frontends"]
         if any(frontend["settings"].get(key) != value for key, value in values.items())
     ]
     return f"{', '.join(late)} is to take it" if late else None

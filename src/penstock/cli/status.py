@@ -36,11 +36,11 @@ Examples:
 @json_option
 def command(url: str, admin_key: str | None, as_json: bool, wide: bool) -> int:
     """Show models, workers, queues and findings of a running cluster."""
-    found = AdminClient(url, admin_key).get("/admin/status")
+    status = AdminClient(url, admin_key).get("/admin/status")
     if as_json:
-        print_json(found)
+        print_json(status)
     else:
-        click.echo(status_text(found, WIDE if wide else terminal_width()))
+        click.echo(status_text(status, WIDE if wide else terminal_width()))
     return 0
 
 
@@ -50,24 +50,24 @@ REASONS_MAX = 5
 """Most crashes whose reasons are shown, the newest first."""
 
 
-def status_text(found: dict[str, Any], width: int) -> str:
+def status_text(status: dict[str, Any], width: int) -> str:
     """Return the whole status as text, in lines of ``width`` columns."""
-    parts = [_head(found, width)]
-    parts.append(table(*fitted(MODEL_HEADINGS, model_rows(found), width, MODEL_SPARE)))
-    headings, rows = fitted(WORKER_HEADINGS, worker_rows(found), width, worker_spare(found))
+    parts = [_head(status, width)]
+    parts.append(table(*fitted(MODEL_HEADINGS, model_rows(status), width, MODEL_SPARE)))
+    headings, rows = fitted(WORKER_HEADINGS, worker_rows(status), width, worker_spare(status))
     parts.append(table(headings, rows))
     left_out = [heading for heading in WORKER_HEADINGS if heading not in headings and heading != "ROLE"]
     if left_out:
         parts[-1] += "\n" + wrapped(f"'penstock status --wide' shows also: {', '.join(left_out).lower()}.", width)
-    planner = found.get("planner")
+    planner = status.get("planner")
     if planner:
         from penstock.cli.explain_scale import planner_text
 
         parts.append(planner_text(planner))
-    crashes = crash_lines(found)
+    crashes = crash_lines(status)
     if crashes:
         parts.append("\n".join(["Restarts:", *(wrapped(f"  {line}", width, hang="    ") for line in crashes)]))
-    findings = found.get("findings") or []
+    findings = status.get("findings") or []
     if findings:
         lines = (wrapped(finding_line(finding), width, hang="    ") for finding in findings)
         parts.append("Findings:\n" + "\n".join(lines))
@@ -76,45 +76,45 @@ def status_text(found: dict[str, Any], width: int) -> str:
     return "\n\n".join(parts)
 
 
-def head_lines(found: dict[str, Any]) -> list[str]:
+def head_lines(status: dict[str, Any]) -> list[str]:
     """Return the cluster in a few lines: its URL, its counts, and its speed in the last minute."""
-    requests = found.get("requests") or {}
+    requests = status.get("requests") or {}
     counts = ", ".join(
         f"{requests[name]:,} {name}"
         for name in ("inflight", "ok", "failed", "rejected", "cancelled", "expired")
         if isinstance(requests.get(name), int)
     )
-    name = found.get("cluster") or "cluster"
+    name = status.get("cluster") or "cluster"
     return [
-        f"{name} at {found.get('endpoint') or '-'}, up {seconds_text(found.get('uptime'))}, "
-        f"{found.get('mode') or '-'} routing, Penstock {found.get('version') or '-'}",
-        f"Requests: {counts or '-'}; hit rate {percent(found.get('hit_rate'))}",
-        *latency_lines(found),
+        f"{name} at {status.get('endpoint') or '-'}, up {seconds_text(status.get('uptime'))}, "
+        f"{status.get('mode') or '-'} routing, Penstock {status.get('version') or '-'}",
+        f"Requests: {counts or '-'}; hit rate {percent(status.get('hit_rate'))}",
+        *latency_lines(status),
     ]
 
 
-def latency_lines(found: dict[str, Any]) -> list[str]:
+def latency_lines(status: dict[str, Any]) -> list[str]:
     """Return TTFT and ITL of the last minute in two lines; unknown where no token was streamed."""
-    minute = found.get("last_minute") or {}
-    told = []
+    minute = status.get("last_minute") or {}
+    lines = []
     for name in ("ttft", "itl"):
         parts = (f"{quantile} {seconds_text(minute.get(f'{name}_{quantile}'))}" for quantile in QUANTILES)
-        told.append(f"{name.upper():<5}{', '.join(parts)}")
+        lines.append(f"{name.upper():<5}{', '.join(parts)}")
     ended = minute.get("ended")
-    told[0] += f" (last minute: {'-' if ended is None else counted(ended, 'request')} ended)"
-    return told
+    lines[0] += f" (last minute: {'-' if ended is None else counted(ended, 'request')} ended)"
+    return lines
 
 
-def crash_lines(found: dict[str, Any]) -> list[str]:
+def crash_lines(status: dict[str, Any]) -> list[str]:
     """Return one line per crashed process: which, how often, and the last reason."""
-    crashes = found.get("crashes") or []
-    told = []
+    crashes = status.get("crashes") or []
+    lines = []
     for crash in crashes[:REASONS_MAX]:
         ago = seconds_text(max(0.0, time.time() - crash["at"]))
-        told.append(f"{crash['name']}: {counted(crash['count'], 'time')}, the last {ago} ago: it {crash['reason']}")
+        lines.append(f"{crash['name']}: {counted(crash['count'], 'time')}, the last {ago} ago: it {crash['reason']}")
     if len(crashes) > REASONS_MAX:
-        told.append(f"and {counted(len(crashes) - REASONS_MAX, 'process', 'processes')} more; --json has them all")
-    return told
+        lines.append(f"and {counted(len(crashes) - REASONS_MAX, 'process', 'processes')} more; --json has them all")
+    return lines
 
 
 MODEL_HEADINGS = ("MODEL", "READY", "WORKERS", "INDEX", "BLOCK", "TOKENIZER", "INFLIGHT", "QUEUED", "HIT RATE")
@@ -138,10 +138,10 @@ WORKER_HEADINGS = (
 )
 
 
-def worker_spare(found: dict[str, Any]) -> tuple[str, ...]:
+def worker_spare(status: dict[str, Any]) -> tuple[str, ...]:
     """Return which columns of the workers are left out first."""
     least = ("URL", "LOST", "KV EVENTS", "BREAKER", "PREFILL TOKENS")
-    plain = all(worker.get("role") in (None, "aggregated") for worker in found.get("workers") or [])
+    plain = all(worker.get("role") in (None, "aggregated") for worker in status.get("workers") or [])
     # The reason why a worker takes no requests is beside its state.
     return (*(("ROLE",) if plain else ()), *least, "INDEX", "KV BLOCKS")
 
@@ -149,16 +149,16 @@ def worker_spare(found: dict[str, Any]) -> tuple[str, ...]:
 def handoff_line(model: dict[str, Any]) -> str:
     """Return in one line the outcomes of a model's hand-offs from prefill workers."""
     counts = model["handoffs"]
-    told = f"{counts['done']:,} handed over, {counts['local']:,} not worth it"
+    text = f"{counts['done']:,} handed over, {counts['local']:,} not worth it"
     for name, words in (("fallback", "fell back"), ("lost", "lost"), ("released", "let go")):
         if counts.get(name):
-            told += f", {counts[name]:,} {words}"
-    return f"Prefills of {model.get('name')} on workers of their own ({model.get('handoff')}): {told}"
+            text += f", {counts[name]:,} {words}"
+    return f"Prefills of {model.get('name')} on workers of their own ({model.get('handoff')}): {text}"
 
 
-def model_rows(found: dict[str, Any]) -> list[list[Any]]:
+def model_rows(status: dict[str, Any]) -> list[list[Any]]:
     """Return one row per model, under `MODEL_HEADINGS`."""
-    queues = found.get("queue") or {}
+    queues = status.get("queue") or {}
     return [
         [
             model.get("name"),
@@ -171,16 +171,16 @@ def model_rows(found: dict[str, Any]) -> list[list[Any]]:
             (queues.get(model.get("name")) or {}).get("length"),
             percent(model.get("hit_rate")),
         ]
-        for model in found.get("models") or []
+        for model in status.get("models") or []
     ]
 
 
-def worker_rows(found: dict[str, Any]) -> list[list[Any]]:
+def worker_rows(status: dict[str, Any]) -> list[list[Any]]:
     """Return one row per worker, under `WORKER_HEADINGS`."""
     rows = []
-    for worker in sorted(found.get("workers") or [], key=lambda worker: str(worker.get("id"))):
+    for worker in sorted(status.get("workers") or [], key=lambda worker: str(worker.get("id"))):
         events = worker.get("kv_events") or {}
-        held, size = worker.get("active_blocks"), worker.get("kv_blocks")
+        blocks, size = worker.get("active_blocks"), worker.get("kv_blocks")
         state = worker.get("state")
         if worker.get("why_not") and worker["why_not"] != state:
             state = f"{state} ({worker['why_not']})"
@@ -192,7 +192,7 @@ def worker_rows(found: dict[str, Any]) -> list[list[Any]]:
                 worker.get("index"),
                 worker.get("active_requests"),
                 worker.get("active_prefill_tokens"),
-                f"{held:,} of {size:,}" if isinstance(held, int) and isinstance(size, int) else held,
+                f"{blocks:,} of {size:,}" if isinstance(blocks, int) and isinstance(size, int) else blocks,
                 worker.get("requests"),
                 worker.get("failures"),
                 worker.get("restarts"),
@@ -211,12 +211,12 @@ def finding_line(finding: dict[str, Any]) -> str:
     return f"  {finding.get('level')}: {finding.get('text')}" + (f" ({hint})" if hint else "")
 
 
-def _head(found: dict[str, Any], width: int) -> str:
-    lines = [*head_lines(found), f"Run folder: {_near(found.get('run'))}"]
-    for model in found.get("models") or []:
+def _head(status: dict[str, Any], width: int) -> str:
+    lines = [*head_lines(status), f"Run folder: {_near(status.get('run'))}"]
+    for model in status.get("models") or []:
         if model.get("handoffs"):
             lines.append(handoff_line(model))
-    frontends = found.get("frontends") or []
+    frontends = status.get("frontends") or []
     if len(frontends) > 1:
         lines.append(f"Frontends: {len(frontends)}; the counts are of all of them")
     return "\n".join(wrapped(line, width) for line in lines)

@@ -44,10 +44,10 @@ MISSES_MAX = 30
 def command(url: str, admin_key: str | None, every: float, looks: int | None) -> int:
     """Watch a cluster live: requests, workers, queues, findings. q or Ctrl-C ends it."""
     client = AdminClient(url, admin_key, timeout=5.0)
-    found = client.get("/admin/status")
+    status = client.get("/admin/status")
     try:
         with _keys() as left:
-            _watch(client, found, every, looks, left)
+            _watch(client, status, every, looks, left)
     except KeyboardInterrupt:
         return 0  # the usual way to leave it
     return 0
@@ -87,18 +87,18 @@ def _wait(seconds: float) -> bool:
 
 
 def _watch(
-    client: AdminClient, found: dict[str, Any], every: float, looks: int | None, left: Callable[[float], bool]
+    client: AdminClient, status: dict[str, Any], every: float, looks: int | None, left: Callable[[float], bool]
 ) -> None:
     from rich.live import Live
 
-    before, seen, misses, done = found, time.monotonic(), 0, 1
-    with Live(screen_of(found, None, None), refresh_per_second=4, transient=False) as live:
+    before, read_at, misses, done = status, time.monotonic(), 0, 1
+    with Live(screen_of(status, None, None), refresh_per_second=4, transient=False) as live:
         while looks is None or done < looks:
             if left(every):
                 return
             done += 1
             try:
-                found = client.get("/admin/status")
+                status = client.get("/admin/status")
             except ClusterUnreachable as error:
                 misses += 1
                 if misses >= MISSES_MAX:
@@ -106,38 +106,38 @@ def _watch(
                 live.update(screen_of(before, None, f"{error.message}; shown is the last answer"))
                 continue
             now = time.monotonic()
-            live.update(screen_of(found, requests_per_second(before, found, now - seen), None))
-            before, seen, misses = found, now, 0
+            live.update(screen_of(status, requests_per_second(before, status, now - read_at), None))
+            before, read_at, misses = status, now, 0
 
 
 def requests_per_second(before: dict[str, Any], after: dict[str, Any], seconds: float) -> float | None:
     """Return how many requests ended per second between two reports; None where the counts fell."""
     names = ("ok", "failed", "rejected", "cancelled", "expired")
     counts = [
-        sum(value for name in names if isinstance(value := (found.get("requests") or {}).get(name), int))
-        for found in (before, after)
+        sum(value for name in names if isinstance(value := (status.get("requests") or {}).get(name), int))
+        for status in (before, after)
     ]
     if seconds <= 0 or counts[1] < counts[0]:
         return None
     return (counts[1] - counts[0]) / seconds
 
 
-def screen_of(found: dict[str, Any], rate: float | None, note: str | None) -> Any:
+def screen_of(status: dict[str, Any], rate: float | None, note: str | None) -> Any:
     """Return the whole screen for rich."""
     from rich.console import Console, Group
     from rich.text import Text
 
     width = Console().width
-    head = head_lines(found)
+    head = head_lines(status)
     if rate is not None:
         head[1] += f"; {rate:.1f} requests end per second"
     parts: list[Any] = [Text("\n".join(head))]
-    parts.append(_table(*fitted(MODEL_HEADINGS, model_rows(found), width, MODEL_SPARE)))
+    parts.append(_table(*fitted(MODEL_HEADINGS, model_rows(status), width, MODEL_SPARE)))
     # The URL is wide and never changes: `penstock status` has it.
-    rows = [row[:-1] for row in worker_rows(found)]
-    parts.append(_table(*fitted(WORKER_HEADINGS[:-1], rows, width, worker_spare(found))))
-    parts += [Text(f"Restarted {line}", style="yellow") for line in crash_lines(found)]
-    for finding in found.get("findings") or []:
+    rows = [row[:-1] for row in worker_rows(status)]
+    parts.append(_table(*fitted(WORKER_HEADINGS[:-1], rows, width, worker_spare(status))))
+    parts += [Text(f"Restarted {line}", style="yellow") for line in crash_lines(status)]
+    for finding in status.get("findings") or []:
         parts.append(Text(finding_line(finding), style="red" if finding.get("level") == "error" else "yellow"))
     if note:
         parts.append(Text(note, style="bold red"))

@@ -166,11 +166,11 @@ def slice_(
     from penstock.traffic import trace_slices
 
     with opened(file, **_reading(reading)) as trace:
-        kept = sorted(trace_slices.by_time(trace, start, end), key=lambda request: request.at)
-    found = trace_slices.rebase(kept, start)
+        chosen = sorted(trace_slices.by_time(trace, start, end), key=lambda request: request.at)
+    shifted = trace_slices.rebase(chosen, start)
     if spread_ties:
-        found = trace_slices.spread_ties(found)
-    _write(out, to, trace_slices.by_count(found, count))
+        shifted = trace_slices.spread_ties(shifted)
+    _write(out, to, trace_slices.by_count(shifted, count))
     _say_left_out([trace], trace.unanswered)
     return 0
 

@@ -9,9 +9,9 @@ import msgspec
 from penstock.config.checks import cross_checks
 from penstock.config.derived.knobs import DerivedKnob, derive, dotted, entry_type, fields_by_name
 from penstock.config.reading.problems import ConfigProblem, ConfigProblems, ValueOrigin
-from penstock.config.reading.pydantic_model import build, check_tree
 from penstock.config.reading.sources import put_overrides
 from penstock.config.reading.text_tree import tree_of
+from penstock.config.reading.tree_check import build, check_tree
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.settings import Settings, is_group
 from penstock.router.settings import RouterSettings

@@ -23,13 +23,13 @@ class BlockCache:
         blocks: how many there are.
     """
 
-    __slots__ = ("_held", "_idle", "_more", "blocks", "free", "private")
+    __slots__ = ("_idle", "_more", "_referenced", "blocks", "free", "private")
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self.free = blocks
         self.private = 0
-        self._held: set[int] = set()
+        self._referenced: set[int] = set()
         self._more: dict[int, int] = {}  # holders beyond the first, of blocks that have several
         self._idle: OrderedDict[int, None] = OrderedDict()  # idle for longest first
 
@@ -46,23 +46,23 @@ class BlockCache:
     @property
     def used(self) -> int:
         """Blocks that requests hold."""
-        return self.private + len(self._held)
+        return self.private + len(self._referenced)
 
     @property
     def cached(self) -> int:
         """Named blocks, held or idle."""
-        return len(self._held) + len(self._idle)
+        return len(self._referenced) + len(self._idle)
 
     def depth(self, chain: Sequence[int], limit: int) -> int:
         """Count the leading blocks of ``chain[:limit]`` that are cached. Cost: O(log limit) look-ups."""
-        held, idle = self._held, self._idle
-        if not limit or (chain[0] not in held and chain[0] not in idle):
+        referenced, idle = self._referenced, self._idle
+        if not limit or (chain[0] not in referenced and chain[0] not in idle):
             return 0
         low, high = 1, limit
         while low < high:
             middle = (low + high + 1) >> 1
             name = chain[middle - 1]
-            if name in held or name in idle:
+            if name in referenced or name in idle:
                 low = middle
             else:
                 high = middle - 1
@@ -70,11 +70,11 @@ class BlockCache:
 
     def referenced_depth(self, chain: Sequence[int], limit: int) -> int:
         """Count the leading blocks of ``chain[:limit]`` that some request holds. Cost: O(log limit) look-ups."""
-        held = self._held
+        referenced = self._referenced
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) >> 1
-            if chain[middle - 1] in held:
+            if chain[middle - 1] in referenced:
                 low = middle
             else:
                 high = middle - 1
@@ -90,7 +90,7 @@ class BlockCache:
         idle = self._idle
         for name in woken:
             del idle[name]
-        self._held.update(woken)
+        self._referenced.update(woken)
 
     def take(self, count: int) -> list[int]:
         """Make ``count`` blocks private, evicting where none is free; returns the names evicted, in order."""
@@ -111,11 +111,11 @@ class BlockCache:
         Returns: how many of them were cached already; the request now holds those, and its own copies are free.
         """
         fresh = start
-        if chain[start] in self._held or chain[start] in self._idle:
+        if chain[start] in self._referenced or chain[start] in self._idle:
             fresh = self.depth(chain, end)
             self.hold(chain, start, fresh)
             self.free += fresh - start
-        self._held.update(chain[fresh:end])
+        self._referenced.update(chain[fresh:end])
         self.private -= end - start
         return fresh - start
 
@@ -138,7 +138,7 @@ class BlockCache:
             else:
                 more[name] -= 1
         mine = chain[low:named]
-        self._held.difference_update(mine)
+        self._referenced.difference_update(mine)
         self._idle.update(dict.fromkeys(reversed(mine)))
 
     def drop_idle(self) -> list[int]:
@@ -153,7 +153,7 @@ class BlockCache:
         return {
             "free": self.free,
             "private": self.private,
-            "held": sorted(self._held),
+            "held": sorted(self._referenced),
             "more": sorted(self._more.items()),
             "idle": list(self._idle),
         }
@@ -162,7 +162,7 @@ class BlockCache:
         """Become what `snapshot` wrote."""
         self.free = state["free"]
         self.private = state["private"]
-        self._held = set(state["held"])
+        self._referenced = set(state["held"])
         self._more = dict(state["more"])
         self._idle = OrderedDict.fromkeys(state["idle"])
 
@@ -175,15 +175,15 @@ class BlockCache:
         Raises:
             InvariantError: a block is lost or counted twice.
         """
-        if self.free + self.private + len(self._held) + len(self._idle) != self.blocks:
+        if self.free + self.private + len(self._referenced) + len(self._idle) != self.blocks:
             raise InvariantError(
-                f"{self.free} free + {self.private} private + {len(self._held)} held + {len(self._idle)} idle blocks "
-                f"are not {self.blocks}"
+                f"{self.free} free + {self.private} private + {len(self._referenced)} held + "
+                f"{len(self._idle)} idle blocks are not {self.blocks}"
             )
         if self.private != private:
             raise InvariantError(f"{self.private} private blocks, but requests have {private}")
-        counted = {name: 1 + self._more.get(name, 0) for name in self._held}
-        if counted != holders or self._more.keys() - self._held or not self._held.isdisjoint(self._idle):
+        counted = {name: 1 + self._more.get(name, 0) for name in self._referenced}
+        if counted != holders or self._more.keys() - self._referenced or not self._referenced.isdisjoint(self._idle):
             raise InvariantError("reference counts of named blocks differ from what requests hold")
         if self.free < 0 or self.private < 0:
             raise InvariantError(f"{self.free} free, {self.private} private blocks")

@@ -290,7 +290,7 @@ class SpeculativeDecodeBatch(DecodeBatch):
         if len(self._kv_ahead) and offset >= 0 and offset + steps <= len(self._kv_ahead):
             return
         size = self._block_size
-        held = np.zeros(steps + 1, dtype=np.int64)
+        blocks = np.zeros(steps + 1, dtype=np.int64)
         kv = np.zeros(steps, dtype=np.int64)
         full = np.zeros(steps, dtype=np.int64)
         for request in self.members.values():
@@ -300,8 +300,8 @@ class SpeculativeDecodeBatch(DecodeBatch):
             out = np.minimum(request.generated + ladder[indices] - ladder[request.drafted], request.target)
             known = request.prompt + out
             kv += known
-            held[1:] += -(-(known + self.drafts) // size)
-            held[0] += request.named + self.private(request, False)
+            blocks[1:] += -(-(known + self.drafts) // size)
+            blocks[0] += request.named + self.private(request, False)
             if request.submit.tokens is not None:
                 full += known // size
-        self._base, self._kv_ahead, self._blocks_ahead, self._full_ahead = self.step, kv, held, full
+        self._base, self._kv_ahead, self._blocks_ahead, self._full_ahead = self.step, kv, blocks, full

@@ -42,7 +42,7 @@ from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken
 from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, RequestId, StepStats
 
 VERSION = 4
-_Told = EngineStarted | EngineFirstToken | EngineFinished | PullKv | EngineRejected | KvChanged
+_PendingEffect = EngineStarted | EngineFirstToken | EngineFinished | PullKv | EngineRejected | KvChanged
 
 
 class Engine:
@@ -230,9 +230,9 @@ class Engine:
         ahead = sum(group.generated(request, step) - request.generated for request in group.members.values())
         known = self._core.counters
         over = 0 if op is None else max(0, op.within(now) - op.done)
-        found = msgspec.structs.replace(known, generated=known.generated + ahead, passes=known.passes + over)
-        found.ended = dict(found.ended)
-        return found
+        counters = msgspec.structs.replace(known, generated=known.generated + ahead, passes=known.passes + over)
+        counters.ended = dict(counters.ended)
+        return counters
 
     def take_stats(self, now: Nanos) -> StepStats:
         """Return what was done since the last call, and begin a new window. Cost: constant."""
@@ -311,7 +311,7 @@ class Engine:
         core.counters = msgspec.convert(snapshot["counters"], EngineCounters)
         core.window = dict(snapshot["window"])
         self.timing.lookups, self.timing.extrapolated = snapshot["timing"]
-        core.out = [msgspec.convert(effect, _Told) for effect in snapshot["pending"]]
+        core.out = [msgspec.convert(effect, _PendingEffect) for effect in snapshot["pending"]]
         state = snapshot["op"]
         if state is not None:
             ends = state["ends"]

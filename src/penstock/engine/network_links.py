@@ -120,9 +120,9 @@ class NetworkLinks:
             heapq.heappush(self._heap, (due, flow.serial, flow.id))
             out += self._advance(now)
         elif isinstance(event, CancelTransfer):
-            gone = self._flows.pop(event.id, None)
-            if gone is not None and gone.moves:
-                self._stop(gone, now)
+            cancelled = self._flows.pop(event.id, None)
+            if cancelled is not None and cancelled.moves:
+                self._stop(cancelled, now)
         wake = self._next()
         if wake is None and self._wake is not None:
             wake = now  # so that a time that means nothing any more does not keep a simulation going

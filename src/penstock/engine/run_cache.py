@@ -19,13 +19,13 @@ class RunCache:
         blocks: how many there are.
     """
 
-    __slots__ = ("_cached", "_held", "_idle", "blocks", "free", "private")
+    __slots__ = ("_cached", "_idle", "_referenced", "blocks", "free", "private")
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self.free = blocks
         self.private = 0
-        self._held = Holders()
+        self._referenced = Holders()
         self._idle = Aged()
         self._cached: dict[int, int] = {}
         """run -> blocks of it that are held or idle"""
@@ -43,12 +43,12 @@ class RunCache:
     @property
     def used(self) -> int:
         """Blocks that requests hold."""
-        return self.private + self._held.total
+        return self.private + self._referenced.total
 
     @property
     def cached(self) -> int:
         """Named blocks, held or idle."""
-        return self._held.total + self._idle.total
+        return self._referenced.total + self._idle.total
 
     def depth(self, chain: Chain, limit: int) -> int:
         """Count the leading blocks of ``chain[:limit]`` that are cached."""
@@ -56,12 +56,12 @@ class RunCache:
 
     def referenced_depth(self, chain: Chain, limit: int) -> int:
         """Count the leading blocks of ``chain[:limit]`` that some request holds."""
-        return depth_in(self._held.reach, chain, limit)
+        return depth_in(self._referenced.reach, chain, limit)
 
     def hold(self, chain: Chain, start: int, end: int) -> None:
         """Hold the cached blocks ``chain[start:end]`` for one more request, which holds ``chain[:start]``."""
         for run, low, high in chain.cut(start, end):
-            if self._held.extend(run, low, high) < high:
+            if self._referenced.extend(run, low, high) < high:
                 self._idle.take(run, high)
 
     def take(self, count: int) -> Stretches | None:
@@ -86,7 +86,7 @@ class RunCache:
         else:
             fresh = start
         for run, low, high in chain.cut(fresh, end):
-            self._held.extend(run, low, high)
+            self._referenced.extend(run, low, high)
             self._cached[run] = high
         self.private -= end - start
         return fresh - start
@@ -95,11 +95,11 @@ class RunCache:
         """Let go of ``chain[:named]``, the last block first, and of so many private blocks."""
         self.private -= private
         self.free += private
-        held, idle = self._held, self._idle
+        referenced, idle = self._referenced, self._idle
         for run, _, blocks in reversed(chain.cut(0, named)):
-            kept = held.drop(run, blocks)
-            if kept < blocks:
-                idle.use(run, kept, blocks)
+            remaining = referenced.drop(run, blocks)
+            if remaining < blocks:
+                idle.use(run, remaining, blocks)
 
     def drop_idle(self) -> Stretches | None:
         """Forget all blocks that no request holds; returns their names, the one idle for longest first."""
@@ -122,7 +122,7 @@ class RunCache:
         return {
             "free": self.free,
             "private": self.private,
-            "held": self._held.snapshot(),
+            "held": self._referenced.snapshot(),
             "idle": self._idle.snapshot(),
         }
 
@@ -130,9 +130,9 @@ class RunCache:
         """Become what `snapshot` wrote."""
         self.free = state["free"]
         self.private = state["private"]
-        self._held.restore(state["held"])
+        self._referenced.restore(state["held"])
         self._idle.restore(state["idle"])
-        self._cached = dict(self._held.reach)
+        self._cached = dict(self._referenced.reach)
         for run, _, end, _ in self._idle.stretches():
             self._cached[run] = max(end, self._cached.get(run, 0))
 
@@ -145,16 +145,16 @@ class RunCache:
         Raises:
             InvariantError: a block is lost or counted twice.
         """
-        self._held.check()
+        self._referenced.check()
         self._idle.check()
         if self.free + self.private + self.cached != self.blocks:
             raise InvariantError(
-                f"{self.free} free + {self.private} private + {self._held.total} held + {self._idle.total} idle blocks "
-                f"are not {self.blocks}"
+                f"{self.free} free + {self.private} private + {self._referenced.total} held + "
+                f"{self._idle.total} idle blocks are not {self.blocks}"
             )
         if self.private != private:
             raise InvariantError(f"{self.private} private blocks, but requests have {private}")
-        if self._held.counts() != holders:
+        if self._referenced.counts() != holders:
             raise InvariantError("reference counts of named blocks differ from what requests hold")
         if sum(self._cached.values()) != self.cached or self.free < 0 or self.private < 0:
             raise InvariantError(f"{self.free} free, {self.private} private blocks, {self.cached} cached")

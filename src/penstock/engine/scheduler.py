@@ -180,15 +180,15 @@ class Scheduler:
         """Let a request that has all its tokens go; one that another engine goes on with leaves its blocks behind."""
         if request.state == "decoding":
             self._leave(request, False)
-        answer, held = request.answer, 0
+        answer, retained = request.answer, 0
         reason: EndReason = answer.reason if request.generated >= answer.length else "length"
         if request.submit.hold and reason == "length":
-            held = self.handoffs.hold(request, at + self._hold_timeout)
+            retained = self.handoffs.hold(request, at + self._hold_timeout)
         elif self.settings.async_scheduling:
             self.leaving.append(request)
         else:
             self.cache.release(request.chain, request.named, request.private)
-        self._finish(request, at, reason, held)
+        self._finish(request, at, reason, retained)
 
     def _let_leave(self) -> None:
         for request in self.leaving:
@@ -293,8 +293,8 @@ class Scheduler:
         steps = 1
         if not (preempted or self.partial or self.leaving or (self.queued and not self._known(self.waiting.head()))):
             # A listener gets each eviction when it happens: there a run of steps ends before the first eviction.
-            told = self._exact and self.holdings.notify
-            steps = group.horizon(cache.free if told else cache.available)
+            notifies = self._exact and self.holdings.notify
+            steps = group.horizon(cache.free if notifies else cache.available)
         run = group.run(self.timing, steps)
         return ForwardPass(at, at + max(1, run.after(steps)), steps, step, seqs, run=run)
 
@@ -324,13 +324,13 @@ class Scheduler:
             if not self._known(request):
                 return
             known = request.tokens_so_far
-            hit = held = 0
+            hit = referenced = 0
             if settings.prefix_caching:
                 if request.generated:
                     self.holdings.extend_chain(request, known // size)
                 # At least the last token is computed: its logits are the answer's beginning.
                 hit = cache.depth(request.chain, min(len(request.chain), (known - 1) // size))
-                held = cache.referenced_depth(request.chain, hit)
+                referenced = cache.referenced_depth(request.chain, hit)
             chunk = known - hit * size
             if chunk > budget and not request.remote:
                 if settings.chunked_prefill:
@@ -340,8 +340,8 @@ class Scheduler:
                 # Without chunks, a prompt above the budget of any pass gets one of its own. Its cached blocks do not
                 # count here, so that losing some never admits it: runs of steps rely on that.
             # Nothing preempts one whose KV is on its way: it may not have what a prompt that is part done still needs.
-            kept = remote_prefill.unfinished(self) if request.remote else 0
-            if -(-known // size) - held > cache.available - spare - kept:
+            reserved = remote_prefill.unfinished(self) if request.remote else 0
+            if -(-known // size) - referenced > cache.available - spare - reserved:
                 return
             self.waiting.remove(request)
             self._count_waiting(request, -1)
@@ -503,7 +503,7 @@ class Scheduler:
         self.group.leave(request, self.group.private(request, stepping))
         self.counters.generated += request.generated - before
 
-    def _finish(self, request: EngineRequest, at: Nanos, reason: EndReason, held: int = 0) -> None:
+    def _finish(self, request: EngineRequest, at: Nanos, reason: EndReason, retained: int = 0) -> None:
         request.state = "gone"
         del self.requests[request.submit.id]
         self.counters.ended[reason] += 1
@@ -520,7 +520,7 @@ class Scheduler:
                 first=request.first,
                 preemptions=request.preemptions,
                 pulled=request.pulled,
-                blocks_retained=held,
+                blocks_retained=retained,
             )
         )
 

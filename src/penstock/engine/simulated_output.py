@@ -131,8 +131,8 @@ def accepted(key: int, rate: float, drafts: int, steps: int) -> npt.NDArray[np.i
     Each step gives one token and the drafts accepted before the first that is refused, each with chance ``rate``.
     """
     generator = np.random.Generator(np.random.PCG64(key))
-    kept = generator.random((steps, drafts)) < rate
-    tokens = 1 + np.cumprod(kept, axis=1, dtype=np.int64).sum(axis=1)
+    agreed = generator.random((steps, drafts)) < rate
+    tokens = 1 + np.cumprod(agreed, axis=1, dtype=np.int64).sum(axis=1)
     out = np.zeros(steps + 1, dtype=np.int64)
     np.cumsum(tokens, out=out[1:])
     return out

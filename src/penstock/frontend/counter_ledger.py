@@ -49,7 +49,7 @@ class CounterLedger:
 
     def ended(self, alive: Collection[str]) -> list[dict[str, Any]]:
         """Return the counts of ended processes, in the shape of a status; blocks."""
-        found = []
+        counts = []
         for path in sorted(self._folder.glob("*.json")):
             name = path.stem
             if name == self._name or name in alive:
@@ -58,8 +58,8 @@ class CounterLedger:
             known = self._read.get(name)
             if known is None or known[0] != written:
                 known = self._read[name] = (written, json.loads(path.read_text()))
-            found.append(known[1])
-        return found
+            counts.append(known[1])
+        return counts
 
 
 def counts_of(status: dict[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _inherited(descriptors: str) -> list[socket.socket]:
-    return [socket.socket(fileno=int(word)) for word in descriptors.split(",") if word]
+    return [socket.socket(fileno=int(descriptor)) for descriptor in descriptors.split(",") if descriptor]
 
 
 async def _serve(
@@ -117,10 +117,10 @@ async def _serve(
     rows = CsvRows(run / ("metrics.csv" if index == 0 else f"metrics-{index}.csv"))
 
     def row() -> dict[str, float | None]:
-        found = csv_row(service)
+        columns = csv_row(service)
         ledger.write(service.cluster.status())
         node.loop_monitor.take_recent()
-        return found
+        return columns
 
     server = HttpServer(service, sockets, admin_sockets)
     files: list[BackgroundWriter] = [requests, decisions, changes, *([] if node.journal is None else [node.journal])]
@@ -130,8 +130,8 @@ async def _serve(
         await node.settled()
         await server.start()
         await node.announce(server.url, server.admin_url, server.own_url)
-        said = {"url": server.url, "admin_url": server.own_url, "pid": os.getpid()}
-        sys.stdout.write(json.dumps(said) + "\n")
+        report = {"url": server.url, "admin_url": server.own_url, "pid": os.getpid()}
+        sys.stdout.write(json.dumps(report) + "\n")
         sys.stdout.flush()
         # Objects from the start stay: the collector need not walk them again while streams wait.
         gc.collect()

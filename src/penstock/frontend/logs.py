@@ -133,13 +133,13 @@ class JsonFormatter(logging.Formatter):
 def direct() -> BatchingHandler | None:
     """Return this process's handler where it is the only one, so that a line may be given to it without a record."""
     handlers = logging.root.handlers
-    found = handlers[0] if len(handlers) == 1 else None
-    return found if type(found) is BatchingHandler else None
+    handler = handlers[0] if len(handlers) == 1 else None
+    return handler if type(handler) is BatchingHandler else None
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    found = getattr(record, "fields", None)
-    return {k: v for k, v in found.items() if v is not None} if isinstance(found, dict) else {}
+    fields = getattr(record, "fields", None)
+    return {k: v for k, v in fields.items() if v is not None} if isinstance(fields, dict) else {}
 
 
 def _quoted(value: Any) -> str:

@@ -59,13 +59,13 @@ class NodeCluster:
         return sum(1 for worker in roster if worker.card.model == model and worker.why_not(now) is None)
 
     def kv_events(self) -> Mapping[tuple[str, str], int]:
-        found: dict[tuple[str, str], int] = {}
+        counts: dict[tuple[str, str], int] = {}
         for pool in self._node.router.pools.values():
             counters = None if pool.exact is None else pool.exact.counters
             for (kind, result), names in _KV_RESULTS.items():
                 count = sum(int(getattr(counters, name, 0)) for name in names)
-                found[kind, result] = found.get((kind, result), 0) + count
-        return found
+                counts[kind, result] = counts.get((kind, result), 0) + count
+        return counts
 
     def counters(self) -> Mapping[str, float]:
         monitor = self._node.loop_monitor

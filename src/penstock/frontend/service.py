@@ -65,7 +65,7 @@ class RequestTicket(Protocol):
         leaving: bool = False,
         attempt: int | None = None,
     ) -> None: ...
-    def staged(self, attempt: int, *, held: bool, cached: int | None) -> None: ...
+    def staged(self, attempt: int, *, kv_retained: bool, cached: int | None) -> None: ...
     def cancelled(self) -> None: ...
 
 
@@ -199,7 +199,7 @@ class Service:
         self.prompts = PromptHasher(frontend.tokenize.threads, PROMPTS_WAITING_MAX, self.metrics.stage)
         self.handoffs = PrefillStages(self)
         self.history = RequestHistory(offset=self.run_offset)
-        self.seen = TimelineStore(self.cluster.now, self.cluster.status, self.run_offset)
+        self.timeline_store = TimelineStore(self.cluster.now, self.cluster.status, self.run_offset)
         self.counts = FrontendCounts(time.monotonic)
         """Request counts for planners."""
         self.running: dict[tuple[str, int], Callable[[str], None]] = {}
@@ -227,12 +227,12 @@ class Service:
 
     def models(self) -> dict[str, WorkerCard | None]:
         """Return every model that clients may name: configured, served, and adapters; each with one worker's card."""
-        found: dict[str, WorkerCard | None] = dict.fromkeys(self.settings.models)
+        models: dict[str, WorkerCard | None] = dict.fromkeys(self.settings.models)
         for card in self.cluster.cards():
             for name in (card.model, *card.adapters):
-                if found.get(name) is None:
-                    found[name] = card
-        return found
+                if models.get(name) is None:
+                    models[name] = card
+        return models
 
     def resolve(self, name: str) -> ResolvedModel:
         """Resolve the model name of a request.
@@ -244,12 +244,12 @@ class Service:
         if every != self._resolved_for:
             # Workers come and go seldom: a model's name is resolved once for each set of them.
             self._resolved_for, self._resolved = list(every), {}
-        found = self._resolved.get(name)
-        if found is None or found.block_size != self.cluster.block_size(found.model):
-            found = self._resolve(name, every)
+        resolved = self._resolved.get(name)
+        if resolved is None or resolved.block_size != self.cluster.block_size(resolved.model):
+            resolved = self._resolve(name, every)
             if len(self._resolved) < RESOLVED_MAX:
-                self._resolved[name] = found
-        return found
+                self._resolved[name] = resolved
+        return resolved
 
     def _resolve(self, name: str, every: Sequence[WorkerCard]) -> ResolvedModel:
         cards = [card for card in every if card.model == name]
@@ -286,37 +286,37 @@ class Service:
 
     def notes(self) -> list[str]:
         """Return notes for the health route of a healthy frontend."""
-        found = [str(finding["text"]) for finding in self.cluster.status()["findings"]]
-        found += [
+        notes = [str(finding["text"]) for finding in self.cluster.status()["findings"]]
+        notes += [
             f"{model} has no local tokenizer: it is routed by hashed text blocks, which match caches less well"
             for model, tokenizer in self.tokenizers.items()
             if tokenizer is None
         ]
-        found += [
+        notes += [
             f"the tokenizer cache of {model} is off: {tokenizer.why_no_cache}"
             for model, tokenizer in self.tokenizers.items()
             if tokenizer is not None and not tokenizer.caches and self.settings.frontend.tokenize.cache_bytes > 0
         ]
-        return found
+        return notes
 
     # --- ids --------------------------------------------------------------------------------------------------------
 
     def request_id(self, headers: Mapping[str, str]) -> str:
         """Return the client's id where it is valid, else a new one."""
         for name in ("x-request-id", "x-dynamo-request-id", "x-penstock-request-id"):
-            wished = headers.get(name)
-            if wished is not None and _SANE_ID.match(wished):
-                return wished
+            value = headers.get(name)
+            if value is not None and _SANE_ID.match(value):
+                return value
         return self.new_id()
 
-    def arrive(self, event: Callable[[RequestId], Arrived], wished: str, lead: Nanos = 0) -> RequestTicket:
+    def arrive(self, event: Callable[[RequestId], Arrived], requested: str, lead: Nanos = 0) -> RequestTicket:
         """Post a request to the router, under a new id where the requested one is in use by an open request.
 
         Args:
             lead: how long ago it arrived here, before it was read and tokenised.
         """
-        arrived = event(RequestId(wished))
-        self.seen.arrived(arrived.prompt.isl)
+        arrived = event(RequestId(requested))
+        self.timeline_store.arrived(arrived.prompt.isl)
         self.counts.of(arrived.model).arrive(arrived.prompt.isl)
         if self.tickets.is_open(arrived.id):
             arrived = event(RequestId(self.new_id()))
@@ -343,7 +343,7 @@ class Service:
 
     async def sample_timeline(self) -> None:
         """Sample the timeline for the page, until cancelled."""
-        await self.seen.run(lambda: self.settings.slo)
+        await self.timeline_store.run(lambda: self.settings.slo)
 
     async def close(self) -> None:
         """Close threads, connections and spans."""

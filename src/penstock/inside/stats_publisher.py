@@ -44,9 +44,9 @@ class StatsPublisher:
             self._numbers += 1
             return number
 
-    def publish(self, told: PassReport) -> None:
+    def publish(self, report: PassReport) -> None:
         """Send to all subscribers; never waits."""
-        payload = self._encode(told)
+        payload = self._encode(report)
         with self._lock:
             self._socket.send(payload, zmq.NOBLOCK)
 
@@ -66,12 +66,12 @@ def publisher_at(endpoint: str, log: logging.Logger) -> StatsPublisher | None:
     One engine process may load a plug-in once for each of its data-parallel ranks: they share the socket.
     """
     with _opening:
-        found = _open.get(endpoint)
-        if found is None:
+        publisher = _open.get(endpoint)
+        if publisher is None:
             try:
-                found = _open[endpoint] = StatsPublisher(endpoint)
+                publisher = _open[endpoint] = StatsPublisher(endpoint)
             except zmq.ZMQError as error:
                 log.warning("statistics stay off: %s can't be bound: %s", endpoint, error)
                 return None
-            log.info("statistics of every pass are published at %s", found.endpoint)
-        return found
+            log.info("statistics of every pass are published at %s", publisher.endpoint)
+        return publisher

@@ -1,10 +1,11 @@
-"""Values that all rooms share: ids, worker cards, pools, replicas, request shapes, step statistics, SLO, KV events."""
+"""Values that all rooms share: ids, cards, pools, replicas, requests, sums of passes and traffic, SLO, KV events."""
 
 from collections.abc import Sequence
 from typing import Annotated, Generic, Literal, NamedTuple, NewType, TypeVar
 
 import msgspec
 
+from penstock.kernel.latency_bins import Bins, join
 from penstock.kernel.settings import Knob, Settings
 
 RequestId = NewType("RequestId", str)
@@ -44,6 +45,35 @@ class PoolKey(msgspec.Struct, frozen=True, order=True):
 
     def __str__(self) -> str:
         return ":".join(part for part in (self.model, self.role, self.variant) if part)
+
+
+class EngineLimits(msgspec.Struct, Generic[Tokens_co], frozen=True, kw_only=True):
+    """What one rank of an engine has room for; None is unknown.
+
+    Units: tokens of a pass, sequences at once, tokens of KV. ``max_len``: tokens of a request.
+    """
+
+    max_batched_tokens: Tokens_co
+    max_seqs: Tokens_co
+    kv_tokens: Tokens_co
+    max_len: int | None = None
+
+    def filled(self, weaker: "EngineLimits[int]") -> "EngineLimits[int]":
+        """Return these limits, with unknown ones taken from others."""
+        known = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
+        return msgspec.structs.replace(weaker, **known)
+
+    @property
+    def none(self) -> bool:
+        """True where an engine with these limits could run nothing."""
+        return any(
+            limit is not None and limit <= 0 for limit in (self.max_batched_tokens, self.max_seqs, self.kv_tokens)
+        )
+
+
+UNKNOWN_LIMITS: EngineLimits[int | None] = EngineLimits(max_batched_tokens=None, max_seqs=None, kv_tokens=None)
+USUAL_LIMITS = EngineLimits(max_batched_tokens=8192, max_seqs=256, kv_tokens=2_000_000)
+"""Limits of an engine that reports none: vLLM's defaults, and the KV of a model of 8B on a GPU of 320 GB: no bound."""
 
 
 class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +126,13 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def pool(self) -> PoolKey:
         return PoolKey(self.model, self.role, self.variant)
+
+    @property
+    def limits(self) -> EngineLimits[int | None]:
+        kv = None if self.kv_blocks is None or self.block_size is None else self.kv_blocks * self.block_size
+        return EngineLimits(
+            max_batched_tokens=self.max_batched_tokens, max_seqs=self.max_seqs, kv_tokens=kv, max_len=self.max_len
+        )
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +261,91 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
 
 STEP_SUMS = tuple(name for name in StepStats.__struct_fields__ if name != "estimated")
 """Names of the sums of a `StepStats`."""
+
+
+class Traffic(msgspec.Struct, kw_only=True):
+    """One model's requests in ``seconds``. Counts of requests and tokens; latencies in seconds.
+
+    Only `penstock.planner.sizing.request_counts.RequestCounts` changes one, before anyone else has it.
+
+    Demand counts at arrival: ``arrived`` and ``prompt_tokens`` are of requests that arrived in the window, all others
+    are of those that ended in it. A source that counts at the end only (``at_end``) puts the same numbers in both.
+
+    Args:
+        prompts: prompt tokens of those that arrived, in the bins of `penstock.planner.sizing.workload_mix`.
+        shapes: joint bins of prompt, output and share of cache, of those that were answered.
+        classes: answers by the class that their requests named.
+        judged, in_slo: requests of which it is known whether they kept the service level, and those that did.
+        lost: failed, refused and expired.
+        cache_reported_tokens: prompt tokens of answers that report their cached tokens: ``cached_tokens`` of these.
+        ttft, itl: each answer's, in `penstock.kernel.latency_bins`; empty where the source knows only sums.
+        accept_length: tokens per speculated step; None without speculation.
+    """
+
+    seconds: float
+    arrived: int
+    prompt_tokens: int
+    answered: int = 0
+    answered_prompt_tokens: int = 0
+    output_tokens: int = 0
+    lost: int = 0
+    judged: int = 0
+    in_slo: int = 0
+    cached_tokens: int = 0
+    cache_reported_tokens: int = 0
+    ttft_sum: float = 0.0
+    ttft_count: int = 0
+    itl_sum: float = 0.0
+    itl_count: int = 0
+    duration_sum: float = 0.0
+    ttft: Bins = {}
+    itl: Bins = {}
+    prompts: Bins = {}
+    shapes: Bins = {}
+    classes: dict[str, int] = {}
+    accept_length: float | None = None
+    at_end: bool = False
+
+    def __add__(self, later: "Traffic") -> "Traffic":
+        """Return both windows as one; ``accept_length`` is the later one's, where it has one."""
+        added: dict[str, object] = {}
+        for name in self.__struct_fields__:
+            mine, theirs = getattr(self, name), getattr(later, name)
+            if name == "accept_length":
+                added[name] = mine if theirs is None else theirs
+            elif name == "at_end":
+                added[name] = mine or theirs
+            elif isinstance(mine, dict):
+                both = dict(mine)
+                join(both, theirs)
+                added[name] = both
+            else:
+                added[name] = mine + theirs
+        return Traffic(**added)  # type: ignore[arg-type]
+
+    @property
+    def rate(self) -> float:
+        """Requests per second that arrived."""
+        return self.arrived / self.seconds if self.seconds else 0.0
+
+    @property
+    def shape(self) -> RequestShape[float | None]:
+        """Mean request: prompt of those that arrived, output of those that were answered, token-weighted share of cache
+        of the answers that report it."""
+        return RequestShape(
+            isl=self.prompt_tokens / self.arrived if self.arrived else None,
+            osl=self.output_tokens / self.answered if self.answered else None,
+            hit_rate=self.cached_tokens / self.cache_reported_tokens if self.cache_reported_tokens else None,
+            accept_length=self.accept_length,
+        )
+
+    @property
+    def ttft_mean(self) -> float | None:
+        return self.ttft_sum / self.ttft_count if self.ttft_count else None
+
+    @property
+    def itl_mean(self) -> float | None:
+        return self.itl_sum / self.itl_count if self.itl_count else None
 
 
 USUAL_TTFT, USUAL_ITL = 0.5, 0.05

@@ -8,96 +8,10 @@ from typing import Literal
 
 import msgspec
 
-from penstock.kernel.latency_bins import Bins, join
-from penstock.kernel.values import Pool, RequestShape, Role, StepStats, WorkerId
+from penstock.kernel.values import UNKNOWN_LIMITS, EngineLimits, Pool, Role, StepStats, Traffic, WorkerId
 
 Health = Literal["fresh", "stale", "broken"]
 """State of a source: read just now; read a while ago; not readable."""
-
-
-class Traffic(msgspec.Struct, kw_only=True):
-    """One model's requests in ``seconds``. Counts of requests and tokens; latencies in seconds.
-
-    Only `penstock.planner.sizing.request_counts.RequestCounts` changes one, before anyone else has it.
-
-    Demand counts at arrival: ``arrived`` and ``prompt_tokens`` are of requests that arrived in the window, all others
-    are of those that ended in it. A source that counts at the end only (``at_end``) puts the same numbers in both.
-
-    Args:
-        prompts: prompt tokens of those that arrived, in the bins of `penstock.planner.sizing.workload_mix`.
-        shapes: joint bins of prompt, output and share of cache, of those that were answered.
-        classes: answers by the class that their requests named.
-        judged, in_slo: requests of which it is known whether they kept the service level, and those that did.
-        lost: failed, refused and expired.
-        cache_reported_tokens: prompt tokens of answers that report their cached tokens: ``cached_tokens`` of these.
-        ttft, itl: each answer's, in `penstock.kernel.latency_bins`; empty where the source knows only sums.
-        accept_length: tokens per speculated step; None without speculation.
-    """
-
-    seconds: float
-    arrived: int
-    prompt_tokens: int
-    answered: int = 0
-    answered_prompt_tokens: int = 0
-    output_tokens: int = 0
-    lost: int = 0
-    judged: int = 0
-    in_slo: int = 0
-    cached_tokens: int = 0
-    cache_reported_tokens: int = 0
-    ttft_sum: float = 0.0
-    ttft_count: int = 0
-    itl_sum: float = 0.0
-    itl_count: int = 0
-    duration_sum: float = 0.0
-    ttft: Bins = {}
-    itl: Bins = {}
-    prompts: Bins = {}
-    shapes: Bins = {}
-    classes: dict[str, int] = {}
-    accept_length: float | None = None
-    at_end: bool = False
-
-    def __add__(self, later: "Traffic") -> "Traffic":
-        """Return both windows as one; ``accept_length`` is the later one's, where it has one."""
-        added: dict[str, object] = {}
-        for name in self.__struct_fields__:
-            mine, theirs = getattr(self, name), getattr(later, name)
-            if name == "accept_length":
-                added[name] = mine if theirs is None else theirs
-            elif name == "at_end":
-                added[name] = mine or theirs
-            elif isinstance(mine, dict):
-                both = dict(mine)
-                join(both, theirs)
-                added[name] = both
-            else:
-                added[name] = mine + theirs
-        return Traffic(**added)  # type: ignore[arg-type]
-
-    @property
-    def rate(self) -> float:
-        """Requests per second that arrived."""
-        return self.arrived / self.seconds if self.seconds else 0.0
-
-    @property
-    def shape(self) -> RequestShape[float | None]:
-        """Mean request: prompt of those that arrived, output of those that were answered, token-weighted share of cache
-        of the answers that report it."""
-        return RequestShape(
-            isl=self.prompt_tokens / self.arrived if self.arrived else None,
-            osl=self.output_tokens / self.answered if self.answered else None,
-            hit_rate=self.cached_tokens / self.cache_reported_tokens if self.cache_reported_tokens else None,
-            accept_length=self.accept_length,
-        )
-
-    @property
-    def ttft_mean(self) -> float | None:
-        return self.ttft_sum / self.ttft_count if self.ttft_count else None
-
-    @property
-    def itl_mean(self) -> float | None:
-        return self.itl_sum / self.itl_count if self.itl_count else None
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +23,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
         running, waiting: requests in it now.
         queued_prefill_tokens: prompt tokens that wait in it now; ``queued_decode_kv``: KV tokens of decodes that wait.
         decode_kv: KV tokens of the decodes that run now.
-        kv_tokens: its KV capacity.
+        limits: what it has room for.
     """
 
     worker: WorkerId
@@ -121,15 +35,13 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     queued_prefill_tokens: int | None = None
     queued_decode_kv: int | None = None
     decode_kv: int | None = None
-    kv_tokens: int | None = None
-    max_seqs: int | None = None
-    max_batched_tokens: int | None = None
-    max_len: int | None = None
+    limits: EngineLimits[int | None] = UNKNOWN_LIMITS
 
     @property
     def kv_usage(self) -> float | None:
         """Share of the room that running decodes take, 0..1."""
-        return self.decode_kv / self.kv_tokens if self.decode_kv is not None and self.kv_tokens else None
+        room = self.limits.kv_tokens
+        return self.decode_kv / room if self.decode_kv is not None and room else None
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +112,6 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
     def pools(self) -> Iterator[tuple[str, str, PoolState]]:
         """Yield (model, pool, its state)."""
-        for model, seen in self.models.items():
-            for name, pool in seen.pools.items():
+        for model, observed in self.models.items():
+            for name, pool in observed.pools.items():
                 yield model, name, pool

@@ -8,7 +8,7 @@ from penstock.kernel.values import Pool
 from penstock.planner.observation import Health, ModelState, Observation
 from penstock.planner.plugins.proposals import CEILING, Reason
 
-TOLD_AGAIN = 600.0
+REPEAT_AFTER = 600.0
 """Seconds without a binding ceiling after which it is reported again."""
 ORDERS = 16
 """Orders that are remembered while a connector has not caught up."""
@@ -44,40 +44,40 @@ class OverrideTracker:
                 self.orders[name] = [*self.orders.get(name, ()), count][-ORDERS:]
             self.ordered[name] = count
 
-    def observe(self, seen: Observation, hold: float, stale_after: float) -> list[Reason]:
+    def observe(self, observation: Observation, hold: float, stale_after: float) -> list[Reason]:
         """Compare an observation with the orders; return what an operator should know."""
-        told = self._others(seen, hold)
-        for model, each in seen.models.items():
-            told += self._source(model, each, seen.at, stale_after)
-        return told
+        reasons = self._others(observation, hold)
+        for model, each in observation.models.items():
+            reasons += self._source(model, each, observation.at, stale_after)
+        return reasons
 
-    def _others(self, seen: Observation, hold: float) -> list[Reason]:
-        told: list[Reason] = []
-        for _, name, state in seen.pools():
+    def _others(self, observation: Observation, hold: float) -> list[Reason]:
+        reasons: list[Reason] = []
+        for _, name, state in observation.pools():
             pool = state.pool
             before = self.observed_desired.get(name)
             ours = (before, self.ordered.get(name, before), *self.orders.get(name, ()))
             if pool.desired == self.ordered.get(name):
                 self.orders.pop(name, None)  # it has caught up: from now on an older number is another writer's
             if before is not None and pool.desired not in ours:
-                self.manual[name] = seen.at + hold
+                self.manual[name] = observation.at + hold
                 text = f"an operator set {name} from {before} to {pool.desired}; that is left alone for {hold:g} s"
                 facts = {"pool": name, "was": before, "is": pool.desired, "hold": hold}
-                told.append(Reason(code="manual", text=text, facts=facts))
+                reasons.append(Reason(code="manual", text=text, facts=facts))
             self.observed_desired[name] = pool.desired
-        self.manual = {name: until for name, until in self.manual.items() if until > seen.at}
-        return told
+        self.manual = {name: until for name, until in self.manual.items() if until > observation.at}
+        return reasons
 
-    def _source(self, model: str, seen: ModelState, at: float, stale_after: float) -> list[Reason]:
-        if seen.traffic is not None and seen.health != "broken":
-            self.readable[model], self.health[model] = at, seen.health
+    def _source(self, model: str, observed: ModelState, at: float, stale_after: float) -> list[Reason]:
+        if observed.traffic is not None and observed.health != "broken":
+            self.readable[model], self.health[model] = at, observed.health
             return []
         silent = at - self.readable.setdefault(model, at)
-        now: Health = "broken" if seen.health == "broken" or silent >= stale_after else "stale"
+        now: Health = "broken" if observed.health == "broken" or silent >= stale_after else "stale"
         before, self.health[model] = self.health.get(model), now
         if now != "broken" or before == "broken":
             return []
-        why = f": {seen.why}" if seen.why else ""
+        why = f": {observed.why}" if observed.why else ""
         text = f"the traffic of {model} can't be read for {silent:.0f} s{why}; nothing is taken away meanwhile"
         return [Reason(code="source_broken", text=text, facts={"model": model, "seconds": silent})]
 
@@ -95,14 +95,14 @@ class OverrideTracker:
 
     def ceiling_reached(self, at: float, bound: Sequence[Reason]) -> list[Reason]:
         """Record the limits that bound a tick; return what an operator should know: a ceiling that begins to bind."""
-        found = []
+        reasons = []
         for each in bound:
             if each.code == CEILING:
                 last = self.short.get(each.facts["model"])
-                if last is None or at - last > TOLD_AGAIN:
-                    found.append(each)
+                if last is None or at - last > REPEAT_AFTER:
+                    reasons.append(each)
                 self.short[each.facts["model"]] = at
-        return found
+        return reasons
 
     def hold_reason(self, pool: str, model: str, wanted: int, desired: int) -> Reason | None:
         """Return why a pool must stay as it is, or None where ``wanted`` is allowed."""

@@ -83,7 +83,7 @@ class Planner:
             case planning.Scaled():
                 self._scaled(event)
             case planning.PluginRegistered():
-                self._came(at, event.spec)
+                self._registered(at, event.spec)
             case planning.PluginAlive() if event.plugin in self.registry.seats:
                 self.registry.seats[event.plugin].last_heartbeat = at
             case planning.PluginLeft():
@@ -144,21 +144,21 @@ class Planner:
         if tick is None or not tick.observing or event.id != tick.number:
             self.dropped += 1
             return
-        seen = event.observation
-        self._looks.append(seen)
-        while self._looks[0].at < seen.at - HISTORY:
+        observation = event.observation
+        self._looks.append(observation)
+        while self._looks[0].at < observation.at - HISTORY:
             del self._looks[0]
-        for because in self.standing.observe(seen, self.settings.manual_hold, self.settings.stale_after):
-            self._out.append(planning.Alarm(reason=because))
+        for reason in self.standing.observe(observation, self.settings.manual_hold, self.settings.stale_after):
+            self._out.append(planning.Alarm(reason=reason))
         deadline = self.settings.start.deadline
-        for model, name, state in seen.pools():
+        for model, name, state in observation.pools():
             self.start_ups.note(model, state)
             given_up = self.start_ups.coming(model, state, deadline).given_up
             lacking = self.standing.not_started(name, state.pool, given_up, deadline)
             if lacking is not None:
                 self._out.append(planning.Alarm(reason=lacking))
         tick.observing = False
-        tick.baseline = {name: state.pool.desired for _, name, state in seen.pools()}
+        tick.baseline = {name: state.pool.desired for _, name, state in observation.pools()}
         self._go_on(at)
 
     def _look_failed(self, at: float, event: planning.ObserveFailed) -> None:
@@ -179,10 +179,10 @@ class Planner:
         while not tick.over:
             if not tick.plugin_asked:
                 context = self.context(tick)
-                told = open_stage(
+                alarms = open_stage(
                     tick, self.registry, context, self.settings.base, ask=partial(self._ask, at), strict=self._strict
                 )
-                self._out += [planning.Alarm(reason=because) for because in told]
+                self._out += [planning.Alarm(reason=reason) for reason in alarms]
             if tick.waiting:
                 return self._sleep(max(at, min(tick.at + TICK_TIMEOUT, *tick.waiting.values())))
             tick.close_stage()
@@ -190,16 +190,16 @@ class Planner:
 
     def context(self, tick: PlannerTick) -> PluginContext:
         """Return the context for plugins at this point."""
-        seen = self._looks[-1]
+        observation = self._looks[-1]
         deadline = self.settings.start.deadline
         return PluginContext(
             tick=tick.number,
-            at=seen.at,
+            at=observation.at,
             observations=self._looks,
             baseline=tick.baseline,
             predictions=tick.predictions,
             start_ups=self.start_ups,
-            coming={name: self.start_ups.coming(model, state, deadline) for model, name, state in seen.pools()},
+            coming={name: self.start_ups.coming(model, state, deadline) for model, name, state in observation.pools()},
             budget=self.budget,
             manual=self.standing.manual,
         )
@@ -251,7 +251,7 @@ class Planner:
         if tick is not None and tick.waiting.pop(plugin, None) is not None:
             self._go_on(at)
 
-    def _came(self, at: float, spec: PluginSpec) -> None:
+    def _registered(self, at: float, spec: PluginSpec) -> None:
         before = self.registry.seats.get(spec.id)
         if before is not None and before.plugin is not None:
             # The registration service calls `refuses` first; this is for a plugin that registered in between.
@@ -263,9 +263,9 @@ class Planner:
 
     def _decide(self, at: float) -> None:
         """Apply the limits, and order the desired replicas."""
-        tick, seen = self._tick, self._looks[-1]
+        tick, observation = self._tick, self._looks[-1]
         assert tick is not None
-        pools = list(seen.pools())
+        pools = list(observation.pools())
         desired = {name: state.pool.desired for _, name, state in pools}
         if tick.vetoed:
             return self._end(at, "veto", desired)
@@ -274,12 +274,12 @@ class Planner:
         for model, name, _ in pools:
             now = desired[name]
             proposed = tick.baseline.get(name, now) if name in planned else now
-            kept = None if proposed == now else self.standing.hold_reason(name, model, proposed, now)
-            wanted[name] = proposed if kept is None else now
-            if kept is not None:
-                tick.bound.append(kept)
+            hold = None if proposed == now else self.standing.hold_reason(name, model, proposed, now)
+            wanted[name] = proposed if hold is None else now
+            if hold is not None:
+                tick.bound.append(hold)
         committed = {name: min(desired[name], state.ready + len(state.starting)) for _, name, state in pools}
-        projected = project(wanted, seen, self.budget, committed=committed)
+        projected = project(wanted, observation, self.budget, committed=committed)
         tick.bound += projected.bound
         targets = projected.targets
         changed = {name: count for name, count in targets.items() if count != desired[name]}
@@ -288,8 +288,8 @@ class Planner:
         if self.settings.advisory:
             return self._end(at, "advise", targets)
         self.standing.record_order(targets)
-        because = (*tick.bound, *tick.reasons)
-        self._out.append(planning.Scale(id=tick.number, targets=changed, flips=tick.flips, reasons=because))
+        reasons = (*tick.bound, *tick.reasons)
+        self._out.append(planning.Scale(id=tick.number, targets=changed, flips=tick.flips, reasons=reasons))
         self._end(at, "apply", targets)
 
     def _benchmarked(self, event: planning.Benchmarked) -> None:
@@ -309,7 +309,7 @@ class Planner:
     def _end(self, at: float, outcome: Outcome, targets: dict[str, int] | None = None) -> None:
         tick = self._tick
         assert tick is not None
-        self._out += [planning.Alarm(reason=because) for because in self.standing.ceiling_reached(at, tick.bound)]
+        self._out += [planning.Alarm(reason=reason) for reason in self.standing.ceiling_reached(at, tick.bound)]
         self._out.append(planning.Ticked(record=self._record(tick, outcome, targets)))
         self._tick = None
         base = self.settings.base
@@ -319,10 +319,10 @@ class Planner:
         self._sleep(self._next_due)
 
     def _record(self, tick: PlannerTick, outcome: Outcome, targets: dict[str, int] | None) -> TickRecord:
-        seen = self._looks[-1] if self._looks and not tick.observing else None
+        observation = self._looks[-1] if self._looks and not tick.observing else None
         pools: dict[str, PoolTick] = {}
         gpus = 0
-        for model, name, state in () if seen is None else seen.pools():
+        for model, name, state in () if observation is None else observation.pools():
             pool, coming = state.pool, self.start_ups.coming(model, state, self.settings.start.deadline)
             gpus += pool.gpus * (state.ready + len(state.starting) + state.draining)
             pools[name] = PoolTick(
@@ -344,7 +344,9 @@ class Planner:
             at=tick.at,
             policy=self.policy,
             outcome=outcome,
-            models={} if seen is None else {name: self._model(tick, name, each) for name, each in seen.models.items()},
+            models={}
+            if observation is None
+            else {name: self._model(tick, name, each) for name, each in observation.models.items()},
             pools=pools,
             plugin_results=tuple(tick.plugin_results),
             chosen=tuple(tick.vetoed or tick.reasons),
@@ -370,12 +372,12 @@ class Planner:
         target = self.settings.optimization_target
         return self.settings.policy if target == "sla" else f"thresholds-{target}"
 
-    def _model(self, tick: PlannerTick, name: str, seen: ModelState) -> ModelTick:
-        traffic, predicted = seen.traffic, tick.predictions.get(name)
-        health = self.standing.health.get(name, seen.health)
-        told = {} if predicted is None else msgspec.to_builtins(predicted, str_keys=True)
+    def _model(self, tick: PlannerTick, name: str, observed: ModelState) -> ModelTick:
+        traffic, predicted = observed.traffic, tick.predictions.get(name)
+        health = self.standing.health.get(name, observed.health)
+        forecast = {} if predicted is None else msgspec.to_builtins(predicted, str_keys=True)
         if traffic is None:
-            return ModelTick(health=health, queued=seen.queued, predicted=told)
+            return ModelTick(health=health, queued=observed.queued, predicted=forecast)
         return ModelTick(
             health=health,
             rate=traffic.rate,
@@ -384,8 +386,8 @@ class Planner:
             itl=traffic.itl_mean,
             judged=traffic.judged,
             in_slo=traffic.in_slo,
-            queued=seen.queued,
-            predicted=told,
+            queued=observed.queued,
+            predicted=forecast,
         )
 
     def _alarm(self, code: str, text: str, **facts: Any) -> None:

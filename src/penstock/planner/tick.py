@@ -52,10 +52,10 @@ class PlannerTick(msgspec.Struct):
     def answered(self, seat: PluginSlot, result: Result) -> None:
         """Record an answer."""
         targets = {t.pool: t.replicas for t in result.targets} if isinstance(result, Override) else {}
-        because = () if isinstance(result, Predicted) else result.reasons
+        reasons = () if isinstance(result, Predicted) else result.reasons
         kind = type(result).__name__.lower()
         self.plugin_results.append(
-            PluginResult(id=seat.spec.id, stage=seat.spec.stage, result=kind, targets=targets, reasons=because)
+            PluginResult(id=seat.spec.id, stage=seat.spec.stage, result=kind, targets=targets, reasons=reasons)
         )
         self.answers.append(StageAnswer(seat.spec, result))
         if isinstance(result, Override) and result.evidence:
@@ -63,8 +63,8 @@ class PlannerTick(msgspec.Struct):
 
     def silent(self, seat: PluginSlot, kind: str, why: str) -> None:
         """Record that a plugin contributes nothing, and why."""
-        because = (Reason(code=kind, text=why),)
-        self.plugin_results.append(PluginResult(id=seat.spec.id, stage=seat.spec.stage, result=kind, reasons=because))
+        reasons = (Reason(code=kind, text=why),)
+        self.plugin_results.append(PluginResult(id=seat.spec.id, stage=seat.spec.stage, result=kind, reasons=reasons))
 
     def close_stage(self) -> None:
         """Merge the answers of the stage, and go on to the next one; a veto ends the tick."""
@@ -96,15 +96,15 @@ class PlannerTick(msgspec.Struct):
 
 def _why(pool: str, count: int, answers: Answers) -> str:
     """Return the reason of the plugin that set a pool's number: one about this pool, else one about all."""
-    said = [
+    deciding = [
         (spec, result)
         for spec, result in sorted(answers, key=lambda each: each[0].priority)
         if isinstance(result, Override) and any(t.pool == pool and t.replicas == count for t in result.targets)
     ]
-    reasons = [because for _, result in said for because in result.reasons]
+    reasons = [reason for _, result in deciding for reason in result.reasons]
     text = reason_about(pool, reasons)
     if text is None:
-        text = f"{' and '.join(spec.id for spec, _ in said)} wants {count} of {pool} and does not say why"
+        text = f"{' and '.join(spec.id for spec, _ in deciding)} wants {count} of {pool} and does not say why"
     return text
 
 
@@ -129,10 +129,10 @@ def open_stage(
             continue
         # By the grid, not by when a timer fired: a tick that is a moment late must not cost the next one its plugins.
         if not seat.due(tick.due, base):
-            held = seat.held_override()
-            if held is not None:
-                tick.answers.append(StageAnswer(seat.spec, held))
-                targets = {target.pool: target.replicas for target in held.targets}
+            standing = seat.standing_override()
+            if standing is not None:
+                tick.answers.append(StageAnswer(seat.spec, standing))
+                targets = {target.pool: target.replicas for target in standing.targets}
                 tick.plugin_results.append(PluginResult(id=seat.spec.id, stage=stage, result="held", targets=targets))
             continue
         if seat.plugin is None:
@@ -152,7 +152,7 @@ def open_stage(
         tick.answered(seat, result)
 
 
-def pools_within(seen: Sequence[tuple[str, str, Any]], mode: str) -> set[str]:
+def pools_within(pools: Sequence[tuple[str, str, Any]], mode: str) -> set[str]:
     """Return the pools that a mode plans."""
     roles = {
         "auto": {"aggregated", "prefill", "decode", "encode"},
@@ -161,4 +161,4 @@ def pools_within(seen: Sequence[tuple[str, str, Any]], mode: str) -> set[str]:
         "prefill": {"prefill"},
         "decode": {"decode"},
     }[mode]
-    return {name for _, name, state in seen if state.pool.role in roles}
+    return {name for _, name, state in pools if state.pool.role in roles}

@@ -22,11 +22,11 @@ Outcome = Literal[
 def reason_about(pool: str, reasons: Iterable[Reason]) -> str | None:
     """Return the first reason that is about a pool, else the first one about all; None where there is neither."""
     about, general = [], []
-    for because in reasons:
-        if pool in because.pools:
-            about.append(because.text)
-        elif not because.pools:
-            general.append(because.text)
+    for reason in reasons:
+        if pool in reason.pools:
+            about.append(reason.text)
+        elif not reason.pools:
+            general.append(reason.text)
     return next(iter([*about, *general]), None)
 
 
@@ -116,8 +116,8 @@ class TickRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def why_of(self, pool: str) -> str:
         """Return why a pool should change."""
-        told = self.pools[pool].why or reason_about(pool, [*self.chosen, *self.bound])
-        return told or "no reason was recorded"
+        why = self.pools[pool].why or reason_about(pool, [*self.chosen, *self.bound])
+        return why or "no reason was recorded"
 
     @property
     def targets(self) -> dict[str, int]:

@@ -22,7 +22,7 @@ from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
 from penstock.router.what_if import Other, WhatIf
 
-KEPT = 1000
+OTHERS_MAX = 1000
 """Most decisions kept to be shown; all of them are counted."""
 
 Placed = list[tuple[str, int, str, int]]
@@ -133,15 +133,15 @@ def replay(path: Path, overrides: list[str]) -> Replayed:
     Raises:
         ConfigError: there is no journal, nothing of it can be read, or an override is no setting of the router.
     """
-    found = Replayed()
+    replayed = Replayed()
     for segments in _journals(path):
-        _replay_one(segments, overrides, found)
-    if not found.segments:
-        raise ConfigError(f"nothing of the journal {path} can be read: {'; '.join(found.problems)}")
-    return found
+        _replay_one(segments, overrides, replayed)
+    if not replayed.segments:
+        raise ConfigError(f"nothing of the journal {path} can be read: {'; '.join(replayed.problems)}")
+    return replayed
 
 
-def _replay_one(segments: list[Path], overrides: list[str], found: Replayed) -> None:
+def _replay_one(segments: list[Path], overrides: list[str], replayed: Replayed) -> None:
     machine: Machine | None = None
     kind = KINDS[router_journal.KIND]
     what_if: WhatIf | None = None
@@ -155,48 +155,48 @@ def _replay_one(segments: list[Path], overrides: list[str], found: Replayed) -> 
                 raise ValueError(f"a journal of a {header.kind}, not of a {' or a '.join(KINDS)}")
             if machine is None or header.sequence != expected:
                 if machine is not None:
-                    found.problems.append(f"{segment}: records {expected} to {header.sequence - 1} are missing")
+                    replayed.problems.append(f"{segment}: records {expected} to {header.sequence - 1} are missing")
                 kind = KINDS[header.kind]
                 machine = kind.machine(header)
-                asked = overrides if header.kind == router_journal.KIND else []
-                what_if = WhatIf(header, *_changed(header, overrides)) if asked else None
+                changes = overrides if header.kind == router_journal.KIND else []
+                what_if = WhatIf(header, *_changed(header, overrides)) if changes else None
                 expected = header.sequence
         except (StopIteration, ValueError) as error:
-            found.problems.append(f"{segment}: {frames.problem or f'it has no header that can be read: {error}'}")
+            replayed.problems.append(f"{segment}: {frames.problem or f'it has no header that can be read: {error}'}")
             continue
-        found.segments += 1
-        if found.wall_ns is None:
-            found.wall_ns = header.wall_ns
-        for record in _records(segment, payloads, found):
+        replayed.segments += 1
+        if replayed.wall_ns is None:
+            replayed.wall_ns = header.wall_ns
+        for record in _records(segment, payloads, replayed):
             if record.sequence != expected:
-                found.problems.append(f"{segment}: record {expected} is missing, {record.sequence} follows")
+                replayed.problems.append(f"{segment}: record {expected} is missing, {record.sequence} follows")
                 break
             event = kind.event(record, machine)
-            effects = _step(kind, header, machine, record, event, segment, found)
+            effects = _step(kind, header, machine, record, event, segment, replayed)
             if effects is None:
                 return
             if what_if is not None and isinstance(machine, Router):
                 for other in what_if.follow(record.now, event, effects, machine):
-                    found.whole.add(other, machine.requests[other.request].prompt.isl)
-                    if other.moved and len(found.others) < KEPT:
-                        found.others.append(other)
+                    replayed.whole.add(other, machine.requests[other.request].prompt.isl)
+                    if other.moved and len(replayed.others) < OTHERS_MAX:
+                        replayed.others.append(other)
             expected += 1
         if frames.problem is not None:
-            found.problems.append(f"{segment}: {frames.problem}")
+            replayed.problems.append(f"{segment}: {frames.problem}")
 
 
 def _step(
-    kind: JournalKind, header: Header, machine: Machine, record: Record, event: Event, segment: Path, found: Replayed
+    kind: JournalKind, header: Header, machine: Machine, record: Record, event: Event, segment: Path, replayed: Replayed
 ) -> Sequence[Effect] | None:
     """Let the machine handle one record's event; None where the result differs."""
     effects = machine.handle(record.now, event)
-    found.records += 1
-    found.decisions += len(record.placed)
-    found.first = record.now if found.first is None else min(found.first, record.now)
-    found.last = record.now if found.last is None else max(found.last, record.now)
+    replayed.records += 1
+    replayed.decisions += len(record.placed)
+    replayed.first = record.now if replayed.first is None else min(replayed.first, record.now)
+    replayed.last = record.now if replayed.last is None else max(replayed.last, record.now)
     if digest_of(effects) == record.digest:
         return effects
-    found.mismatch = Mismatch(
+    replayed.mismatch = Mismatch(
         kind=header.kind,
         router=header.machine,
         segment=str(segment),
@@ -212,12 +212,12 @@ def _step(
     return None
 
 
-def _records(segment: Path, payloads: Iterator[bytes], found: Replayed) -> Iterator[Record]:
+def _records(segment: Path, payloads: Iterator[bytes], replayed: Replayed) -> Iterator[Record]:
     for payload in payloads:
         try:
             yield read_record(payload)
         except ValueError as error:
-            found.problems.append(f"{segment}: a record can't be read: {error}")
+            replayed.problems.append(f"{segment}: a record can't be read: {error}")
             return
 
 
@@ -245,13 +245,13 @@ def _journals(path: Path) -> list[list[Path]]:
     if not root.is_dir():
         raise ConfigError(f"there is no journal {path}", hint="give a run folder; runs.journal=true writes one")
     folders = [folder for folder in sorted(root.iterdir()) if folder.is_dir()] or [root]
-    found = [sorted(file for file in folder.iterdir() if file.name.isdigit()) for folder in folders]
-    found = [segments for segments in found if segments]
-    if not found:
+    journals = [sorted(file for file in folder.iterdir() if file.name.isdigit()) for folder in folders]
+    journals = [segments for segments in journals if segments]
+    if not journals:
         raise ConfigError(
             f"{path} holds no journal", hint="runs.journal=true writes one; a run folder has it under journal/"
         )
-    return found
+    return journals
 
 
 def _bytes(segment: Path) -> bytes:
@@ -261,6 +261,6 @@ def _bytes(segment: Path) -> bytes:
         raise ConfigError(f"{segment} can't be read: {error.strerror}") from error
 
 
-def since(found: Replayed) -> float:
+def since(replayed: Replayed) -> float:
     """Return the seconds that the journal covers."""
-    return 0.0 if found.first is None or found.last is None else seconds(found.last - found.first)
+    return 0.0 if replayed.first is None or replayed.last is None else seconds(replayed.last - replayed.first)

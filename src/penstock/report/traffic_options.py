@@ -62,7 +62,7 @@ class TrafficOptions:
     seed: int = 0
 
 
-def of_trace(asked: TrafficOptions) -> tuple[list[TrafficRequest], TraceRequests]:
+def of_trace(options: TrafficOptions) -> tuple[list[TrafficRequest], TraceRequests]:
     """Read the requested slice of a trace; also the whole trace as read, with its skipped rows.
 
     Kept whole: a trace's hash ids are a few MB, and its rows need not be in order of time.
@@ -70,70 +70,71 @@ def of_trace(asked: TrafficOptions) -> tuple[list[TrafficRequest], TraceRequests
     Raises:
         ConfigError: the trace can't be read, has a bad row, or nothing in the slice.
     """
-    path = asked.trace
+    path = options.trace
     assert path is not None
-    with opened(path, asked.trace_format, block_size=asked.trace_block_size, skip_bad=asked.skip_bad) as trace:
+    with opened(path, options.trace_format, block_size=options.trace_block_size, skip_bad=options.skip_bad) as trace:
         requests = sorted(trace, key=lambda request: request.at)
-    found = trace_slices.rebase(trace_slices.by_time(requests, asked.trace_start, asked.trace_end), asked.trace_start)
-    if asked.spread_ties:
-        found = trace_slices.spread_ties(found)
-    kept = list(trace_slices.scale_rate(found, asked.speed_up))
-    if not kept:
+    start = options.trace_start
+    chosen = trace_slices.rebase(trace_slices.by_time(requests, start, options.trace_end), start)
+    if options.spread_ties:
+        chosen = trace_slices.spread_ties(chosen)
+    scaled = list(trace_slices.scale_rate(chosen, options.speed_up))
+    if not scaled:
         raise ConfigError(
             f"the trace {path} has no request in the slice that was asked for",
             hint="--trace-start and --trace-end are seconds of the trace's own clock; 'penstock trace info' shows it",
         )
-    return kept, trace
+    return scaled, trace
 
 
-def of_workload(asked: TrafficOptions) -> Iterator[TrafficRequest]:
+def of_workload(options: TrafficOptions) -> Iterator[TrafficRequest]:
     """Return the endless stream of a workload.
 
     Raises:
         ConfigError: the arrivals or the lengths can't be read.
     """
-    pattern = parse_arrivals(asked.arrivals, parse_number)
-    rng, own = random.Random(asked.seed), random.Random(asked.seed + 1)
-    name = asked.workload or "chat"
+    pattern = parse_arrivals(options.arrivals, parse_number)
+    rng, own = random.Random(options.seed), random.Random(options.seed + 1)
+    name = options.workload or "chat"
     shape = Plain()
-    if asked.prompt is not None or asked.answer is not None:
+    if options.prompt is not None or options.answer is not None:
         if name != "fixed":
             raise ConfigError(f"--prompt and --answer are of the workload fixed, not of {name}")
-        if asked.prompt is not None:
-            shape = Plain(prompt=parse_lengths(asked.prompt, parse_number, what="--prompt"), answer=shape.answer)
-        if asked.answer is not None:
-            shape = Plain(prompt=shape.prompt, answer=parse_lengths(asked.answer, parse_number, what="--answer"))
+        if options.prompt is not None:
+            shape = Plain(prompt=parse_lengths(options.prompt, parse_number, what="--prompt"), answer=shape.answer)
+        if options.answer is not None:
+            shape = Plain(prompt=shape.prompt, answer=parse_lengths(options.answer, parse_number, what="--answer"))
 
     def starts(rate: float) -> Iterator[float]:
         # Arrivals left out at the start of a workload of sessions come before second 0 of the shape.
         return pattern.stream(rate, own, lead=SETTLE.get(name, 0.0))
 
     if name == "fixed":
-        found = plain(asked.rate, rng, form=asked.form, shape=shape, starts=starts, kind=name)
+        requests = plain(options.rate, rng, form=options.form, shape=shape, starts=starts, kind=name)
     else:
-        found = workload(name, asked.rate, rng, form=asked.form, starts=starts)
-    return trace_slices.scale_rate(found, asked.speed_up)
+        requests = workload(name, options.rate, rng, form=options.form, starts=starts)
+    return trace_slices.scale_rate(requests, options.speed_up)
 
 
-def of_clients(asked: TrafficOptions, clients: int) -> Iterator[TrafficRequest]:
+def of_clients(options: TrafficOptions, clients: int) -> Iterator[TrafficRequest]:
     """Return a workload's requests, dealt out to so many clients, each with one request at a time.
 
     Raises:
         ConfigError: as `of_workload`.
     """
-    count = asked.requests
-    if count is None and asked.duration is None:
+    count = options.requests
+    if count is None and options.duration is None:
         count = ROUNDS * clients
-    for number, request in enumerate(itertools.islice(of_workload(asked), count)):
+    for number, request in enumerate(itertools.islice(of_workload(options), count)):
         client, turn = number % clients, number // clients
         yield msgspec.structs.replace(request, at=0.0, session=f"client-{client}", turn=turn, think=0.0)
 
 
-def cut(asked: TrafficOptions, source: Iterator[TrafficRequest]) -> Iterator[TrafficRequest]:
+def cut(options: TrafficOptions, source: Iterator[TrafficRequest]) -> Iterator[TrafficRequest]:
     """End a stream after the requested number of requests and time; a workload has one of them."""
-    if asked.requests is not None:
-        source = itertools.islice(source, asked.requests)
-    until = asked.duration
-    if until is None and asked.trace is None and asked.requests is None:
+    if options.requests is not None:
+        source = itertools.islice(source, options.requests)
+    until = options.duration
+    if until is None and options.trace is None and options.requests is None:
         until = DURATION
     return source if until is None else itertools.takewhile(lambda request: request.at < until, source)

@@ -26,7 +26,7 @@ def bind(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
     Raises:
         OSError: an address can't be bound.
     """
-    found: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     try:
         for family, kind, protocol, _, address in dict.fromkeys(infos):
@@ -34,19 +34,19 @@ def bind(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
                 made = socket.socket(family, kind, protocol)
             except OSError:
                 continue  # this machine has no such address family
-            found.append(made)
+            sockets.append(made)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if shared:
                 made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            taken = port or (found[0].getsockname()[1] if len(found) > 1 else 0)
+            taken = port or (sockets[0].getsockname()[1] if len(sockets) > 1 else 0)
             made.bind((address[0], taken, *address[2:]))
             made.setblocking(False)
     except OSError:
-        for made in found:
+        for made in sockets:
             made.close()
         raise
-    if not found:
+    if not sockets:
         raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
-    return found
+    return sockets

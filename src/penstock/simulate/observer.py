@@ -74,8 +74,5 @@ class Observer:
             queued_prefill_tokens=engine.waiting_prefill_tokens,
             queued_decode_kv=0,
             decode_kv=engine.decode_kv(now),
-            kv_tokens=None if card.kv_blocks is None or card.block_size is None else card.kv_blocks * card.block_size,
-            max_seqs=card.max_seqs,
-            max_batched_tokens=card.max_batched_tokens,
-            max_len=card.max_len,
+            limits=card.limits,
         )

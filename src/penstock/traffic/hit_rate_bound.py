@@ -35,10 +35,10 @@ class InfiniteCache:
         """
         shared = self._shared_tokens(request) if request.token_ids is None else self._shared_blocks(request.token_ids)
         most = min(shared, request.isl - 1)
-        found = most - most % self.block_size
+        cached = most - most % self.block_size
         self.tokens += request.isl
-        self.hits += found
-        return found
+        self.hits += cached
+        return cached
 
     @property
     def share(self) -> float | None:
@@ -53,13 +53,13 @@ class InfiniteCache:
         for index, number in enumerate(request.hash_ids):
             length = min(size, request.isl - index * size)
             key = (node, number)
-            seen = self._nodes.get(key)
-            if seen is None:
+            entry = self._nodes.get(key)
+            if entry is None:
                 known = False
                 node = len(self._nodes)
                 self._nodes[key] = (node, length)
                 continue
-            node, longest = seen
+            node, longest = entry
             if known:
                 shared += min(length, longest)
                 known = longest >= length

@@ -31,10 +31,10 @@ def parse(what: str, text: str, kinds: Mapping[str, type[Kind]], number: ReadNum
         ConfigError: names the option, the setting, its value and what would be right.
     """
     name, colon, rest = text.strip().partition(":")
-    found = kinds.get(name)
-    if found is None:
+    kind = kinds.get(name)
+    if kind is None:
         raise ConfigError(f"{what} {text!r}: there is no kind {name!r}", hint=_instead(name, list(kinds)))
-    knobs = {field.name: field for field in fields_of(found)}
+    knobs = {field.name: field for field in fields_of(kind)}
     values: dict[str, float | int] = {}
     for pair in rest.split(",") if colon else []:
         key, equals, value = (part.strip() for part in pair.partition("="))
@@ -50,7 +50,7 @@ def parse(what: str, text: str, kinds: Mapping[str, type[Kind]], number: ReadNum
     for key, field in knobs.items():
         if field.default is msgspec.NODEFAULT and key not in values:
             raise ConfigError(f"{what} {text!r}: {name} needs {key}", hint=f"write {name}:{key}=VALUE")
-    return found(**values)
+    return kind(**values)
 
 
 def _value(where: str, text: str, hint: Any, knob: Knob, number: ReadNumber) -> float | int:

@@ -88,10 +88,10 @@ def parse_lengths(text: str, number: inline_spec.ReadNumber, *, what: str) -> Le
     """
     if text.strip()[:1].isdigit():
         text = f"fixed:tokens={text.strip()}"
-    found = inline_spec.parse(what, text, _KINDS, number)
-    if isinstance(found, Lognormal) and found.least > found.most:
-        raise ConfigError(f"{what} {text!r}: least={found.least} is above most={found.most}", hint="swap them")
-    return found
+    lengths = inline_spec.parse(what, text, _KINDS, number)
+    if isinstance(lengths, Lognormal) and lengths.least > lengths.most:
+        raise ConfigError(f"{what} {text!r}: least={lengths.least} is above most={lengths.most}", hint="swap them")
+    return lengths
 
 
 _KINDS: dict[str, type[Fixed | Lognormal]] = {"fixed": Fixed, "lognormal": Lognormal}

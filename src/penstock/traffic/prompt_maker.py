@@ -27,19 +27,19 @@ class PromptMaker:
     Args:
         seed: another seed gives other tokens with the same sharing.
         tokens: range [low, high) of token ids that the model accepts as plain text.
-        blocks_kept: blocks whose tokens are kept; the least used go (a block of 512 is about 6 KB with its JSON).
+        blocks_cached: blocks whose tokens are kept; the least used go (a block of 512 is about 6 KB with its JSON).
     Cost: about 20 us per new block of 512 tokens, 2 us per new one of 16, under 1 us per block that is kept.
     """
 
-    def __init__(self, seed: int = 0, *, tokens: tuple[int, int] = TOKENS, blocks_kept: int = 8192) -> None:
+    def __init__(self, seed: int = 0, *, tokens: tuple[int, int] = TOKENS, blocks_cached: int = 8192) -> None:
         low, high = tokens
         if not 0 <= low < high - 1 or high > 1 << 32:
             raise ValueError(f"token ids need a range [low, high) of at least 2 within 32 bits, not [{low}, {high})")
         self._low = low
         self._span = high - low
         self._seed = _mix(seed & _MASK)
-        self._most = blocks_kept
-        self._kept: OrderedDict[tuple[int, int], tuple[list[int], bytes]] = OrderedDict()
+        self._most = blocks_cached
+        self._cache: OrderedDict[tuple[int, int], tuple[list[int], bytes]] = OrderedDict()
         digits, reach = 1, self._span
         while reach < 1 << 64:
             digits, reach = digits + 1, reach * self._span
@@ -77,22 +77,22 @@ class PromptMaker:
 
     def _blocks(self, ids: Sequence[int], size: int) -> list[tuple[list[int], bytes]]:
         """Return (tokens, JSON text without brackets) of each block; those that are not kept are made in one go."""
-        kept = self._kept
-        missing = [number for number in dict.fromkeys(ids) if (number, size) not in kept]
+        cache = self._cache
+        missing = [number for number in dict.fromkeys(ids) if (number, size) not in cache]
         made = dict(zip(missing, self._make(missing, size), strict=True)) if missing else {}
         out: list[tuple[list[int], bytes]] = []
         for number in ids:
             key = (number, size)
-            found = kept.get(key)
-            if found is None:
+            block = cache.get(key)
+            if block is None:
                 # A block just made may have been dropped again while this very prompt went on.
-                found = made.get(number) or self._make([number], size)[0]
-                kept[key] = found
-                if len(kept) > self._most:
-                    kept.popitem(last=False)
+                block = made.get(number) or self._make([number], size)[0]
+                cache[key] = block
+                if len(cache) > self._most:
+                    cache.popitem(last=False)
             else:
-                kept.move_to_end(key)
-            out.append(found)
+                cache.move_to_end(key)
+            out.append(block)
         return out
 
     def _make(self, ids: Sequence[int], size: int) -> list[tuple[list[int], bytes]]:

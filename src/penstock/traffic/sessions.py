@@ -83,18 +83,18 @@ class Sessions:
         Args:
             ended_at: when the turn before ended, in seconds of the stream's clock.
         """
-        held = self._open.get(session)
-        if held is None:
+        opened = self._open.get(session)
+        if opened is None:
             return None
-        while not held.turns and self._read_to <= held.planned + self._gap:
+        while not opened.turns and self._read_to <= opened.planned + self._gap:
             if not self._read():
                 break
-        if not held.turns:
+        if not opened.turns:
             del self._open[session]
             return None
-        turn = held.turns.popleft()
-        planned = turn.at - held.planned
-        held.planned = turn.at
+        turn = opened.turns.popleft()
+        planned = turn.at - opened.planned
+        opened.planned = turn.at
         if planned > self._gap:
             return replace(turn, at=max(turn.at, ended_at))
         return replace(turn, at=ended_at + (planned if turn.think is None else turn.think))
@@ -113,9 +113,9 @@ class Sessions:
         return True
 
     def _sort(self, request: TrafficRequest) -> None:
-        held = None if request.session is None else self._open.get(request.session)
-        if held is not None:
-            held.turns.append(request)
+        opened = None if request.session is None else self._open.get(request.session)
+        if opened is not None:
+            opened.turns.append(request)
             return
         if request.session is not None:
             self._open[request.session] = _Open(request.at)

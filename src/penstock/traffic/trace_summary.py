@@ -143,13 +143,13 @@ def _count(first: float, last: float, width: float) -> int:
 def _spread(values: "array[int] | array[float]") -> TraceSpread | None:
     if not values:
         return None
-    found = np.frombuffer(values, dtype=np.int64 if values.typecode == "q" else np.float64)
-    p50, p90, p99 = np.percentile(found, (50, 90, 99))
+    array = np.frombuffer(values, dtype=np.int64 if values.typecode == "q" else np.float64)
+    p50, p90, p99 = np.percentile(array, (50, 90, 99))
     return TraceSpread(
-        mean=float(found.mean()),
+        mean=float(array.mean()),
         p50=float(p50),
         p90=float(p90),
         p99=float(p99),
-        max=float(found.max()),
-        total=float(found.sum()),
+        max=float(array.max()),
+        total=float(array.sum()),
     )

@@ -10,8 +10,9 @@ import msgspec
 from penstock.adapters.plugins.plugin_host import PluginHost
 from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
 from penstock.kernel.machine import Event, Woken
+from penstock.kernel.values import UNKNOWN_LIMITS, Traffic
 from penstock.planner.events import Alarm, AskPlugin, Observe, Observed, PluginRegistered, Scale, Scaled, Ticked
-from penstock.planner.observation import EngineState, ModelState, Observation, Traffic
+from penstock.planner.observation import EngineState, ModelState, Observation
 from penstock.planner.planner import Planner
 from penstock.planner.plugins.plugin_context import PluginContext
 from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSlot, PluginSpec, StatelessPlugin
@@ -99,7 +100,8 @@ class Stand:
 
 
 def observation(at: float, desired: dict[str, int]) -> Observation:
-    engine = EngineState(worker="w-0", role="decode", running=0, decode_kv=512, kv_tokens=100_000)  # type: ignore[arg-type]
+    limits = msgspec.structs.replace(UNKNOWN_LIMITS, kv_tokens=100_000)
+    engine = EngineState(worker="w-0", role="decode", running=0, decode_kv=512, limits=limits)  # type: ignore[arg-type]
     pools = {
         name: pool_state(role="decode", desired=count, ready=count, engines=(engine,), limit=None)
         for name, count in desired.items()

@@ -323,7 +323,7 @@ async def test_lost_kv_messages_are_replayed_and_forgotten_ones_are_not() -> Non
                 await post(
                     http, "/v1/completions", {"prompt": kind + " of many words" * 9 + str(turn), "max_tokens": 1}
                 )
-        kept = [int.from_bytes(number, "big") for number, _ in server.server.publisher._kept]
+        kept = [int.from_bytes(number, "big") for number, _ in server.server.publisher._replay_buffer]
         count = server.server.publisher.next_sequence
         assert len(set(range(count)) - set(kept)) == 1  # only the one that was lost for good
 

@@ -139,7 +139,7 @@ def test_the_window_of_the_settings_reaches_those_that_fit(name):
     pytest.importorskip({"arima": "pmdarima"}.get(name, name), reason=f"{name} is not installed")
     classic = {"forecast": {"predictor": name}, "sla": {"load_prediction_window_size": 7}}
     predictor = predictor_of(msgspec.convert({"classic": classic}, PlannerSettings), 180.0)()
-    assert isinstance(predictor, PredictionSeries) and predictor.kept == 7
+    assert isinstance(predictor, PredictionSeries) and predictor.values_max == 7
 
 
 def test_prophet_follows_a_line_in_its_window():
@@ -156,7 +156,7 @@ def test_prophet_follows_a_line_in_its_window():
 def test_lengths_of_an_idle_interval_are_those_before():
     shape = IntervalShape(ConstantPredictor)
     shape.add(0, RequestShape(0, 0))
-    assert not shape.seen and shape.predict() == IntervalCounts(0, RequestShape(0, 0))
+    assert not shape.has_traffic and shape.predict() == IntervalCounts(0, RequestShape(0, 0))
     shape.add(10, RequestShape(1000, 100))
     shape.add(0, RequestShape(math.nan, math.nan))
     assert shape.predict() == IntervalCounts(0, RequestShape(1000, 100))

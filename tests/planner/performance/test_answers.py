@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.kernel import latency_bins
-from penstock.planner.observation import Traffic
+from penstock.kernel.values import Traffic
 from penstock.planner.performance.streamed_answers import FEWEST, decode_row, prefill_row
 
 

@@ -11,7 +11,7 @@ from penstock.config.files.profile_folder import read_profile, write_profile
 from penstock.engine.self_benchmark import perf_metrics
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.values import StepStats
+from penstock.kernel.values import EngineLimits, StepStats
 from penstock.planner.performance.benchmark_table import BenchmarkTable, nonnegative
 from penstock.planner.performance.engine_throughput import (
     aggregated_capacity,
@@ -21,7 +21,7 @@ from penstock.planner.performance.engine_throughput import (
 )
 from penstock.planner.performance.isotonic import IsotonicCurve, rising
 from penstock.planner.performance.live_regression import LiveRegression
-from penstock.planner.performance.performance_model import EngineLimits, numbers
+from penstock.planner.performance.performance_model import numbers
 from penstock.planner.performance.speed_sources import KnownSpeeds, pick, profile_of
 
 
@@ -48,7 +48,7 @@ class Straight:
         return 1.0
 
 
-LIMITS = EngineLimits(2048, 256, 100_000)
+LIMITS = EngineLimits(max_batched_tokens=2048, max_seqs=256, kv_tokens=100_000)
 
 
 def test_sla_end_to_end_the_capacities():
@@ -70,7 +70,10 @@ def test_hits_and_speculation_are_inputs():
 def test_a_service_level_out_of_reach_gives_the_best_there_is():
     found = decode_capacity(Straight(), LIMITS, isl=1000, osl=200, itl=0.001)
     assert found.batch == 90 and not found.met
-    assert prefill_capacity(Straight(), EngineLimits(0, 1, 1), isl=10, ttft=1.0) is None
+    assert (
+        prefill_capacity(Straight(), EngineLimits(max_batched_tokens=0, max_seqs=1, kv_tokens=1), isl=10, ttft=1.0)
+        is None
+    )
 
 
 def test_aggregated_capacity_lies_below_both_of_its_parts():

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from penstock.kernel.values import StepStats, WorkerId
-from penstock.planner.observation import EngineState, ModelState, Observation, PoolState, Traffic
+from penstock.kernel.values import EngineLimits, StepStats, Traffic, WorkerId
+from penstock.planner.observation import EngineState, ModelState, Observation, PoolState
 from penstock.planner.plugins.merge import merge, merge_predictions
 from penstock.planner.plugins.plugin_context import PluginContext
 from penstock.planner.plugins.plugin_registry import PlannerPlugin
@@ -22,10 +22,7 @@ def engine(role: str, number: int, **told) -> EngineState:
         "queued_prefill_tokens": 0,
         "queued_decode_kv": 0,
         "decode_kv": 0,
-        "kv_tokens": KV,
-        "max_seqs": 256,
-        "max_batched_tokens": 2048,
-        "max_len": LENGTH,
+        "limits": EngineLimits(kv_tokens=KV, max_seqs=256, max_batched_tokens=2048, max_len=LENGTH),
     }
     return EngineState(worker=WorkerId(f"{role}-{number}"), role=role, **{**known, **told})
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.values import StepStats
-from penstock.planner.observation import Observation, Traffic
+from penstock.kernel.values import EngineLimits, StepStats, Traffic
+from penstock.planner.observation import Observation
 from penstock.planner.policies import PolicyInputs, make, plugins_of
 from penstock.planner.settings import BudgetSettings, PlannerSettings
 from tests.depth import deep
@@ -28,10 +28,12 @@ def engines(draw):
         "queued_decode_kv": draw(told),
         "running": draw(st.none() | st.integers(0, 300)),
         "waiting": draw(st.none() | st.integers(0, 300)),
-        "kv_tokens": draw(st.sampled_from([None, 0, 100_000])),
-        "max_len": draw(st.sampled_from([None, 8192])),
-        "max_batched_tokens": draw(st.sampled_from([None, 512, 8192])),
-        "max_seqs": draw(st.sampled_from([None, 1, 256])),
+        "limits": EngineLimits(
+            kv_tokens=draw(st.sampled_from([None, 0, 100_000])),
+            max_len=draw(st.sampled_from([None, 8192])),
+            max_batched_tokens=draw(st.sampled_from([None, 512, 8192])),
+            max_seqs=draw(st.sampled_from([None, 1, 256])),
+        ),
         "steps": StepStats(
             passes=passes,
             wall=draw(st.none() | st.floats(0, 10)),

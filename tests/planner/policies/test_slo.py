@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from penstock.kernel.machine import Woken, nanos
-from penstock.kernel.values import Role, Slo, SloClass, WorkerId
+from penstock.kernel.values import Role, Slo, SloClass, Traffic, WorkerId
 from penstock.planner import events as planning
-from penstock.planner.observation import EngineState, ModelState, Observation, Traffic
+from penstock.planner.observation import EngineState, ModelState, Observation
 from penstock.planner.performance.speed_sources import KnownSpeeds
 from penstock.planner.planner import Planner
 from penstock.planner.policies import PolicyInputs, plugins_of

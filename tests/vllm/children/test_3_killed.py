@@ -19,7 +19,9 @@ from tests.vllm.waiting import comes_back, eventually
 LONG = 800
 """Output tokens of the streams that are cut: some seconds."""
 EARLY = 20
-"""Chunks that each of them has had when its engine is killed."""
+"""Chunks that each of them has had when its engine is killed..."""
+LATE = LONG // 2
+"""... and has at most had: none is about to end."""
 
 STREAMS: dict[str, dict[str, Any]] = {
     "text": completion("Tell me of the sea", LONG),
@@ -46,17 +48,32 @@ async def test_a_killed_engine_costs_nobody_an_answer(cluster: Served) -> None:
     ended = asyncio.Event()
     async with asking() as http:
         undisturbed = {name: await ask(http, cluster.url, body, stream=True) for name, body in STREAMS.items()}
-        watched, bystanders = {}, []
-        # All at once: where nothing else keeps the engines busy, the first would be done before the last has begun.
-        begun = await asyncio.gather(*(begin(http, cluster, body, victim) for body in STREAMS.values()))
-        for name, streams in zip(STREAMS, begun, strict=True):
-            *others, watched[name] = streams
-            bystanders += [(name, other) for other in others]
+        watched: dict[str, Watched] = {}
+        bystanders: list[tuple[str, Watched]] = []
+        killed = asyncio.Event()
+
+        async def keep_streaming(name: str, body: dict[str, Any]) -> None:
+            """Have a stream on the victim: where it is done before the others have begun, the next one begins."""
+            while not killed.is_set():
+                *others, watched[name] = await begin(http, cluster, body, victim)
+                bystanders.extend((name, other) for other in others)
+                task = watched[name].task
+                assert task is not None
+                await task
+                if not killed.is_set():
+                    bystanders.append((name, watched[name]))
+
+        streaming = [asyncio.create_task(keep_streaming(name, body)) for name, body in STREAMS.items()]
         load = asyncio.create_task(drive(http, cluster.url, endless(prompts, ended), concurrency=3, pause=0.2))
         waiting = [asyncio.create_task(ask(http, cluster.url, completion(f"Unary {i}", 150))) for i in range(4)]
-        await eventually(lambda: all(one.answer.chunks >= EARLY for one in watched.values()))
         family = descendants(pids[victim])
+        async with asyncio.timeout(120):
+            while len(watched) < len(STREAMS) or not all(
+                EARLY <= one.answer.chunks <= LATE for one in watched.values()
+            ):
+                await asyncio.sleep(0.005)
         os.kill(pids[victim], signal.SIGKILL)
+        killed.set()
         at_the_kill = {name: one.answer.text for name, one in watched.items()}
         assert not any(one.answer.finish_reason for one in watched.values()), "they must have been running"
 
@@ -68,6 +85,7 @@ async def test_a_killed_engine_costs_nobody_an_answer(cluster: Served) -> None:
             assert [leg["target"][0] for leg in explained["legs"]] == [victim, survivor], explained
             assert explained["outcome"] == "ok" and explained["isl"] == one.answer.prompt_tokens
             assert explained["osl"] == LONG
+        await asyncio.gather(*streaming)
         for name, one in bystanders:
             assert one.task is not None
             await asyncio.wait_for(one.task, 60)
@@ -105,7 +123,7 @@ async def begin(http: aiohttp.ClientSession, cluster: Served, body: dict[str, An
     """Start streams until one is on a worker; return all, that one last. A pin there would have to be obeyed."""
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     begun: list[Watched] = []
-    while len(begun) < 6:
+    while len(begun) < 12:
         response = await http.post(cluster.url + path_of(body), json=body)
         begun.append(Watched(Answer(response.status, {k.lower(): v for k, v in response.headers.items()})))
         begun[-1].task = asyncio.create_task(_read(response, begun[-1].answer))

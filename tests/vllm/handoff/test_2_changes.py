@@ -50,7 +50,7 @@ async def test_a_pair_is_scaled_and_flipped_under_load_and_no_request_fails(clus
 
     async def until_taken(answers: list[Answer], pair: tuple[str, str]) -> None:
         since = len(answers)
-        await eventually(lambda: takers(answers[since:])[pair] >= 3, 60.0, lambda: takers(answers[since:]))
+        await eventually(lambda: takers(answers[since:])[pair] >= 3, START_LIMIT, lambda: takers(answers[since:]))
 
     async with load(cluster) as answers:
         await until_taken(answers, (PREFILL, DECODE))

@@ -20,40 +20,40 @@ class GpuInventory:
     source: str
 
 
-def inventory(asked: Sequence[int] | None, env: Mapping[str, str]) -> GpuInventory:
+def inventory(requested: Sequence[int] | None, env: Mapping[str, str]) -> GpuInventory:
     """Find the GPUs that engines may be given: those of the knob, else those that nvidia-smi lists and
     CUDA_VISIBLE_DEVICES leaves over, else those of CUDA_VISIBLE_DEVICES alone. A machine without a driver has none.
 
     Raises:
         ConfigError: CUDA_VISIBLE_DEVICES names what nvidia-smi does not list, or the knob names one twice.
     """
-    if asked is not None:
-        if len(set(asked)) != len(asked):
-            raise ConfigError(f"supervise.gpus names a GPU twice: {', '.join(map(str, asked))}")
-        return GpuInventory(tuple(asked), "supervise.gpus")
+    if requested is not None:
+        if len(set(requested)) != len(requested):
+            raise ConfigError(f"supervise.gpus names a GPU twice: {', '.join(map(str, requested))}")
+        return GpuInventory(tuple(requested), "supervise.gpus")
     listed = _listed(env)
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return GpuInventory(tuple(listed), "nvidia-smi") if listed else GpuInventory((), "no nvidia-smi here")
-    words = [word.strip() for word in visible.split(",") if word.strip()]
-    found = []
-    for word in words:
-        if word.startswith("-"):
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    indices = []
+    for name in names:
+        if name.startswith("-"):
             break  # as CUDA reads it: nothing behind an index below 0 counts
-        index = int(word) if word.isdigit() else next((i for i, uuid in listed.items() if uuid.startswith(word)), None)
+        index = int(name) if name.isdigit() else next((i for i, uuid in listed.items() if uuid.startswith(name)), None)
         if index is None or (listed and index not in listed):
-            raise ConfigError(f"CUDA_VISIBLE_DEVICES names {word!r}, which nvidia-smi does not list", hint=_KNOB)
-        found.append(index)
-    return GpuInventory(tuple(dict.fromkeys(found)), "CUDA_VISIBLE_DEVICES")
+            raise ConfigError(f"CUDA_VISIBLE_DEVICES names {name!r}, which nvidia-smi does not list", hint=_KNOB)
+        indices.append(index)
+    return GpuInventory(tuple(dict.fromkeys(indices)), "CUDA_VISIBLE_DEVICES")
 
 
 class GpuAllocator:
     """The GPUs of the inventory that no engine has."""
 
-    def __init__(self, found: GpuInventory) -> None:
-        self.all = found.gpus
-        self.source = found.source
-        self._free = list(found.gpus)
+    def __init__(self, available: GpuInventory) -> None:
+        self.all = available.gpus
+        self.source = available.source
+        self._free = list(available.gpus)
 
     @property
     def free(self) -> int:

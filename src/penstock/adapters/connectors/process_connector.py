@@ -92,9 +92,9 @@ class ProcessConnector:
         for name, entry in list(living(self._means.state.entries)):
             assert entry.lease is not None
             log_path = Path(entry.log) if entry.log else self._means.logs / f"{name}.log"
-            kept = await ShimClient.adopt(entry.worker or name, entry.lease, log_path)
-            if kept is not None:
-                survivor = self._survivors[name] = SurvivingEngine(entry, kept)
+            shim = await ShimClient.adopt(entry.worker or name, entry.lease, log_path)
+            if shim is not None:
+                survivor = self._survivors[name] = SurvivingEngine(entry, shim)
                 if not self._means.gpus.claim(survivor.resources.gpus):
                     log.warning("%s has GPUs that are not ours to give: %s", name, survivor.resources.gpus)
 
@@ -154,21 +154,21 @@ class ProcessConnector:
         return {name: self._shown(pool) for name, pool in self._pools.items()}
 
     async def scale(self, pool: str, replicas: int, *, without: Collection[str] = ()) -> None:
-        found = self._pools.get(pool)
-        if found is None:
+        entry = self._pools.get(pool)
+        if entry is None:
             known = ", ".join(sorted(self._pools)) or "none"
             raise ConnectorError(f"there is no pool {pool!r} of processes here; there is {known}")
-        most = self._limit(found)
+        most = self._limit(entry)
         if not 0 <= replicas <= most:
-            each = found.template.gpus
+            each = entry.template.gpus
             reason = f": each has {each} of the GPUs {self._means.gpus}" if each else ""
             raise ConnectorError(f"pool {pool} can have 0 to {most} replicas, not {replicas}{reason}")
-        let_in, found.without = found.without.difference(without), frozenset(without)
-        named = found.template.number
-        found.recalled |= {number for worker in let_in if (number := named(worker)) is not None}
-        found.recalled -= {named(worker) for worker in without}
-        found.want(replicas)
-        self._reconcile(found)
+        let_in, entry.without = entry.without.difference(without), frozenset(without)
+        named = entry.template.number
+        entry.recalled |= {number for worker in let_in if (number := named(worker)) is not None}
+        entry.recalled -= {named(worker) for worker in without}
+        entry.want(replicas)
+        self._reconcile(entry)
 
     async def watch(self) -> AsyncIterator[Mapping[str, Pool]]:
         event = asyncio.Event()

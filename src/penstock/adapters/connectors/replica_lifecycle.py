@@ -158,8 +158,8 @@ class ReplicaLifecycle:
             log.exception("engine %s failed by a bug of ours", self.worker)
         self.reason = str(error)
         if not self.first.done():
-            told = error if isinstance(error, PenstockError) else EngineError(f"{self.worker}: {error}")
-            self.first.set_exception(told)
+            failure = error if isinstance(error, PenstockError) else EngineError(f"{self.worker}: {error}")
+            self.first.set_exception(failure)
 
     # --- start ------------------------------------------------------------------------------------------------------
 
@@ -172,11 +172,11 @@ class ReplicaLifecycle:
         launch = self._template.launch(self.worker, self.resources.port, self.resources.gpus)
         if survivor is None:
             log_path = means.logs / f"{self.worker}.log"
-            kept = self._shim = await self._spawn(launch, log_path)
+            shim = self._shim = await self._spawn(launch, log_path)
             entry = StateEntry(
                 command=list(launch.argv),
-                lease=kept.lease,
-                pid=kept.pid,
+                lease=shim.lease,
+                pid=shim.pid,
                 resources=self.resources,
                 worker=self.worker,
                 card=launch.card,
@@ -184,15 +184,15 @@ class ReplicaLifecycle:
             )
             means.state.put(component, number, entry)
         else:
-            entry, kept = survivor
-        url = entry.url or await self._url(kept, launch)
-        engine = EngineProcess(self.worker, self._pool, url, kept.pid, entry.card)
+            entry, shim = survivor
+        url = entry.url or await self._url(shim, launch)
+        engine = EngineProcess(self.worker, self._pool, url, shim.pid, entry.card)
         await means.care.replica_ready(engine)
         self._engine = engine
         means.state.put(component, number, msgspec.structs.replace(entry, url=url))
         if survivor is not None:
             means.adopted.append(self.worker)
-            log.info("engine %s with process %d was taken over", self.worker, kept.pid)
+            log.info("engine %s with process %d was taken over", self.worker, shim.pid)
         self.reason = None
         self._become("ready")
         return engine
@@ -220,23 +220,23 @@ class ReplicaLifecycle:
             self._shim = await starting  # else its process would have no owner
             raise
 
-    async def _url(self, kept: ShimClient, launch: LaunchSpec) -> str:
+    async def _url(self, shim: ShimClient, launch: LaunchSpec) -> str:
         """Wait until a started engine serves, and return its URL."""
         timeout = self._means.settings.start_timeout or launch.start_timeout
         if launch.url is None:
-            said = await kept.first_line(timeout)
-            if not isinstance(said.get("url"), str):
-                raise EngineError(f"{kept.name} did not say where it listens", hint=tail(kept.log_path))
-            return str(said["url"])
+            report = await shim.first_line(timeout)
+            if not isinstance(report.get("url"), str):
+                raise EngineError(f"{shim.name} did not say where it listens", hint=tail(shim.log_path))
+            return str(report["url"])
         end = time.monotonic() + timeout
         while (lack := await self._means.care.missing(launch.url)) is not None:
             self.reason = lack
             self._means.news()
-            if kept.ended:
-                status = await kept.wait()
-                raise EngineError(f"{kept.name} {ending(status)} at its start", hint=tail(kept.log_path))
+            if shim.ended:
+                status = await shim.wait()
+                raise EngineError(f"{shim.name} {ending(status)} at its start", hint=tail(shim.log_path))
             if time.monotonic() > end:
-                raise EngineError(f"{kept.name} was not ready within {timeout:g} s: {lack}", hint=tail(kept.log_path))
+                raise EngineError(f"{shim.name} was not ready within {timeout:g} s: {lack}", hint=tail(shim.log_path))
             await asyncio.sleep(ANSWERS_EVERY)
         return launch.url
 
@@ -270,12 +270,12 @@ class ReplicaLifecycle:
 
     async def _end(self) -> None:
         """End the rest of the process; the routers learn of a crash before that, of an orderly end after it."""
-        kept, engine, self._engine = self._shim, self._engine, None
-        crashed = kept is not None and kept.ended
+        shim, engine, self._engine = self._shim, self._engine, None
+        crashed = shim is not None and shim.ended
         if engine is not None and crashed:
             await self._means.care.replica_ended(engine)
-        if kept is not None:
-            await kept.stop(self._means.settings.stop_grace)
+        if shim is not None:
+            await shim.stop(self._means.settings.stop_grace)
             self._shim = None
         if engine is not None and not crashed:
             await self._means.care.replica_ended(engine)

@@ -30,7 +30,7 @@ class ScaleConnector(Protocol):
         ...
 
     async def scale(
-        self, targets: Mapping[str, int], flips: Sequence[Flip], because: Sequence[Reason]
+        self, targets: Mapping[str, int], flips: Sequence[Flip], reasons: Sequence[Reason]
     ) -> dict[str, str]:
         """Set the desired replicas and these changes of role; return pool -> why it can't be. It raises nothing."""
         ...

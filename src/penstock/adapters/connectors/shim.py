@@ -34,7 +34,7 @@ SWEEP = 5.0
 class Shim:
     def __init__(self, lease: str, grace: float, end: float, log: str, says: bool, command: list[str]) -> None:
         self.grace, self.end, self.command = grace, end, command
-        self.said: object = None
+        self.first_line: object = None
         self.ended: int | None = None
         self.stopping = False
         self.kill_at: float | None = None
@@ -55,7 +55,7 @@ class Shim:
             signal.signal(number, lambda number, frame: self.signals.append(number))
         libc = ctypes.CDLL(None)
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # the shim inherits the engine's orphans, and ends them
-        self.said_pipe: int | None = None
+        self.output_pipe: int | None = None
         self.line = b""
         self.pid = self.start(libc, says)
 
@@ -63,7 +63,7 @@ class Shim:
         """Start the engine in a session of its own; the kernel signals it to end when this process dies."""
         write = None
         if says:
-            self.said_pipe, write = os.pipe()
+            self.output_pipe, write = os.pipe()
         me = os.getpid()
         pid = os.fork()
         if pid:
@@ -91,23 +91,23 @@ class Shim:
         with selectors.DefaultSelector() as selector:
             selector.register(self.listener, selectors.EVENT_READ)
             selector.register(self.woken, selectors.EVENT_READ)
-            if self.said_pipe is not None:
-                selector.register(self.said_pipe, selectors.EVENT_READ)
+            if self.output_pipe is not None:
+                selector.register(self.output_pipe, selectors.EVENT_READ)
             while not self.over():
                 for key, _ in selector.select(self.patience()):
                     if key.fileobj is self.listener:
                         self.greet(selector)
                     elif key.fileobj is self.woken:
                         self.woken.recv(4096)
-                    elif key.fileobj == self.said_pipe:
+                    elif key.fileobj == self.output_pipe:
                         self.hear(selector)
                     elif isinstance(key.fileobj, socket.socket):
                         self.obey(selector, key.fileobj)
                 self.reap()
                 self.look()
             self.sweep()
-            if self.said_pipe is not None:
-                os.set_blocking(self.said_pipe, False)
+            if self.output_pipe is not None:
+                os.set_blocking(self.output_pipe, False)
                 self.hear(selector)  # its last output
         self.tell()
         assert self.ended is not None
@@ -135,12 +135,12 @@ class Shim:
     def look(self) -> None:
         """Act on elapsed time and on signals."""
         now = time.monotonic()
-        asked = [number for number in self.signals if number != signal.SIGCHLD]
+        stop_signals = [number for number in self.signals if number != signal.SIGCHLD]
         self.signals.clear()
         if self.ended is not None:
             return
         deserted = self.alone_since is not None and now - self.alone_since >= self.patient_for()
-        if asked or (deserted and not self.stopping):
+        if stop_signals or (deserted and not self.stopping):
             self.stop(self.end)
         if self.kill_at is not None and now >= self.kill_at:
             self.signal_group(signal.SIGKILL)
@@ -231,35 +231,35 @@ class Shim:
 
     def hear(self, selector: selectors.BaseSelector) -> None:
         """Read the engine's output: its first line goes to the holders, all of it to the log."""
-        assert self.said_pipe is not None
+        assert self.output_pipe is not None
         try:
-            data = os.read(self.said_pipe, 65_536)
+            data = os.read(self.output_pipe, 65_536)
         except BlockingIOError:
             return
         if not data:
-            selector.unregister(self.said_pipe)
-            os.close(self.said_pipe)
-            self.said_pipe = None
+            selector.unregister(self.output_pipe)
+            os.close(self.output_pipe)
+            self.output_pipe = None
             return
         try:
             os.write(self.log, data)
         except OSError:
             pass  # a full disk must not block the engine's output
-        if self.said is not None:
+        if self.first_line is not None:
             return
         self.line += data
         first, newline, _ = self.line.partition(b"\n")
         if newline or len(self.line) > LINE_MAX:
             try:
-                self.said = json.loads(first)
+                self.first_line = json.loads(first)
             except ValueError:
-                self.said = first[:200].decode("utf-8", "replace")
+                self.first_line = first[:200].decode("utf-8", "replace")
             self.line = b""
             self.tell()
 
     def tell(self, holders: "list[socket.socket] | None" = None) -> None:
-        found = {"pid": self.pid, "shim": os.getpid(), "said": self.said, "ended": self.ended}
-        line = json.dumps(found).encode() + b"\n"
+        status = {"pid": self.pid, "shim": os.getpid(), "said": self.first_line, "ended": self.ended}
+        line = json.dumps(status).encode() + b"\n"
         for holder in list(self.holders) if holders is None else holders:
             try:
                 holder.sendall(line)

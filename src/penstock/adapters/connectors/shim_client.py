@@ -39,7 +39,7 @@ class ShimClient:
         self._writer = writer
         self._process: asyncio.subprocess.Process | None = None
         loop = asyncio.get_running_loop()
-        self._said: asyncio.Future[Any] = loop.create_future()
+        self._first_line: asyncio.Future[Any] = loop.create_future()
         self._ended: asyncio.Future[int] = loop.create_future()
         self._hearing: asyncio.Task[None] | None = None
 
@@ -95,12 +95,12 @@ class ShimClient:
             return None
         made = cls(name, lease, log_path, reader, writer)
         try:
-            found = json.loads(await asyncio.wait_for(reader.readline(), CONNECT_LIMIT))
+            status = json.loads(await asyncio.wait_for(reader.readline(), CONNECT_LIMIT))
         except (OSError, ValueError, TimeoutError):
             writer.close()
             return None
-        made.pid, made.shim = int(found["pid"]), int(found["shim"])
-        made._take(found)
+        made.pid, made.shim = int(status["pid"]), int(status["shim"])
+        made._take(status)
         made._hearing = asyncio.create_task(made._hear(), name=f"shim-{name}")
         return made
 
@@ -111,12 +111,12 @@ class ShimClient:
             EngineError: it ended, printed something else, or took longer than ``timeout`` seconds; the message has the
                 end of its log.
         """
-        await asyncio.wait({self._said, self._ended}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if self._said.done():
-            found = self._said.result()
-            if isinstance(found, dict):
-                return found
-            raise EngineError(f"{self.name} said {found!r} instead of where it listens", hint=tail(self.log_path))
+        await asyncio.wait({self._first_line, self._ended}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if self._first_line.done():
+            report = self._first_line.result()
+            if isinstance(report, dict):
+                return report
+            raise EngineError(f"{self.name} said {report!r} instead of where it listens", hint=tail(self.log_path))
         if self._ended.done():
             raise EngineError(f"{self.name} {ending(self._ended.result())} at its start", hint=tail(self.log_path))
         raise EngineError(f"{self.name} was not ready within {timeout:g} s", hint=tail(self.log_path))
@@ -153,11 +153,11 @@ class ShimClient:
             await self._bereaved()
         self._writer.close()
 
-    def _take(self, found: dict[str, Any]) -> None:
-        if found["said"] is not None and not self._said.done():
-            self._said.set_result(found["said"])
-        if found["ended"] is not None and not self._ended.done():
-            self._ended.set_result(int(found["ended"]))
+    def _take(self, status: dict[str, Any]) -> None:
+        if status["said"] is not None and not self._first_line.done():
+            self._first_line.set_result(status["said"])
+        if status["ended"] is not None and not self._ended.done():
+            self._ended.set_result(int(status["ended"]))
 
     async def _bereaved(self) -> None:
         """The shim was killed: the engine got SIGTERM from the kernel; make sure that it ends."""

@@ -71,7 +71,7 @@ class StateFile:
         self.namespace = namespace
         self.path = folder / f"{namespace}.json"
         self.entries: dict[str, StateEntry] = _read(self.path)
-        self.before = _said(os.pread(lock, OWNER_MAX, 0))
+        self.before = _owner_of(os.pread(lock, OWNER_MAX, 0))
         """The last owner's record of itself; empty after a clean end."""
         self.failing = False
         self._lock_path = folder / f"{namespace}.lock"
@@ -236,12 +236,12 @@ def _take(path: Path) -> int:
         except FileNotFoundError:
             os.close(lock)
         except OSError as error:
-            found = _said(os.pread(lock, OWNER_MAX, 0))
+            owner = _owner_of(os.pread(lock, OWNER_MAX, 0))
             os.close(lock)
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
-            who = f"process {found['pid']} with the run folder {found['run']}" if found else "which is just starting"
-            raise _Taken(who) from None
+            holder = f"process {owner['pid']} with the run folder {owner['run']}" if owner else "which is just starting"
+            raise _Taken(holder) from None
 
 
 def _flock() -> bytes:
@@ -249,10 +249,10 @@ def _flock() -> bytes:
     return struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
-def _said(raw: bytes) -> dict[str, Any]:
+def _owner_of(raw: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(raw)
-        return found if isinstance(found, dict) and {"pid", "run"} <= set(found) else {}
+        owner = json.loads(raw)
+        return owner if isinstance(owner, dict) and {"pid", "run"} <= set(owner) else {}
     except ValueError:
         return {}
 

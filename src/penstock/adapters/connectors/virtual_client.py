@@ -50,8 +50,8 @@ class VirtualClient:
         Raises:
             StoreUnavailable: etcd does not answer.
         """
-        found = await self._standing()
-        return None if found.decision == NEVER else VirtualDecision(found.prefill, found.decode, found.decision)
+        counts = await self._standing()
+        return None if counts.decision == NEVER else VirtualDecision(counts.prefill, counts.decode, counts.decision)
 
     async def wait(self, after: int | None = None, timeout: float | None = None) -> VirtualDecision:
         """Return the newest decision, once there is one that has not been acknowledged.
@@ -67,13 +67,13 @@ class VirtualClient:
         async with asyncio.timeout(timeout):
             while True:
                 try:
-                    found = await self._standing()
+                    counts = await self._standing()
                 except StoreUnavailable as error:
                     log.warning("decisions can't be read at present: %s", error)
                 else:
-                    least = found.scaled if after is None else after
-                    if found.decision > least and (found.prefill is not None or found.decode is not None):
-                        return VirtualDecision(found.prefill, found.decode, found.decision)
+                    least = counts.scaled if after is None else after
+                    if counts.decision > least and (counts.prefill is not None or counts.decode is not None):
+                        return VirtualDecision(counts.prefill, counts.decode, counts.decision)
                 await asyncio.sleep(self._every)
 
     async def complete(self, decision: VirtualDecision) -> None:
@@ -87,15 +87,15 @@ class VirtualClient:
         """
         while True:
             raw = await self._keys.read()
-            found = standing(raw)
-            if not 0 <= decision.decision_id <= found.decision:
+            counts = standing(raw)
+            if not 0 <= decision.decision_id <= counts.decision:
                 raise UnknownDecision(
                     f"decision {decision.decision_id} can't be complete: the newest that was issued is "
-                    f"{found.decision}",
+                    f"{counts.decision}",
                     hint="wait() returns those that are open",
                 )
-            if decision.decision_id <= found.scaled <= found.decision:
-                self.completed = found.scaled
+            if decision.decision_id <= counts.scaled <= counts.decision:
+                self.completed = counts.scaled
                 return
             expected = {SCALED: raw.get(SCALED), DECISION: raw.get(DECISION)}
             if await self._keys.write(expected, {SCALED: str(decision.decision_id)}):
@@ -107,10 +107,10 @@ class VirtualClient:
         await self._keys.close()
 
     async def _standing(self) -> VirtualCounts:
-        found = standing(await self._keys.read())
-        if found.faults != self._faults:
-            self._faults = found.faults
-            for fault in found.faults:
+        counts = standing(await self._keys.read())
+        if counts.faults != self._faults:
+            self._faults = counts.faults
+            for fault in counts.faults:
                 log.warning("%s: %s", self._keys.name, fault)
-        self.completed = max(self.completed, min(found.scaled, found.decision))
-        return found
+        self.completed = max(self.completed, min(counts.scaled, counts.decision))
+        return counts

@@ -62,24 +62,24 @@ class VirtualConnector:
         self._busy = asyncio.Lock()
 
     async def look(self) -> Mapping[str, Pool]:
-        found = standing(await self._keys.read())
-        self._check(found)
+        counts = standing(await self._keys.read())
+        self._check(counts)
         pools: dict[str, Pool] = {}
         for role, initial in self._pools.items():
-            said = found.prefill if role == "prefill" else found.decode
+            replicas = counts.prefill if role == "prefill" else counts.decode
             gpus = self._settings.gpus_prefill if role == "prefill" else self._settings.gpus_decode
             pools[name_of(role)] = Pool(
                 model=self._model,
                 role=role,
-                desired=initial if said is None else said,
+                desired=initial if replicas is None else replicas,
                 gpus=gpus,
                 problem=self._fault or None,
-                acknowledged=found.acknowledged,
+                acknowledged=counts.acknowledged,
             )
         return pools
 
     async def scale(
-        self, targets: Mapping[str, int], flips: Sequence[Flip], because: Sequence[Reason]
+        self, targets: Mapping[str, int], flips: Sequence[Flip], reasons: Sequence[Reason]
     ) -> dict[str, str]:
         if self._busy.locked():
             return dict.fromkeys(targets, "the decision before it is still waited for")
@@ -97,21 +97,21 @@ class VirtualConnector:
 
     async def _scale(self, targets: Mapping[str, int], flips: Sequence[Flip]) -> dict[str, str]:
         raw = await self._keys.read()
-        found = standing(raw)
-        self._check(found)
+        counts = standing(raw)
+        self._check(counts)
         if flips:
             log.warning("roles can't be changed through %s: the orchestrator there takes only numbers", self._keys.name)
-        wanted = self._wanted(found, targets)
+        wanted = self._wanted(counts, targets)
         if wanted is None:
             return dict.fromkeys(targets, "there is no such pool: there are " + ", ".join(map(name_of, self._pools)))
         prefill, decode = wanted
-        if (prefill, decode) == (found.prefill, found.decode):
+        if (prefill, decode) == (counts.prefill, counts.decode):
             log.info("No scaling needed (prefill=%d, decode=%d), skipping ETCD update", prefill, decode)
             return {}
-        if not found.acknowledged and not self._waited_enough(found.decision):
-            text = f"decision {found.decision} is not acknowledged; {DECISION} {found.decision + 1} waits for it"
+        if not counts.acknowledged and not self._waited_enough(counts.decision):
+            text = f"decision {counts.decision} is not acknowledged; {DECISION} {counts.decision + 1} waits for it"
             return dict.fromkeys(targets, f"{text}, for at most {self._settings.wait_max:g} s")
-        decision = max(found.decision, self._newest) + 1  # ids never go back, even where the keys did
+        decision = max(counts.decision, self._newest) + 1  # ids never go back, even where the keys did
         values = {PREFILL: str(prefill), DECODE: str(decode), DECISION: str(decision)}
         if not await self._keys.write({name: raw.get(name) for name in values}, values):
             return dict.fromkeys(targets, "another writer has written a decision at the same moment")
@@ -122,9 +122,9 @@ class VirtualConnector:
             await self._acknowledgement(decision)
         return {}
 
-    def _wanted(self, found: VirtualCounts, targets: Mapping[str, int]) -> tuple[int, int] | None:
+    def _wanted(self, counts: VirtualCounts, targets: Mapping[str, int]) -> tuple[int, int] | None:
         """Return both numbers; a role without a target keeps its number."""
-        numbers = {"prefill": found.prefill, "decode": found.decode}
+        numbers = {"prefill": counts.prefill, "decode": counts.decode}
         for role, initial in self._pools.items():
             key = "prefill" if role == "prefill" else "decode"
             numbers[key] = initial if numbers[key] is None else numbers[key]
@@ -150,15 +150,15 @@ class VirtualConnector:
                 return
             await asyncio.sleep(CHECK_INTERVAL)
 
-    def _check(self, found: VirtualCounts) -> None:
+    def _check(self, counts: VirtualCounts) -> None:
         """Log what is out of order, once each time that it changes."""
-        faults = list(found.faults)
-        if found.decision < self._newest:
-            faults.append(f"{DECISION} went back from {self._newest} to {found.decision}")
-        if found.scaled < self._acknowledged:
-            faults.append(f"scaled_decision_id went back from {self._acknowledged} to {found.scaled}")
-        self._newest = max(self._newest, found.decision)
-        self._acknowledged = max(self._acknowledged, min(found.scaled, self._newest))
+        faults = list(counts.faults)
+        if counts.decision < self._newest:
+            faults.append(f"{DECISION} went back from {self._newest} to {counts.decision}")
+        if counts.scaled < self._acknowledged:
+            faults.append(f"scaled_decision_id went back from {self._acknowledged} to {counts.scaled}")
+        self._newest = max(self._newest, counts.decision)
+        self._acknowledged = max(self._acknowledged, min(counts.scaled, self._newest))
         fault = "; ".join(faults)
         if fault and fault != self._fault:
             self.faults += 1

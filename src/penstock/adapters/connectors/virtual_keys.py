@@ -35,12 +35,12 @@ class VirtualCounts(NamedTuple):
         return self.scaled >= self.decision
 
 
-def standing(found: Mapping[str, str]) -> VirtualCounts:
+def standing(values: Mapping[str, str]) -> VirtualCounts:
     """Read the keys. A value that is no number is reported in ``faults`` and counts as absent."""
     faults: list[str] = []
 
     def number(name: str, least: int) -> int | None:
-        text = found.get(name)
+        text = values.get(name)
         if text is None:
             return None
         try:

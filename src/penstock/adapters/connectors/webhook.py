@@ -79,7 +79,7 @@ class WebhookConnector:
         return self._pools
 
     async def scale(
-        self, targets: Mapping[str, int], flips: Sequence[Flip], because: Sequence[Reason]
+        self, targets: Mapping[str, int], flips: Sequence[Flip], reasons: Sequence[Reason]
     ) -> dict[str, str]:
         if self._busy.locked():
             return dict.fromkeys(targets, "the decision before it is still being posted")
@@ -94,7 +94,7 @@ class WebhookConnector:
                     decision_id=f"{self._life}-{self._number}",
                     targets=wanted,
                     flips=list(flips),
-                    reasons=[each.text for each in because],
+                    reasons=[each.text for each in reasons],
                 )
             why = await self._post(pending)
             if why is not None:
@@ -129,8 +129,8 @@ class WebhookConnector:
                 async with self._session().post(self._url, data=body, headers=headers, allow_redirects=False) as answer:
                     if answer.status < 300:
                         return None
-                    said = (await answer.content.read(200)).decode(errors="replace").strip()
-                    why = f"{self._url} answers {answer.status}" + (f": {said}" if said else "")
+                    answer_text = (await answer.content.read(200)).decode(errors="replace").strip()
+                    why = f"{self._url} answers {answer.status}" + (f": {answer_text}" if answer_text else "")
                     if answer.status not in _AGAIN:
                         break
             except (aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -48,17 +48,17 @@ async def describe(
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     kind = DIALECTS.get(given.get("engine", ""))
     if kind is None or kind.name in _GUESS:
-        dialect, told = await recognise(server, mine)
+        dialect, fields = await recognise(server, mine)
         if kind is None or kind.name == "openai":
             given["engine"] = dialect.name
     else:
-        told = await kind.card(server, mine) or {}
-    known = {"max_len": mine.get("max_model_len"), **{name: v for name, v in told.items() if v is not None}, **given}
+        fields = await kind.card(server, mine) or {}
+    known = {"max_len": mine.get("max_model_len"), **{key: v for key, v in fields.items() if v is not None}, **given}
     card = {name: value for name, value in known.items() if value is not None}
     if card.get("role", "aggregated") in ("prefill", "decode") and "handoff" not in card:
         card["handoff"] = USUAL.get(card.get("engine", ""))
     if "labels" in card:
-        card["labels"] = {**(told.get("labels") or {}), **card["labels"]}
+        card["labels"] = {**(fields.get("labels") or {}), **card["labels"]}
     try:
         return msgspec.convert(
             {**card, "id": worker, "epoch": epoch, "model": mine["id"], "url": server.url, "adapters": adapters},
@@ -115,8 +115,8 @@ async def ready(
 
 async def self_benchmark(http: aiohttp.ClientSession, url: str) -> dict[str, Any] | None:
     """Read a worker's self-benchmark: points of prefill and decode in seconds, or None where it has none."""
-    found = await EngineServer(http, url).object("/get_perf_metrics")
-    return found if found.get("prefill") and found.get("decode") else None
+    metrics = await EngineServer(http, url).object("/get_perf_metrics")
+    return metrics if metrics.get("prefill") and metrics.get("decode") else None
 
 
 async def measured_speed(http: aiohttp.ClientSession, url: str) -> dict[str, float] | None:

@@ -140,10 +140,10 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
         # Other engines fetch KV from here; it also takes the ports behind it, one for each further rank.
         env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
         card["bootstrap"] = f"{host}:{env['VLLM_NIXL_SIDE_CHANNEL_PORT']}"
-    told = own.iteration_stats
-    if told is None:
-        told = plugin_installed(own.command, {**os.environ, **own.env})
-    if told:
+    reports = own.iteration_stats
+    if reports is None:
+        reports = plugin_installed(own.command, {**os.environ, **own.env})
+    if reports:
         flags["--enable-logging-iteration-details"] = None
         env[STATS_ENV] = f"tcp://{host}:{free_port()}"
     if gpus:
@@ -153,7 +153,7 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
     env.update(own.env)
     if env.get(STATS_ENV):
         card["stats"] = env[STATS_ENV]
-    given = {_plain(word.partition("=")[0]) for word in own.args if word.startswith("-")}
+    given = {_plain(arg.partition("=")[0]) for arg in own.args if arg.startswith("-")}
     labels = dict(card.get("labels", {}))
     if "scheduling-policy" in given:
         labels.pop("priority", None)  # the operator decides now whether it schedules by priority
@@ -205,7 +205,7 @@ def _llamacpp(model: str, pool: PoolSettings, port: int, gpus: Sequence[int], ho
 
 def _words(flags: Mapping[str, str | None], args: Sequence[str]) -> list[str]:
     """Return flags as words, without those that the operator gives as well."""
-    given = {_plain(word.partition("=")[0]) for word in args if word.startswith("-")}
+    given = {_plain(arg.partition("=")[0]) for arg in args if arg.startswith("-")}
     words: list[str] = []
     for flag, value in flags.items():
         if _plain(flag) not in given:
@@ -244,8 +244,8 @@ def _plain(flag: str) -> str:
 
 def _value(args: Sequence[str], flag: str) -> str | None:
     """Return what a command line gives a flag, as ``--flag value`` or ``--flag=value``; None where it is not there."""
-    for place, word in enumerate(args):
-        name, equals, value = word.partition("=")
+    for place, arg in enumerate(args):
+        name, equals, value = arg.partition("=")
         if name.startswith("-") and _plain(name) == flag:
             return value if equals else next(iter(args[place + 1 : place + 2]), None)
     return None

@@ -11,7 +11,7 @@ GUESSED = ("sim", "openai")
 
 def overrides_of(pool: PoolSettings, url: str | None = None) -> dict[str, Any]:
     """Return the settings' fields for each engine of a pool, or for the engine at ``url``; the rest is absent."""
-    said: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         "role": pool.role,
         "handoff": pool.handoff,
         "layout": pool.layout,
@@ -22,15 +22,15 @@ def overrides_of(pool: PoolSettings, url: str | None = None) -> dict[str, Any]:
     }
     labels = {**pool.labels, **({"priority": "on"} if takes_priority(pool) else {})}
     if labels:
-        said["labels"] = labels
+        overrides["labels"] = labels
     if url is not None:
-        said["engine"] = None if pool.engine in GUESSED else pool.engine
-        said["topic"] = pool.topic
+        overrides["engine"] = None if pool.engine in GUESSED else pool.engine
+        overrides["topic"] = pool.topic
         events, replay = endpoints(pool.events, url), endpoints(pool.replay, url)
-        said["events"], said["replay"] = events or None, replay or None
-        said["ranks"] = len(events) or None
-        said["stats"] = next(iter(endpoints(pool.stats, url)), None)
-    return {name: value for name, value in said.items() if value is not None}
+        overrides["events"], overrides["replay"] = events or None, replay or None
+        overrides["ranks"] = len(events) or None
+        overrides["stats"] = next(iter(endpoints(pool.stats, url)), None)
+    return {name: value for name, value in overrides.items() if value is not None}
 
 
 def takes_priority(pool: PoolSettings) -> bool:
@@ -48,9 +48,9 @@ def endpoints(given: Iterable[str], url: str) -> tuple[str, ...]:
     Args:
         given: ``ENDPOINT``, which is for every server, or ``URL=ENDPOINT``.
     """
-    found = []
+    addresses = []
     for entry in given:
         server, equals, endpoint = entry.rpartition("=")
         if not equals or server.rstrip("/") == url.rstrip("/"):
-            found.append(endpoint)
-    return tuple(found)
+            addresses.append(endpoint)
+    return tuple(addresses)

@@ -33,9 +33,9 @@ async def step(calls: EngineCalls, card: WorkerCard, request: str) -> None:
     call = calls.call(card.url, "/v1/completions", msgspec.json.encode(_body(card)), headers)
     try:
         await call.begin()
-        said = await call.read()
+        body = await call.read()
         if call.status != 200:
-            raise EngineError(f"{card.id} answered {call.status}: {said[:200].decode('utf-8', 'replace')}")
+            raise EngineError(f"{card.id} answered {call.status}: {body[:200].decode('utf-8', 'replace')}")
     finally:
         call.close()
 
@@ -55,7 +55,7 @@ async def one_token(http: aiohttp.ClientSession, card: WorkerCard, timeout: floa
             async with http.post(
                 f"{card.url}/v1/completions", json=body, headers=dialect.headers(request), allow_redirects=False
             ) as answer:
-                status, said = answer.status, await answer.content.read(ANSWER_MAX)
+                status, content = answer.status, await answer.content.read(ANSWER_MAX)
     except TimeoutError:
         if await _makes_others(http, card):
             return "busy", f"no token within {timeout:g} s, but others get theirs"
@@ -63,11 +63,11 @@ async def one_token(http: aiohttp.ClientSession, card: WorkerCard, timeout: floa
     except (aiohttp.ClientError, OSError) as error:
         return "missed", f"no answer: {type(error).__name__}: {error}"
     if status >= 400:
-        text = " ".join(said[:300].decode("utf-8", "replace").split())
+        text = " ".join(content[:300].decode("utf-8", "replace").split())
         kind = dialect.refusal(status, text)
         verdict: Verdict = {"client": "unfit", "busy": "busy"}.get(kind, "missed")  # type: ignore[assignment]
         return verdict, f"it answered {status}: {text or 'nothing'}"
-    reasons = _finish_reasons(said)
+    reasons = _finish_reasons(content)
     if not reasons:
         return "missed", "it answered without a choice"
     if any(reason in dialect.gave_up for reason in reasons):

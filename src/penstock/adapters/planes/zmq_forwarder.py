@@ -31,9 +31,9 @@ class Forwarder:
         self._inward, self._outward = self._context.socket(zmq.XSUB), self._context.socket(zmq.XPUB)
         self._inward.rcvhwm = self._outward.sndhwm = limit
         self._inward.maxmsgsize = MESSAGE_LIMIT
-        self._control, self._told = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
+        self._control, self._control_peer = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
         self._control.bind("inproc://control")
-        self._told.connect("inproc://control")
+        self._control_peer.connect("inproc://control")
         self.publish_endpoint = _bound(self._inward, publish, secret)
         self.subscribe_endpoint = _bound(self._outward, subscribe, secret)
         self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
@@ -52,12 +52,12 @@ class Forwarder:
         """End it; what it has not passed on is lost."""
         self._control.send(b"TERMINATE")
         self._thread.join()
-        for socket in (self._inward, self._outward, self._control, self._told):
+        for socket in (self._inward, self._outward, self._control, self._control_peer):
             socket.close(0)
         self._context.term()
 
     def _run(self) -> None:
-        zmq.proxy_steerable(self._inward, self._outward, None, self._told)
+        zmq.proxy_steerable(self._inward, self._outward, None, self._control_peer)
 
 
 class ForwardedPlane(ZmqPlane):

@@ -94,6 +94,6 @@ class PluginCalls:
         await self.forget(id)
         address = address_of(endpoint)
         check_reachable(address, self._settings)
-        found = channel(address, self._settings)
-        self._channels[id] = (endpoint, found)
-        return found
+        opened = channel(address, self._settings)
+        self._channels[id] = (endpoint, opened)
+        return opened

@@ -194,10 +194,10 @@ class PluginServer:
 
     def _context(self, question: Any) -> PluginContext:
         if question.HasField("observation"):
-            seen = observation_of(question.observation)
-            if self._looks and self._looks[-1].at >= seen.at:
+            observation = observation_of(question.observation)
+            if self._looks and self._looks[-1].at >= observation.at:
                 self._looks = []  # another run, whose clock began anew
-            self._looks = [look for look in self._looks if look.at >= seen.at - HISTORY] + [seen]
+            self._looks = [look for look in self._looks if look.at >= observation.at - HISTORY] + [observation]
             looks = self._looks
         else:
             looks = [Observation(at=0.0, window=0.0, models={})]

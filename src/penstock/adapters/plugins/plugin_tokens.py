@@ -52,8 +52,8 @@ class PluginTokens:
         """Return whether a call comes from any of the plugins, or every caller is allowed."""
         shown = _shown(metadata)
         # All are compared, so that the time does not reveal which one matched.
-        found = [hmac.compare_digest(shown, token.encode()) for token in self._tokens.values()]
-        return any(found) or (self.insecure and not self._tokens)
+        matches = [hmac.compare_digest(shown, token.encode()) for token in self._tokens.values()]
+        return any(matches) or (self.insecure and not self._tokens)
 
     def shown_to(self, id: str) -> tuple[tuple[str, str], ...]:
         """Return the metadata that proves to a plugin that its planner calls."""
@@ -67,10 +67,10 @@ def tokens_of(settings: PluginSettings) -> PluginTokens:
     Raises:
         ConfigError: the file can't be read, other users may read it, or it holds something else.
     """
-    found = dict(settings.tokens)
+    tokens = dict(settings.tokens)
     if settings.tokens_file is not None:
-        found |= _read(Path(settings.tokens_file))
-    return PluginTokens(found, insecure=settings.insecure)
+        tokens |= _read(Path(settings.tokens_file))
+    return PluginTokens(tokens, insecure=settings.insecure)
 
 
 def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
@@ -95,12 +95,12 @@ def _read(path: Path) -> dict[str, str]:
         raise ConfigError(f"{name} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name} is no text") from error
-    found: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
         if len(words) != 2:
             raise ConfigError(f"{name}, line {number}: {len(words)} words; it takes two, ID TOKEN")
-        found[words[0]] = words[1]
-    return found
+        tokens[words[0]] = words[1]
+    return tokens

@@ -8,12 +8,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.kernel.values import Pool, RequestShape
+from penstock.kernel.values import EngineLimits, Pool, RequestShape
 
 T = TypeVar("T")
 
 _STRUCT = "google.protobuf.Struct"
-_BESIDE: dict[str, tuple[str, type[msgspec.Struct]]] = {"Prediction": ("shape", RequestShape), "Pool": ("pool", Pool)}
+_BESIDE: dict[str, tuple[str, type[msgspec.Struct]]] = {
+    "Prediction": ("shape", RequestShape),
+    "Pool": ("pool", Pool),
+    "Engine": ("limits", EngineLimits),
+}
 """Message -> the struct that ours has as this field, and whose fields stand beside the others in the message."""
 
 
@@ -65,32 +69,32 @@ def _fields(source: Any) -> dict[str, Any]:
 
 def plain(message: Any) -> dict[str, Any]:
     """Return a message as plain data: every field by name, absent ones as None."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         name = field.name
         value = getattr(message, name)
         if field.message_type is None:
             if field.is_repeated:
-                found[name] = list(value)
+                fields[name] = list(value)
             elif field.enum_type is not None:
-                found[name] = word_of(field.enum_type, value)
+                fields[name] = enum_name_of(field.enum_type, value)
             else:
-                found[name] = value if not field.has_presence or message.HasField(name) else None
+                fields[name] = value if not field.has_presence or message.HasField(name) else None
         elif field.message_type.GetOptions().map_entry:
             deep = field.message_type.fields_by_name["value"].message_type is not None
-            found[name] = {key: plain(each) if deep else each for key, each in value.items()}
+            fields[name] = {key: plain(each) if deep else each for key, each in value.items()}
         elif field.message_type.full_name == _STRUCT:
-            found[name] = _plain_struct(value)
+            fields[name] = _plain_struct(value)
         elif name == "quantiles":
-            found[name] = {each.rank: tuple(each.rates) for each in value}
+            fields[name] = {each.rank: tuple(each.rates) for each in value}
         elif field.is_repeated:
-            found[name] = [plain(each) for each in value]
+            fields[name] = [plain(each) for each in value]
         else:
-            found[name] = plain(value) if message.HasField(name) else None
+            fields[name] = plain(value) if message.HasField(name) else None
     inner = _BESIDE.get(message.DESCRIPTOR.name)
     if inner is not None:
-        found[inner[0]] = {name: found.pop(name) for name in inner[1].__struct_fields__ if name in found}
-    return found
+        fields[inner[0]] = {name: fields.pop(name) for name in inner[1].__struct_fields__ if name in fields}
+    return fields
 
 
 def struct_of(given: Any, kind: type[T]) -> T:
@@ -105,28 +109,28 @@ def struct_of(given: Any, kind: type[T]) -> T:
         raise ConversionError(str(error)) from None
 
 
-def number_of(enum: Any, word: str) -> int:
+def number_of(enum: Any, name: str) -> int:
     """Return an enum's number for our word: ``predict`` is ``STAGE_PREDICT``, ``at_least`` is ``AT_LEAST``."""
     for value in enum.values:
-        if _word(enum, value.name) == word:
-            found: int = value.number
-            return found
-    raise ValueError(f"{enum.name} has no {word}")
+        if _enum_name(enum, value.name) == name:
+            number: int = value.number
+            return number
+    raise ValueError(f"{enum.name} has no {name}")
 
 
-def word_of(enum: Any, number: int) -> str:
+def enum_name_of(enum: Any, number: int) -> str:
     """Return our word for an enum's number; an unknown number gives its digits, which fit nothing."""
     value = enum.values_by_number.get(number)
-    return str(number) if value is None else _word(enum, value.name)
+    return str(number) if value is None else _enum_name(enum, value.name)
 
 
 _WORDS = {"HOLD_LAST": "hold_last"}
 """Words of ours that begin like their enum's name."""
 
 
-def _word(enum: Any, name: str) -> str:
-    found: str = _WORDS.get(name) or name.lower().removeprefix(f"{enum.name.lower()}_")
-    return found
+def _enum_name(enum: Any, name: str) -> str:
+    short: str = _WORDS.get(name) or name.lower().removeprefix(f"{enum.name.lower()}_")
+    return short
 
 
 def _fill_map(into: Any, field: Any, value: Mapping[Any, Any]) -> None:
@@ -149,7 +153,7 @@ def _plain_struct(value: Any) -> dict[str, Any]:
     from google.protobuf import json_format
 
     try:
-        found: dict[str, Any] = json_format.MessageToDict(value)
+        fields: dict[str, Any] = json_format.MessageToDict(value)
     except (ValueError, json_format.SerializeToJsonError) as error:
         raise ConversionError(f"facts hold what JSON has no word for: {error}") from None
-    return found
+    return fields

@@ -51,18 +51,18 @@ def observation_of(given: Any) -> Observation:
     Raises:
         ConversionError: it does not fit.
     """
-    found = plain(given)
-    for name, model in found["models"].items():
+    fields = plain(given)
+    for name, model in fields["models"].items():
         for state in model["pools"].values():
             state["pool"]["model"] = name
-    return struct_of(found, Observation)
+    return struct_of(fields, Observation)
 
 
 def answer_of(result: Result) -> Any:
     """Return the message ``Answer``."""
-    word = next(word for word, kind in _KINDS.items() if isinstance(result, kind))
+    kind_name = next(kind_name for kind_name, kind in _KINDS.items() if isinstance(result, kind))
     answer = message("Answer")()
-    below = getattr(answer, word)
+    below = getattr(answer, kind_name)
     below.SetInParent()
     fill(below, result)
     return answer
@@ -74,16 +74,16 @@ def result_of(answer: Any, stage: Stage) -> Result:
     Raises:
         ConversionError: it answered nothing, a result that its stage can't use, or meaningless numbers.
     """
-    word = answer.WhichOneof("answer")
-    if word is None:
+    kind_name = answer.WhichOneof("answer")
+    if kind_name is None:
         raise ConversionError("it answered nothing; say accept where nothing is to be changed")
-    given = {name: value for name, value in plain(getattr(answer, word)).items() if value is not None}
+    given = {name: value for name, value in plain(getattr(answer, kind_name)).items() if value is not None}
     try:
-        result: Result = msgspec.convert(given, _KINDS[word])
+        result: Result = msgspec.convert(given, _KINDS[kind_name])
     except msgspec.ValidationError as error:
         raise ConversionError(str(error)) from None
     if isinstance(result, Predicted) != (stage == "predict") and isinstance(result, Predicted | Override):
-        raise ConversionError(f"{word} is no answer to stage {stage}")
+        raise ConversionError(f"{kind_name} is no answer to stage {stage}")
     if isinstance(result, Predicted):
         for model, prediction in result.models.items():
             _check_prediction(model, prediction)
@@ -98,14 +98,14 @@ def spec_of(given: Any) -> PluginSpec:
     Raises:
         ConversionError: the stage is not named, or a number is invalid.
     """
-    found = plain(given)
+    fields = plain(given)
     for name in ("interval", "window"):
-        if not math.isfinite(found[name]) or found[name] < 0:
-            raise ConversionError(f"{name} is {found[name]:g}; it takes seconds, 0 or more")
-    if found["stage"] not in METHODS:
-        raise ConversionError(f"stage is {found['stage']}; it takes one of {', '.join(METHODS)}")
+        if not math.isfinite(fields[name]) or fields[name] < 0:
+            raise ConversionError(f"{name} is {fields[name]:g}; it takes seconds, 0 or more")
+    if fields["stage"] not in METHODS:
+        raise ConversionError(f"stage is {fields['stage']}; it takes one of {', '.join(METHODS)}")
     try:
-        return msgspec.convert({**found, "outside": True}, PluginSpec)
+        return msgspec.convert({**fields, "outside": True}, PluginSpec)
     except msgspec.ValidationError as error:
         raise ConversionError(str(error)) from None
 

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock.kernel.latency_bins import Bins
-from penstock.kernel.values import STEP_SUMS, Role, StepStats
-from penstock.planner.observation import Traffic
+from penstock.kernel.values import STEP_SUMS, UNKNOWN_LIMITS, EngineLimits, Role, StepStats, Traffic
 
 
 class RankCounters(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +29,7 @@ class WorkerCounters(msgspec.Struct, frozen=True, kw_only=True):
         flips: whether it can take another role.
         steps: its passes since this frontend began to follow it under ``epoch``; None where it reported none.
         window: its last window, and ``window_seconds``: how long that was.
-        kv_tokens: KV capacity of one rank, in tokens.
+        limits: of one rank.
     """
 
     worker: str
@@ -41,10 +40,7 @@ class WorkerCounters(msgspec.Struct, frozen=True, kw_only=True):
     flips: bool = False
     ranks: tuple[RankCounters, ...] = ()
     block_size: int | None = None
-    kv_tokens: int | None = None
-    max_seqs: int | None = None
-    max_batched_tokens: int | None = None
-    max_len: int | None = None
+    limits: EngineLimits[int | None] = UNKNOWN_LIMITS
     steps: StepStats | None = None
     window: StepStats | None = None
 
@@ -77,16 +73,16 @@ def since(now: Traffic, before: Traffic | None) -> Traffic:
     """Return what happened between two readings of one frontend's counters."""
     if before is None:
         return now
-    found: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
     for name in now.__struct_fields__:
         mine, theirs = getattr(now, name), getattr(before, name)
         if name in ("accept_length", "at_end"):
-            found[name] = mine
+            differences[name] = mine
         elif isinstance(mine, dict):
-            found[name] = _less(mine, theirs)
+            differences[name] = _less(mine, theirs)
         else:
-            found[name] = mine - theirs
-    return Traffic(**found)
+            differences[name] = mine - theirs
+    return Traffic(**differences)
 
 
 def steps_since(now: StepStats | None, before: StepStats | None) -> StepStats | None:
@@ -95,11 +91,11 @@ def steps_since(now: StepStats | None, before: StepStats | None) -> StepStats | 
         return None
     if before is None:
         return now
-    found: dict[str, Any] = {"estimated": now.estimated}
+    differences: dict[str, Any] = {"estimated": now.estimated}
     for name in STEP_SUMS:
         mine, theirs = getattr(now, name), getattr(before, name)
-        found[name] = None if mine is None or theirs is None else mine - theirs
-    return StepStats(**found)
+        differences[name] = None if mine is None or theirs is None else mine - theirs
+    return StepStats(**differences)
 
 
 def _less(now: Mapping[int, int], before: Mapping[int, int]) -> Bins:

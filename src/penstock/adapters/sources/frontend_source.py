@@ -18,8 +18,8 @@ from penstock.adapters.sources.frontend_counters import (
 from penstock.adapters.sources.traffic_source import ModelReading, Reading, WorkerReading
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.message_version import NewerVersion, VersionedDecoder
-from penstock.kernel.values import StepStats, WorkerId
-from penstock.planner.observation import EngineState, Health, Traffic
+from penstock.kernel.values import StepStats, Traffic, WorkerId
+from penstock.planner.observation import EngineState, Health
 
 log = logging.getLogger("penstock.planner")
 
@@ -31,7 +31,7 @@ BORN_WITHIN = 2.0
 """A frontend that is not in the reading before counts from its start, if that was at most so many seconds
 before that reading; else it existed and was only unknown here."""
 
-_told = VersionedDecoder(ClusterCounters, "what frontends tell a planner")
+_counters = VersionedDecoder(ClusterCounters, "what frontends tell a planner")
 
 Urls = Callable[[], Awaitable[Sequence[str]]]
 """Returns the admin URLs of frontends; each of them reads the others."""
@@ -62,30 +62,30 @@ class FrontendSource:
     """
 
     def __init__(
-        self, urls: Urls, sign: Sign, *, stale_after: float, models: Iterable[str] = (), told_by: str = "frontends"
+        self, urls: Urls, sign: Sign, *, stale_after: float, models: Iterable[str] = (), description: str = "frontends"
     ) -> None:
         self._urls = urls
         self._sign = sign
         self._stale_after = stale_after
         self._models = set(models)
-        self._told_by = told_by
+        self._description = description
         self._mark = CounterMark()
         self._readable: float | None = None
         self._http: aiohttp.ClientSession | None = None
 
     async def read(self, at: float) -> Reading:
         try:
-            told = await self._ask()
+            answer = await self._ask()
         except PenstockError as error:
             return self._unread(at, str(error))
-        if told.missing:
+        if answer.missing:
             reading = self._unread(
                 at,
-                f"{len(told.missing)} of {len(told.missing) + len(told.frontends)} frontends "
-                f"did not answer: {', '.join(told.missing)}",
+                f"{len(answer.missing)} of {len(answer.missing) + len(answer.frontends)} frontends "
+                f"did not answer: {', '.join(answer.missing)}",
             )
-            return msgspec.structs.replace(reading, workers=self._workers(told.frontends, {}))
-        return self._whole(told.frontends, at)
+            return msgspec.structs.replace(reading, workers=self._workers(answer.frontends, {}))
+        return self._whole(answer.frontends, at)
 
     def snapshot(self) -> bytes:
         return msgspec.json.encode(self._mark)
@@ -95,7 +95,7 @@ class FrontendSource:
         self._models |= {model for counts in self._mark.counts.values() for model in counts}
 
     def describe(self) -> str:
-        return self._told_by
+        return self._description
 
     async def close(self) -> None:
         if self._http is not None:
@@ -108,9 +108,9 @@ class FrontendSource:
         seconds = 0.0 if mark.at is None else max(0.0, at - mark.at)
         sums: dict[str, Traffic] = {}
         queued: dict[str, int] = {}
-        for told in frontends:
-            before = mark.counts.get(told.name)
-            for model, each in told.models.items():
+        for frontend in frontends:
+            before = mark.counts.get(frontend.name)
+            for model, each in frontend.models.items():
                 self._models.add(model)
                 queued[model] = queued.get(model, 0) + each.queued
                 known = None if before is None else before.get(model)
@@ -122,11 +122,13 @@ class FrontendSource:
         ready = {worker.model for worker in workers.values() if worker.ready}
         self._mark = CounterMark(
             at=at,
-            counts={told.name: {model: each.counts for model, each in told.models.items()} for told in frontends},
+            counts={
+                frontend.name: {model: each.counts for model, each in frontend.models.items()} for frontend in frontends
+            },
             steps={
-                _place(told.name, engine): engine.steps
-                for told in frontends
-                for engine in told.engines
+                _place(frontend.name, engine): engine.steps
+                for frontend in frontends
+                for engine in frontend.engines
                 if engine.steps is not None
             },
         )
@@ -152,14 +154,14 @@ class FrontendSource:
         self, frontends: Sequence[FrontendCounters], before: Mapping[str, StepStats]
     ) -> dict[str, WorkerReading]:
         """Return each worker from the first frontend that follows its passes; all know the same requests."""
-        found: dict[str, WorkerReading] = {}
-        for told in sorted(frontends, key=lambda each: each.name):
-            for engine in told.engines:
-                steps = steps_since(engine.steps, before.get(_place(told.name, engine)))
-                known = found.get(engine.worker)
+        workers: dict[str, WorkerReading] = {}
+        for frontend in sorted(frontends, key=lambda each: each.name):
+            for engine in frontend.engines:
+                steps = steps_since(engine.steps, before.get(_place(frontend.name, engine)))
+                known = workers.get(engine.worker)
                 if known is None or (steps is not None and all(each.steps is None for each in known.engines)):
-                    found[engine.worker] = _worker(engine, steps)
-        return found
+                    workers[engine.worker] = _worker(engine, steps)
+        return workers
 
     # --- HTTP ---------------------------------------------------------------------------------------------------------
 
@@ -173,13 +175,13 @@ class FrontendSource:
         best: ClusterCounters | None = None
         for base in await self._urls():
             try:
-                told = await self._ask_one(URL(base.rstrip("/") + PATH))
+                counters = await self._ask_one(URL(base.rstrip("/") + PATH))
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                 failures.append(f"{base}: {str(error) or type(error).__name__}")
                 continue
-            if not told.missing:
-                return told
-            best = told if best is None or len(told.missing) < len(best.missing) else best
+            if not counters.missing:
+                return counters
+            best = counters if best is None or len(counters.missing) < len(best.missing) else best
         if best is not None:
             return best
         raise PenstockError("; ".join(failures) or "no frontend is known")
@@ -192,10 +194,10 @@ class FrontendSource:
             if answer.status != 200:
                 raise ValueError(f"it answers {answer.status}: {raw[:200].decode(errors='replace')}")
         try:
-            told: ClusterCounters = _told.decode(raw)
+            counters: ClusterCounters = _counters.decode(raw)
         except (msgspec.DecodeError, NewerVersion) as error:
             raise ValueError(f"its answer can't be read: {error}") from error
-        return told
+        return counters
 
 
 def _place(frontend: str, engine: WorkerCounters) -> str:
@@ -220,10 +222,7 @@ def _worker(engine: WorkerCounters, steps: StepStats | None) -> WorkerReading:
                 queued_prefill_tokens=rank.prefill_tokens,
                 queued_decode_kv=None if window is None else _mean(window.queued_decode_kv, window),
                 decode_kv=_decode_kv(rank, engine),
-                kv_tokens=engine.kv_tokens,
-                max_seqs=engine.max_seqs,
-                max_batched_tokens=engine.max_batched_tokens,
-                max_len=engine.max_len,
+                limits=engine.limits,
             )
         )
     return WorkerReading(
@@ -241,9 +240,10 @@ def _waiting(rank: RankCounters, engine: WorkerCounters, window: StepStats | Non
 
     The passes' queue is a mean over a window that may be seconds old; the placed requests are of now.
     """
-    told = None if window is None else _mean(window.queued_requests, window)
-    beyond = None if engine.max_seqs is None else max(0, rank.running - engine.max_seqs)
-    known = [number for number in (told, beyond) if number is not None]
+    queued = None if window is None else _mean(window.queued_requests, window)
+    most = engine.limits.max_seqs
+    beyond = None if most is None else max(0, rank.running - most)
+    known = [number for number in (queued, beyond) if number is not None]
     return min(rank.running, max(known)) if known else None
 
 

@@ -61,22 +61,22 @@ def queries(source: MetricsSource, window: float, namespace: str | None) -> Prom
         selector = f"{metric}{{{inside}}}" if inside else metric
         return PrometheusQuery(name, f"sum{by} (increase({selector}[{span}]))", selector)
 
-    found = [
+    counters = [
         counted("started", f"{prefix}requests_started_total"),
         counted("ended", f"{prefix}requests_total"),
     ]
     if source == "frontend":
         # A request that its client cancelled, or sent wrong, is not lost demand.
-        found.append(
+        counters.append(
             counted("lost", f"{prefix}requests_total", 'status="error",error_type!~"cancelled|validation|not_found"')
         )
     for part in FRONTEND_HAS if source == "frontend" else ROUTER_HAS:
         for end in ("sum", "count"):
-            found.append(counted(f"{part}_{end}", f"{prefix}{SUMMED[part]}_{end}"))
+            counters.append(counted(f"{part}_{end}", f"{prefix}{SUMMED[part]}_{end}"))
     marker = f"{prefix}model_ready" if source == "frontend" else f"{prefix}worker_registered"
     selector = f"{marker}{{{own}}}" if own else marker
     grouped = f"time() - max{by} (timestamp({selector}))"
-    return PrometheusQueries(tuple(found), PrometheusQuery("alive", grouped, selector), source == "frontend")
+    return PrometheusQueries(tuple(counters), PrometheusQuery("alive", grouped, selector), source == "frontend")
 
 
 def waiting(queried: PrometheusQueries) -> Sequence[PrometheusQuery]:

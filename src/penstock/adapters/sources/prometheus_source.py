@@ -19,7 +19,8 @@ from penstock.adapters.sources.prometheus_queries import PrometheusQueries, Prom
 from penstock.adapters.sources.traffic_source import ModelReading, Reading
 from penstock.config.settings.planning_settings import PROMETHEUS_TIMEOUT, PrometheusSettings
 from penstock.kernel.errors import ConfigError, PenstockError
-from penstock.planner.observation import Health, Traffic
+from penstock.kernel.values import Traffic
+from penstock.planner.observation import Health
 
 log = logging.getLogger("penstock.planner")
 
@@ -91,7 +92,7 @@ class PrometheusSource:
         models = {}
         whole = True
         for key, model in self._models.items():
-            read = self._model(model, {name: found.get(key) for name, found in numbers.items()}, seconds)
+            read = self._model(model, {name: values.get(key) for name, values in numbers.items()}, seconds)
             if isinstance(read, str):
                 whole = False
                 models[model] = self._unread(at, read)
@@ -117,14 +118,14 @@ class PrometheusSource:
 
     # --- counts -------------------------------------------------------------------------------------------------------
 
-    def _model(self, model: str, found: Mapping[str, float | None], seconds: float) -> ModelReading | str:
+    def _model(self, model: str, values: Mapping[str, float | None], seconds: float) -> ModelReading | str:
         """Return one model's traffic, or why it can't be read."""
-        age = found["alive"]
+        age = values["alive"]
         if age is None:
             return f"nothing is scraped: {self.queries.alive.selector} matches nothing for {model}"
         if age > max(SCRAPED_WITHIN, self._window):
             return f"the newest scrape is {age:.0f} s old"
-        started, ended = found["started"], found["ended"]
+        started, ended = values["started"], values["ended"]
         at_end = started is None
         demand = ended if started is None else started
         if demand is None:
@@ -132,26 +133,26 @@ class PrometheusSource:
             demand = 0.0
         if not math.isfinite(demand):
             return f"the number of requests is {demand}"
-        isl = _mean(found, "input")
+        isl = _mean(values, "input")
         if isl is not None:
             self._state.mean_prompts[model] = isl
         isl = self._state.mean_prompts.get(model)
         if isl is None and demand > 0:
             return "no request has ended yet, so how long their prompts are is not known"
         share = seconds / self._window
-        answered, osl = _pair(found, "output")
-        prompts = _pair(found, "input")
-        told, cached = self._cached(found, prompts)
-        ttft, itl = _pair(found, "ttft"), _pair(found, "itl")
+        answered, osl = _pair(values, "output")
+        prompts = _pair(values, "input")
+        reported, cached = self._cached(values, prompts)
+        ttft, itl = _pair(values, "ttft"), _pair(values, "itl")
         counts = {
             "arrived": demand,
             "prompt_tokens": demand * (isl or 0.0),
             "answered": answered,
             "answered_prompt_tokens": prompts[1],
             "output_tokens": osl,
-            "lost": _finite(found.get("lost")),
+            "lost": _finite(values.get("lost")),
             "cached_tokens": cached,
-            "cache_reported_tokens": told,
+            "cache_reported_tokens": reported,
             "ttft_count": ttft[0],
             "itl_count": itl[0],
         }
@@ -161,29 +162,29 @@ class PrometheusSource:
             **whole,  # type: ignore[arg-type]
             ttft_sum=_share(ttft, whole["ttft_count"]),
             itl_sum=_share(itl, whole["itl_count"]),
-            duration_sum=_share(_pair(found, "duration"), whole["answered"]),
+            duration_sum=_share(_pair(values, "duration"), whole["answered"]),
             at_end=at_end,
         )
-        queued = found.get("queued")
+        queued = values.get("queued")
         return ModelReading(traffic=traffic, queued=None if queued is None else round(queued))
 
     def _whole(self, model: str, counts: Mapping[str, float]) -> dict[str, int]:
         """Return whole numbers; what is left over is added to the next ones, so that nothing is lost."""
         carried = self._state.carried.setdefault(model, {})
-        found = {}
+        whole = {}
         for name, count in counts.items():
             total = count + carried.get(name, 0.0)
-            found[name] = math.floor(total + 1e-6)
-            carried[name] = total - found[name]
-        return found
+            whole[name] = math.floor(total + 1e-6)
+            carried[name] = total - whole[name]
+        return whole
 
     @staticmethod
-    def _cached(found: Mapping[str, float | None], prompts: tuple[float, float]) -> tuple[float, float]:
+    def _cached(values: Mapping[str, float | None], prompts: tuple[float, float]) -> tuple[float, float]:
         """Return the prompt tokens whose cached part is reported, and that cached part."""
-        if "hits_count" in found:
-            number, share = _pair(found, "hits")
+        if "hits_count" in values:
+            number, share = _pair(values, "hits")
             return (prompts[1], prompts[1] * share / number) if number else (0.0, 0.0)
-        number, tokens = _pair(found, "cached")
+        number, tokens = _pair(values, "cached")
         return (prompts[1], tokens) if number else (0.0, 0.0)
 
     def _unread(self, at: float, why: str) -> ModelReading:
@@ -243,11 +244,11 @@ class PrometheusSource:
             async with post as answer:
                 raw = await answer.read()
                 if answer.status != 200:
-                    said = raw[:200].decode(errors="replace")
-                    raise UnreadableMetric(f"{self._settings.url} answers {answer.status} to {query}: {said}")
+                    answer_text = raw[:200].decode(errors="replace")
+                    raise UnreadableMetric(f"{self._settings.url} answers {answer.status} to {query}: {answer_text}")
             body: Any = msgspec.json.decode(raw)
             result = body["data"]["result"]
-            found = {str(one["metric"].get("model", "")).lower(): float(one["value"][1]) for one in result}
+            values = {str(one["metric"].get("model", "")).lower(): float(one["value"][1]) for one in result}
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             why = str(error) or type(error).__name__
             raise UnreadableMetric(f"the Prometheus at {self._settings.url} does not answer: {why}") from error
@@ -255,9 +256,9 @@ class PrometheusSource:
             raise UnreadableMetric(
                 f"{self._settings.url} gives no answer of a Prometheus to {query}: {error}"
             ) from error
-        if self.queries.by_model or not found:
-            return found
-        return dict.fromkeys(self._models, next(iter(found.values())))
+        if self.queries.by_model or not values:
+            return values
+        return dict.fromkeys(self._models, next(iter(values.values())))
 
     def _token(self) -> str | None:
         if self._settings.token_file is None:
@@ -297,16 +298,16 @@ def _finite(value: float | None) -> float:
     return value if value is not None and math.isfinite(value) else 0.0
 
 
-def _pair(found: Mapping[str, float | None], name: str) -> tuple[float, float]:
+def _pair(values: Mapping[str, float | None], name: str) -> tuple[float, float]:
     """Return count and sum of a histogram; a sum that is no number makes its count unknown, too."""
-    total, number = found.get(f"{name}_sum"), found.get(f"{name}_count")
+    total, number = values.get(f"{name}_sum"), values.get(f"{name}_count")
     if total is None or number is None or not math.isfinite(total) or not math.isfinite(number):
         return 0.0, 0.0
     return number, total
 
 
-def _mean(found: Mapping[str, float | None], name: str) -> float | None:
-    number, total = _pair(found, name)
+def _mean(values: Mapping[str, float | None], name: str) -> float | None:
+    number, total = _pair(values, name)
     return total / number if number > 0 else None
 
 

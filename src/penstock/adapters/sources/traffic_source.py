@@ -5,8 +5,8 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.kernel.values import Role
-from penstock.planner.observation import EngineState, Health, Traffic
+from penstock.kernel.values import Role, Traffic
+from penstock.planner.observation import EngineState, Health
 
 
 class WorkerReading(msgspec.Struct, frozen=True, kw_only=True):

@@ -136,8 +136,8 @@ class EtcdClient:
 
     async def get(self, key: bytes) -> KeyValue | None:
         """Return one key, or None where it is absent."""
-        found = await self._range({"key": _text(key)})
-        return found.items[0] if found.items else None
+        answer = await self._range({"key": _text(key)})
+        return answer.items[0] if answer.items else None
 
     async def range(self, prefix: bytes, *, values: bool = True) -> EtcdRange:
         """Return everything whose key begins with ``prefix``; without ``values`` only keys and revisions."""
@@ -164,7 +164,7 @@ class EtcdClient:
 
         It is sent once: a second try could find its own writes and take them for another writer's.
         """
-        asked = {
+        body = {
             "compare": [_compare(one) for one in compare],
             "success": [
                 {"request_put": _put(step)}
@@ -173,14 +173,14 @@ class EtcdClient:
                 for step in success
             ],
         }
-        return bool((await self._call("kv/txn", asked, again=False)).get("succeeded", False))
+        return bool((await self._call("kv/txn", body, again=False)).get("succeeded", False))
 
     async def compact(self, revision: int) -> None:
         """Let etcd forget what happened before a revision."""
         await self._call("kv/compaction", {"revision": revision})
 
-    async def _range(self, asked: dict[str, Any]) -> EtcdRange:
-        answer = await self._call("kv/range", asked)
+    async def _range(self, body: dict[str, Any]) -> EtcdRange:
+        answer = await self._call("kv/range", body)
         return EtcdRange(_revision(answer), tuple(_key_value(item) for item in answer.get("kvs", ())))
 
     # --- leases -----------------------------------------------------------------------------------------------------
@@ -195,16 +195,16 @@ class EtcdClient:
             return {}
         body = b"\n".join(msgspec.json.encode({"ID": lease}) for lease in leases)
         raw = await self._exchange("lease/keepalive", body, again=True)
-        found: dict[int, int | None] = {}
+        remaining: dict[int, int | None] = {}
         for line in raw.splitlines():
             answer = msgspec.json.decode(line).get("result", {})
             self._heard(answer)
             if "ID" in answer:
-                found[int(answer["ID"])] = int(answer["TTL"]) if int(answer.get("TTL", 0)) > 0 else None
-        missing = [lease for lease in leases if lease not in found]
+                remaining[int(answer["ID"])] = int(answer["TTL"]) if int(answer.get("TTL", 0)) > 0 else None
+        missing = [lease for lease in leases if lease not in remaining]
         if missing:
             raise StoreUnavailable(f"etcd left {len(missing)} of {len(leases)} leases without an answer")
-        return found
+        return remaining
 
     async def revoke(self, lease: int) -> bool:
         """End a lease and its keys; return whether there was one."""
@@ -223,8 +223,8 @@ class EtcdClient:
             Compacted: etcd has dropped the requested changes.
             StoreUnavailable: the connection broke, also where the server ended it.
         """
-        asked = {"create_request": {**_under(prefix), "start_revision": revision}}
-        async with aclosing(self._lines("watch", msgspec.json.encode(asked))) as lines:
+        body = {"create_request": {**_under(prefix), "start_revision": revision}}
+        async with aclosing(self._lines("watch", msgspec.json.encode(body))) as lines:
             async for line in lines:
                 yield self._changes(msgspec.json.decode(line))
         raise StoreUnavailable(f"etcd at {self.urls[self._at]} ended a watch")
@@ -248,8 +248,8 @@ class EtcdClient:
         if self._http is not None:
             await self._http.close()
 
-    async def _call(self, path: str, asked: dict[str, Any], *, again: bool = True) -> dict[str, Any]:
-        raw = await self._exchange(path, msgspec.json.encode(asked), again=again)
+    async def _call(self, path: str, body: dict[str, Any], *, again: bool = True) -> dict[str, Any]:
+        raw = await self._exchange(path, msgspec.json.encode(body), again=again)
         try:
             answer = msgspec.json.decode(raw, type=dict[str, Any])
         except msgspec.DecodeError as error:
@@ -339,8 +339,8 @@ class EtcdClient:
         if self._login is None:
             return {}
         if self._token is None:
-            asked = {"name": self._login.user, "password": self._login.password}
-            body = msgspec.json.encode(asked)
+            login = {"name": self._login.user, "password": self._login.password}
+            body = msgspec.json.encode(login)
             async with self._session().post(f"{url}/v3/auth/authenticate", data=body) as answer:
                 raw = await answer.read()
                 if answer.status != 200:
@@ -396,8 +396,8 @@ def _refusal(error: dict[str, Any], url: str) -> StoreUnavailable:
 def _fault(raw: bytes) -> tuple[int, str]:
     """Return gRPC's code and the text of a refusal; 2 (unknown) where the answer is not etcd's."""
     try:
-        found = msgspec.json.decode(raw)
-        return int(found.get("code", 2)), str(found.get("message") or found.get("error"))
+        answer = msgspec.json.decode(raw)
+        return int(answer.get("code", 2)), str(answer.get("message") or answer.get("error"))
     except (msgspec.DecodeError, AttributeError, ValueError, UnicodeDecodeError):
         return 2, f"no answer of an etcd: {raw[:100]!r}"
 
@@ -414,8 +414,8 @@ def _under(prefix: bytes) -> dict[str, str]:
 
 
 def _put(put: EtcdPut) -> dict[str, Any]:
-    asked: dict[str, Any] = {"key": _text(put.key), "value": _text(put.value)}
-    return {**asked, "lease": put.lease} if put.lease else asked
+    body: dict[str, Any] = {"key": _text(put.key), "value": _text(put.value)}
+    return {**body, "lease": put.lease} if put.lease else body
 
 
 def _compare(compare: EtcdCompare) -> dict[str, Any]:
@@ -435,9 +435,9 @@ def _key_value(item: dict[str, Any]) -> KeyValue:
 
 
 def _event(item: dict[str, Any]) -> EtcdEvent:
-    found = _key_value(item["kv"])
-    gone = item.get("type") == "DELETE"
-    return EtcdEvent(found.key, None if gone else found.value, found.revision, found.lease)
+    entry = _key_value(item["kv"])
+    deleted = item.get("type") == "DELETE"
+    return EtcdEvent(entry.key, None if deleted else entry.value, entry.revision, entry.lease)
 
 
 def _int(item: dict[str, Any], name: str) -> int:

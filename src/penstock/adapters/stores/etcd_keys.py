@@ -20,10 +20,10 @@ class EtcdKeys:
 
     async def read(self) -> dict[str, str]:
         """Return everything under the prefix, as of one moment."""
-        found = await self._client.range(self._prefix)
+        answer = await self._client.range(self._prefix)
         return {
             item.key.removeprefix(self._prefix).decode(errors="replace"): item.value.decode(errors="replace")
-            for item in found.items
+            for item in answer.items
         }
 
     async def write(self, expected: Mapping[str, str | None], values: Mapping[str, str]) -> bool:

@@ -89,7 +89,7 @@ class EtcdStore:
         self._probe = probe
         self._secret = secret
         self._revoked = revoked
-        self._held: dict[str, _LeasedKey] = {}
+        self._leased: dict[str, _LeasedKey] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._renewing: asyncio.Task[None] | None = None
         self._sooner = asyncio.Event()
@@ -114,25 +114,25 @@ class EtcdStore:
         file_name(key)
         self._check()
         async with self._lock(key):
-            held = self._held.get(key)
+            leased = self._leased.get(key)
             if ttl is None:
                 await self._client.put(self._named(key), self._sealed(key, value, 0))
-                if held is not None:
-                    del self._held[key]
-                    await self._client.revoke(held.lease)
+                if leased is not None:
+                    del self._leased[key]
+                    await self._client.revoke(leased.lease)
                 return
-            if held is not None and held.ttl == ttl:
+            if leased is not None and leased.ttl == ttl:
                 try:
-                    await self._client.put(self._named(key), self._sealed(key, value, held.lease), lease=held.lease)
-                    held.value = value
+                    await self._client.put(self._named(key), self._sealed(key, value, leased.lease), lease=leased.lease)
+                    leased.value = value
                     return
                 except LeaseNotFound:
-                    held = None  # a new put means that the key is wanted, also where another client revoked it
+                    leased = None  # a new put means that the key is wanted, also where another client revoked it
             fresh = await self._lease(value, ttl)
             await self._client.put(self._named(key), self._sealed(key, value, fresh.lease), lease=fresh.lease)
-            self._held[key] = fresh
-            if held is not None:
-                await self._client.revoke(held.lease)
+            self._leased[key] = fresh
+            if leased is not None:
+                await self._client.revoke(leased.lease)
         self._sooner.set()
         if self._renewing is None:
             self._renewing = asyncio.create_task(self._renew(), name="etcd leases")
@@ -142,16 +142,16 @@ class EtcdStore:
         file_name(key)
         self._check()
         async with self._lock(key):
-            held = self._held.pop(key, None)
+            leased = self._leased.pop(key, None)
             await self._client.delete(self._named(key))
-            if held is not None:
-                await self._client.revoke(held.lease)
+            if leased is not None:
+                await self._client.revoke(leased.lease)
 
     async def list(self, prefix: str) -> dict[str, bytes]:
         """Return what is alive under a prefix."""
         self._check()
-        found = await self._client.range(self._named(prefix))
-        opened = ((item.key, self._opened(item.key, item.value, item.lease)) for item in found.items)
+        answer = await self._client.range(self._named(prefix))
+        opened = ((item.key, self._opened(item.key, item.value, item.lease)) for item in answer.items)
         return {self._key(key): value for key, value in opened if value is not None}
 
     async def watch(self, prefix: str) -> AsyncIterator[Sequence[StoreChange]]:
@@ -197,8 +197,8 @@ class EtcdStore:
         self._closed = True
         if self._renewing is not None:
             await end([self._renewing])
-        leases = [held.lease for held in self._held.values()]
-        self._held.clear()
+        leases = [leased.lease for leased in self._leased.values()]
+        self._leased.clear()
         try:
             for start in range(0, len(leases), _REVOKED_AT_ONCE):
                 some = leases[start : start + _REVOKED_AT_ONCE]
@@ -212,14 +212,14 @@ class EtcdStore:
     async def _lease(self, value: bytes, ttl: float) -> _LeasedKey:
         if self._identity is None:
             await self._identify()
-        asked = time.monotonic()
-        return _LeasedKey(value, ttl, await self._client.grant(math.ceil(ttl)), asked, self._life)
+        requested_at = time.monotonic()
+        return _LeasedKey(value, ttl, await self._client.grant(math.ceil(ttl)), requested_at, self._life)
 
     async def _renew(self) -> None:
         failing, due = False, math.inf
         while True:
             self._sooner.clear()
-            wait = min((held.ttl for held in self._held.values()), default=RETRY) / 3
+            wait = min((leased.ttl for leased in self._leased.values()), default=RETRY) / 3
             due = min(due, time.monotonic() + (min(wait, RETRY) if failing else wait))
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due - time.monotonic())):
@@ -239,47 +239,47 @@ class EtcdStore:
             failing = False
 
     async def _renew_all(self) -> None:
-        asked = time.monotonic()
-        leases = {held.lease: key for key, held in self._held.items()}
+        requested_at = time.monotonic()
+        leases = {leased.lease: key for key, leased in self._leased.items()}
         lost = []
         answers = await self._client.keep_alive(list(leases))
         # A lease whose whole ttl reaches beyond the time of the answer can't have ended by itself. The time of the
         # request proves nothing: on a busy machine it may reach etcd long after that.
         answered = time.monotonic()
         for lease, left in answers.items():
-            held = self._held.get(leases[lease])
-            if held is None or held.lease != lease:
+            leased = self._leased.get(leases[lease])
+            if leased is None or leased.lease != lease:
                 continue
             if left is None:
                 lost.append(leases[lease])
             else:
-                held.renewed = asked
+                leased.renewed = requested_at
         if lost:
             await self._identify()
         for key in lost:
             async with self._lock(key):
-                held = self._held.get(key)
-                if held is not None and held.lease in leases:
-                    await self._regain(key, held, answered)
+                leased = self._leased.get(key)
+                if leased is not None and leased.lease in leases:
+                    await self._regain(key, leased, answered)
 
-    async def _regain(self, key: str, held: _LeasedKey, answered: float) -> None:
+    async def _regain(self, key: str, leased: _LeasedKey, answered: float) -> None:
         """Put a key again whose lease has ended, unless another client revoked it."""
-        if held.life == self._life and answered - held.renewed < held.ttl:
+        if leased.life == self._life and answered - leased.renewed < leased.ttl:
             # It can't have ended by itself, and etcd has not lost it: another client revoked it.
-            del self._held[key]
+            del self._leased[key]
             self.revocations += 1
             log.warning("the lease of %s was revoked by another client", key)
             self._revoked(key)
             return
-        fresh = await self._lease(held.value, held.ttl)
-        sealed = self._sealed(key, held.value, fresh.lease)
+        fresh = await self._lease(leased.value, leased.ttl)
+        sealed = self._sealed(key, leased.value, fresh.lease)
         named = self._named(key)
         if await self._client.txn([EtcdCompare(named, None)], [EtcdPut(named, sealed, fresh.lease)]):
-            self._held[key] = fresh
+            self._leased[key] = fresh
             self.regained += 1
             log.warning("the lease of %s had ended; it was granted again", key)
             return
-        del self._held[key]
+        del self._leased[key]
         log.warning("the lease of %s had ended, and another process has taken it over", key)
         await self._client.revoke(fresh.lease)
 
@@ -298,26 +298,26 @@ class EtcdStore:
 
     async def _identify(self) -> None:
         """Check whether etcd has the same data as before: by a mark in it, and by a revision that never goes back."""
-        seen = self._client.revision
-        found = await self._client.range(self._mark)
-        if not found.items:
+        newest = self._client.revision
+        answer = await self._client.range(self._mark)
+        if not answer.items:
             mark = EtcdPut(self._mark, secrets.token_hex(8).encode())
             await self._client.txn([EtcdCompare(self._mark, None)], [mark])
-            found = await self._client.range(self._mark)
-        identity = found.items[0].value if found.items else None
-        if self._identity is not None and (identity != self._identity or found.revision < seen):
+            answer = await self._client.range(self._mark)
+        identity = answer.items[0].value if answer.items else None
+        if self._identity is not None and (identity != self._identity or answer.revision < newest):
             log.warning("etcd came back with other data than it had")
             self._life += 1
             self._settled_at = time.monotonic() + self._settle
-            self._client.revision = found.revision
+            self._client.revision = answer.revision
         self._identity = identity
 
     async def _all(self, under: bytes) -> tuple["_Known", int]:
-        found = await self._client.range(under)
+        answer = await self._client.range(under)
         known: _Known = {}
-        for item in found.items:
+        for item in answer.items:
             known[self._key(item.key)] = (self._opened(item.key, item.value, item.lease), item.revision)
-        return known, found.revision
+        return known, answer.revision
 
     async def _following(self, under: bytes, known: "_Known", revision: int) -> AsyncGenerator[EtcdChanges, None]:
         """Yield what the watch yields; end it where etcd holds different keys after a silence.
@@ -331,7 +331,7 @@ class EtcdStore:
                     if not (await asyncio.wait({waiting}, timeout=self._probe))[0]:
                         standing = (await self._client.range(under, values=False)).items
                         there = {self._key(item.key): item.revision for item in standing}
-                        if not waiting.done() and there != {key: seen for key, (_, seen) in known.items()}:
+                        if not waiting.done() and there != {key: last for key, (_, last) in known.items()}:
                             raise StoreUnavailable("a watch of etcd missed a change")
                         continue
                     batch = waiting.result()

@@ -122,10 +122,10 @@ def _signed(entry: FileEntry) -> tuple[bytes, ...]:
 def decode_lease(raw: bytes) -> FileLease | None:
     """Read a lease's file; None where it can't be read, or a newer release wrote it."""
     try:
-        found: FileLease = _lease.decode(raw)
+        lease: FileLease = _lease.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, NewerVersion):
         return None
-    return found
+    return lease
 
 
 def write_whole(path: Path, raw: bytes, draft: str, *, sync: bool) -> None:

@@ -76,7 +76,7 @@ class FileStore:
         self._book = LeaseBook(self._leases)
         self._files: dict[str, tuple[tuple[int, int, int], FileEntry | None]] = {}
         self._mine: dict[str, tuple[bytes, float]] = {}
-        self._held: dict[float, str] = {}
+        self._lease_ids: dict[float, str] = {}
         self._tasks: dict[float, asyncio.Task[None]] = {}
         self._made = False
         self._closed = False
@@ -184,12 +184,12 @@ class FileStore:
 
     def _hold(self, ttl: float) -> str:
         """Return the id of our lease of this ttl, creating it first where there is none."""
-        lease = self._held.get(ttl)
+        lease = self._lease_ids.get(ttl)
         if lease is None:
             self._sweep()
-            lease = f"{os.getpid()}-{self._me}-{len(self._held)}"
+            lease = f"{os.getpid()}-{self._me}-{len(self._lease_ids)}"
             self._write_lease(lease, ttl)
-            self._held[ttl] = lease
+            self._lease_ids[ttl] = lease
         return lease
 
     def _write_lease(self, lease: str, ttl: float) -> None:
@@ -202,7 +202,7 @@ class FileStore:
 
     def _sweep(self) -> None:
         """Remove the files of crashed processes of this host."""
-        gone = set()
+        dead = set()
         here = this_host()
         for path in self._leases.glob("*" + LEASE_SUFFIX):
             try:
@@ -210,17 +210,17 @@ class FileStore:
             except FileNotFoundError:
                 continue
             if lease is not None and lease.host == here and not is_running(lease.pid):
-                gone.add(path.name.removesuffix(LEASE_SUFFIX))
-        if not gone:
+                dead.add(path.name.removesuffix(LEASE_SUFFIX))
+        if not dead:
             return
         for name, entry in self._read_keys().items():
-            if entry is not None and entry.lease in gone:
+            if entry is not None and entry.lease in dead:
                 (self._keys / name).unlink(missing_ok=True)
-        for lease_id in gone:
+        for lease_id in dead:
             (self._leases / (lease_id + LEASE_SUFFIX)).unlink(missing_ok=True)
 
     def _leave(self) -> None:
-        leases = set(self._held.values())
+        leases = set(self._lease_ids.values())
         for key in self._mine:
             path = self._keys / file_name(key)
             try:
@@ -232,7 +232,7 @@ class FileStore:
         self._mine.clear()
         for lease in leases:
             (self._leases / (lease + LEASE_SUFFIX)).unlink(missing_ok=True)
-        self._held.clear()
+        self._lease_ids.clear()
 
     async def _renew(self, ttl: float) -> None:
         wait = ttl / 3
@@ -252,7 +252,7 @@ class FileStore:
             failing, wait = False, ttl / 3
 
     def _touch(self, ttl: float) -> None:
-        lease = self._held.get(ttl)
+        lease = self._lease_ids.get(ttl)
         if lease is None:
             return
         try:
@@ -267,7 +267,7 @@ class FileStore:
 
     def _read_keys(self) -> dict[str, FileEntry | None]:
         """Read the key files that changed; returns all, by file name, None for foreign files."""
-        found: dict[str, tuple[tuple[int, int, int], FileEntry | None]] = {}
+        files: dict[str, tuple[tuple[int, int, int], FileEntry | None]] = {}
         with os.scandir(self._keys) as entries:
             for item in entries:
                 if not item.name.endswith(KEY_SUFFIX):
@@ -279,7 +279,7 @@ class FileStore:
                     stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
                     before = self._files.get(item.name)
                     if before is not None and before[0] == stamp:
-                        found[item.name] = before
+                        files[item.name] = before
                         continue
                     entry = self._decoded(Path(item.path))
                 except (FileNotFoundError, IsADirectoryError):
@@ -287,9 +287,9 @@ class FileStore:
                 if entry is not None and file_name(entry.key) != item.name:
                     entry = None  # a copy under another name, as an editor leaves it
                 self.ignored += entry is None
-                found[item.name] = (stamp, entry)
-        self._files = found
-        return {name: entry for name, (_, entry) in found.items()}
+                files[item.name] = (stamp, entry)
+        self._files = files
+        return {name: entry for name, (_, entry) in files.items()}
 
     def _decoded(self, path: Path) -> FileEntry | None:
         """Read one key's file; count what is not this cluster's."""

@@ -43,7 +43,7 @@ class LeaseBook:
         self._folder = folder
         self._monotonic = monotonic
         self._wall = wall
-        self._seen: dict[str, _LeaseSighting] = {}
+        self._sightings: dict[str, _LeaseSighting] = {}
         self._looked: float | None = None
         self._bad: dict[str, tuple[int, int]] = {}
 
@@ -51,7 +51,7 @@ class LeaseBook:
         """Read the renewals since the last call. Raises OSError where the directory can't be read."""
         now = self._monotonic()
         elapsed = 0.0 if self._looked is None else now - self._looked
-        found: set[str] = set()
+        names: set[str] = set()
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.endswith(LEASE_SUFFIX):
@@ -60,42 +60,42 @@ class LeaseBook:
                         self._renewals(name, entry, elapsed)
                     except FileNotFoundError:
                         continue  # its owner left between the listing and the read
-                    found.add(name)
-        for name in self._seen.keys() - found:
-            del self._seen[name]
+                    names.add(name)
+        for name in self._sightings.keys() - names:
+            del self._sightings[name]
         self._looked = now
 
     def is_alive(self, name: str) -> bool:
         """Return whether a lease was alive at the last `judge`."""
-        seen = self._seen.get(name)
-        return seen is not None and seen.alive
+        sighting = self._sightings.get(name)
+        return sighting is not None and sighting.alive
 
     def has_silent(self) -> bool:
         """Return whether `judge` would now end a lease that is alive so far."""
-        return any(seen.alive and seen.unseen > seen.lease.ttl for seen in self._seen.values())
+        return any(sighting.alive and sighting.unseen > sighting.lease.ttl for sighting in self._sightings.values())
 
     def judge(self) -> None:
         """End the leases whose owners were silent for longer than their ttl."""
-        for seen in self._seen.values():
-            if seen.unseen > seen.lease.ttl:
-                seen.alive = False
+        for sighting in self._sightings.values():
+            if sighting.unseen > sighting.lease.ttl:
+                sighting.alive = False
 
     def forgive(self) -> None:
         """Give live leases their whole ttl again: no owner could renew, for a reason that is not the owners' fault."""
-        for seen in self._seen.values():
-            if seen.alive:
-                seen.unseen = 0.0
+        for sighting in self._sightings.values():
+            if sighting.alive:
+                sighting.unseen = 0.0
 
     def _renewals(self, name: str, entry: "os.DirEntry[str]", elapsed: float) -> None:
         stat = entry.stat()
         stamp = (stat.st_ino, stat.st_mtime_ns)
-        seen = self._seen.get(name)
-        if seen is not None:
-            if seen.stamp == stamp:
+        sighting = self._sightings.get(name)
+        if sighting is not None:
+            if sighting.stamp == stamp:
                 # A late call of `look` (this process was suspended) must not by itself make every owner late.
-                seen.unseen += min(elapsed, seen.lease.ttl / 3)
+                sighting.unseen += min(elapsed, sighting.lease.ttl / 3)
             else:
-                seen.stamp, seen.unseen, seen.alive = stamp, 0.0, True
+                sighting.stamp, sighting.unseen, sighting.alive = stamp, 0.0, True
             return
         if self._bad.get(name) == stamp:
             return
@@ -105,5 +105,5 @@ class LeaseBook:
             self._bad[name] = stamp
             return
         fresh = self._wall() - stat.st_mtime <= lease.ttl
-        self._seen[name] = _LeaseSighting(lease, stamp, unseen=0.0, alive=fresh)
+        self._sightings[name] = _LeaseSighting(lease, stamp, unseen=0.0, alive=fresh)
         self.longest_ttl = max(self.longest_ttl, lease.ttl)

@@ -19,7 +19,7 @@ WORKER_TYPE = "decode"
 """Dynamo's name for a worker that does both prefill and decode."""
 OTHER = "other"
 
-SEEN_BY_ALL = (
+SAME_IN_EVERY_PROCESS = (
     *("dynamo_frontend_worker_active_decode_blocks", "dynamo_frontend_worker_active_prefill_tokens"),
     *("dynamo_frontend_model_ready", "dynamo_frontend_model_total_kv_blocks", "dynamo_frontend_model_max_num_seqs"),
     *("dynamo_frontend_model_max_num_batched_tokens", "dynamo_frontend_model_context_length"),
@@ -319,10 +319,10 @@ class FrontendMetrics(MetricNamesOf):
         return value
 
     def _of(self, model: str) -> _OfModel:
-        found = self._models.get(model)
-        if found is None:
-            found = self._models[model] = _OfModel(self, model, self.router)
-        return found
+        metrics = self._models.get(model)
+        if metrics is None:
+            metrics = self._models[model] = _OfModel(self, model, self.router)
+        return metrics
 
     def _overlap_lost(self, decision: Decision) -> None:
         """Count how many more cached blocks the best candidate would have had."""

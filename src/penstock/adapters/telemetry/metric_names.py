@@ -86,20 +86,22 @@ class MetricNamesOf:
         self.migration_time = new.histogram(
             model + "migration_duration_seconds", "From a lost engine to the next one's first token.", TTFT, "model"
         )
-        worker, who = name + "worker_", ("dp_rank", "worker_id", "worker_type")
+        worker, labels = name + "worker_", ("dp_rank", "worker_id", "worker_type")
         self.worker_blocks = new.gauge(
-            worker + "active_decode_blocks", "KV blocks in use by running requests, as the router counts.", *who
+            worker + "active_decode_blocks", "KV blocks in use by running requests, as the router counts.", *labels
         )
         self.worker_prefill = new.gauge(
-            worker + "active_prefill_tokens", "Prompt tokens still to prefill, as the router counts.", *who
+            worker + "active_prefill_tokens", "Prompt tokens still to prefill, as the router counts.", *labels
         )
         self.last_ttft = new.gauge(
-            worker + "last_time_to_first_token_seconds", "TTFT of the last streamed request.", *who
+            worker + "last_time_to_first_token_seconds", "TTFT of the last streamed request.", *labels
         )
         self.last_itl = new.gauge(
-            worker + "last_inter_token_latency_seconds", "Mean ITL of the last streamed request.", *who
+            worker + "last_inter_token_latency_seconds", "Mean ITL of the last streamed request.", *labels
         )
-        self.last_input = new.gauge(worker + "last_input_sequence_tokens", "Prompt tokens of the last request.", *who)
+        self.last_input = new.gauge(
+            worker + "last_input_sequence_tokens", "Prompt tokens of the last request.", *labels
+        )
         self.pending = new.gauge(
             name + "router_queue_pending_requests",
             "Requests waiting for a worker.",

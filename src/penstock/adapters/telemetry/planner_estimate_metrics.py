@@ -55,24 +55,24 @@ class PlannerEstimateMetrics:
         if watts is not None:
             self.power_budget.set(to=watts)
 
-    def saw(self, seen: Observation) -> None:
+    def saw(self, observation: Observation) -> None:
         """Take over the power that replicas draw."""
-        self._drawn = {name: pool.watts for _, name, pool in seen.pools()}
+        self._drawn = {name: pool.watts for _, name, pool in observation.pools()}
 
     def ticked(self, record: TickRecord) -> None:
         """Show the evidence of a tick's decisions."""
         for gauge in (*self.estimated.values(), *self.capacity.values()):
             gauge.clear()
-        for pool, told in _of_pools(record):
+        for pool, evidence in _of_pools(record):
             model, role = record.pools[pool].model, "prefill" if record.pools[pool].role == "prefill" else "decode"
-            if isinstance(told, list):
+            if isinstance(evidence, list):
                 for name, gauge in self.estimated.items():
-                    known = [_number(one.get(name)) for one in told if isinstance(one, dict)]
+                    known = [_number(one.get(name)) for one in evidence if isinstance(one, dict)]
                     highest = max((value for value in known if value is not None), default=None)
                     if highest is not None:
                         gauge.set(model, to=max(gauge.get(model), 1e3 * highest))
-            elif isinstance(told, dict) and isinstance(told.get("capacity"), dict):
-                rate = _number(told["capacity"].get("rate"))
+            elif isinstance(evidence, dict) and isinstance(evidence.get("capacity"), dict):
+                rate = _number(evidence["capacity"].get("rate"))
                 if rate is not None:
                     self.capacity[role].set(model, to=rate)
         drawn = [(self._drawn.get(name), pool.target) for name, pool in record.pools.items()]
@@ -91,7 +91,7 @@ class PlannerEstimateMetrics:
             self.circuit.set(id, to=CIRCUITS[seat.circuit(at)])
             if seat.spec.outside and seat.called is not None:
                 self.latency.set(id, to=seat.seconds)
-            if seat.held_override() is not None and seat.called is not None:
+            if seat.standing_override() is not None and seat.called is not None:
                 self.age.set(id, to=at - seat.called)
 
 
@@ -105,8 +105,8 @@ def _of_pools(record: TickRecord) -> Iterator[tuple[str, Any]]:
     for evidence in record.evidence.values():
         if not isinstance(evidence, dict):
             continue
-        for name, told in evidence.items():
+        for name, pool_evidence in evidence.items():
             if name in record.pools:
-                yield name, told
-            elif name in record.models and isinstance(told, dict):
-                yield from ((pool, one) for pool, one in told.items() if pool in record.pools)
+                yield name, pool_evidence
+            elif name in record.models and isinstance(pool_evidence, dict):
+                yield from ((pool, one) for pool, one in pool_evidence.items() if pool in record.pools)

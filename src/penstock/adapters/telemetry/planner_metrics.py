@@ -38,14 +38,14 @@ class PlannerMetrics:
             role: self._gauge(f"predicted_num_{role}_replicas", f"{role} workers that there should be.")
             for role in ROLES
         }
-        seen = "in the last look"
+        in_last = "in the last look"
         self.observed = {
-            "ttft_ms": self._gauge("observed_ttft_ms", f"Mean TTFT {seen}."),
-            "itl_ms": self._gauge("observed_itl_ms", f"Mean ITL {seen}."),
-            "requests_per_second": self._gauge("observed_requests_per_second", f"Requests that arrived {seen}."),
-            "request_duration_seconds": self._gauge("observed_request_duration_seconds", f"Mean duration {seen}."),
-            "input_sequence_tokens": self._gauge("observed_input_sequence_tokens", f"Mean prompt {seen}."),
-            "output_sequence_tokens": self._gauge("observed_output_sequence_tokens", f"Mean output {seen}."),
+            "ttft_ms": self._gauge("observed_ttft_ms", f"Mean TTFT {in_last}."),
+            "itl_ms": self._gauge("observed_itl_ms", f"Mean ITL {in_last}."),
+            "requests_per_second": self._gauge("observed_requests_per_second", f"Requests that arrived {in_last}."),
+            "request_duration_seconds": self._gauge("observed_request_duration_seconds", f"Mean duration {in_last}."),
+            "input_sequence_tokens": self._gauge("observed_input_sequence_tokens", f"Mean prompt {in_last}."),
+            "output_sequence_tokens": self._gauge("observed_output_sequence_tokens", f"Mean output {in_last}."),
         }
         self.predicted = {
             "requests_per_second": self._gauge("predicted_requests_per_second", "Requests that are expected."),
@@ -57,8 +57,8 @@ class PlannerMetrics:
             if value is not None:
                 new.gauge(f"{PREFIX}sla_target_{name}_ms", f"{name.upper()} that is kept.").set(to=value * 1e3)
         self.loops = {
-            word: new.gauge(PREFIX + name, f"What the {word} loop last said.", "decision")
-            for word, name in LOOPS.items()
+            loop: new.gauge(PREFIX + name, f"What the {loop} loop last said.", "decision")
+            for loop, name in LOOPS.items()
         }
         engine = ("model", "worker_id", "dp_rank")
         self.queued_prefill = new.gauge(
@@ -74,7 +74,7 @@ class PlannerMetrics:
             PREFIX + "plugin_evaluations_total", "Answers of plugins.", "plugin", "stage", "result"
         )
         self.overriding = new.gauge(PREFIX + "plugin_override_active", "1 while a plugin's targets count.", "plugin")
-        self.held = new.counter(PREFIX + "plugin_held_over_total", "Ticks where an earlier answer counted.", "plugin")
+        self.reused = new.counter(PREFIX + "plugin_held_over_total", "Ticks where an earlier answer counted.", "plugin")
         self.capped = new.counter(PREFIX + "constrain_capped_total", "Ticks in which a limit changed a proposal.")
         self.vetoed = new.counter(PREFIX + "reject_short_circuited_total", "Ticks that a plugin's veto ended.")
         self.timeouts = new.counter(PREFIX + "tick_timeout_total", "Ticks that took too long.")
@@ -117,27 +117,27 @@ class PlannerMetrics:
             self.vetoed.add()
         if record.bound:
             self.capped.add()
-        for because in record.bound:
-            if because.code == CEILING:
-                self.short.set(because.facts["model"], to=because.facts["more_gpus"])
+        for reason in record.bound:
+            if reason.code == CEILING:
+                self.short.set(reason.facts["model"], to=reason.facts["more_gpus"])
         for name, pool in record.pools.items():
             for state in ("ready", "starting", "draining", "failed", "given_up"):
                 self.pool_replicas.set(name, state, to=getattr(pool, state))
             self.pool_target.set(name, to=pool.target)
         for model, tick in record.models.items():
             self._model(model, tick)
-        for said in record.plugin_results:
-            self._said(said, record)
+        for result in record.plugin_results:
+            self._result(result, record)
 
-    def saw(self, seen: Observation) -> None:
+    def saw(self, observation: Observation) -> None:
         """Show an observation: replicas by role, and each engine's queues."""
-        self.estimates.saw(seen)
+        self.estimates.saw(observation)
         durations = self.observed["request_duration_seconds"]
         for gauge in (self.queued_prefill, self.queued_decode, self.decode_kv, durations):
             gauge.clear()
         for gauge in (*self.replicas.values(), *self.wanted.values()):
             gauge.clear()
-        for model, each in seen.models.items():
+        for model, each in observation.models.items():
             for state in each.pools.values():
                 role = "prefill" if state.pool.role == "prefill" else "decode"
                 self.replicas[role].set(model, to=self.replicas[role].get(model) + state.ready)
@@ -190,14 +190,14 @@ class PlannerMetrics:
     def _model(self, model: str, tick: ModelTick) -> None:
         for health in ("fresh", "stale", "broken"):
             self.health.set(model, health, to=float(tick.health == health))
-        seen = {
+        observed = {
             "ttft_ms": _ms(tick.ttft),
             "itl_ms": _ms(tick.itl),
             "requests_per_second": tick.rate,
             "input_sequence_tokens": tick.shape.isl,
             "output_sequence_tokens": tick.shape.osl,
         }
-        for name, value in seen.items():
+        for name, value in observed.items():
             if value is not None:
                 self.observed[name].set(model, to=value)
         for name, value in _expected(tick.predicted).items():
@@ -206,17 +206,17 @@ class PlannerMetrics:
         if tick.judged:
             self.attainment.set(model, to=tick.in_slo / tick.judged)
 
-    def _said(self, said: PluginResult, record: TickRecord) -> None:
-        self.evaluations.add(said.id, said.stage, said.result)
-        self.overriding.set(said.id, to=float(said.result in ("override", "held")))
-        if said.result == "held":
-            self.held.add(said.id)
-        if said.result == "unsatisfied":
-            self.unsatisfied.add(said.id)
-        for word, gauge in self.loops.items():
-            if said.stage == "propose" and word in said.id and said.result in ("override", "accept"):
+    def _result(self, result: PluginResult, record: TickRecord) -> None:
+        self.evaluations.add(result.id, result.stage, result.result)
+        self.overriding.set(result.id, to=float(result.result in ("override", "held")))
+        if result.result == "held":
+            self.reused.add(result.id)
+        if result.result == "unsatisfied":
+            self.unsatisfied.add(result.id)
+        for loop, gauge in self.loops.items():
+            if result.stage == "propose" and loop in result.id and result.result in ("override", "accept"):
                 gauge.clear()
-                change = sum(n - record.pools[p].desired for p, n in said.targets.items() if p in record.pools)
+                change = sum(n - record.pools[p].desired for p, n in result.targets.items() if p in record.pools)
                 now = "scale_up" if change > 0 else "scale_down" if change < 0 else "hold"
                 for decision in DECISIONS:
                     gauge.set(decision, to=float(decision == now))

@@ -1,7 +1,8 @@
 """Counters, gauges and histograms, and the text format in which Prometheus reads them.
 
 Written for Penstock because names must come out exactly as dashboards query them (the usual client library appends
-``_total`` to every counter) and because a histogram is observed once per output chunk: here that is a bisection.
+``_total`` to every counter) and because a histogram is observed once per output chunk: here that is a bisection. Tests
+read the text with that library's parser.
 """
 
 from bisect import bisect_left
@@ -52,10 +53,10 @@ class Counter(MetricFamily):
 
     def of(self, *labels: str) -> MetricCell:
         """Return the child with these label values, which may be kept and counted up directly."""
-        found = self.cells.get(labels)
-        if found is None:
-            found = self.cells[labels] = MetricCell()
-        return found
+        cell = self.cells.get(labels)
+        if cell is None:
+            cell = self.cells[labels] = MetricCell()
+        return cell
 
     def add(self, *labels: str, by: float = 1.0) -> None:
         """Count up."""
@@ -66,8 +67,8 @@ class Counter(MetricFamily):
         self.of(*labels).value = to
 
     def get(self, *labels: str) -> float:
-        found = self.cells.get(labels)
-        return 0.0 if found is None else found.value
+        cell = self.cells.get(labels)
+        return 0.0 if cell is None else cell.value
 
     def lines(self) -> Iterable[str]:
         for labels, cell in self.cells.items():
@@ -100,10 +101,10 @@ class Histogram(MetricFamily):
 
     def of(self, *labels: str) -> "Observations":
         """Return the child with these label values, which may be kept and observed directly."""
-        found = self._children.get(labels)
-        if found is None:
-            found = self._children[labels] = Observations(self.buckets)
-        return found
+        child = self._children.get(labels)
+        if child is None:
+            child = self._children[labels] = Observations(self.buckets)
+        return child
 
     def observe(self, value: float, *labels: str) -> None:
         self.of(*labels).observe(value)
@@ -111,12 +112,12 @@ class Histogram(MetricFamily):
     def lines(self) -> Iterable[str]:
         ends = [_number(bucket) for bucket in self.buckets] + ["+Inf"]
         for labels, child in self._children.items():
-            seen = 0
+            cumulative = 0
             for end, count in zip(ends, child.counts, strict=True):
-                seen += count
-                yield f"{self.name}_bucket{_labels((*self.labels, 'le'), (*labels, end))} {seen}"
+                cumulative += count
+                yield f"{self.name}_bucket{_labels((*self.labels, 'le'), (*labels, end))} {cumulative}"
             yield f"{self.name}_sum{_labels(self.labels, labels)} {_number(child.sum)}"
-            yield f"{self.name}_count{_labels(self.labels, labels)} {seen}"
+            yield f"{self.name}_count{_labels(self.labels, labels)} {cumulative}"
 
 
 class Observations:
@@ -192,11 +193,11 @@ def merge(texts: Sequence[str], most: Iterable[str] = ()) -> str:
                 heads[name] = heads[name].split("\n")[0] + "\n" + line
             elif line:
                 key, _, value = line.rpartition(" ")
-                found = samples[name]
+                family = samples[name]
                 if name in largest:
-                    found[key] = max(found.get(key, float("-inf")), float(value))
+                    family[key] = max(family.get(key, float("-inf")), float(value))
                 else:
-                    found[key] = found.get(key, 0.0) + float(value)
+                    family[key] = family.get(key, 0.0) + float(value)
     out: list[str] = []
     for name, head in heads.items():
         out.append(head)
@@ -206,12 +207,12 @@ def merge(texts: Sequence[str], most: Iterable[str] = ()) -> str:
 
 def parse(text: str) -> Mapping[str, float]:
     """Read samples back: name with labels -> value."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):
             key, _, value = line.rpartition(" ")
-            found[key] = float(value)
-    return found
+            values[key] = float(value)
+    return values
 
 
 def _labels(names: Sequence[str], values: Sequence[str]) -> str:

@@ -64,19 +64,19 @@ class TensorBoardLog:
 
 def scalars_of(record: TickRecord) -> dict[str, float]:
     """Return the scalars of a tick: name -> value. Unknown values are absent."""
-    found: dict[str, float | None] = {"planner/gpus": record.gpus, "planner/late_seconds": record.late}
+    scalars: dict[str, float | None] = {"planner/gpus": record.gpus, "planner/late_seconds": record.late}
     for name, pool in record.pools.items():
         for value in ("target", "ready", "starting", "draining", "failed", "given_up"):
-            found[f"{value}/{name}"] = getattr(pool, value)
+            scalars[f"{value}/{name}"] = getattr(pool, value)
     for name, model in record.models.items():
         for value in ("rate", "ttft", "itl", "queued"):
-            found[f"{value}/{name}"] = getattr(model, value)
+            scalars[f"{value}/{name}"] = getattr(model, value)
         for value in ("isl", "osl", "hit_rate"):
-            found[f"{value}/{name}"] = getattr(model.shape, value)
-        found[f"attainment/{name}"] = model.in_slo / model.judged if model.judged else None
-        found[f"source_fresh/{name}"] = float(model.health == "fresh")
-        found |= {f"predicted/{name}/{each}": value for each, value in _predicted(model.predicted).items()}
-    return {name: float(value) for name, value in found.items() if value is not None}
+            scalars[f"{value}/{name}"] = getattr(model.shape, value)
+        scalars[f"attainment/{name}"] = model.in_slo / model.judged if model.judged else None
+        scalars[f"source_fresh/{name}"] = float(model.health == "fresh")
+        scalars |= {f"predicted/{name}/{each}": value for each, value in _predicted(model.predicted).items()}
+    return {name: float(value) for name, value in scalars.items() if value is not None}
 
 
 def _predicted(predicted: Mapping[str, Any]) -> dict[str, float | None]:
@@ -108,24 +108,24 @@ def record_of(data: bytes) -> bytes:
 
 def masked(data: bytes) -> int:
     """Return the masked CRC-32C: rotated and shifted, since a checksum of data that holds checksums is a weak one."""
-    found = crc32c(data)
-    return (((found >> 15) | (found << 17)) + _MASK) & 0xFFFFFFFF
+    checksum = crc32c(data)
+    return (((checksum >> 15) | (checksum << 17)) + _MASK) & 0xFFFFFFFF
 
 
 def crc32c(data: bytes) -> int:
     """Return the Castagnoli checksum (RFC 3720, appendix B.4)."""
-    found = 0xFFFFFFFF
+    checksum = 0xFFFFFFFF
     for byte in data:
-        found = _TABLE[(found ^ byte) & 0xFF] ^ (found >> 8)
-    return found ^ 0xFFFFFFFF
+        checksum = _TABLE[(checksum ^ byte) & 0xFF] ^ (checksum >> 8)
+    return checksum ^ 0xFFFFFFFF
 
 
 def _table() -> Iterable[int]:
     for byte in range(256):
-        found = byte
+        entry = byte
         for _ in range(8):
-            found = (found >> 1) ^ (_POLYNOMIAL if found & 1 else 0)
-        yield found
+            entry = (entry >> 1) ^ (_POLYNOMIAL if entry & 1 else 0)
+        yield entry
 
 
 _TABLE = tuple(_table())
@@ -136,12 +136,12 @@ def _key(field: int, kind: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def _double(field: int, value: float) -> bytes:

@@ -194,14 +194,14 @@ def _ask(cluster: AdminClient, keyed: AdminClient, worker: Mapping[str, Any], pr
     counter = dialect_of(str(worker.get("engine"))).counters.hits
     before = samples(_metrics(url) or "") if counter is not None else {}
     body = {"model": worker["model"], "prompt": prompt, "max_tokens": 1, "temperature": 0}
-    said, headers = keyed.post("/v1/completions", body, {"x-penstock-worker": name})
+    answer, headers = keyed.post("/v1/completions", body, {"x-penstock-worker": name})
     after = samples(_metrics(url) or "") if counter is not None else {}
     request = headers.get("x-penstock-request-id", "")
     decision = (cluster.get(f"/admin/explain/{path_part(request)}").get("decisions") or [{}])[-1]
     chosen: dict[str, Any] = next(
         (c for c in decision.get("candidates") or [] if c["target"] == decision.get("chosen")), {}
     )
-    usage = said.get("usage") or {}
+    usage = answer.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
     known = counter is not None and counter in before and counter in after
     return ProbeResult(

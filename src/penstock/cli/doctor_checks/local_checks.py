@@ -192,8 +192,8 @@ def check_cluster(client: AdminClient, *, must_run: bool) -> tuple[dict[str, Any
 
 def check_status(status: dict[str, Any]) -> Iterator[Finding]:
     """Return the cluster's own findings, and those that follow from its numbers."""
-    said = status.get("findings") or []
-    for finding in said:
+    findings = status.get("findings") or []
+    for finding in findings:
         level: Level = finding["level"] if finding.get("level") in ("info", "warning", "error") else "warning"
         yield Finding(level, "cluster", str(finding.get("text")), finding.get("hint"))
     for worker in status.get("workers") or []:
@@ -201,9 +201,9 @@ def check_status(status: dict[str, Any]) -> Iterator[Finding]:
             text = f"the breaker of {worker['id']} is {worker['breaker']} after {worker.get('failures')} failures"
             yield Finding("warning", "workers", text, "its log in the run folder has the reason")
     blind = [str(model["name"]) for model in status.get("models") or [] if not model.get("tokenizer")]
-    if blind and not any("no local tokenizer" in str(finding.get("text")) for finding in said):
+    if blind and not any("no local tokenizer" in str(finding.get("text")) for finding in findings):
         yield _no_tokenizer(blind)
-    if not said:
+    if not findings:
         yield Finding("ok", "cluster", "it has no findings of its own")
 
 
@@ -220,8 +220,8 @@ def check_caches(client: AdminClient, url: str, status: dict[str, Any], probing:
         if isinstance(error, RequestRefused) and error.status == 404:  # /admin has a port of its own, and this is it
             where = status.get("endpoint") or url
     keyed = AdminClient(where, probing.api_key, timeout=PROBE_TIMEOUT)
-    for said in probe(client, keyed, status, unknown=probing.unknown):
-        yield Finding(said.level, "cache", said.text, said.hint)
+    for result in probe(client, keyed, status, unknown=probing.unknown):
+        yield Finding(result.level, "cache", result.text, result.hint)
 
 
 def _check_discovery(settings: ClusterSettings) -> list[Finding]:

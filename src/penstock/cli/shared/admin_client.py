@@ -139,10 +139,10 @@ class AdminClient:
             raise ClusterUnreachable(
                 f"{self.url} broke off its answer to {path}: {_reason(error)}", hint=_START
             ) from error
-        found = _decoded(data)
-        if answer.status == 200 and found is not None:
-            return found
-        text = _error_text(found)
+        body = _decoded(data)
+        if answer.status == 200 and body is not None:
+            return body
+        text = _error_text(body)
         if answer.status in (401, 403):
             where = "--admin-key or PENSTOCK_ADMIN_KEY" if path.startswith("/admin") else "PENSTOCK_API_KEY"
             raise RequestRefused(
@@ -204,9 +204,9 @@ def _decoded(data: bytes) -> Any:
         return None
 
 
-def _error_text(found: Any) -> str | None:
+def _error_text(body: Any) -> str | None:
     """Return the sentence of an OpenAI error object, with its hint where there is one."""
-    error = found.get("error") if isinstance(found, dict) else None
+    error = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, str):
         return error
     if not isinstance(error, dict) or not isinstance(error.get("message"), str):

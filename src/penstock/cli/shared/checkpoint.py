@@ -29,7 +29,7 @@ def checkpoint_of(text: str, env: Mapping[str, str] = os.environ) -> Checkpoint:
         return Checkpoint(str(folder), folder.name, tokenizer_in(folder))
     if text.startswith((".", "/", "~")):
         raise click.BadParameter(f"there is no folder {text}", param_hint="MODEL")
-    return Checkpoint(text, text, next((found for found in map(tokenizer_in, _cached(text, env)) if found), None))
+    return Checkpoint(text, text, next(filter(None, map(tokenizer_in, _cached(text, env))), None))
 
 
 def tokenizer_in(folder: Path) -> str | None:

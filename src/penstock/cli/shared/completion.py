@@ -15,17 +15,17 @@ PATIENCE = 1.0
 
 def workers(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete a worker."""
-    return _names(context, incomplete, lambda found: [each["id"] for each in found["workers"]])
+    return _names(context, incomplete, lambda answer: [each["id"] for each in answer["workers"]])
 
 
 def models(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete a model."""
-    return _names(context, incomplete, lambda found: [each["name"] for each in found["models"]])
+    return _names(context, incomplete, lambda answer: [each["name"] for each in answer["models"]])
 
 
 def pools(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete the pool of POOL=N."""
-    named = _names(context, incomplete, lambda found: [each["name"] for each in found["pools"]], "/admin/desired")
+    named = _names(context, incomplete, lambda answer: [each["name"] for each in answer["pools"]], "/admin/desired")
     return [f"{name}=" for name in named]
 
 

@@ -84,21 +84,21 @@ def fitted(
         spare: headings of columns that may be left out, the first one first. Where that is not enough the first
             column, which is a name, is shortened in its middle.
     """
-    kept = list(headings)
-    found = [list(row) for row in rows]
+    shown = list(headings)
+    cells = [list(row) for row in rows]
     for heading in spare:
-        if _width(kept, found) <= width:
+        if _width(shown, cells) <= width:
             break
-        if heading in kept:
-            at = kept.index(heading)
-            del kept[at]
-            found = [row[:at] + row[at + 1 :] for row in found]
-    excess = _width(kept, found) - width
-    if excess > 0 and found:
-        longest = max(len(cell(row[0])) for row in found)
+        if heading in shown:
+            at = shown.index(heading)
+            del shown[at]
+            cells = [row[:at] + row[at + 1 :] for row in cells]
+    excess = _width(shown, cells) - width
+    if excess > 0 and cells:
+        longest = max(len(cell(row[0])) for row in cells)
         most = max(NAME_LEAST, longest - excess)
-        found = [[_shortened(cell(row[0]), most), *row[1:]] for row in found]
-    return kept, found
+        cells = [[_shortened(cell(row[0]), most), *row[1:]] for row in cells]
+    return shown, cells
 
 
 NAME_LEAST = 12

@@ -79,31 +79,31 @@ class SettingsCommand(click.Command):
 
     def _translated(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
-        found: list[str] = []
+        translated: list[str] = []
         rest = list(args)
         while rest:
-            word = rest.pop(0)
-            if word == "--":
-                return [*found, word, *rest]
-            name, equals, value = word.partition("=")
+            arg = rest.pop(0)
+            if arg == "--":
+                return [*translated, arg, *rest]
+            name, equals, value = arg.partition("=")
             if not name.startswith("--") or name in own or not self._is_setting(name):
-                found.append(word)
-                if word in own and rest and self._takes_value(ctx, word):
-                    found.append(rest.pop(0))
+                translated.append(arg)
+                if arg in own and rest and self._takes_value(ctx, arg):
+                    translated.append(rest.pop(0))
                 continue
             if not equals:
                 value = self._value(ctx, name, rest)
-            found += ["--set", f"{name.removeprefix('--')}={value}"]
-        return found
+            translated += ["--set", f"{name.removeprefix('--')}={value}"]
+        return translated
 
     def _is_setting(self, name: str) -> bool:
         """Return whether a flag is a setting and no mistyped option: it has a dot, or is a knob at the top."""
         plain = name.removeprefix("--").replace("-", "_")
         return "." in plain or any(len(knob.path) == 1 and knob.path[0] == plain for knob in self.knobs())
 
-    def _takes_value(self, ctx: click.Context, word: str) -> bool:
+    def _takes_value(self, ctx: click.Context, option: str) -> bool:
         for param in self.get_params(ctx):
-            if isinstance(param, click.Option) and word in param.opts:
+            if isinstance(param, click.Option) and option in param.opts:
                 return not param.is_flag and not param.count
         return False
 
@@ -157,15 +157,15 @@ def pool_overrides(overrides: Sequence[str], model: str) -> list[str]:
     from penstock.config.settings.cluster_settings import ClusterSettings, PoolSettings
 
     below_pool = set(fields_by_name(PoolSettings)) - set(fields_by_name(ClusterSettings))
-    found = []
+    translated = []
     for override in overrides:
         head = override.partition("=")[0].partition(".")[0].strip()
-        found.append(f'models."{model}".pools.main.{override}' if head in below_pool else override)
-    return found
+        translated.append(f'models."{model}".pools.main.{override}' if head in below_pool else override)
+    return translated
 
 
-def _help_all(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
-    if not asked or ctx.resilient_parsing:
+def _help_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
         return
     command = ctx.command
     assert isinstance(command, SettingsCommand)

@@ -45,22 +45,22 @@ def wait_for(
         NotDone: it took too long; the message says what was missing.
     """
     end = time.monotonic() + wait_max
-    misses, missing, said = 0, "an answer", ""
+    misses, missing, shown = 0, "an answer", ""
     while time.monotonic() < end:
         try:
-            found = client.get(path)
+            answer = client.get(path)
         except (ClusterUnreachable, RequestRefused):
             misses += 1
             if misses >= MISSES_MAX:
                 raise
         else:
             misses = 0
-            still = look(found)
+            still = look(answer)
             if still is None:
-                return dict(found)
+                return dict(answer)
             missing = still
-            if missing != said:
-                said = missing
+            if missing != shown:
+                shown = missing
                 click.echo(click.style(f"... {missing}", dim=True), err=True)
         time.sleep(EVERY)
     raise NotDone(

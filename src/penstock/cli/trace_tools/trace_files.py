@@ -104,14 +104,14 @@ def _members(path: Path) -> dict[tuple[int, str], bytes]:
     """Return (number, kind of file) -> its content, read in the order of a packed archive."""
     if path.is_dir():
         return {key: file.read_bytes() for file in path.rglob("chunk-*") if (key := _key(file.name)) is not None}
-    found: dict[tuple[int, str], bytes] = {}
+    contents: dict[tuple[int, str], bytes] = {}
     with tarfile.open(path) as archive:
         for member in archive:
             key = _key(member.name)
             content = archive.extractfile(member) if key is not None and member.isfile() else None
             if key is not None and content is not None:
-                found[key] = content.read()
-    return found
+                contents[key] = content.read()
+    return contents
 
 
 def _key(name: str) -> tuple[int, str] | None:

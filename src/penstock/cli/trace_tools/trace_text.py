@@ -13,9 +13,9 @@ KINDS = 8
 """Most kinds of requests shown, the most frequent first."""
 
 
-def count_of(number: int, word: str) -> str:
+def count_of(number: int, noun: str) -> str:
     """Write a count with its noun."""
-    return f"{number:,} {word}" + ("" if number == 1 else "s")
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def summary_text(summary: "TraceSummary") -> list[str]:

@@ -15,7 +15,7 @@ from penstock.config.importing.option_reader import GivenOptions, read_options
 from penstock.config.importing.option_rules import Generation, LeftOut, OptionSource
 from penstock.config.importing.planner_options import POLICIES, RULES, implied
 from penstock.config.reading.problems import DEFAULT, did_you_mean
-from penstock.config.reading.pydantic_model import check_tree
+from penstock.config.reading.tree_check import check_tree
 from penstock.config.reading.yaml_source import read_yaml
 from penstock.config.settings.cluster_settings import ClusterSettings
 

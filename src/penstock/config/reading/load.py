@@ -12,9 +12,9 @@ from penstock.config.checks import cross_checks, file_problems
 from penstock.config.derived.knobs import PREFIX, derive, dotted, entry_type, fields_by_name
 from penstock.config.derived.yaml_writer import resolved_yaml
 from penstock.config.reading.problems import DEFAULT, ConfigProblem, ConfigProblems, ValueOrigin
-from penstock.config.reading.pydantic_model import build, check_tree
 from penstock.config.reading.sources import put_environment, put_overrides
 from penstock.config.reading.text_tree import TreeNode
+from penstock.config.reading.tree_check import build, check_tree
 from penstock.config.reading.yaml_source import read_yaml
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.settings import Settings, is_group

@@ -143,10 +143,10 @@ def named(name: str, where: str = "timing.gpu") -> Gpu:
     Raises:
         ConfigError: the table has none of that name.
     """
-    found = GPUS.get(name.lower())
-    if found is None:
+    gpu = GPUS.get(name.lower())
+    if gpu is None:
         raise ConfigError(
             f"{where} {name!r} is not in the table",
             hint=f"there are {', '.join(GPUS)}; describe others in a YAML file and name that",
         )
-    return found
+    return gpu

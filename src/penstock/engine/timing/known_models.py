@@ -140,9 +140,9 @@ def known_model(name: str) -> Mapping[str, Any] | None:
     """
     rest, weights = name.rsplit("/", 1)[-1].lower().removeprefix("meta-"), None
     while True:
-        found = _BY_NAME.get(rest)
-        if found is not None:
-            return found if weights is None else {**found, "quantization_config": _WEIGHTS[weights]}
+        config = _BY_NAME.get(rest)
+        if config is not None:
+            return config if weights is None else {**config, "quantization_config": _WEIGHTS[weights]}
         ending = _TUNED.search(rest)
         if ending is None:
             return None
@@ -156,9 +156,9 @@ def model_named(name: str) -> Mapping[str, Any]:
     Raises:
         ConfigError: the table has none of that name.
     """
-    found = known_model(name)
-    if found is None:
+    config = known_model(name)
+    if config is None:
         raise ConfigError(
             f"no model {name!r} is known here", hint=f"there are {', '.join(MODELS)}; or name a config.json"
         )
-    return found
+    return config

@@ -250,10 +250,10 @@ def _experts(fields: "_Fields", layers: int) -> tuple[int, int]:
 def _per_token(fields: "_Fields", experts: int) -> int:
     if not experts:
         return 0
-    found = fields.maybe("num_experts_per_tok") or fields.count("experts_per_token")
-    if found > experts:
-        raise fields.error("num_experts_per_tok", f"is {found}, above the {experts} experts of a layer")
-    return found
+    count = fields.maybe("num_experts_per_tok") or fields.count("experts_per_token")
+    if count > experts:
+        raise fields.error("num_experts_per_tok", f"is {count}, above the {experts} experts of a layer")
+    return count
 
 
 def _window(fields: "_Fields", kind: str, layers: int) -> tuple[int | None, int]:
@@ -297,13 +297,13 @@ def _dtypes(fields: "_Fields") -> tuple[Dtype, Dtype]:
     if method in ("awq", "gptq"):
         bits = given.get("bits", 4)
         if bits in (4, 8):
-            found: Dtype = "int4" if bits == 4 else "int8"
-            return found, found
+            dtype: Dtype = "int4" if bits == 4 else "int8"
+            return dtype, dtype
     if method == "modelopt":
         algorithm = str(given.get("quant_algo", "")).upper()
         if algorithm in ("FP8", "NVFP4"):
-            found = "fp8" if algorithm == "FP8" else "fp4"
-            return found, found
+            dtype = "fp8" if algorithm == "FP8" else "fp4"
+            return dtype, dtype
     if method == "compressed-tensors":
         return _compressed(fields, given)
     raise fields.error(

@@ -97,10 +97,10 @@ class OperatorTiming:
         else:
             ranks = _spread(chunks, self._replicas)
         own = -(-seqs // self._replicas)
-        found = [self._rank(*rank, kv / seqs if seqs else 0.0, own, longest) for rank in ranks]
-        covered = all(inside for _, inside in found) and self._covers_all(tokens + seqs)
+        timed = [self._rank(*rank, kv / seqs if seqs else 0.0, own, longest) for rank in ranks]
+        covered = all(inside for _, inside in timed) and self._covers_all(tokens + seqs)
         self.extrapolated += not covered
-        return max(time for time, _ in found) + self._shared(tokens + seqs)
+        return max(time for time, _ in timed) + self._shared(tokens + seqs)
 
     def _rank(self, tokens: int, pairs: int, prompts: int, reads: float, seqs: int, longest: int) -> tuple[float, bool]:
         """Return what one rank of the attention takes for its own, and whether that was measured."""
@@ -213,15 +213,15 @@ class _Curve:
         return cls(axis, np.array([np.interp(tokens / replicas, rows, by_row[:, i]) for i, tokens in enumerate(axis)]))
 
     def __call__(self, at: Array) -> Array:
-        found: Array = np.interp(at, self._axis, self._values) + np.maximum(0.0, at - self.last) * self._slope
-        return found
+        values: Array = np.interp(at, self._axis, self._values) + np.maximum(0.0, at - self.last) * self._slope
+        return values
 
     def at(self, value: int) -> float:
         """Return one value; it is kept, since passes of few sizes come again and again."""
-        found = self._known.get(value)
-        if found is None:
-            found = self._known[value] = float(self(np.array([float(value)]))[0])
-        return found
+        result = self._known.get(value)
+        if result is None:
+            result = self._known[value] = float(self(np.array([float(value)]))[0])
+        return result
 
 
 class _Skew:
@@ -310,14 +310,14 @@ class _Grid:
 
     def decoding(self, seqs: int) -> _Curve:
         """Return the curve over the tokens that each of so many sequences reads, without prompts."""
-        found = self._decoding.get(seqs)
-        if found is None:
+        curve = self._decoding.get(seqs)
+        if curve is None:
             low, share = self._below(2, float(seqs))
             rows = self._grid[0, 0, low : low + 2]
             values = rows[0] * (1.0 - share) + rows[1] * share
             _, measured = self.at((0.0, 0.0, float(seqs), self._points[3][-1]))
-            found = self._decoding[seqs] = _Curve(self._axes[3], values, measured)
-        return found
+            curve = self._decoding[seqs] = _Curve(self._axes[3], values, measured)
+        return curve
 
     def _below(self, axis: int, value: float) -> tuple[int, float]:
         points = self._points[axis]
@@ -383,9 +383,9 @@ def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Sequence[Any]]:
 
 def _numbers(values: Sequence[Any], name: str) -> Array:
     try:
-        found = np.asarray(values, dtype=np.float64)
+        numbers = np.asarray(values, dtype=np.float64)
     except ValueError as error:
         raise ConfigError(f"the profile's column {name} holds what is no number: {error}") from error
-    if not (np.isfinite(found).all() and (found >= 0).all()):
+    if not (np.isfinite(numbers).all() and (numbers >= 0).all()):
         raise ConfigError(f"the profile's column {name} holds a number that is not finite or below 0")
-    return found
+    return numbers

@@ -209,10 +209,10 @@ class RooflineTiming:
 
     def _base(self, seqs: int) -> float:
         """Return what a decode step of so many sequences takes before it reads KV; there are max_seqs of these."""
-        found = self._bases.get(seqs)
-        if found is None:
-            found = self._bases[seqs] = self._scale * self._roofline.without_decode_attention(Work(seqs, seqs, seqs))
-        return found
+        base = self._bases.get(seqs)
+        if base is None:
+            base = self._bases[seqs] = self._scale * self._roofline.without_decode_attention(Work(seqs, seqs, seqs))
+        return base
 
 
 def experts_touched(experts: int, per_token: int, tokens: int) -> float:

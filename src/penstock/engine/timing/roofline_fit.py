@@ -150,9 +150,9 @@ def fit(
         calibration = _calibration(where)
         each = [predicted(point, calibration) for point in points]
         made = [one.tpot for one in each] + [each[i].prompt for i in queued]
-        found: Array = np.log(made) - measured
-        found[len(points) :] *= TTFT_WEIGHT
-        return found
+        residuals: Array = np.log(made) - measured
+        residuals[len(points) :] *= TTFT_WEIGHT
+        return residuals
 
     damping, error = 1e-2, errors(at)
     for _ in range(ROUNDS):

@@ -44,12 +44,12 @@ def seconds_of(request: web.Request, name: str) -> float | None:
     if text is None:
         return None
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 <= found <= SECONDS_MAX:  # NaN is in no range
+        seconds = math.nan
+    if not 0 <= seconds <= SECONDS_MAX:  # NaN is in no range
         raise rejected(f"{name} must be seconds since the start of the run, 0 to {SECONDS_MAX:g}", name)
-    return found
+    return seconds
 
 
 def of_this_process(request: web.Request) -> bool:

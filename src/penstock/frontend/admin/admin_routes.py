@@ -17,7 +17,7 @@ from penstock.adapters.engines.probe import step
 from penstock.frontend.admin import past_requests
 from penstock.frontend.admin.admin_query import QueryLimits, limits_of, of_this_process
 from penstock.frontend.admin.frontend_peers import findings, from_peers
-from penstock.frontend.admin.request_history import DECISIONS_KEPT
+from penstock.frontend.admin.request_history import DECISIONS_MAX
 from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.http.request_context import read_body, service_of
 from penstock.frontend.openai.models import json_response
@@ -34,53 +34,53 @@ CLEAR_TIMEOUT = 10.0
 async def status(request: web.Request) -> web.Response:
     """GET /admin/status: of several frontend processes the counts of requests are added up."""
     service = service_of(request)
-    found = status_of(service)
-    minute = service.seen.last_minute()
+    status = status_of(service)
+    minute = service.timeline_store.last_minute()
     if of_this_process(request):
-        return json_response({**found, "last_minute": _bins_of(minute)})
+        return json_response({**status, "last_minute": _bins_of(minute)})
     for other in await from_peers(service, "/admin/status?scope=process"):
-        _add_counts(found, other)
+        _add_counts(status, other)
         _add_bins(minute, other["last_minute"])
     if service.ledger is not None:
-        for gone in await asyncio.to_thread(service.ledger.ended, found["frontends"]):
-            _add_counts(found, gone)
-    return json_response({**found, "last_minute": last_minute(minute)})
+        for ended in await asyncio.to_thread(service.ledger.ended, status["frontends"]):
+            _add_counts(status, ended)
+    return json_response({**status, "last_minute": last_minute(minute)})
 
 
 async def explain(request: web.Request) -> web.Response:
     """GET /admin/explain/{id}: where a request went and why; asks the other frontends where it is unknown here."""
     service = service_of(request)
     wanted = request.match_info["request"]
-    found = service.history.explain(wanted)
-    if found is None and not of_this_process(request):
+    explanation = service.history.explain(wanted)
+    if explanation is None and not of_this_process(request):
         others = await from_peers(service, f"/admin/explain/{quote(wanted, safe='')}?scope=process")
-        found = others[0] if others else None
-        if found is None and service.run:
-            found = await asyncio.to_thread(past_requests.explain, Path(service.run), wanted)
-    if found is None:
+        explanation = others[0] if others else None
+        if explanation is None and service.run:
+            explanation = await asyncio.to_thread(past_requests.explain, Path(service.run), wanted)
+    if explanation is None:
         raise rejected(
-            f"no request {quoted(wanted)} is known: the last {DECISIONS_KEPT} decisions are kept, older ones as far as "
+            f"no request {quoted(wanted)} is known: the last {DECISIONS_MAX} decisions are kept, older ones as far as "
             "the run "
             "folder has them, and ids stand in the response header x-penstock-request-id; GET /admin/requests lists "
             "the newest",
             code="unknown_request",
             status=404,
         )
-    return json_response(found)
+    return json_response(explanation)
 
 
 async def requests(request: web.Request) -> web.Response:
     """GET /admin/requests?limit=N&before=SECONDS: the newest ends first."""
-    asked = limits_of(request)
-    found = service_of(request).history.last_closed(asked.limit, asked.before)
-    return json_response(await _newest(request, "requests", "closed", found, asked))
+    limits = limits_of(request)
+    newest = service_of(request).history.last_closed(limits.limit, limits.before)
+    return json_response(await _newest(request, "requests", "closed", newest, limits))
 
 
 async def decisions(request: web.Request) -> web.Response:
     """GET /admin/decisions?limit=N&before=SECONDS&worker=ID: the newest first."""
-    asked = limits_of(request)
-    found = service_of(request).history.last_decisions(asked.limit, asked.before, asked.worker)
-    return json_response(await _newest(request, "decisions", "at", found, asked))
+    limits = limits_of(request)
+    newest = service_of(request).history.last_decisions(limits.limit, limits.before, limits.worker)
+    return json_response(await _newest(request, "decisions", "at", newest, limits))
 
 
 async def clear_kv_blocks(request: web.Request) -> web.Response:
@@ -101,18 +101,18 @@ async def clear_kv_blocks(request: web.Request) -> web.Response:
 
 def status_of(service: Service) -> dict[str, Any]:
     """Return the whole status for operators."""
-    found = service.cluster.status()
+    status = service.cluster.status()
     settings = service.settings
-    for model in found["models"]:
+    for model in status["models"]:
         configured = settings.models.get(model["name"])
         model["tokenizer"] = None if configured is None else configured.tokenizer
-    known = {model["name"] for model in found["models"]}
+    known = {model["name"] for model in status["models"]}
     for name, configured in settings.models.items():
         if name not in known:
-            found["models"].append(_absent(name, configured.tokenizer))
+            status["models"].append(_absent(name, configured.tokenizer))
     for name, tokenizer in service.tokenizers.items():
         if tokenizer is None:
-            found["findings"].append(
+            status["findings"].append(
                 {
                     "level": "info",
                     "text": f"{name} has no local tokenizer: it is routed by hashed text blocks",
@@ -120,14 +120,14 @@ def status_of(service: Service) -> dict[str, Any]:
                 }
             )
         elif settings.frontend.tokenize.cache_bytes and not tokenizer.caches:
-            found["findings"].append(
+            status["findings"].append(
                 {
                     "level": "info",
                     "text": f"the tokenizer cache of {name} is off: {tokenizer.why_no_cache}",
                     "hint": "prompts are tokenised whole, which costs CPU and changes nothing else",
                 }
             )
-    requests = found["requests"]
+    requests = status["requests"]
     counters = service.cluster.counters()
     return {
         "cluster": settings.name,
@@ -136,16 +136,16 @@ def status_of(service: Service) -> dict[str, Any]:
         "endpoint": service.urls.get("endpoint", ""),
         "uptime": round(time.monotonic() - service.started, 3),
         "draining": service.draining,
-        "mode": found["mode"],
-        "models": found["models"],
-        "workers": found["workers"],
-        "queue": found["queue"],
+        "mode": status["mode"],
+        "models": status["models"],
+        "workers": status["workers"],
+        "queue": status["queue"],
         "requests": {**requests, "http_inflight": service.inflight},
-        "hit_rate": found["hit_rate"],
-        "crashes": found.get("crashes", []),
-        "findings": found["findings"] + findings(service),
-        "frontends": found.get("frontends", []),
-        "planner": found.get("planner"),
+        "hit_rate": status["hit_rate"],
+        "crashes": status.get("crashes", []),
+        "findings": status["findings"] + findings(service),
+        "frontends": status.get("frontends", []),
+        "planner": status.get("planner"),
         "tokenizers": {
             name: {
                 "caches": tokenizer.caches,
@@ -159,7 +159,7 @@ def status_of(service: Service) -> dict[str, Any]:
             if tokenizer is not None
         },
         "loop": {"longest": counters.get("loop_longest"), "recent": counters.get("loop_recent")},
-        "router_faults": found.get("router_faults", 0),
+        "router_faults": status.get("router_faults", 0),
     }
 
 
@@ -208,24 +208,24 @@ async def _announced(service: Service, card: WorkerCard, dialect: Dialect) -> di
 
 
 async def _newest(
-    request: web.Request, name: str, when: str, mine: list[dict[str, Any]], asked: QueryLimits
+    request: web.Request, name: str, when: str, mine: list[dict[str, Any]], limits: QueryLimits
 ) -> dict[str, Any]:
     """Return the newest records of all frontend processes, by the time under the key ``when``."""
     if of_this_process(request):
         return {name: mine}
     service = service_of(request)
     others = await from_peers(service, f"/admin/{name}?{urlencode({**request.query, 'scope': 'process'})}")
-    found = list(chain(mine, *(other[name] for other in others)))
-    if len(found) < asked.limit and service.run and not service.history.full:
-        run, limit = Path(service.run), asked.limit
+    records = list(chain(mine, *(other[name] for other in others)))
+    if len(records) < limits.limit and service.run and not service.history.full:
+        run, limit = Path(service.run), limits.limit
         if name == "requests":
-            older = await asyncio.to_thread(past_requests.last_closed, run, limit, asked.before)
+            older = await asyncio.to_thread(past_requests.last_closed, run, limit, limits.before)
         else:
-            older = await asyncio.to_thread(past_requests.last_decisions, run, limit, asked.before, asked.worker)
-        known = {_key(record) for record in found}
-        found += [record for record in older if _key(record) not in known]
-    found.sort(key=lambda record: record[when], reverse=True)
-    return {name: found[: asked.limit]}
+            older = await asyncio.to_thread(past_requests.last_decisions, run, limit, limits.before, limits.worker)
+        known = {_key(record) for record in records}
+        records += [record for record in older if _key(record) not in known]
+    records.sort(key=lambda record: record[when], reverse=True)
+    return {name: records[: limits.limit]}
 
 
 def _key(record: dict[str, Any]) -> tuple[Any, ...]:
@@ -238,11 +238,11 @@ def last_minute(minute: TimeWindow) -> dict[str, Any]:
 
     ``ended``: requests that were over; TTFT counts at a request's first token, its mean ITL at its end.
     """
-    found: dict[str, Any] = {"ended": sum(minute.ended.values())}
+    summary: dict[str, Any] = {"ended": sum(minute.ended.values())}
     for name, bins in (("ttft", minute.ttft), ("itl", minute.itl)):
         for quantile, value in zip(QUANTILES, quantiles(bins, QUANTILES.values()), strict=True):
-            found[f"{name}_{quantile}"] = value
-    return found
+            summary[f"{name}_{quantile}"] = value
+    return summary
 
 
 def _bins_of(minute: TimeWindow) -> dict[str, Any]:
@@ -250,21 +250,21 @@ def _bins_of(minute: TimeWindow) -> dict[str, Any]:
     return {"ended": minute.ended, "ttft": minute.ttft, "itl": minute.itl}
 
 
-def _add_bins(minute: TimeWindow, told: dict[str, Any]) -> None:
-    join(minute.ended, told["ended"])
-    for bins, more in ((minute.ttft, told["ttft"]), (minute.itl, told["itl"])):
+def _add_bins(minute: TimeWindow, report: dict[str, Any]) -> None:
+    join(minute.ended, report["ended"])
+    for bins, more in ((minute.ttft, report["ttft"]), (minute.itl, report["itl"])):
         join(bins, {int(place): number for place, number in more.items()})
 
 
-def _add_counts(found: dict[str, Any], other: dict[str, Any]) -> None:
+def _add_counts(status: dict[str, Any], other: dict[str, Any]) -> None:
     """Add another process's counts of requests, its own alone, to a status."""
     for name, count in other["requests"].items():
-        found["requests"][name] = found["requests"].get(name, 0) + count
+        status["requests"][name] = status["requests"].get(name, 0) + count
     for model, queue in other["queue"].items():
-        length = found["queue"].get(model, {}).get("length", 0)
-        found["queue"][model] = {"length": length + queue["length"]}
+        length = status["queue"].get(model, {}).get("length", 0)
+        status["queue"][model] = {"length": length + queue["length"]}
     theirs = {model["name"]: model for model in other["models"]}
-    for model in found["models"]:
+    for model in status["models"]:
         same = theirs.get(model["name"], {})
         for name in ("inflight", "ok", "rejected", "failed", "cancelled", "expired"):
             if name in model:
@@ -272,9 +272,9 @@ def _add_counts(found: dict[str, Any], other: dict[str, Any]) -> None:
         for limit, count in same.get("refused", {}).items():
             model["refused"][limit] = model["refused"].get(limit, 0) + count
     served = {worker["id"]: worker for worker in other["workers"]}
-    for worker in found["workers"]:
+    for worker in status["workers"]:
         same = served.get(worker["id"], {})
         for name in ("requests", "failures"):
             worker[name] += same.get(name, 0)
-    texts = {finding["text"] for finding in found["findings"]}
-    found["findings"] += [finding for finding in other["findings"] if finding["text"] not in texts]
+    texts = {finding["text"] for finding in status["findings"]}
+    status["findings"] += [finding for finding in other["findings"] if finding["text"] not in texts]

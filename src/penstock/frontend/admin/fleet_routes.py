@@ -97,8 +97,8 @@ async def flip(request: web.Request) -> web.Response:
             becomes = card.role if mine is None else mine.role
             await store.delete(ROLES + body.name)
         else:
-            wish = RoleSpec(role=becomes, timeout=body.timeout, by=request[CALLER])
-            await put(store, ROLES + body.name, wish)
+            spec = RoleSpec(role=becomes, timeout=body.timeout, by=request[CALLER])
+            await put(store, ROLES + body.name, spec)
     except StoreUnavailable as error:
         raise unavailable(error) from error
     note(request, f"flip {body.name}", card.role, becomes)
@@ -127,7 +127,7 @@ async def desired(request: web.Request) -> web.Response:
                 }
                 for name, each in sorted(pools.items())
             ],
-            "drains": {name: msgspec.to_builtins(wish) for name, wish in sorted(drains.items())},
+            "drains": {name: msgspec.to_builtins(spec) for name, spec in sorted(drains.items())},
             "drained": {name: msgspec.to_builtins(report) for name, report in sorted(reports.items())},
             "restart": None if restarted is None else msgspec.to_builtins(restarted),
         }
@@ -144,21 +144,21 @@ async def scale(request: web.Request) -> web.Response:
         for name, replicas in body.pools.items():
             check_scale(known, name, replicas)
         drains = await store.list(DRAINS)
-        wishes = {name: PoolSpec(replicas=n, by=request[CALLER]) for name, n in body.pools.items()}
-        for name, wish in wishes.items():
-            await put(store, DESIRED + name, wish)
+        specs = {name: PoolSpec(replicas=n, by=request[CALLER]) for name, n in body.pools.items()}
+        for name, spec in specs.items():
+            await put(store, DESIRED + name, spec)
             for key in drains:
                 if key.removeprefix(DRAINS).rpartition("-")[0] == name:
                     await store.delete(key)  # a drain ends with the next scaling, which counts the running replicas
     except StoreUnavailable as error:
         raise unavailable(error) from error
-    for name, wish in wishes.items():
-        note(request, f"scale {name}", known[name].pool.desired, wish.replicas)
+    for name, spec in specs.items():
+        note(request, f"scale {name}", known[name].pool.desired, spec.replicas)
     return json_response(
         {
             "pools": {
-                name: {"was": known[name].pool.desired, "wanted": wish.replicas, "revision": wish.revision}
-                for name, wish in wishes.items()
+                name: {"was": known[name].pool.desired, "wanted": spec.replicas, "revision": spec.revision}
+                for name, spec in specs.items()
             }
         }
     )
@@ -177,24 +177,24 @@ async def drain(request: web.Request) -> web.Response:
             note(request, f"drain {name}", True, False)
             return json_response({"name": name, "undone": True})
         name, kind = await drainable(store, body.name)
-        wish = DrainSpec(timeout=body.timeout, by=request[CALLER])
-        await put(store, DRAINS + name, wish)
+        spec = DrainSpec(timeout=body.timeout, by=request[CALLER])
+        await put(store, DRAINS + name, spec)
     except StoreUnavailable as error:
         raise unavailable(error) from error
     note(request, f"drain {name}", False, True)
-    return json_response({"name": name, "kind": kind, "revision": wish.revision})
+    return json_response({"name": name, "kind": kind, "revision": spec.revision})
 
 
 async def restart(request: web.Request) -> web.Response:
     """POST /admin/restart: request the replacement of every engine and every frontend."""
     store, body = store_of(request), await body_of(request, RestartBody)
-    wish = RestartSpec(force=body.force, by=request[CALLER])
+    spec = RestartSpec(force=body.force, by=request[CALLER])
     try:
-        await put(store, RESTART, wish)
+        await put(store, RESTART, spec)
     except StoreUnavailable as error:
         raise unavailable(error) from error
-    note(request, "restart", None, wish.revision)
-    return json_response({"revision": wish.revision})
+    note(request, "restart", None, spec.revision)
+    return json_response({"revision": spec.revision})
 
 
 # --- what makes sense -------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def check_scale(known: dict[str, PoolStatus], name: str, replicas: int) -> None:
         raise rejected(f"pool {name} takes {reason or '0 or more'} replicas, not {replicas}{why}", "pools")
 
 
-async def drainable(store: Store, wished: str) -> tuple[str, str]:
+async def drainable(store: Store, target: str) -> tuple[str, str]:
     """Return the name of the worker or frontend to drain, and its kind: engine, server or frontend.
 
     Raises:
@@ -233,14 +233,14 @@ async def drainable(store: Store, wished: str) -> tuple[str, str]:
     """
     pools = await pools_of(store)
     for status in pools.values():
-        if wished in status.pool.ids:
-            return wished, "engine" if status.kind == "process" else "server"
+        if target in status.pool.ids:
+            return target, "engine" if status.kind == "process" else "server"
     frontends = {frontend_name(key.removeprefix(FRONTENDS)) for key in await store.list(FRONTENDS)}
-    name = frontend_name(wished)
+    name = frontend_name(target)
     if name not in frontends:
         workers = sorted(worker for status in pools.values() for worker in status.pool.ids)
         raise rejected(
-            f"there is no worker or frontend {wished!r}; there are {', '.join([*workers, *sorted(frontends)])}",
+            f"there is no worker or frontend {target!r}; there are {', '.join([*workers, *sorted(frontends)])}",
             "name",
             code="unknown_worker",
             status=404,

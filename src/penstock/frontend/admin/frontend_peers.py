@@ -24,7 +24,7 @@ log = logging.getLogger("penstock.peers")
 
 SPAN = 30
 """Seconds by which two processes' clocks may differ."""
-SEEN_MAX = 100_000
+NONCES_MAX = 100_000
 """Nonces remembered. With more requests in `SPAN` seconds the next ones are refused."""
 TIMEOUT = 2.0
 """Seconds that another frontend process has to answer."""
@@ -43,13 +43,13 @@ class PeerGuard:
         """Signed requests that were refused, by reason."""
         self._secret = secret
         self._clock = clock
-        self._seen: OrderedDict[str, float] = OrderedDict()
+        self._nonces: OrderedDict[str, float] = OrderedDict()
 
-    def admits(self, said: str | None, method: str, host: str, target: str) -> bool:
+    def admits(self, header: str | None, method: str, host: str, target: str) -> bool:
         """Return whether a request with this header is of another frontend of the cluster; true once for each."""
-        if said is None:
+        if header is None:
             return False
-        why = self._fault(said, method, host, target)
+        why = self._fault(header, method, host, target)
         if why is None:
             return True
         count = self.refused[why] = self.refused.get(why, 0) + 1
@@ -57,8 +57,8 @@ class PeerGuard:
             log.warning("request %d that says it is of another frontend is not let in: %s", count, why)
         return False
 
-    def _fault(self, said: str, method: str, host: str, target: str) -> str | None:
-        words = said.split(" ")
+    def _fault(self, header: str, method: str, host: str, target: str) -> str | None:
+        words = header.split(" ")
         if not words[0].isascii() or not words[0].isdigit() or len(words[0]) > 9:
             return "malformed"
         if int(words[0]) > VERSION:
@@ -73,11 +73,11 @@ class PeerGuard:
         now = self._clock()
         if abs(now - at) > SPAN:
             return "too old"
-        while self._seen and next(iter(self._seen.values())) < now - 2 * SPAN:
-            self._seen.popitem(last=False)
-        if nonce in self._seen or len(self._seen) >= SEEN_MAX:
+        while self._nonces and next(iter(self._nonces.values())) < now - 2 * SPAN:
+            self._nonces.popitem(last=False)
+        if nonce in self._nonces or len(self._nonces) >= NONCES_MAX:
             return "repeated"
-        self._seen[nonce] = now
+        self._nonces[nonce] = now
         return None
 
 
@@ -88,8 +88,8 @@ async def from_peers(service: "Service", path: str, *, text: bool = False) -> li
         path: with query, such as ``/admin/status?scope=process``.
         text: return texts, not JSON.
     """
-    found = await by_peer(service, path, text=text)
-    return [answer for answer in found.values() if answer is not None]
+    answers = await by_peer(service, path, text=text)
+    return [answer for answer in answers.values() if answer is not None]
 
 
 async def by_peer(service: "Service", path: str, *, text: bool = True) -> dict[str, Any]:
@@ -107,7 +107,7 @@ async def by_peer(service: "Service", path: str, *, text: bool = True) -> dict[s
 def findings(service: "Service") -> list[dict[str, Any]]:
     """Return findings for the operator about refused requests."""
     refused = service.peer_guard.refused
-    found = []
+    findings = []
     for why, hint in (
         ("wrong secret", "give all processes of the cluster the same PENSTOCK_CLUSTER_SECRET"),
         ("newer", "processes of one cluster run the same release; update this one"),
@@ -115,8 +115,8 @@ def findings(service: "Service") -> list[dict[str, Any]]:
     ):
         if refused.get(why):
             text = f"{refused[why]} requests that say they are of another frontend were not let in: {why}"
-            found.append({"level": "warning", "text": text, "hint": hint})
-    return found
+            findings.append({"level": "warning", "text": text, "hint": hint})
+    return findings
 
 
 async def _get(http: aiohttp.ClientSession, url: URL, headers: dict[str, str], text: bool) -> Any:

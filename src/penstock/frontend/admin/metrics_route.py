@@ -5,7 +5,7 @@ import time
 
 from aiohttp import web
 
-from penstock.adapters.telemetry.frontend_metrics import SEEN_BY_ALL
+from penstock.adapters.telemetry.frontend_metrics import SAME_IN_EVERY_PROCESS
 from penstock.adapters.telemetry.prometheus_text import CONTENT_TYPE, merge
 from penstock.frontend.admin.frontend_peers import from_peers
 from penstock.frontend.http.request_context import service_of
@@ -20,18 +20,18 @@ async def metrics(request: web.Request) -> web.Response:
     if request.query.get("scope") != "process":
         others = await from_peers(service, "/metrics?scope=process", text=True)
         if others:
-            text = merge([text, *others], SEEN_BY_ALL)
+            text = merge([text, *others], SAME_IN_EVERY_PROCESS)
     return web.Response(body=text.encode(), headers={"content-type": CONTENT_TYPE})
 
 
 def scrape(service: Service) -> str:
     """Copy values that are kept elsewhere into the metrics and return their text."""
-    found, cluster = service.metrics, service.cluster
-    found.read_status(cluster.status(), cluster.cards(), time.monotonic() - service.started)
-    found.read_kv_events(cluster.kv_events())
+    metrics, cluster = service.metrics, service.cluster
+    metrics.read_status(cluster.status(), cluster.cards(), time.monotonic() - service.started)
+    metrics.read_kv_events(cluster.kv_events())
     for model, tokenizer in service.tokenizers.items():
         if tokenizer is not None:
-            found.read_tokenizer(
+            metrics.read_tokenizer(
                 model,
                 tokenizer.hits,
                 tokenizer.misses,
@@ -40,28 +40,28 @@ def scrape(service: Service) -> str:
                 tokenizer.cache_bytes,
             )
     counters = cluster.counters()
-    found.loop_longest.set(to=counters.get("loop_longest", 0.0))
-    found.loop_recent.set(to=counters.get("loop_recent", 0.0))
-    found.loop_stalls.set(to=counters.get("loop_stalls", 0.0))
-    found.router_faults.set(to=counters.get("router_faults", 0.0))
-    found.tasks.set(to=len(asyncio.all_tasks()))
-    found.tokenize_pending.set(to=service.prompts.pending)
-    found.template_failures.set(to=service.prompts.template_failures)
+    metrics.loop_longest.set(to=counters.get("loop_longest", 0.0))
+    metrics.loop_recent.set(to=counters.get("loop_recent", 0.0))
+    metrics.loop_stalls.set(to=counters.get("loop_stalls", 0.0))
+    metrics.router_faults.set(to=counters.get("router_faults", 0.0))
+    metrics.tasks.set(to=len(asyncio.all_tasks()))
+    metrics.tokenize_pending.set(to=service.prompts.pending)
+    metrics.template_failures.set(to=service.prompts.template_failures)
     for name, sink in (("requests.jsonl", service.records), ("decisions.jsonl", service.decisions)):
-        found.records_lost.set(name, to=getattr(sink, "lost", 0))
+        metrics.records_lost.set(name, to=getattr(sink, "lost", 0))
     for kind, count in cluster.notes().items():
-        found.noted.set(kind, to=count)
-    found.releases.set("fetched", to=service.handoffs.released)
-    found.releases.set("failed", to=service.handoffs.release_failures)
+        metrics.noted.set(kind, to=count)
+    metrics.releases.set("fetched", to=service.handoffs.released)
+    metrics.releases.set("failed", to=service.handoffs.release_failures)
     for why, count in service.peer_guard.refused.items():
-        found.noted.set(f"peer_request_{why.replace(' ', '_')}", to=count)
-    return found.render()
+        metrics.noted.set(f"peer_request_{why.replace(' ', '_')}", to=count)
+    return metrics.render()
 
 
 def csv_row(service: Service) -> dict[str, float | None]:
     """Return one row of metrics.csv: seconds since the start of the run; loads, counts and rates of this process."""
     return {
-        "seconds": service.seen.now,
+        "seconds": service.timeline_store.now,
         **status_row(service.cluster.status()),
         "loop_block_recent": service.cluster.counters().get("loop_recent"),
     }

@@ -34,8 +34,8 @@ def explain(run: Path, request: str) -> dict[str, Any] | None:
 
 def last_closed(run: Path, limit: int, before: Nanos | None) -> list[dict[str, Any]]:
     """Return the newest ends first, of those until ``before``, a time of the run; blocks."""
-    found = (closed_of(_record(line)) for line in _newest(run / "requests.jsonl", limit, before))
-    return _until(found, "closed", limit, before)
+    records = (closed_of(_record(line)) for line in _newest(run / "requests.jsonl", limit, before))
+    return _until(records, "closed", limit, before)
 
 
 def last_decisions(run: Path, limit: int, before: Nanos | None, worker: str | None) -> list[dict[str, Any]]:
@@ -52,10 +52,10 @@ def _newest(path: Path, limit: int, before: Nanos | None, mark: bytes = b"") -> 
 
 
 def _until(records: Iterator[dict[str, Any]], when: str, limit: int, before: Nanos | None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    newest: list[dict[str, Any]] = []
     for record in records:
         if record[when] is not None and (before is None or record[when] <= before):
-            found.append(record)
-            if len(found) == limit:
+            newest.append(record)
+            if len(newest) == limit:
                 break
-    return found
+    return newest

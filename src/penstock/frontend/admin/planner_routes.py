@@ -25,13 +25,13 @@ async def planner_counters(request: web.Request) -> web.Response:
     mine = service.cluster.export_counters(service.counts)
     if of_this_process(request):
         return json_response(mine)
-    told, missing = [mine], []
+    frontends, missing = [mine], []
     for url, text in (await by_peer(service, "/admin/planner/seen?scope=process")).items():
         try:
-            told.append(msgspec.json.decode(text or b"", type=FrontendCounters))
+            frontends.append(msgspec.json.decode(text or b"", type=FrontendCounters))
         except msgspec.DecodeError:
             missing.append(url)
-    return json_response(ClusterCounters(frontends=tuple(told), missing=tuple(missing)))
+    return json_response(ClusterCounters(frontends=tuple(frontends), missing=tuple(missing)))
 
 
 async def decisions(request: web.Request) -> web.Response:
@@ -40,12 +40,12 @@ async def decisions(request: web.Request) -> web.Response:
     Without ``ticks=all`` ticks without a change are left out.
     """
     service = service_of(request)
-    asked, every = limits_of(request), request.query.get("ticks") == "all"
-    found = await asyncio.to_thread(past_decisions, Path(service.run), asked.limit, every=every) if service.run else {}
-    return json_response({"planner": planner_of(service), "last": None, "decisions": [], **found})
+    limits, every = limits_of(request), request.query.get("ticks") == "all"
+    past = await asyncio.to_thread(past_decisions, Path(service.run), limits.limit, every=every) if service.run else {}
+    return json_response({"planner": planner_of(service), "last": None, "decisions": [], **past})
 
 
 def planner_of(service: Service) -> dict[str, Any] | None:
     """Return the planner's state by its last report; None where none runs."""
-    found: dict[str, Any] | None = service.cluster.status().get("planner")
-    return found
+    report: dict[str, Any] | None = service.cluster.status().get("planner")
+    return report

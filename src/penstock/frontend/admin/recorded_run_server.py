@@ -63,24 +63,24 @@ def recorded_app(run: RecordedRunServer) -> web.Application:
 
     async def worker(request: web.Request) -> web.Response:
         name = request.match_info["worker"]
-        found = run.worker(name)
-        if found is None:
+        columns = run.worker(name)
+        if columns is None:
             raise rejected(f"this run tells nothing of a worker {quoted(name)}", code="unknown_worker", status=404)
-        return json_response(found)
+        return json_response(columns)
 
     async def decisions(request: web.Request) -> web.Response:
-        asked = limits_of(request)
-        before = None if asked.before is None else asked.before / SECOND
-        return json_response({"decisions": run.decisions(asked.limit, before, asked.worker)})
+        limits = limits_of(request)
+        before = None if limits.before is None else limits.before / SECOND
+        return json_response({"decisions": run.decisions(limits.limit, before, limits.worker)})
 
     async def requests(request: web.Request) -> web.Response:
-        asked = limits_of(request)
-        before = None if asked.before is None else asked.before / SECOND
-        return json_response({"requests": run.requests(asked.limit, before)})
+        limits = limits_of(request)
+        before = None if limits.before is None else limits.before / SECOND
+        return json_response({"requests": run.requests(limits.limit, before)})
 
     async def planner(request: web.Request) -> web.Response:
-        found = await asyncio.to_thread(run.planner, limits_of(request).limit)
-        return json_response({"planner": None, "decisions": found})
+        decisions = await asyncio.to_thread(run.planner, limits_of(request).limit)
+        return json_response({"planner": None, "decisions": decisions})
 
     async def explain(request: web.Request) -> web.Response:
         try:

@@ -14,9 +14,9 @@ import msgspec
 from penstock.kernel.machine import Nanos
 from penstock.router.events import Closed, Decision
 
-DECISIONS_KEPT = 4096
+DECISIONS_MAX = 4096
 """Decisions that explain knows without the run folder; the oldest go."""
-CLOSED_KEPT = 4096
+CLOSED_MAX = 4096
 """Ends of requests that /admin/requests and explain know; the oldest go."""
 _TIMES = ("arrived", "closed", "first", "dispatched", "last")
 
@@ -36,7 +36,7 @@ class RequestHistory:
         offset: nanoseconds from the start of the run to the router's time 0.
     """
 
-    def __init__(self, decisions_max: int = DECISIONS_KEPT, closed_max: int = CLOSED_KEPT, offset: Nanos = 0) -> None:
+    def __init__(self, decisions_max: int = DECISIONS_MAX, closed_max: int = CLOSED_MAX, offset: Nanos = 0) -> None:
         self._offset = offset
         self._decisions: deque[_DecisionRecord] = deque(maxlen=decisions_max)
         self._by_request: dict[str, list[bytes]] = {}
@@ -93,8 +93,8 @@ class RequestHistory:
 
     def last_closed(self, limit: int, before: Nanos | None = None) -> list[dict[str, Any]]:
         """Return the newest ends first, of those until ``before``, a time of the run."""
-        found = reversed(self._closed.values())
-        wanted = (closed for closed in found if before is None or closed.closed + self._offset <= before)
+        records = reversed(self._closed.values())
+        wanted = (closed for closed in records if before is None or closed.closed + self._offset <= before)
         return [self._plain(closed) for closed in islice(wanted, limit)]
 
     def last_decisions(
@@ -109,10 +109,10 @@ class RequestHistory:
         return [msgspec.json.decode(line) for line in islice(wanted, limit)]
 
     def _plain(self, closed: Closed) -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.json.decode(self._encode(closed))
+        fields: dict[str, Any] = msgspec.json.decode(self._encode(closed))
         if self._offset:
-            for part in (found, *found["legs"]):
+            for part in (fields, *fields["legs"]):
                 for name in _TIMES:
                     if part.get(name) is not None:
                         part[name] += self._offset
-        return found
+        return fields

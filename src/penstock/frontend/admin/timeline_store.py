@@ -16,7 +16,7 @@ WIDTH = 5.0
 """Seconds of a window."""
 LAST_MINUTE = round(60 / WIDTH)
 """Windows whose latencies the status shows."""
-KEPT = 720
+WINDOWS_MAX = 720
 """Windows: an hour of them. Older ones are in the run folder, which ``penstock ui`` shows."""
 
 
@@ -30,7 +30,7 @@ class TimelineStore:
     """
 
     def __init__(self, now: Callable[[], Nanos], status: Callable[[], dict[str, Any]], offset: Nanos) -> None:
-        self.timeline = Timeline(WIDTH, KEPT)
+        self.timeline = Timeline(WIDTH, WINDOWS_MAX)
         self._now = now
         self._status = status
         self._offset = offset
@@ -75,12 +75,12 @@ class TimelineStore:
 
     def last_minute(self) -> TimeWindow:
         """Return the windows of the last minute, the one that is being filled included, as one."""
-        found = TimeWindow()
+        total = TimeWindow()
         last = int(self.now // WIDTH)
         for window in self.timeline.between(last - LAST_MINUTE, last + 1):
             if window is not None:
-                found.add(window)
-        return found
+                total.add(window)
+        return total
 
     async def run(self, slo: Callable[[], Slo]) -> None:
         """Sample once at start, then in the middle of each window, until cancelled."""

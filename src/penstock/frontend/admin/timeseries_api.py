@@ -31,7 +31,7 @@ class TimeseriesPart(msgspec.Struct, frozen=True):
 async def timeline(request: web.Request) -> web.Response:
     """GET /admin/timeline?from=SECONDS: the windows since then, those of all frontend processes added up."""
     service = service_of(request)
-    seen = service.seen
+    store = service.timeline_store
     start = seconds_of(request, "from") or 0.0
     mine = _part(service, start)
     if of_this_process(request):
@@ -43,7 +43,7 @@ async def timeline(request: web.Request) -> web.Response:
         for text in await from_peers(service, f"/admin/timeline?scope=process&from={start:.3f}", text=True)
     ]
     merged = await _added(mine, others)
-    last = int(seen.now // seen.timeline.width)
+    last = int(store.now // store.timeline.width)
     first = min(merged, default=last)
     windows = [merged.get(number) for number in range(first, last + 1)]
     columns: dict[str, list[Any]] = {}
@@ -56,10 +56,10 @@ async def timeline(request: web.Request) -> web.Response:
             "kind": "live",
             "name": service.settings.name,
             "run": service.run,
-            "zero": time.time() - seen.now,
-            "now": seen.now,
-            "width": seen.timeline.width,
-            "kept": seen.timeline.kept,
+            "zero": time.time() - store.now,
+            "now": store.now,
+            "width": store.timeline.width,
+            "kept": store.timeline.kept,
             "first": first,
             "columns": columns,
             "pools": pools_of(windows),
@@ -71,52 +71,52 @@ async def timeline(request: web.Request) -> web.Response:
 async def workers(request: web.Request) -> web.Response:
     """GET /admin/timeline/workers?at=SECONDS: how loaded each worker was in the window of a moment."""
     service = service_of(request)
-    timeline = service.seen.timeline
+    timeline = service.timeline_store.timeline
     at = seconds_of(request, "at")
-    at = service.seen.now if at is None else at
-    found = timeline.loads_at(at)
-    if found is None and not of_this_process(request):
+    at = service.timeline_store.now if at is None else at
+    loads = timeline.loads_at(at)
+    if loads is None and not of_this_process(request):
         others = await from_peers(service, f"/admin/timeline/workers?scope=process&at={at:.3f}")
-        found = next((other["workers"] for other in others if other["workers"] is not None), None)
-    return json_response({"at": at // timeline.width * timeline.width, "workers": found})
+        loads = next((other["workers"] for other in others if other["workers"] is not None), None)
+    return json_response({"at": at // timeline.width * timeline.width, "workers": loads})
 
 
 async def worker(request: web.Request) -> web.Response:
     """GET /admin/timeline/workers/{worker}: one worker's load over all windows that are kept."""
     service = service_of(request)
     name = request.match_info["worker"]
-    found = service.seen.timeline.worker_columns(name)
-    if found is None and not of_this_process(request):
+    columns = service.timeline_store.timeline.worker_columns(name)
+    if columns is None and not of_this_process(request):
         others = await from_peers(service, f"/admin/timeline/workers/{quote(name, safe='')}?scope=process")
-        found = others[0] if others else None
-    if found is None:
+        columns = others[0] if others else None
+    if columns is None:
         raise rejected(
             f"no worker {quoted(name)} was seen; GET /admin/status lists those that are there",
             code="unknown_worker",
             status=404,
         )
-    return json_response(found)
+    return json_response(columns)
 
 
 def _part(service: Service, start: float) -> TimeseriesPart:
-    seen = service.seen
-    since = int(start // seen.timeline.width)
-    windows = {number: window for number, window in seen.timeline.windows.items() if number >= since}
-    return TimeseriesPart(service.cluster.name, seen.since, windows)
+    store = service.timeline_store
+    since = int(start // store.timeline.width)
+    windows = {number: window for number, window in store.timeline.windows.items() if number >= since}
+    return TimeseriesPart(service.cluster.name, store.since, windows)
 
 
 async def _added(mine: TimeseriesPart, others: list[TimeseriesPart]) -> dict[int, TimeWindow]:
     if not others:
         return mine.windows
-    found: dict[int, TimeWindow] = {}
+    total: dict[int, TimeWindow] = {}
     for part in (mine, *others):
         for count, (number, window) in enumerate(part.windows.items()):
-            known = found.get(number)
+            known = total.get(number)
             if known is None:
                 # Adding changes it, and this process's own windows must not change.
-                known = found[number] = TimeWindow()
+                known = total[number] = TimeWindow()
                 known.running = known.queued = 0
             known.add(window)
             if count % SLICE == 0:
                 await asyncio.sleep(0)
-    return found
+    return total

@@ -27,14 +27,14 @@ class Attempt:
     """One request at one worker; ``run`` once."""
 
     __slots__ = (
+        "_absent_since",
         "_answering",
         "_begun",
+        "_buffered",
         "_call",
         "_exchange",
         "_fetches",
-        "_gone_since",
         "_grown",
-        "_held",
         "_last_beat",
         "_last_byte",
         "_prefill",
@@ -45,33 +45,33 @@ class Attempt:
         "transcript",
     )
 
-    def __init__(self, exchange: "RequestExchange", word: Dispatch) -> None:
-        self.dispatch = word
+    def __init__(self, exchange: "RequestExchange", dispatch: Dispatch) -> None:
+        self.dispatch = dispatch
         self.gave_up = False
         """Whether the router stopped it: then it needs no report."""
-        self.dialect = dialect_of(word.card.engine)
+        self.dialect = dialect_of(dispatch.card.engine)
         self.tap = exchange.baton.tap(self.dialect)
         self._exchange = exchange
-        self._held = b""
+        self._buffered = b""
         """Bytes from before the first token."""
         self._grown = 0
         self._last_beat = 0.0
         self._last_byte = time.monotonic()
-        self._gone_since: float | None = None
+        self._absent_since: float | None = None
         """When its worker was first found to be gone."""
         job, self.transcript = exchange.baton.start(self.dialect)
         ids = self.transcript is not None and self.transcript.mode == "ids"
-        headers = engine_headers(job, word, exchange.ticket.id, exchange.caller.headers, exchange.span)
-        handoff = word.handoff
+        headers = engine_headers(job, dispatch, exchange.ticket.id, exchange.caller.headers, exchange.span)
+        handoff = dispatch.handoff
         stages = exchange.service.handoffs
-        self._prefill = None if handoff is None else stages.taken_by(word, exchange.ticket.id)
-        handed = None if handoff is None else stages.fields_for(word, self._prefill)
-        body = engine_body(job, word, exchange.resolved.adapter, token_ids=ids, handed=handed)
+        self._prefill = None if handoff is None else stages.taken_by(dispatch, exchange.ticket.id)
+        handed = None if handoff is None else stages.fields_for(dispatch, self._prefill)
+        body = engine_body(job, dispatch, exchange.resolved.adapter, token_ids=ids, handed=handed)
         self._fetches = handoff is not None and handoff.protocol == "completed"
         """Whether it fetches KV that an engine holds for it: then it is not cut before its first token."""
         self._begun: asyncio.Task[None] | None = None
         self._answering: asyncio.Task[bool] | None = None
-        self._call: EngineCall = exchange.service.engines.call(word.card.url, job.path, body, headers)
+        self._call: EngineCall = exchange.service.engines.call(dispatch.card.url, job.path, body, headers)
 
     def stop(self, reason: str) -> None:
         """Stop the attempt, by order of the router."""
@@ -94,14 +94,14 @@ class Attempt:
             self._begun = asyncio.create_task(self._call.begin())
             self._answering = asyncio.create_task(self._answer(asyncio.shield(self._begun)))
             try:
-                found = await self._answering
+                answered = await self._answering
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if self.gave_up and task is not None and not task.cancelling():
                     return False
                 raise
             over = True
-            return found
+            return answered
         finally:
             service.running.pop(key, None)
             service.watched.discard(self)
@@ -135,12 +135,12 @@ class Attempt:
             limit = frontend.upstream.first_byte_timeout
             if silent > limit and self._exchange.job.streamed:
                 self._call.stop(f"no first byte within {limit} s")
-            elif self._gone_for(now) > GONE_SILENCE:
+            elif self._absent_for(now) > GONE_SILENCE:
                 self._call.stop(f"its worker is gone, and nothing came for {silent:.1f} s")
         elif caller.full:
             if silent > frontend.upstream.stall_timeout:
                 caller.abort()  # the client does not read any more; the server then cancels this task
-        elif silent > GONE_SILENCE and self._gone_for(now) >= 0:
+        elif silent > GONE_SILENCE and self._absent_for(now) >= 0:
             self._call.stop(f"its worker is gone and has been silent for {silent:.1f} s")
         elif silent > frontend.upstream.stall_timeout:
             self._call.stop(f"the engine was silent for {silent:.1f} s inside its answer")
@@ -157,14 +157,14 @@ class Attempt:
             except ConnectionResetError:
                 return  # the client's server detects that by itself
 
-    def _gone_for(self, now: float) -> float:
+    def _absent_for(self, now: float) -> float:
         """Return for how long its worker has been observed gone; below 0 where it is there."""
         if self._exchange.service.cluster.is_current(self.dispatch.card):
-            self._gone_since = None
+            self._absent_since = None
             return -1.0
-        if self._gone_since is None:
-            self._gone_since = now
-        return now - self._gone_since
+        if self._absent_since is None:
+            self._absent_since = now
+        return now - self._absent_since
 
     async def _stream(self) -> bool:
         exchange, tap = self._exchange, self.tap
@@ -180,7 +180,7 @@ class Attempt:
             return await exchange.lost(self, "the engine's stream ended without any output")
         if not exchange.speak(self):
             return False
-        rest = self._held + tap.rest()
+        rest = self._buffered + tap.rest()
         if not exchange.caller.begun:  # a stream of another dialect, without a byte
             self._open()
         if exchange.ticket.closed is None:
@@ -197,8 +197,8 @@ class Attempt:
         if not tap.started:
             if tap.error is not None:
                 return False
-            self._held += out
-            if len(self._held) < HOLD_MAX:
+            self._buffered += out
+            if len(self._buffered) < HOLD_MAX:
                 return True
             tap.started = True
             out = b""
@@ -207,10 +207,10 @@ class Attempt:
         if exchange.speaker is not self:
             if not exchange.speak(self):
                 return False
-            out, self._held = self._held + out, b""
+            out, self._buffered = self._buffered + out, b""
             if timing.first is None:
                 timing.first = now
-                exchange.service.seen.first(now - timing.arrived)
+                exchange.service.timeline_store.first(now - timing.arrived)
             if not exchange.caller.begun:
                 self._open()
         if self.transcript is not None:

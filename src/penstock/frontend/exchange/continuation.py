@@ -68,9 +68,9 @@ class ContinuationTap(SseTap):
         if isinstance(usage, dict) and not choices:
             self.usage = self._total(usage)
             return self._chunk({"choices": [], "usage": self.usage}) if self._wants_usage else b""
-        return b"".join([self._said(choice, usage) for choice in choices if isinstance(choice, dict)])
+        return b"".join([self._in_client_form(choice, usage) for choice in choices if isinstance(choice, dict)])
 
-    def _said(self, choice: dict[str, Any], usage: Any) -> bytes:
+    def _in_client_form(self, choice: dict[str, Any], usage: Any) -> bytes:
         """Return one choice's output in the client's form; b"" where it has none."""
         delta = choice.get("delta") or {}
         text = choice.get("text") or delta.get("content") or ""
@@ -82,14 +82,14 @@ class ContinuationTap(SseTap):
         self._made += len(made) if self._transcript.mode == "ids" else 1
         self.tokens = self._before + self._made
         text, self._owed = self._owed + text, ""
-        told: dict[str, Any] = {"index": 0}
-        told |= {"delta": {"content": text}} if self._chat else {"text": text}
-        told |= {"logprobs": None, "finish_reason": reason}
+        output: dict[str, Any] = {"index": 0}
+        output |= {"delta": {"content": text}} if self._chat else {"text": text}
+        output |= {"logprobs": None, "finish_reason": reason}
         if reason is not None:
-            told["stop_reason"] = choice.get("stop_reason")
+            output["stop_reason"] = choice.get("stop_reason")
         if self._ids:
-            told["token_ids"] = made
-        body: dict[str, Any] = {"choices": [told]}
+            output["token_ids"] = made
+        body: dict[str, Any] = {"choices": [output]}
         if self._always and isinstance(usage, dict):
             body["usage"] = self._total(usage)
         out = self._chunk(body)
@@ -119,11 +119,11 @@ def last_words(leg: StreamLeg, transcript: Transcript, *, chat: bool, usage: boo
         return b"data: " + msgspec.json.encode({**leg.head, **body}) + b"\n\n"
 
     if transcript.finish_reason is None:
-        told: dict[str, Any] = {
+        output: dict[str, Any] = {
             "index": 0,
             **({"delta": {"content": leg.unsent_text}} if chat else {"text": leg.unsent_text}),
         }
-        out += chunk({"choices": [{**told, "logprobs": None, "finish_reason": "length", "stop_reason": None}]})
+        out += chunk({"choices": [{**output, "logprobs": None, "finish_reason": "length", "stop_reason": None}]})
     if usage:
         out += chunk({"choices": [], "usage": usage_of_all(leg.prompt_tokens, leg.point.tokens)})
     return out + b"data: [DONE]\n\n"

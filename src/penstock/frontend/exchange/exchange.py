@@ -64,12 +64,12 @@ class RequestExchange:
             if self.service.settings.router.hedge.after is not None:
                 return await self._race()
             while True:
-                word = await self.ticket.next()
-                if isinstance(word, Closed):
-                    return await self._ended(word)
-                if word.stage not in FINAL:
-                    self._stage(word)  # its result is posted to the router, and the client gets nothing of it
-                elif not self.ticket.aborted and await self._attempt(word).run():
+                effect = await self.ticket.next()
+                if isinstance(effect, Closed):
+                    return await self._ended(effect)
+                if effect.stage not in FINAL:
+                    self._stage(effect)  # its result is posted to the router, and the client gets nothing of it
+                elif not self.ticket.aborted and await self._attempt(effect).run():
                     return
         except ConnectionResetError:
             # A write failed before the server noticed: the same as being cancelled.
@@ -168,13 +168,13 @@ class RequestExchange:
 
     # --- several attempts -------------------------------------------------------------------------------------------
 
-    def _stage(self, word: Dispatch) -> None:
+    def _stage(self, dispatch: Dispatch) -> None:
         if self.ticket.closed is None:  # else the KV that it makes would never be released
-            self.service.handoffs.start(self, word)
-            self.span.event(word.stage)
+            self.service.handoffs.start(self, dispatch)
+            self.span.event(dispatch.stage)
 
-    def _attempt(self, word: Dispatch) -> Attempt:
-        self._last = Attempt(self, word)
+    def _attempt(self, dispatch: Dispatch) -> Attempt:
+        self._last = Attempt(self, dispatch)
         return self._last
 
     async def _race(self) -> None:
@@ -194,14 +194,14 @@ class RequestExchange:
                     if task.result():
                         return
                 if hearing in done:
-                    word = hearing.result()
-                    if isinstance(word, Closed):
-                        ended = word  # stopped attempts end by themselves; a whole answer is written out
-                    elif word.stage not in FINAL:
-                        self._stage(word)
+                    effect = hearing.result()
+                    if isinstance(effect, Closed):
+                        ended = effect  # stopped attempts end by themselves; a whole answer is written out
+                    elif effect.stage not in FINAL:
+                        self._stage(effect)
                         hearing = asyncio.ensure_future(self.ticket.next())
                     else:
-                        attempts.add(asyncio.create_task(self._attempt(word).run()))
+                        attempts.add(asyncio.create_task(self._attempt(effect).run()))
                         hearing = asyncio.ensure_future(self.ticket.next())
         finally:
             hearing.cancel()
@@ -213,11 +213,11 @@ class RequestExchange:
 
     async def _say_goodbye(self) -> bool:
         """End a stream whose output is whole, in place of its lost engine."""
-        said, usage = self.baton.last_words()
+        ending, usage = self.baton.last_words()
         self.finish(usage=usage, counted=0)
         if self.job.wants_extra:
-            said = before_end(said, self.job, self.ticket.id, self.extra())
-        self.caller.write(said)
+            ending = before_end(ending, self.job, self.ticket.id, self.extra())
+        self.caller.write(ending)
         await self.caller.end()
         return True
 
@@ -237,8 +237,8 @@ class RequestExchange:
             except TimeoutError:
                 self.caller.abort()  # the client does not read, and nothing else would end that
             return
-        said = problem(status, reason, code=code, retry_after=closed.retry_after)
-        await send_error(self.caller, said, {} if self._last is None else marks(self._last.dispatch))
+        error = problem(status, reason, code=code, retry_after=closed.retry_after)
+        await send_error(self.caller, error, {} if self._last is None else marks(self._last.dispatch))
 
     def _count_first(self) -> None:
         if not self._first_counted:

@@ -145,21 +145,21 @@ def leg_of(
     if not head:
         raise MigrationImpossible("its chunks do not say what they are")
     if transcript.mode == "text":
-        leg = _told_as_text(transcript, job, parsed, prompt, counted)
+        leg = _text_leg(transcript, job, parsed, prompt, counted)
         if leg.point.prompt.isl > tokens_max:
             raise MigrationImpossible(
                 f"prompt and output have {leg.point.prompt.isl} tokens, of which {tokens_max} may go on"
             )
         return leg
-    asked = transcript.prompt
-    if asked is None:
+    prompt_ids = transcript.prompt
+    if prompt_ids is None:
         raise MigrationImpossible("the engine did not say the prompt's token ids")
     done = len(transcript.ids)
-    whole = array("I", asked)
+    whole = array("I", prompt_ids)
     whole.extend(transcript.ids)
     if len(whole) > tokens_max:
         raise MigrationImpossible(f"prompt and output have {len(whole)} tokens, of which {tokens_max} may go on")
-    room = None if resolved.max_len is None else resolved.max_len - len(asked)
+    room = None if resolved.max_len is None else resolved.max_len - len(prompt_ids)
     left = left_of(parsed, done, room)
     if left is None:
         raise MigrationImpossible("neither it nor the engine says how long it may become")
@@ -175,7 +175,7 @@ def leg_of(
         job=_job(job, "completions", fields),
         point=Resume(prompt=Prompt(len(whole), blocks), tokens=done),
         head=head,
-        prompt_tokens=len(asked),
+        prompt_tokens=len(prompt_ids),
         left=left,
         unsent_text=_owed(transcript, parsed, resolved),
     )
@@ -193,15 +193,15 @@ def left_of(parsed: Parsed, done: int, room: int | None) -> int | None:
     return min(known) - done if known else None
 
 
-def _told_as_text(transcript: Transcript, job: UpstreamRequest, parsed: Parsed, prompt: Prompt, done: int) -> StreamLeg:
-    said = transcript.text
-    if said is None:
+def _text_leg(transcript: Transcript, job: UpstreamRequest, parsed: Parsed, prompt: Prompt, done: int) -> StreamLeg:
+    text = transcript.text
+    if text is None:
         raise MigrationImpossible("its output is too long to be told again as text")
     fields = dict(parsed.fields)
     if parsed.endpoint == "completions":
-        fields["prompt"] = _prompt(parsed) + said
+        fields["prompt"] = _prompt(parsed) + text
     else:
-        last = {"role": "assistant", "content": said}
+        last = {"role": "assistant", "content": text}
         fields |= {"messages": [*fields["messages"], last], **dict(transcript.continue_fields)}
     left = left_of(parsed, done, None)
     if left is not None:
@@ -232,9 +232,9 @@ def _job(job: UpstreamRequest, endpoint: Any, fields: dict[str, Any]) -> Upstrea
     )
 
 
-def _shorten(fields: dict[str, Any], asked: Mapping[str, Any], done: int) -> None:
-    if asked.get("min_tokens"):
-        fields["min_tokens"] = max(0, asked["min_tokens"] - done)
+def _shorten(fields: dict[str, Any], requested: Mapping[str, Any], done: int) -> None:
+    if requested.get("min_tokens"):
+        fields["min_tokens"] = max(0, requested["min_tokens"] - done)
 
 
 def _owed(transcript: Transcript, parsed: Parsed, resolved: ResolvedModel) -> str:
@@ -242,16 +242,16 @@ def _owed(transcript: Transcript, parsed: Parsed, resolved: ResolvedModel) -> st
     stops = parsed.fields.get("stop")
     if not stops:
         return ""
-    said = transcript.text
-    if said is None or resolved.tokenizer is None:
+    text = transcript.text
+    if text is None or resolved.tokenizer is None:
         raise MigrationImpossible("it has stop texts, and what was held back for them is not known without a tokenizer")
     whole = resolved.tokenizer.decode(transcript.ids)
-    if not whole.startswith(said):
+    if not whole.startswith(text):
         raise MigrationImpossible("its text and its tokens do not agree")
     for stop in [stops] if isinstance(stops, str) else stops:
         if any(whole.endswith(stop[:size]) for size in range(1, len(stop))):
             raise MigrationImpossible("it broke off where one of its stop texts may have begun")
-    return whole[len(said) :]
+    return whole[len(text) :]
 
 
 def _prompt(parsed: Parsed) -> Any:

@@ -36,7 +36,7 @@ OWED_MAX = 1024
 """Most held prefills that are remembered until a worker can fetch them."""
 RELEASE_LIMIT = 60.0
 """Seconds that a fetch for a release may take."""
-SEEN_OFF_LIMIT = 60.0
+FETCH_LIMIT = 60.0
 """Seconds that a leg whose client has gone may take to fetch what is held for it."""
 
 
@@ -70,24 +70,24 @@ class PrefillStages:
         """Legs that were sent only to release KV."""
         self.release_failures = 0
 
-    def start(self, exchange: "RequestExchange", word: Dispatch) -> None:
+    def start(self, exchange: "RequestExchange", dispatch: Dispatch) -> None:
         """Carry out one stage; its result is posted to the router."""
-        self._running.add((exchange.ticket.id, word.attempt))
-        self._spawn(_PrefillStage(self, self._service, exchange, word).run(), f"stage-{exchange.ticket.id}")
+        self._running.add((exchange.ticket.id, dispatch.attempt))
+        self._spawn(_PrefillStage(self, self._service, exchange, dispatch).run(), f"stage-{exchange.ticket.id}")
 
-    def taken_by(self, word: Dispatch, request: RequestId) -> PrefillResult | None:
+    def taken_by(self, dispatch: Dispatch, request: RequestId) -> PrefillResult | None:
         """Return what a leg of stage ``decode`` is to fetch; None where nothing was made for it."""
         made = self._made.get(request)
-        if made is None or word.handoff is None or made.attempt != word.handoff.source_attempt:
+        if made is None or dispatch.handoff is None or made.attempt != dispatch.handoff.source_attempt:
             return None
-        made.taken_by = word.attempt
+        made.taken_by = dispatch.attempt
         return made
 
-    def fields_for(self, word: Dispatch, made: PrefillResult | None) -> Fields:
+    def fields_for(self, dispatch: Dispatch, made: PrefillResult | None) -> Fields:
         """Return the body fields for a leg of stage ``decode`` that fetches this."""
-        assert word.handoff is not None
-        handover = handover_of(word.handoff, word.card.engine)
-        return handover.decode(None if made is None else made.fields, word.handoff)
+        assert dispatch.handoff is not None
+        handover = handover_of(dispatch.handoff, dispatch.card.engine)
+        return handover.decode(None if made is None else made.fields, dispatch.handoff)
 
     def done(self, request: RequestId, made: PrefillResult) -> None:
         """Keep what a stage made until it has been fetched."""
@@ -136,10 +136,10 @@ class PrefillStages:
         self._made.pop(effect.id, None)
 
     def finish_fetch(
-        self, word: Dispatch, made: PrefillResult | None, call: EngineCall, begun: "asyncio.Task[None]"
+        self, dispatch: Dispatch, made: PrefillResult | None, call: EngineCall, begun: "asyncio.Task[None]"
     ) -> None:
         """Let a leg fetch what is held for it although its client has gone, then end it; if it can't, let another."""
-        self._spawn(self._seen_off(word, made, call, begun), "seen-off")
+        self._spawn(self._complete_fetch(dispatch, made, call, begun), "seen-off")
 
     async def close(self) -> None:
         """Cancel all stages."""
@@ -167,11 +167,11 @@ class PrefillStages:
         finally:
             call.close()
 
-    async def _seen_off(
-        self, word: Dispatch, made: PrefillResult | None, call: EngineCall, begun: "asyncio.Task[None]"
+    async def _complete_fetch(
+        self, dispatch: Dispatch, made: PrefillResult | None, call: EngineCall, begun: "asyncio.Task[None]"
     ) -> None:
         try:
-            async with asyncio.timeout(SEEN_OFF_LIMIT):
+            async with asyncio.timeout(FETCH_LIMIT):
                 await begun
                 if call.status >= 400:
                     raise EngineError(f"it answered {call.status}")
@@ -180,9 +180,9 @@ class PrefillStages:
                         raise EngineError("it ended without a token")
         except (EngineError, TimeoutError) as error:
             log.info("a leg whose client had gone ended before its first token: %s", error)
-            other = self._like(word.card)
+            other = self._like(dispatch.card)
             if made is not None and made.fields is not None and other is not None:
-                await self._fetch(Release(id=word.id, attempt=made.attempt, source=made.source, target=other), made)
+                await self._fetch(Release(id=dispatch.id, attempt=made.attempt, source=made.source, target=other), made)
         finally:
             begun.cancel()
             with contextlib.suppress(asyncio.CancelledError, EngineError):
@@ -217,34 +217,34 @@ class _PrefillStage:
     """One leg without output to the client."""
 
     def __init__(
-        self, handoffs: PrefillStages, service: "Service", exchange: "RequestExchange", word: Dispatch
+        self, handoffs: PrefillStages, service: "Service", exchange: "RequestExchange", dispatch: Dispatch
     ) -> None:
         self._handoffs = handoffs
         self._service = service
         self._ticket = exchange.ticket
-        self._dispatch = word
+        self._dispatch = dispatch
         job, adapter = exchange.baton.job, exchange.resolved.adapter
-        asked = engine_fields(job, word, adapter)
-        handoff = word.handoff
+        fields = engine_fields(job, dispatch, adapter)
+        handoff = dispatch.handoff
         assert handoff is not None
         self._handover: KvTransferProtocol | None = None
-        if word.stage == "prefill":
-            self._handover = handover_of(handoff, word.card.engine)
-            asked = self._handover.prefill(asked, handoff, word.card)
+        if dispatch.stage == "prefill":
+            self._handover = handover_of(handoff, dispatch.card.engine)
+            fields = self._handover.prefill(fields, handoff, dispatch.card)
         else:
-            asked = {**asked, "stream": False, "max_tokens": 1}
-        headers = engine_headers(job, word, exchange.ticket.id, exchange.caller.headers, exchange.span)
-        once = {**asked, "stream": False, "max_tokens": 1}
-        self._made = PrefillResult(word.attempt, word.card, None, once, job.path, headers)
-        self._call = service.engines.call(word.card.url, job.path, msgspec.json.encode(asked), headers)
+            fields = {**fields, "stream": False, "max_tokens": 1}
+        headers = engine_headers(job, dispatch, exchange.ticket.id, exchange.caller.headers, exchange.span)
+        once = {**fields, "stream": False, "max_tokens": 1}
+        self._made = PrefillResult(dispatch.attempt, dispatch.card, None, once, job.path, headers)
+        self._call = service.engines.call(dispatch.card.url, job.path, msgspec.json.encode(fields), headers)
         self._began = time.monotonic()
-        self._gone_since: float | None = None
+        self._absent_since: float | None = None
         self.gave_up = False
 
     async def run(self) -> None:
         """Send the leg to the engine and post its result to the router."""
-        call, word, ticket, service = self._call, self._dispatch, self._ticket, self._service
-        key = (ticket.id, word.attempt)
+        call, dispatch, ticket, service = self._call, self._dispatch, self._ticket, self._service
+        key = (ticket.id, dispatch.attempt)
         service.running[key] = self.stop
         service.watched.add(self)
         try:
@@ -254,9 +254,9 @@ class _PrefillStage:
                 return self._refused(body)
             if self._handover is not None:
                 self._made.fields = self._handover.decode_params(_object(body))
-            held = self._made.fields is not None
+            kv_retained = self._made.fields is not None
             self._handoffs.done(ticket.id, self._made)
-            ticket.staged(word.attempt, held=held, cached=cached_tokens(usage_of(body)))
+            ticket.staged(dispatch.attempt, kv_retained=kv_retained, cached=cached_tokens(usage_of(body)))
         except (EngineUnreachable, EngineBroken, CallStopped) as error:
             self._failed(error.message)
         finally:
@@ -276,10 +276,10 @@ class _PrefillStage:
         if now - self._began > limit:
             self._call.stop(f"no answer within {limit} s")
         if self._service.cluster.is_current(self._dispatch.card):
-            self._gone_since = None
-        elif self._gone_since is None:
-            self._gone_since = now
-        elif now - self._gone_since > GONE_SILENCE:
+            self._absent_since = None
+        elif self._absent_since is None:
+            self._absent_since = now
+        elif now - self._absent_since > GONE_SILENCE:
             self._call.stop("its worker is gone")
 
     def _refused(self, body: bytes) -> None:
@@ -320,15 +320,15 @@ def handover_of(handoff: Handoff, engine: str) -> KvTransferProtocol:
     Raises:
         InvariantError: there is no such protocol.
     """
-    found = HANDOVERS.get((handoff.protocol, engine))
-    if found is None:
+    protocol = HANDOVERS.get((handoff.protocol, engine))
+    if protocol is None:
         raise InvariantError(f"an engine of kind {engine} takes part in no hand-off of protocol {handoff.protocol}")
-    return found
+    return protocol
 
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(body)
+        value = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
         raise EngineBroken(f"the engine's answer is no JSON: {error}") from error
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

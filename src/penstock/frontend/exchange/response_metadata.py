@@ -31,9 +31,9 @@ def prefill_of(dispatch: Dispatch) -> str | None:
 def extra_fields(job: UpstreamRequest, dispatch: Dispatch, timing: TokenTiming) -> dict[str, Any]:
     """Return the fields that ``nvext.extra_fields`` requests. Milliseconds and tokens."""
     decision = dispatch.decision
-    asked = () if job.hints is None else job.hints.extra
+    names = () if job.hints is None else job.hints.extra
     out: dict[str, Any] = {}
-    if "worker_id" in asked:
+    if "worker_id" in names:
         worker, rank = decision.chosen
         out["worker_id"] = {
             "worker_id": worker,
@@ -41,9 +41,9 @@ def extra_fields(job: UpstreamRequest, dispatch: Dispatch, timing: TokenTiming) 
             "prefill_worker_id": prefill_of(dispatch) or worker,
             "decode_worker_id": worker,
         }
-    if asked and job.hints is not None and job.hints.ignored:
+    if names and job.hints is not None and job.hints.ignored:
         out["ignored_hints"] = list(job.hints.ignored)
-    if "timing" in asked:
+    if "timing" in names:
         out["timing"] = {
             "queue_ms": round(decision.queued * 1e3, 3),
             "ttft_ms": None if timing.ttft is None else round(timing.ttft * 1e3, 3),

@@ -75,8 +75,8 @@ class SseTap:
             return data
         if self._passes and self.started and not self._tail and self._separator and data.endswith(self._separator):
             # Nearly every piece of a stream: whole events that need no decoding.
-            for word in self._words:
-                if word in data:
+            for marker in self._words:
+                if marker in data:
                     break
             else:
                 self.tokens += data.count(self._separator)
@@ -152,8 +152,8 @@ class SseTap:
 
     def _matters(self, data: bytes) -> bool:
         """Return whether events after the first token have to be decoded."""
-        for word in self._words:  # noqa: SIM110 - a generator would cost as much as all the searches
-            if word in data:
+        for marker in self._words:  # noqa: SIM110 - a generator would cost as much as all the searches
+            if marker in data:
                 return True
         return False
 
@@ -176,8 +176,8 @@ class SseTap:
         """Return whether a chunk reports an engine's failure, and record its error."""
         choices = chunk.get("choices")
         if choices is None and "error" in chunk:
-            found = chunk["error"]
-            self.error = found if isinstance(found, dict) else {"message": str(found)}
+            error = chunk["error"]
+            self.error = error if isinstance(error, dict) else {"message": str(error)}
             self.unsaid += event
             return True
         if any(isinstance(c, dict) and c.get("finish_reason") in self._gave_up for c in choices or ()):

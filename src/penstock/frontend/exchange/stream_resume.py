@@ -46,10 +46,10 @@ class ResumableStream:
         if self._service.settings.router.migration.limit == 0:
             self.why = "router.migration.limit is 0"
             return self._job, None
-        found = transcript_for(self._job, dialect)
-        if found is None:
+        transcript = transcript_for(self._job, dialect)
+        if transcript is None:
             self._unfit = dialect
-        return self._job, found
+        return self._job, transcript
 
     @property
     def why_not(self) -> str:
@@ -113,8 +113,8 @@ class ResumableStream:
         """Return the end of the stream of a `complete` answer, and its usage."""
         parsed = self._job.parsed
         assert parsed is not None and self.leg is not None and self.transcript is not None
-        said = last_words(self.leg, self.transcript, chat=self._chat, usage=parsed.wants_usage)
-        return said, usage_of_all(self.leg.prompt_tokens, self.leg.point.tokens)
+        ending = last_words(self.leg, self.transcript, chat=self._chat, usage=parsed.wants_usage)
+        return ending, usage_of_all(self.leg.prompt_tokens, self.leg.point.tokens)
 
     def taken(self) -> None:
         """The next engine has begun its output."""

@@ -21,15 +21,15 @@ class TokenTiming:
     last: float | None = None
     output: int = 0
     cached: int | None = None
-    _seen: int = 0
+    _counted: int = 0
     _chunks: list[tuple[float, int]] = field(default_factory=list)
 
     def chunk(self, now: float, counted: int) -> None:
         """The stream reached ``counted`` pieces of output: a chunk of k of them is k gaps of a k-th each."""
-        fresh = counted - self._seen
+        fresh = counted - self._counted
         if fresh <= 0:
             return
-        self._seen = counted
+        self._counted = counted
         self.last = now
         if len(self._chunks) < CHUNKS_MAX:
             self._chunks.append((now, fresh))
@@ -41,26 +41,26 @@ class TokenTiming:
         count from usage is then spread over the pieces evenly.
         """
         self.output = output
-        if self._seen and output != self._seen:
+        if self._counted and output != self._counted:
             done = spread = 0
             weighed: list[tuple[float, int]] = []
             for at, pieces in self._chunks:
                 done += pieces
-                tokens = round(done * output / self._seen) - spread
+                tokens = round(done * output / self._counted) - spread
                 spread += tokens
                 if tokens or not weighed:  # the first chunk is where the first token was, whatever its share
                     weighed.append((at, max(tokens, 1)))
             self._chunks = weighed
         before = self.first
-        found: list[tuple[float, int]] = []
+        observed: list[tuple[float, int]] = []
         for at, tokens in self._chunks:
             if before is None or at == self.first:
                 if tokens > 1:
-                    found.append((0.0, tokens - 1))
+                    observed.append((0.0, tokens - 1))
             else:
-                found.append(((at - before) / tokens, tokens))
+                observed.append(((at - before) / tokens, tokens))
             before = at
-        gaps.observe_all(found)
+        gaps.observe_all(observed)
 
     @property
     def lead(self) -> float:

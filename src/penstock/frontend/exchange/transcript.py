@@ -69,9 +69,9 @@ class Transcript:
             self._opening = out
         self._last = out
         if self.mode == "ids" and b'token_ids"' in out:
-            for found in _OUTPUT.findall(out):
-                if found:
-                    self.ids.extend(map(int, found.split(b",")))
+            for ids in _OUTPUT.findall(out):
+                if ids:
+                    self.ids.extend(map(int, ids.split(b",")))
             if self._strip:
                 out = _FIELDS.sub(b"", out)
         if self._keep and self.size <= TEXT_BYTES_MAX:
@@ -108,9 +108,9 @@ class Transcript:
         for chunk in chunks_of(self._opening):
             places = [chunk, *(chunk.get("choices") or ())]
             for place in places:
-                found = place.get("prompt_token_ids")
-                if isinstance(found, list):
-                    return found
+                ids = place.get("prompt_token_ids")
+                if isinstance(ids, list):
+                    return ids
         return None
 
     @property

@@ -37,7 +37,7 @@ class UpstreamRequest:
 
 def engine_body(
     job: UpstreamRequest,
-    word: Dispatch,
+    dispatch: Dispatch,
     adapter: str | None,
     *,
     token_ids: bool = False,
@@ -51,13 +51,15 @@ def engine_body(
         handed: fields that make it take over the KV of another engine.
     """
     parsed = job.parsed
-    return job.body if parsed is None else with_fields(parsed, _added(job, parsed, word, adapter, token_ids, handed))
+    return (
+        job.body if parsed is None else with_fields(parsed, _added(job, parsed, dispatch, adapter, token_ids, handed))
+    )
 
 
-def engine_fields(job: UpstreamRequest, word: Dispatch, adapter: str | None) -> dict[str, Any]:
+def engine_fields(job: UpstreamRequest, dispatch: Dispatch, adapter: str | None) -> dict[str, Any]:
     """Return the same as fields, for a leg whose request differs from the client's."""
     assert job.parsed is not None  # routes of unknown dialect are never split into stages
-    return {**job.parsed.fields, **_added(job, job.parsed, word, adapter, False, None)}
+    return {**job.parsed.fields, **_added(job, job.parsed, dispatch, adapter, False, None)}
 
 
 def error_text(body: bytes) -> str:
@@ -68,13 +70,13 @@ def error_text(body: bytes) -> str:
 def _added(
     job: UpstreamRequest,
     parsed: Parsed,
-    word: Dispatch,
+    dispatch: Dispatch,
     adapter: str | None,
     token_ids: bool,
     handed: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Return the fields that are added to, or replace, the client's own."""
-    card = word.card
+    card = dispatch.card
     added: dict[str, Any] = {**(handed or {})}
     if job.strip_usage:
         # The exact output and cached tokens are nowhere else.
@@ -87,29 +89,29 @@ def _added(
     # Only an engine that schedules by priority takes one; the client's own field is passed on unchanged.
     heard = hints is not None and card.labels.get("priority") == "on" and "priority" not in parsed.fields
     dialect = dialect_of(card.engine)
-    told = dialect.fields(
+    fields = dialect.fields(
         card.model,
         adapter=adapter,
         priority=hints.preferences.priority if hints is not None and heard else 0,
         salt=None if hints is None else hints.salt,
     )
     if dialect.rank_field is not None and card.ranks > 1:
-        told[dialect.rank_field] = word.target.rank
+        fields[dialect.rank_field] = dispatch.target.rank
     if dialect.media_uuid and any(parsed.media):
         named = with_uuids(parsed)
         if named is not None:
             added["messages"] = named
-    for name, value in told.items():
+    for name, value in fields.items():
         if parsed.fields.get(name) != value:
             added[name] = value
     return added
 
 
 def engine_headers(
-    job: UpstreamRequest, word: Dispatch, request: str, client: Mapping[str, str], span: OtelSpan
+    job: UpstreamRequest, dispatch: Dispatch, request: str, client: Mapping[str, str], span: OtelSpan
 ) -> dict[str, str]:
     """Return the headers for the engine. Of the client's only its trace is passed on, never its keys."""
-    dialect = dialect_of(word.card.engine)
+    dialect = dialect_of(dispatch.card.engine)
     headers = {"content-type": job.content_type, **dialect.headers(request)}
     for name in _PASSED_ON:
         value = client.get(name)
@@ -118,6 +120,6 @@ def engine_headers(
     own = span.traceparent
     if own is not None:
         headers["traceparent"] = own
-    if dialect.rank_header is not None and word.card.ranks > 1:
-        headers[dialect.rank_header] = str(word.target.rank)
+    if dialect.rank_header is not None and dispatch.card.ranks > 1:
+        headers[dialect.rank_header] = str(dispatch.target.rank)
     return headers

@@ -37,13 +37,13 @@ class ApiKeys:
         """Return the name under which a key may be logged, or None where it is not one of them."""
         if offered is None:
             return None
-        found: str | None = None
+        matched: str | None = None
         given = offered.encode("utf-8", "surrogateescape")
         for key, name in zip(self._keys, self._names):
             # All are compared, so that the time does not reveal which one was close.
             if hmac.compare_digest(key, given):
-                found = name
-        return found
+                matched = name
+        return matched
 
 
 class KeyRates:

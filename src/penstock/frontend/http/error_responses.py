@@ -67,9 +67,9 @@ def problem_of(error: PenstockError) -> ErrorResponse:
     return problem(502, str(error), code="engine_error")
 
 
-def response_of(said: ErrorResponse, headers: dict[str, str] | None = None) -> web.Response:
+def response_of(error: ErrorResponse, headers: dict[str, str] | None = None) -> web.Response:
     """Return an error as a response of the aiohttp server."""
-    return web.Response(status=said.status, body=said.body, headers={**said.headers, **(headers or {})})
+    return web.Response(status=error.status, body=error.body, headers={**error.headers, **(headers or {})})
 
 
 def sse_error(status: int, message: str, *, code: str | None = None) -> bytes:

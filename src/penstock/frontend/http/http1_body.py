@@ -48,11 +48,11 @@ class ChunkedBody:
         before = len(self._tail)
         start = fed = 0
         for _ in range(_CUTS_MAX):
-            found = window.find(END, start)
-            if found < 0:
+            index = window.find(END, start)
+            if index < 0:
                 break
-            start = found + 1
-            cut = found + len(END) - before
+            start = index + 1
+            cut = index + len(END) - before
             self._feed(data[fed:cut])
             fed = cut
             if self.done:

@@ -77,16 +77,16 @@ class _HeadFlags:
 class HeadCheck:
     """Checks that bytes, which may come in parts, are the start of a well-formed request."""
 
-    __slots__ = ("_parser", "_seen")
+    __slots__ = ("_flags", "_parser")
 
     def __init__(self) -> None:
-        self._seen = _HeadFlags()
-        self._parser = httptools.HttpRequestParser(self._seen)
+        self._flags = _HeadFlags()
+        self._parser = httptools.HttpRequestParser(self._flags)
 
     @property
     def done(self) -> bool:
         """Whether the head is complete."""
-        return self._seen.head
+        return self._flags.head
 
     def feed(self, data: bytes) -> None:
         """Take the next part, not beyond the head's end.

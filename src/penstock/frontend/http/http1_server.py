@@ -375,9 +375,9 @@ class ClientConnection(asyncio.Protocol):
         log.info("refused a malformed request: %s", bad)
         self._check = None
         code = {408: "head_timeout", 431: "head_too_large"}.get(bad.status, "invalid_http")
-        said = problem(bad.status, str(bad), code=code)
-        more = f"content-length: {len(said.body)}\r\nconnection: close\r\n"
-        self.transport.write(answer_head(said.status, said.headers, None, more) + said.body)
+        error = problem(bad.status, str(bad), code=code)
+        more = f"content-length: {len(error.body)}\r\nconnection: close\r\n"
+        self.transport.write(answer_head(error.status, error.headers, None, more) + error.body)
         self._linger()
 
     def _hand_over(self, data: bytes) -> None:

@@ -84,8 +84,8 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
             raise
         allowed = error.headers.get("allow")
         text = f"{request.method} {printable(request.path)}: {error.reason}"
-        said = problem(error.status, text, code="not_found" if error.status == 404 else None)
-        return response_of(said, {"allow": allowed} if allowed else None)
+        answer = problem(error.status, text, code="not_found" if error.status == 404 else None)
+        return response_of(answer, {"allow": allowed} if allowed else None)
     except ConnectionResetError:
         raise
     except Exception:  # supervision boundary: one request's bug must not leak its details nor end the process
@@ -130,10 +130,10 @@ def for_admins(handler: Handler) -> Handler:
 
 async def mark_response(request: web.Request, response: web.StreamResponse) -> None:
     """Put the request's id on its answer; called before the headers go out."""
-    found = request.get(REQUEST_ID)
-    if found is not None:
-        response.headers["x-request-id"] = found
-        response.headers["x-penstock-request-id"] = found
+    request_id = request.get(REQUEST_ID)
+    if request_id is not None:
+        response.headers["x-request-id"] = request_id
+        response.headers["x-penstock-request-id"] = request_id
     response.headers["server"] = "penstock"
     # No upgrade is served here, and the library takes later bytes for another protocol.
     if service_of(request).retiring or hdrs.UPGRADE in request.headers:

@@ -43,8 +43,8 @@ async def _answered(service: Service, caller: HttpExchange, handler: Handler) ->
         await _guarded(service, caller, handler)
     except Unauthorized as error:
         service.metrics.unauthorized.add()
-        said = problem_of(error)
-        await caller.send(said.status, said.body, {**said.headers, "www-authenticate": error.challenge})
+        answer = problem_of(error)
+        await caller.send(answer.status, answer.body, {**answer.headers, "www-authenticate": error.challenge})
     except PenstockError as error:
         await send_error(caller, problem_of(error))
     except ConnectionResetError:
@@ -60,8 +60,8 @@ async def _answered(service: Service, caller: HttpExchange, handler: Handler) ->
 async def _guarded(service: Service, caller: HttpExchange, handler: Handler) -> None:
     caller.name = identified(service, caller.headers, caller.remote)
     if service.draining:
-        said = problem(503, "this endpoint is shutting down", code="draining", retry_after=1.0)
-        return await caller.send(said.status, said.body, said.headers, close=True)
+        refusal = problem(503, "this endpoint is shutting down", code="draining", retry_after=1.0)
+        return await caller.send(refusal.status, refusal.body, refusal.headers, close=True)
     try:
         service.rates.take(caller.name)
     except OverloadedError:
@@ -77,10 +77,10 @@ async def _guarded(service: Service, caller: HttpExchange, handler: Handler) -> 
         service.leave()
 
 
-async def send_error(caller: HttpExchange, said: ErrorResponse, headers: Mapping[str, str] | None = None) -> None:
+async def send_error(caller: HttpExchange, error: ErrorResponse, headers: Mapping[str, str] | None = None) -> None:
     """Answer with an error."""
-    close = said.status in NEEDLESS_TO_READ_ON
-    await caller.send(said.status, said.body, {**said.headers, **(headers or {})}, close=close)
+    close = error.status in NEEDLESS_TO_READ_ON
+    await caller.send(error.status, error.body, {**error.headers, **(headers or {})}, close=close)
 
 
 def internal() -> ErrorResponse:
@@ -119,7 +119,7 @@ def log_line(
     """Write a request's line in the access log; ``started`` is of `time.monotonic`."""
     if not access_log.isEnabledFor(level):
         return
-    said = {
+    details = {
         "request": id,
         "status": status,
         "seconds": round(time.monotonic() - started, 6),
@@ -128,9 +128,9 @@ def log_line(
     }
     handler = logs.direct()
     if handler is not None:
-        handler.log_line(logging.getLevelName(level).lower(), access_log.name, f"{method} {printable(path)}", said)
+        handler.log_line(logging.getLevelName(level).lower(), access_log.name, f"{method} {printable(path)}", details)
     else:
-        access_log.log(level, "%s %s", method, printable(path), extra={"fields": said})
+        access_log.log(level, "%s %s", method, printable(path), extra={"fields": details})
 
 
 def printable(path: str) -> str:

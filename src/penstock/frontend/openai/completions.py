@@ -128,7 +128,7 @@ def _over(
         service_class=service_class,
     )
     service.records.write(record)
-    service.seen.ended(record, service.settings.slo)
+    service.timeline_store.ended(record, service.settings.slo)
     service.counts.of(model).end(record, service.settings.slo)
     target_name = str(closed.legs[-1].target) if closed.legs else None
     caller.fields.update(

@@ -34,22 +34,22 @@ def above_limit(isl: int, limit: int, param: str) -> str:
     )
 
 
-def in_openai_words(said: str, longest: int | None) -> str:
+def in_openai_words(message: str, longest: int | None) -> str:
     """Return an engine's or the router's overflow message, with OpenAI's wording in front where it is missing."""
-    if _SIGN.lower() in said.lower():
-        return said
-    return f"{_SIGN} {'exceeded' if longest is None else f'{longest} tokens'}: {said}"
+    if _SIGN.lower() in message.lower():
+        return message
+    return f"{_SIGN} {'exceeded' if longest is None else f'{longest} tokens'}: {message}"
 
 
 def refusal_body(engine_body: bytes, longest: int | None, param: str) -> bytes:
     """Return the answer for an engine's refusal of a request that is too long: its message, our code."""
-    said = " ".join(engine_body[:2000].decode("utf-8", "replace").split())
+    message = " ".join(engine_body[:2000].decode("utf-8", "replace").split())
     try:
-        found = msgspec.json.decode(engine_body)
+        answer = msgspec.json.decode(engine_body)
     except msgspec.DecodeError:
-        found = None
-    for inner in (found.get("error"), found) if isinstance(found, dict) else ():
+        answer = None
+    for inner in (answer.get("error"), answer) if isinstance(answer, dict) else ():
         if isinstance(inner, dict) and isinstance(inner.get("message"), str):
-            said = inner["message"]
+            message = inner["message"]
             break
-    return msgspec.json.encode(error_body(400, in_openai_words(said, longest), code=CODE, param=param))
+    return msgspec.json.encode(error_body(400, in_openai_words(message, longest), code=CODE, param=param))

@@ -43,8 +43,8 @@ async def one_model(request: web.Request) -> web.Response:
 async def health(request: web.Request) -> web.Response:
     """GET /health: 200 where at least one model can be served; notes name what is wrong."""
     service = service_of(request)
-    found = health_of(service)
-    return json_response(found, 200 if found["status"] in ("ok", "degraded") else 503)
+    health = health_of(service)
+    return json_response(health, 200 if health["status"] in ("ok", "degraded") else 503)
 
 
 async def live(request: web.Request) -> web.Response:

@@ -63,11 +63,11 @@ async def not_allowed(request: web.Request) -> web.StreamResponse:
 
 async def _methods(request: web.Request) -> set[str]:
     """Return the methods of a path, without the route that takes all."""
-    found: set[str] = set()
+    allowed: set[str] = set()
     for resource in request.app.router.resources():
         _, methods = await resource.resolve(request)
-        found |= methods
-    return found - {hdrs.METH_ANY}
+        allowed |= methods
+    return allowed - {hdrs.METH_ANY}
 
 
 def _model_of(service: Service, raw: bytes, content_type: str) -> tuple[str, bool]:
@@ -75,8 +75,8 @@ def _model_of(service: Service, raw: bytes, content_type: str) -> tuple[str, boo
     name: str | None = None
     streamed = False
     if content_type.startswith("multipart/form-data"):
-        found = _FORM_MODEL.search(raw[:65_536]) or _FORM_MODEL.search(raw[-65_536:])
-        name = None if found is None else found.group(1).decode("utf-8", "replace")
+        match = _FORM_MODEL.search(raw[:65_536]) or _FORM_MODEL.search(raw[-65_536:])
+        name = None if match is None else match.group(1).decode("utf-8", "replace")
     else:
         fields = decode_object(raw)
         name = text_field(fields, "model")

@@ -42,8 +42,8 @@ _TEXT: Json = {"type": "string"}
 
 async def description(request: web.Request) -> web.Response:
     """GET /openapi.json"""
-    found = openapi(service_of(request).settings.frontend)
-    return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+    document = openapi(service_of(request).settings.frontend)
+    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
 
 
 def openapi(frontend: FrontendSettings) -> Json:
@@ -101,11 +101,11 @@ def _engine_route(summary: str, name: str, body: str, answer: str) -> Json:
 
 def _proxied(routes: Sequence[str]) -> Json:
     hints = {name: schema for name, schema in HEADERS.items() if name != "x-penstock-timeout"}
-    found: Json = {}
+    paths: Json = {}
     for route in routes:
-        found[route] = {
+        paths[route] = {
             "post": {
-                "operationId": "proxy" + "".join(word.capitalize() for word in route.split("/")[2:]),
+                "operationId": "proxy" + "".join(part.capitalize() for part in route.split("/")[2:]),
                 "summary": "Passed to the least loaded engine as it is; what it takes and gives is the engine's.",
                 "tags": ["proxied"],
                 "security": [{}, {"key": []}],
@@ -124,7 +124,7 @@ def _proxied(routes: Sequence[str]) -> Json:
                 },
             }
         }
-    return found
+    return paths
 
 
 def _models() -> Json:
@@ -201,8 +201,8 @@ def _admin() -> Json:
         return _parameter("query", name, seconds, "Seconds since the start of the run.")
 
     def get(name: str, summary: str, schema: str, parameters: list[Json], more: tuple[int, ...] = ()) -> Json:
-        found = _get(name, summary, "admin", schema, (*OF_ADMINS, *more), _for_admins())
-        return {"get": {**found, "parameters": parameters}}
+        operation = _get(name, summary, "admin", schema, (*OF_ADMINS, *more), _for_admins())
+        return {"get": {**operation, "parameters": parameters}}
 
     page = {"description": "The page.", "content": {"text/html": {"schema": {"type": "string"}}}}
     cleared = {"content": {"application/json": {"schema": _schema("Cleared")}}}
@@ -291,13 +291,13 @@ def _admin() -> Json:
 
 def _get(name: str, summary: str, tag: str, schema: str, problems: Sequence[int], security: list[Json] | None) -> Json:
     answer = {"description": summary, "content": {"application/json": {"schema": _schema(schema)}}}
-    found: Json = {
+    operation: Json = {
         "operationId": name,
         "summary": summary,
         "tags": [tag],
         "responses": {"200": answer, **_problems(problems)},
     }
-    return found if security is None else {**found, "security": security}
+    return operation if security is None else {**operation, "security": security}
 
 
 def _for_admins() -> list[Json]:
@@ -313,9 +313,9 @@ def _any_json() -> Json:
 
 
 def _parameter(place: str, name: str, schema: Json, text: str | None = None, *, required: bool = False) -> Json:
-    found: Json = {"in": place, "name": name, "required": required, "schema": schema}
+    parameter: Json = {"in": place, "name": name, "required": required, "schema": schema}
     description = text or schema.get("description")
-    return found if description is None else {**found, "description": description}
+    return parameter if description is None else {**parameter, "description": description}
 
 
 def _problems(statuses: Sequence[int]) -> Json:
@@ -323,16 +323,16 @@ def _problems(statuses: Sequence[int]) -> Json:
 
 
 def _problem(status: int) -> Json:
-    found: Json = {
+    response: Json = {
         "description": PROBLEMS[status],
         "content": {"application/json": {"schema": _schema("Problem")}},
     }
     if status in (429, 503):
         text = "Whole seconds after which a retry may succeed; absent where that is unknown."
-        found["headers"] = {"retry-after": {"description": text, "schema": {"type": "integer", "minimum": 1}}}
+        response["headers"] = {"retry-after": {"description": text, "schema": {"type": "integer", "minimum": 1}}}
     if status == 401:
-        found["headers"] = {"www-authenticate": {"description": "How to send a key.", "schema": {"type": "string"}}}
-    return found
+        response["headers"] = {"www-authenticate": {"description": "How to send a key.", "schema": {"type": "string"}}}
+    return response
 
 
 def _answer_headers() -> Json:

@@ -21,10 +21,10 @@ _WHOLE32: Json = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
 
 
 def _open(properties: Json, required: tuple[str, ...] = (), text: str | None = None) -> Json:
-    found: Json = {"type": "object", "properties": properties}
+    schema: Json = {"type": "object", "properties": properties}
     if required:
-        found["required"] = [*required]
-    return found if text is None else {**found, "description": text}
+        schema["required"] = [*required]
+    return schema if text is None else {**schema, "description": text}
 
 
 def _maybe(schema: Json) -> Json:

@@ -94,10 +94,10 @@ class ChatTemplate:
 
     def _compiled(self) -> tuple[BoundedEnvironment, jinja2.Template]:
         """Return this thread's own copy; a few milliseconds for each thread's first."""
-        found: tuple[BoundedEnvironment, jinja2.Template] | None = getattr(self._threads, "copy", None)
-        if found is None:
-            found = self._threads.copy = _compile(self._source)
-        return found
+        compiled: tuple[BoundedEnvironment, jinja2.Template] | None = getattr(self._threads, "copy", None)
+        if compiled is None:
+            compiled = self._threads.copy = _compile(self._source)
+        return compiled
 
     def render(
         self,

@@ -167,10 +167,10 @@ class PromptHasher:
         try:
             if hashing.media and hashing.placeholder is not None and template.takes_parts:
                 tokens = tokenizer.encode(render(), special=bool(fields.get("add_special_tokens")))
-                found = _with_images(tokens, hashing)
-                if found is not None:
+                prompt = _with_images(tokens, hashing)
+                if prompt is not None:
                     self._observe("template", time.perf_counter() - started)
-                    return found
+                    return prompt
             text = render(mark=bool(hashing.media))
         except TemplateFailed as error:
             if isinstance(error, TemplateSlow) and seconds < SECONDS:
@@ -194,8 +194,8 @@ class PromptHasher:
         tokens = [tokenizer.encode(text, special=special) for text in (before, *texts[1:])]
         beyond = len(tokenizer.encode(after.replace(MARK, ""), special=False)) + _taken(hashing) if mark else 0
         self._observe("tokenize", time.perf_counter() - started)
-        found = _of_tokens(tokens, hashing, "prompt")
-        return Prompt(found.isl + beyond, found.blocks)
+        hashed = _of_tokens(tokens, hashing, "prompt")
+        return Prompt(hashed.isl + beyond, hashed.blocks)
 
 
 def _with_images(tokens: Sequence[int], hashing: BlockHashing) -> Prompt | None:

@@ -144,18 +144,18 @@ class PromptTokenizer:
     def _joined(self, text: str, special: bool) -> "array[int]":
         assert self._cut is not None
         parts = self._cut.parts(text)
-        found: list[array[int] | None] = []
+        cached: list[array[int] | None] = []
         with self._lock:
             for part in parts:
                 tokens = self._parts.get(part)
                 if tokens is not None:
                     self._parts.move_to_end(part)
-                found.append(tokens)
-        missing = [part for part, tokens in zip(parts, found) if tokens is None]
+                cached.append(tokens)
+        missing = [part for part, tokens in zip(parts, cached) if tokens is None]
         fresh = {part: array("I", ids) for part, ids in zip(missing, self._encode(missing, False))} if missing else {}
         out = array("I", self._before if special else ())
         encoded = 0
-        for part, known in zip(parts, found):
+        for part, known in zip(parts, cached):
             if known is None:
                 known = fresh[part]
                 encoded += len(known)
@@ -179,8 +179,8 @@ class PromptTokenizer:
         self._parts[part] = tokens
         self.cache_bytes += size
         while self.cache_bytes > self._most_bytes or len(self._parts) > self._most_entries:
-            old, gone = self._parts.popitem(last=False)
-            self.cache_bytes -= sys.getsizeof(old) + 4 * len(gone) + ENTRY_OVERHEAD
+            old, ids = self._parts.popitem(last=False)
+            self.cache_bytes -= sys.getsizeof(old) + 4 * len(ids) + ENTRY_OVERHEAD
 
     def _encode(self, texts: Sequence[str], special: bool) -> list[list[int]]:
         # The batch call lets other threads run meanwhile, and the fast one leaves offsets out.
@@ -294,10 +294,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        found = json.loads(file.read_text())
+        config = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} can't be read: {error}") from error
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def _template_source(folder: Path, config: dict[str, Any]) -> str | None:

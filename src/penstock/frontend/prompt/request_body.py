@@ -52,18 +52,18 @@ def decode_object(raw: bytes) -> dict[str, Any]:
     if not raw or raw.isspace():
         raise rejected("the request has no body; send a JSON object", code="invalid_json")
     try:
-        found = msgspec.json.decode(raw)
+        value = msgspec.json.decode(raw)
     except UnicodeDecodeError as error:
         raise rejected(f"the body is not valid UTF-8 (byte {error.start})", code="invalid_json") from None
     except RecursionError:
         raise rejected(f"the body is nested deeper than {DEPTH_MAX} levels", code="invalid_json") from None
     except (msgspec.DecodeError, ValueError) as error:
         raise rejected(f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(found, dict):
-        raise rejected(f"the body must be a JSON object, not {_name(found)}", code="invalid_json")
-    if raw.count(b"[") + raw.count(b"{") > DEPTH_MAX and _deep(found):
+    if not isinstance(value, dict):
+        raise rejected(f"the body must be a JSON object, not {_name(value)}", code="invalid_json")
+    if raw.count(b"[") + raw.count(b"{") > DEPTH_MAX and _deep(value):
         raise rejected(f"the body is nested deeper than {DEPTH_MAX} levels", code="invalid_json")
-    return found
+    return value
 
 
 def parse(endpoint: Endpoint, raw: bytes) -> Parsed:
@@ -122,11 +122,11 @@ def text_field(fields: dict[str, Any], name: str, prefix: str = "") -> str | Non
     return value
 
 
-def _typed(fields: dict[str, Any], name: str, kind: type, word: str, prefix: str = "") -> Any:
+def _typed(fields: dict[str, Any], name: str, kind: type, expected: str, prefix: str = "") -> Any:
     value = fields.get(name)
     if value is None or isinstance(value, kind):
         return value
-    raise rejected(f"{prefix}{name} must be {word}, not {_name(value)}", prefix + name)
+    raise rejected(f"{prefix}{name} must be {expected}, not {_name(value)}", prefix + name)
 
 
 def _check_messages(fields: dict[str, Any]) -> None:
@@ -154,16 +154,16 @@ def _check_prompt(fields: dict[str, Any]) -> None:
         raise rejected("you must give a prompt", "prompt", code="missing_field")
     if isinstance(prompt, str):
         return
-    word = "prompt must be text, a list of texts, a list of token ids, or a list of such lists"
+    rule = "prompt must be text, a list of texts, a list of token ids, or a list of such lists"
     if not isinstance(prompt, list):
-        raise rejected(f"{word}, not {_name(prompt)}", "prompt")
+        raise rejected(f"{rule}, not {_name(prompt)}", "prompt")
     if not prompt:
         raise rejected("prompt must not be an empty list", "prompt")
     kinds = {type(item) for item in prompt}
     if len(kinds) != 1 or not kinds <= {str, int, list}:
-        raise rejected(word, "prompt")
+        raise rejected(rule, "prompt")
     if kinds == {list} and not all(item and {type(token) for token in item} == {int} for item in prompt):
-        raise rejected(word, "prompt")
+        raise rejected(rule, "prompt")
 
 
 def _deep(value: Any) -> bool:

@@ -81,9 +81,12 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
         prefill = _worker(nvext, "prefill_worker_id")
     allowed = _text(headers, _ALLOWED, limit=8192)
     program = _first(
-        _text(headers, _PROGRAM), _word(nvext, "program_id"), _word(hints, "program_id"), _word(context, "program_id")
+        _text(headers, _PROGRAM),
+        _field(nvext, "program_id"),
+        _field(hints, "program_id"),
+        _field(context, "program_id"),
     )
-    home = _first(_text(headers, _SESSION), _word(session, "session_id"), _word(context, "session_id"))
+    home = _first(_text(headers, _SESSION), _field(session, "session_id"), _field(context, "session_id"))
     rank = _first(_number(headers, _RANK, 0, 65_535), _whole(nvext, "dp_rank", 0, 65_535))
     priority = _first(_number(headers, _PRIORITY, -(2**31), 2**31 - 1), _whole(hints, "priority", -(2**31), 2**31 - 1))
     strict = _first(_number(headers, _STRICT, 0, 2**32 - 1), _whole(hints, "strict_priority", 0, 2**32 - 1))
@@ -101,14 +104,14 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
             program=program,
             service_class=_first(
                 _text(headers, _CONTEXT),
-                _word(nvext, "context_type"),
-                _word(hints, "context_type"),
-                _word(context, "context_type"),
+                _field(nvext, "context_type"),
+                _field(hints, "context_type"),
+                _field(context, "context_type"),
             ),
             overlap_credit=_real(headers, _CREDIT, 0.0, 1e6),
             temperature=_real(headers, _TEMPERATURE, 0.0, 1e6),
         ),
-        salt=_first(_text(headers, _SALT), _word(nvext, "cache_salt"), _word(fields, "cache_salt", "")),
+        salt=_first(_text(headers, _SALT), _field(nvext, "cache_salt"), _field(fields, "cache_salt", "")),
         extra=_extra(nvext),
         ignored=tuple(name for name in IDLE if _at(nvext, name)),
         token_data=_tokens(nvext),
@@ -171,7 +174,7 @@ def _object(nvext: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value
 
 
-def _word(fields: Mapping[str, Any], name: str, prefix: str = "nvext.") -> str | None:
+def _field(fields: Mapping[str, Any], name: str, prefix: str = "nvext.") -> str | None:
     value = fields.get(name)
     if value is None:
         return None
@@ -212,10 +215,10 @@ def _extra(nvext: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _at(nvext: Mapping[str, Any], path: str) -> Any:
     """Return the value at a dotted path, or None."""
-    found: Any = nvext
+    value: Any = nvext
     for name in path.split("."):
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _tokens(nvext: Mapping[str, Any]) -> list[int] | None:

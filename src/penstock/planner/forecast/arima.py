@@ -32,7 +32,7 @@ class ArimaPredictor(PredictionSeries):
     name = "arima"
 
     def __init__(self, window: int = 50, min_points: int = 5, *, log1p: bool = False) -> None:
-        super().__init__(log1p=log1p, kept=max(window, min_points))
+        super().__init__(log1p=log1p, values_max=max(window, min_points))
         try:
             self._library: Any = importlib.import_module("pmdarima")
         except ImportError as error:

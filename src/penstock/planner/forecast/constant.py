@@ -9,4 +9,4 @@ class ConstantPredictor(PredictionSeries):
     name = "constant"
 
     def __init__(self) -> None:
-        super().__init__(kept=1)
+        super().__init__(values_max=1)

@@ -76,7 +76,7 @@ class RateForecast:
         self._highest = 0.0
         """... and their highest mean so far, fading."""
         self._loss = np.zeros((len(AHEAD), len(self.experts)))
-        self._seen = np.zeros((len(AHEAD), len(self.experts)))
+        self._judged = np.zeros((len(AHEAD), len(self.experts)))
         self._next = 0.0
         """The mixture's forecast for the next bin..."""
         self._off = 0.0
@@ -126,7 +126,7 @@ class RateForecast:
         # Horizon 0 is the present; the spread of the first bin ahead tells how well that is known.
         points = np.concatenate(([0.0], ahead))
         centre = np.concatenate(([middle[0]], middle))
-        found = np.empty((len(ranks), len(wanted)))
+        rates = np.empty((len(ranks), len(wanted)))
         now = sum(self._recent) / len(self._recent)
         # Where hardly anything has arrived so far, a little more is no evidence.
         middles = np.minimum(np.interp(wanted, points, centre), math.sqrt(max(REACH * now, 2.0 / self.width)))
@@ -135,8 +135,8 @@ class RateForecast:
         for place in range(len(ranks)):
             line = np.concatenate(([spread[0, place]], spread[:, place]))
             root = middles + np.interp(wanted, points, line)
-            found[place] = np.minimum(np.maximum(0.0, root) ** 2, most)
-        return found
+            rates[place] = np.minimum(np.maximum(0.0, root) ** 2, most)
+        return rates
 
     def weights(self) -> dict[str, float]:
         """Return each expert's weight at the middle horizon; together they are 1."""
@@ -169,9 +169,9 @@ class RateForecast:
                 errors = np.abs(np.array(values) - root)
                 known = ~np.isnan(errors)
                 self._loss[number] *= FADE
-                self._seen[number] *= FADE
+                self._judged[number] *= FADE
                 self._loss[number][known] += errors[known]
-                self._seen[number][known] += 1.0
+                self._judged[number][known] += 1.0
                 if number == JUST_NOW:
                     self._just = JUST_FADE * self._just + np.where(
                         known, errors, float(np.max(errors[known], initial=0.0))
@@ -214,11 +214,11 @@ class RateForecast:
     def _weights(self, number: int) -> Floats:
         # Far forecasts come due late: until then, errors over the shorter horizons decide.
         mean = np.full(len(self.experts), np.nan)
-        for loss, seen in zip(self._loss[: number + 1], self._seen[: number + 1], strict=True):
+        for loss, count in zip(self._loss[: number + 1], self._judged[: number + 1], strict=True):
             borrowed = np.where(np.isnan(mean), 0.0, BORROWED)
-            judged = seen + borrowed > 0.0
+            judged = count + borrowed > 0.0
             total = loss + borrowed * np.nan_to_num(mean)
-            mean = np.where(judged, total / np.maximum(seen + borrowed, 1e-9), np.nan)
+            mean = np.where(judged, total / np.maximum(count + borrowed, 1e-9), np.nan)
         if np.isnan(mean).all():
             return np.full(len(self.experts), 1.0 / len(self.experts))
         # An expert without errors yet counts like the worst, so that it has to earn its weight.
@@ -231,12 +231,12 @@ class RateForecast:
         return np.asarray(weight / weight.sum())
 
     def _mix(self, number: int, values: Sequence[float]) -> float:
-        found = np.asarray(values)
-        weight = np.where(np.isnan(found), 0.0, self._weights(number))
+        forecasts = np.asarray(values)
+        weight = np.where(np.isnan(forecasts), 0.0, self._weights(number))
         total = float(weight.sum())
         if total <= 0.0:
-            return float(np.nanmean(found))
-        return float(np.nansum(found * weight) / total)
+            return float(np.nanmean(forecasts))
+        return float(np.nansum(forecasts * weight) / total)
 
     def _mixed(self, number: int) -> float:
         """Return the mixture's newest forecast for a horizon, of the square root."""
@@ -274,7 +274,7 @@ class RateForecast:
             "recent": list(self._recent),
             "highest": self._highest,
             "loss": self._loss.tolist(),
-            "seen": self._seen.tolist(),
+            "seen": self._judged.tolist(),
             "just": self._just.tolist(),
             "next": self._next,
             "jumped": self._jumped,
@@ -290,7 +290,7 @@ class RateForecast:
         self._bins, self._rate = state["bins"], state["rate"]
         self._jumped = state["jumped"]
         self._recent, self._highest = list(state["recent"]), state["highest"]
-        self._loss, self._seen = np.array(state["loss"]), np.array(state["seen"])
+        self._loss, self._judged = np.array(state["loss"]), np.array(state["seen"])
         self._just = np.array(state["just"])
         self._next, self._off = state["next"], state["off"]
         self._pending = [[(at, list(values), mixed) for at, values, mixed in entry] for entry in state["pending"]]

@@ -148,8 +148,8 @@ class CurveExpert:
         weighted = powers * np.exp(back)[:, None]
         bend = np.linalg.solve(weighted.T @ powers + np.diag(self.SHRINK), weighted.T @ values)
         ahead = np.asarray(steps, dtype=np.float64) / self._memory
-        found: Floats = np.clip(np.vander(ahead, 3, increasing=True) @ bend, 0.0, self.HIGHEST * float(values.max()))
-        return found
+        path: Floats = np.clip(np.vander(ahead, 3, increasing=True) @ bend, 0.0, self.HIGHEST * float(values.max()))
+        return path
 
     def snapshot(self) -> Any:
         return list(self._values)
@@ -204,8 +204,8 @@ class SeasonalExpert:
         places = last - self.period + np.where(ahead == 0, self.period, ahead)
         # Around each place, since single bins are noisy.
         smooth = np.convolve(values, np.ones(width) / width, mode="same")
-        found: Floats = np.maximum(0.0, smooth[places] + (now - then))
-        return found
+        path: Floats = np.maximum(0.0, smooth[places] + (now - then))
+        return path
 
     def _search(self) -> int | None:
         """Return the period with the highest autocorrelation, in bins. Cost: O(n log n)."""

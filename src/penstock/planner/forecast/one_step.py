@@ -17,7 +17,7 @@ class ExpertPredictor(PredictionSeries):
     """
 
     def __init__(self, name: str, make: Callable[[], Expert], *, log1p: bool = False) -> None:
-        super().__init__(log1p=log1p, kept=1)
+        super().__init__(log1p=log1p, values_max=1)
         self.name = name
         self._expert = make()
 
@@ -41,7 +41,7 @@ class EnsemblePredictor(PredictionSeries):
     name = "ensemble"
 
     def __init__(self, *, log1p: bool = False) -> None:
-        super().__init__(log1p=log1p, kept=1)
+        super().__init__(log1p=log1p, values_max=1)
         self._forecast = RateForecast(width=1.0)  # a bin is an interval, and a rate is a value
 
     def _learn(self, value: float) -> None:

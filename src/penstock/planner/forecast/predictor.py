@@ -50,14 +50,14 @@ class PredictionSeries:
 
     Args:
         log1p: work on log(1 + value), which keeps a forecast of a falling series above 0 and tames bursts.
-        kept: values that are remembered.
+        values_max: values that are remembered.
     """
 
     name = "series"
 
-    def __init__(self, *, log1p: bool = False, kept: int = 1024) -> None:
+    def __init__(self, *, log1p: bool = False, values_max: int = 1024) -> None:
         self.log1p = log1p
-        self.kept = kept
+        self.values_max = values_max
         self.values: list[float] = []
         """Values in order of arrival, cleaned."""
         self.failures: dict[str, int] = {}
@@ -70,7 +70,7 @@ class PredictionSeries:
             return
         self._idle = False
         self.values.append(cleaned)
-        del self.values[: -self.kept]
+        del self.values[: -self.values_max]
         self._learn(math.log1p(cleaned) if self.log1p else cleaned)
 
     @property
@@ -81,11 +81,11 @@ class PredictionSeries:
     def predict(self) -> float:
         if not self.values:
             return 0.0
-        found = self._next()
-        if found is None or not math.isfinite(found):
+        value = self._next()
+        if value is None or not math.isfinite(value):
             return self.values[-1]
         # A steep end of a logarithm must not overflow.
-        return max(0.0, math.expm1(min(found, 700.0)) if self.log1p else found)
+        return max(0.0, math.expm1(min(value, 700.0)) if self.log1p else value)
 
     def skip_idle_again(self) -> None:
         self._idle = True
@@ -141,17 +141,17 @@ class IntervalShape:
         self._last: RequestShape[float] | None = None
 
     @property
-    def seen(self) -> bool:
+    def has_traffic(self) -> bool:
         """Whether there was any traffic."""
         return self._last is not None
 
     def add(self, requests: float, shape: RequestShape[float | None]) -> None:
         """Add one interval: its requests and the mean of them; without requests the earlier lengths continue."""
-        asked = math.isfinite(requests) and requests > 0.0
-        if asked:
+        arrived = math.isfinite(requests) and requests > 0.0
+        if arrived:
             before = self._last or RequestShape(0.0, 0.0)
             self._last = RequestShape(_known(shape.isl, before.isl), _known(shape.osl, before.osl))
-        self._predictors["requests"].add(requests if asked else 0.0)
+        self._predictors["requests"].add(requests if arrived else 0.0)
         if self._last is not None:
             self._predictors["isl"].add(self._last.isl)
             self._predictors["osl"].add(self._last.osl)

@@ -27,7 +27,7 @@ class ProphetPredictor(PredictionSeries):
     name = "prophet"
 
     def __init__(self, step: float, window: int = 50, min_points: int = 5, *, log1p: bool = False) -> None:
-        super().__init__(log1p=log1p, kept=max(window, min_points))
+        super().__init__(log1p=log1p, values_max=max(window, min_points))
         try:
             self._library: Any = importlib.import_module("prophet")
             self._tables: Any = importlib.import_module("pandas")
@@ -38,7 +38,7 @@ class ProphetPredictor(PredictionSeries):
         """Place of the oldest value on the time axis: a season keeps its place while the window moves on."""
 
     def _learn(self, value: float) -> None:
-        if len(self.values) == self.kept:
+        if len(self.values) == self.values_max:
             self._first += 1
 
     def _next(self) -> float | None:
@@ -54,8 +54,8 @@ class ProphetPredictor(PredictionSeries):
                 warnings.simplefilter("ignore")
                 model = self._library.Prophet()
                 model.fit(self._tables.DataFrame({"ds": times[:-1], "y": terms}))
-                told = model.predict(self._tables.DataFrame({"ds": times[-1:]}))
-                return float(told["yhat"].iloc[0])
+                forecast = model.predict(self._tables.DataFrame({"ds": times[-1:]}))
+                return float(forecast["yhat"].iloc[0])
         except MODEL_ERRORS as error:  # the last value is the forecast, and the reason is counted
             self.failed(error)
             return None

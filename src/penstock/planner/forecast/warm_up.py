@@ -32,9 +32,9 @@ def intervals(rows: Iterable[TraceInterval], width: float) -> Iterator[IntervalC
     for row in rows:
         if not math.isfinite(row.arrival):
             raise ValueError(f"an arrival at {row.arrival}")
-        found = counts.setdefault(math.floor(row.arrival / width), [0.0, 0.0, 0.0])
+        sums = counts.setdefault(math.floor(row.arrival / width), [0.0, 0.0, 0.0])
         for place, value in enumerate((1.0, row.shape.isl, row.shape.osl)):
-            found[place] += value
+            sums[place] += value
     if not counts:
         return
     first, last = min(counts), max(counts)
@@ -49,8 +49,8 @@ def intervals(rows: Iterable[TraceInterval], width: float) -> Iterator[IntervalC
 def warm_up(shape: IntervalShape, rows: Iterable[TraceInterval], width: float) -> int:
     """Feed a trace to predictors before any traffic; return the number of intervals."""
     count = 0
-    for seen in intervals(rows, width):
-        shape.add(seen.requests, seen.shape)
+    for interval in intervals(rows, width):
+        shape.add(interval.requests, interval.shape)
         count += 1
     shape.warmed_up()
     return count

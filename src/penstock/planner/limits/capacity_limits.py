@@ -71,8 +71,8 @@ def watts_of(slot: PoolDemand) -> float:
 
 def ceilings_of(budget: BudgetSettings) -> list[Ceiling]:
     """Return the ceilings that a budget has."""
-    found = [] if budget.max_gpus is None else [Ceiling("gpu", float(budget.max_gpus), gpus_of)]
-    return found if budget.watts is None else [*found, Ceiling("power", budget.watts, watts_of)]
+    ceilings = [] if budget.max_gpus is None else [Ceiling("gpu", float(budget.max_gpus), gpus_of)]
+    return ceilings if budget.watts is None else [*ceilings, Ceiling("power", budget.watts, watts_of)]
 
 
 def fits(slots: Sequence[PoolDemand], replicas: Mapping[str, int], ceilings: Sequence[Ceiling], room: Headroom) -> bool:

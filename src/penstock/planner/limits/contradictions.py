@@ -61,23 +61,23 @@ def of_hybrid(settings: PlannerSettings) -> Iterator[Contradiction]:
 
 def of_thresholds(settings: PlannerSettings) -> Iterator[Contradiction]:
     """Check that target load has all four thresholds, each one to go down below the one to go up."""
-    told = settings.classic.thresholds
+    thresholds = settings.classic.thresholds
     where = ("classic", "thresholds")
     for down, up in THRESHOLDS.values():
-        lacking = [knob for knob in (up, down) if getattr(told, knob) is None]
+        lacking = [knob for knob in (up, down) if getattr(thresholds, knob) is None]
         for knob in lacking:
             hint = "set all four of planner.classic.thresholds"
             yield Contradiction((*where, knob), "is not set, and planner.optimization_target is load", hint)
-        if not lacking and getattr(told, down) >= getattr(told, up):
-            message = f"is {getattr(told, down):g}, and {up} is {getattr(told, up):g}"
+        if not lacking and getattr(thresholds, down) >= getattr(thresholds, up):
+            message = f"is {getattr(thresholds, down):g}, and {up} is {getattr(thresholds, up):g}"
             yield Contradiction((*where, down), message, "the one to go down must be lower")
 
 
-def refuse(found: Iterable[Contradiction]) -> None:
+def refuse(contradictions: Iterable[Contradiction]) -> None:
     """Raise the first contradiction.
 
     Raises:
         ConfigError: there is one.
     """
-    for path, message, hint in found:
+    for path, message, hint in contradictions:
         raise ConfigError(f"planner.{'.'.join(path)} {message}", hint=hint)

@@ -53,14 +53,14 @@ def clamp_pair(
     """
     if max_gpus >= 0 and widths.total(minima) > max_gpus:
         return PoolPair(0, 0)
-    found = wanted
+    fitted = wanted
     floor = lowest(widths, min_gpus, max_gpus)
-    if floor >= 0 and widths.total(found) < floor:
-        found = _raised(found, widths, min_gpus)
-    found = PoolPair(max(found.prefill, minima.prefill), max(found.decode, minima.decode))
-    if 0 <= max_gpus < widths.total(found):
-        found = _lowered(found, widths, max_gpus, minima)
-    return found
+    if floor >= 0 and widths.total(fitted) < floor:
+        fitted = _raised(fitted, widths, min_gpus)
+    fitted = PoolPair(max(fitted.prefill, minima.prefill), max(fitted.decode, minima.decode))
+    if 0 <= max_gpus < widths.total(fitted):
+        fitted = _lowered(fitted, widths, max_gpus, minima)
+    return fitted
 
 
 def clamp_single(wanted: int, gpus: int, min_gpus: int = -1, max_gpus: int = -1, minimum: int = 1) -> int:
@@ -68,12 +68,12 @@ def clamp_single(wanted: int, gpus: int, min_gpus: int = -1, max_gpus: int = -1,
     most = max_gpus // gpus if max_gpus >= 0 else None
     if most is not None and minimum > most:
         return 0
-    found = wanted
+    replicas = wanted
     floor = lowest(Widths(gpus, gpus), min_gpus, max_gpus)
-    if floor >= 0 and found * gpus < floor:
-        found = -(-min_gpus // gpus)
-    found = max(found, minimum)
-    return found if most is None else min(found, most)
+    if floor >= 0 and replicas * gpus < floor:
+        replicas = -(-min_gpus // gpus)
+    replicas = max(replicas, minimum)
+    return replicas if most is None else min(replicas, most)
 
 
 def lowest(widths: Widths, min_gpus: int, max_gpus: int) -> int:
@@ -110,16 +110,16 @@ def load_guard(
     names: tuple[Role, Role] = ("prefill", "decode")
     budget = BudgetSettings(max_gpus=None if max_gpus < 0 else max_gpus, min_gpus=None if min_gpus < 0 else min_gpus)
 
-    def kept(state: PoolPair) -> PoolPair:
+    def within_budget(state: PoolPair) -> PoolPair:
         slots = [_slot(name, *each) for name, *each in zip(names, widths, minima, current, strict=True)]
-        found = within(slots, state._asdict(), budget, staged=False).targets
-        return PoolPair(*(found[name] for name in names))
+        targets = within(slots, state._asdict(), budget, staged=False).targets
+        return PoolPair(*(targets[name] for name in names))
 
     if not in_band(current, widths, min_gpus, max_gpus):
-        return GuardedTargets(kept(current), "gpu_budget_reconcile")
+        return GuardedTargets(within_budget(current), "gpu_budget_reconcile")
     if in_band(wanted, widths, min_gpus, max_gpus):
         return GuardedTargets(wanted)
-    fitted = kept(wanted)
+    fitted = within_budget(wanted)
     for giver, taker in (names, names[::-1]):
         lacks = getattr(fitted, taker) < getattr(wanted, taker) > getattr(current, taker)
         given = getattr(current, giver) - getattr(fitted, giver)

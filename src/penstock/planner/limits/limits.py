@@ -57,14 +57,14 @@ def project(
     Cost: O(pools log pools), and O(replicas to add) for the floor.
     """
     slots = [_slot(name, state, budget, committed) for _, name, state in observation.pools()]
-    seen = {slot.name: slot.pool.desired for slot in slots}
-    found = within(slots, {name: wanted.get(name, desired) for name, desired in seen.items()}, budget)
-    strangers = sorted(set(wanted) - set(seen))
+    current = {slot.name: slot.pool.desired for slot in slots}
+    projected = within(slots, {name: wanted.get(name, desired) for name, desired in current.items()}, budget)
+    strangers = sorted(set(wanted) - set(current))
     if not strangers:
-        return found
+        return projected
     text = f"{', '.join(strangers)}: there is no such pool, so nothing is done about it"
     stranger = Reason(code="unknown_pool", text=text, facts={"pools": strangers})
-    return Projected(found.targets, (stranger, *found.bound))
+    return Projected(projected.targets, (stranger, *projected.bound))
 
 
 def within(
@@ -77,16 +77,16 @@ def within(
         budget: only its parts that all pools share: bounds of single pools are in the slots.
         staged: in an exchange without a floor the pool that grows waits until the other one's replicas have left.
     """
-    said: list[Reason] = []
-    goal = {slot.name: _bounded(slot, wanted[slot.name], said) for slot in slots}
+    bound: list[Reason] = []
+    goal = {slot.name: _bounded(slot, wanted[slot.name], bound) for slot in slots}
     now = {slot.name: _bounded(slot, slot.pool.desired, []) for slot in slots}
-    found, stuck = goal, set[str]()
+    targets, stuck = goal, set[str]()
     ceilings = ceilings_of(budget)
     if ceilings:
-        found, stuck = _under(slots, goal, now, ceilings, staged and budget.min_gpus is None, said)
+        targets, stuck = _under(slots, goal, now, ceilings, staged and budget.min_gpus is None, bound)
     if budget.min_gpus is not None:
-        found = _above(slots, found, goal, now, budget.min_gpus, ceilings, stuck, said)
-    return Projected(found, tuple(said))
+        targets = _above(slots, targets, goal, now, budget.min_gpus, ceilings, stuck, bound)
+    return Projected(targets, tuple(bound))
 
 
 def _slot(name: str, state: PoolState, budget: BudgetSettings, committed: Mapping[str, int]) -> PoolDemand:
@@ -104,17 +104,19 @@ def _slot(name: str, state: PoolState, budget: BudgetSettings, committed: Mappin
     )
 
 
-def _bounded(slot: PoolDemand, wanted: int, said: list[Reason]) -> int:
+def _bounded(slot: PoolDemand, wanted: int, bound: list[Reason]) -> int:
     """Keep one pool's own bounds; the most that the machine can have wins over its minimum."""
-    found = max(0, wanted, slot.minimum)
-    if found != wanted:
-        text = f"{slot.name} gets {found} instead of {wanted}: its minimum is {slot.minimum}"
-        said.append(Reason(code="pool_minimum", text=text, facts=_facts(slot, wanted, found), pools=(slot.name,)))
-    if slot.maximum is not None and found > slot.maximum:
-        text = f"{slot.name} gets {slot.maximum} instead of {found}: it can have no more"
-        said.append(Reason(code="pool_maximum", text=text, facts=_facts(slot, found, slot.maximum), pools=(slot.name,)))
+    count = max(0, wanted, slot.minimum)
+    if count != wanted:
+        text = f"{slot.name} gets {count} instead of {wanted}: its minimum is {slot.minimum}"
+        bound.append(Reason(code="pool_minimum", text=text, facts=_facts(slot, wanted, count), pools=(slot.name,)))
+    if slot.maximum is not None and count > slot.maximum:
+        text = f"{slot.name} gets {slot.maximum} instead of {count}: it can have no more"
+        bound.append(
+            Reason(code="pool_maximum", text=text, facts=_facts(slot, count, slot.maximum), pools=(slot.name,))
+        )
         return slot.maximum
-    return found
+    return count
 
 
 # --- under the ceilings -----------------------------------------------------------------------------------------------
@@ -126,7 +128,7 @@ def _under(
     now: Mapping[str, int],
     ceilings: Sequence[Ceiling],
     staged: bool,
-    said: list[Reason],
+    bound: list[Reason],
 ) -> tuple[dict[str, int], set[str]]:
     """Share out what is scarce; return it, and the pools that can't have even their minima and so get no more.
 
@@ -135,23 +137,23 @@ def _under(
             floor they do not count, since the sum must not dip either.
     """
     minima = {slot.name: min(slot.minimum, wanted[slot.name]) for slot in slots}
-    found, room, stuck = _minima(slots, minima, ceilings)
+    granted, room, stuck = _minima(slots, minima, ceilings)
     free = [slot for slot in slots if slot.name not in stuck]
     for there in ({slot.name: slot.committed for slot in free}, now):
-        kept = {slot.name: max(found[slot.name], min(wanted[slot.name], there[slot.name])) for slot in free}
-        room = _share(free, found, kept, ceilings, room)
-    going = {s.name: s.draining + (max(0, s.committed - found[s.name]) if staged else 0) for s in slots}
-    later = dict(found)
+        running = {slot.name: max(granted[slot.name], min(wanted[slot.name], there[slot.name])) for slot in free}
+        room = _share(free, granted, running, ceilings, room)
+    going = {s.name: s.draining + (max(0, s.committed - granted[s.name]) if staged else 0) for s in slots}
+    later = dict(granted)
     _share(free, later, wanted, ceilings, room)
     left_now = [max(0.0, left - ceiling.of(slots, going)) for left, ceiling in zip(room, ceilings, strict=True)]
-    _share(free, found, wanted, ceilings, left_now)
-    _explain(slots, wanted, later, minima, ceilings, said)
-    late = {name: [found[name], later[name]] for name in found if later[name] > found[name]}
+    _share(free, granted, wanted, ceilings, left_now)
+    _explain(slots, wanted, later, minima, ceilings, bound)
+    late = {name: [granted[name], later[name]] for name in granted if later[name] > granted[name]}
     if late:
         words = ", ".join(f"{name} {count} now and {then} then" for name, (count, then) in late.items())
         text = f"{words}: replicas that leave still hold what it takes, and {' and '.join(c.named for c in ceilings)}"
-        said.append(Reason(code="ceiling_staged", text=text, facts={"pools": late}, pools=tuple(late)))
-    return found, stuck
+        bound.append(Reason(code="ceiling_staged", text=text, facts={"pools": late}, pools=tuple(late)))
+    return granted, stuck
 
 
 def _minima(
@@ -162,7 +164,7 @@ def _minima(
     Where a model's prefill and decode minima do not fit together, one replica of each role is tried; else it gets none,
     since one role without the other serves no request.
     """
-    found = {slot.name: 0 for slot in slots}
+    granted = {slot.name: 0 for slot in slots}
     room: Headroom = [ceiling.most for ceiling in ceilings]
     stuck = set[str]()
     units: dict[tuple[str, str], list[PoolDemand]] = {}
@@ -173,9 +175,9 @@ def _minima(
         if not fits(unit, least, ceilings, room):
             stuck |= {slot.name for slot in unit}
             least = _least(unit, minima, ceilings, room)
-        found |= least
+        granted |= least
         room = [left - ceiling.of(unit, least) for left, ceiling in zip(room, ceilings, strict=True)]
-    return found, room, stuck
+    return granted, room, stuck
 
 
 def _least(
@@ -195,30 +197,30 @@ def _least(
 
 def _share(
     slots: Sequence[PoolDemand],
-    found: dict[str, int],
+    granted: dict[str, int],
     upto: Mapping[str, int],
     ceilings: Sequence[Ceiling],
     room: Headroom,
 ) -> Headroom:
-    """Raise ``found`` towards ``upto`` in place, higher priorities first; return the room that is left.
+    """Raise ``granted`` towards ``upto`` in place, higher priorities first; return the room that is left.
 
     Replicas left over by rounding go to the pool that lacks most, one at a time.
     """
     queue = ordered(slots)
     for priority in dict.fromkeys(slot.priority for slot in queue):
-        group = [slot for slot in queue if slot.priority == priority and upto[slot.name] > found[slot.name]]
-        budget: Headroom = [left + ceiling.of(group, found) for left, ceiling in zip(room, ceilings, strict=True)]
+        group = [slot for slot in queue if slot.priority == priority and upto[slot.name] > granted[slot.name]]
+        budget: Headroom = [left + ceiling.of(group, granted) for left, ceiling in zip(room, ceilings, strict=True)]
         scarce = not fits(group, upto, ceilings, budget)
         for place, slot in enumerate(group):
             high = upto[slot.name]
             if scarce:
-                most = _fair(group[place:], found, upto, ceilings, budget)
-                high = max(found[slot.name], min(high, most))
-            found[slot.name] = high
+                most = _fair(group[place:], granted, upto, ceilings, budget)
+                high = max(granted[slot.name], min(high, most))
+            granted[slot.name] = high
             budget = subtract(budget, slot, high, ceilings)
-        while lacking := [s for s in group if found[s.name] < upto[s.name] and fitting_replicas(s, ceilings, budget)]:
-            slot = min(lacking, key=lambda slot: found[slot.name] / upto[slot.name])
-            found[slot.name] += 1
+        while lacking := [s for s in group if granted[s.name] < upto[s.name] and fitting_replicas(s, ceilings, budget)]:
+            slot = min(lacking, key=lambda slot: granted[slot.name] / upto[slot.name])
+            granted[slot.name] += 1
             budget = subtract(budget, slot, 1, ceilings)
         room = budget
     return room
@@ -226,7 +228,7 @@ def _share(
 
 def _fair(
     group: Sequence[PoolDemand],
-    found: Mapping[str, int],
+    granted: Mapping[str, int],
     upto: Mapping[str, int],
     ceilings: Sequence[Ceiling],
     budget: Headroom,
@@ -238,45 +240,45 @@ def _fair(
         price = ceiling.cost(slot)
         if price > 0.0:
             share = upto[slot.name] * left / ceiling.of(group, upto) if rest else most
-            most = min(most, share, (left - ceiling.of(rest, found)) / price)
+            most = min(most, share, (left - ceiling.of(rest, granted)) / price)
     return int(most + SLACK)
 
 
 def _explain(
     slots: Sequence[PoolDemand],
     wanted: Mapping[str, int],
-    found: Mapping[str, int],
+    granted: Mapping[str, int],
     minima: Mapping[str, int],
     ceilings: Sequence[Ceiling],
-    said: list[Reason],
+    bound: list[Reason],
 ) -> None:
-    cut = [slot for slot in slots if found[slot.name] < wanted[slot.name]]
+    cut = [slot for slot in slots if granted[slot.name] < wanted[slot.name]]
     if not cut:
         return
     # A pool that merely keeps its replicas was not cut: its increase was held. The classic loops have a word for it.
-    held = all(found[slot.name] >= min(slot.committed, wanted[slot.name]) for slot in cut)
-    words = ", ".join(f"{slot.name} {found[slot.name]} instead of {wanted[slot.name]}" for slot in cut)
-    facts = {"wanted": {s.name: wanted[s.name] for s in cut}, "got": {s.name: found[s.name] for s in cut}}
+    holds = all(granted[slot.name] >= min(slot.committed, wanted[slot.name]) for slot in cut)
+    words = ", ".join(f"{slot.name} {granted[slot.name]} instead of {wanted[slot.name]}" for slot in cut)
+    facts = {"wanted": {s.name: wanted[s.name] for s in cut}, "got": {s.name: granted[s.name] for s in cut}}
     for ceiling in ceilings:
-        asked, unit = ceiling.of(slots, wanted), "GPUs" if ceiling.kind == "gpu" else "W"
-        if asked > ceiling.most + SLACK:
-            text = f"{words}: {asked:g} {unit} were wanted, {ceiling.named}"
-            code = f"{ceiling.kind}_ceiling_hold" if held else f"{ceiling.kind}_ceiling"
-            said.append(
+        total, unit = ceiling.of(slots, wanted), "GPUs" if ceiling.kind == "gpu" else "W"
+        if total > ceiling.most + SLACK:
+            text = f"{words}: {total:g} {unit} were wanted, {ceiling.named}"
+            code = f"{ceiling.kind}_ceiling_hold" if holds else f"{ceiling.kind}_ceiling"
+            bound.append(
                 Reason(
                     code=code,
                     text=text,
-                    facts={**facts, "asked": asked, "ceiling": ceiling.most},
+                    facts={**facts, "asked": total, "ceiling": ceiling.most},
                     pools=tuple(s.name for s in cut),
                 )
             )
-    under = [slot for slot in slots if found[slot.name] < minima[slot.name]]
+    under = [slot for slot in slots if granted[slot.name] < minima[slot.name]]
     if under:
-        words = ", ".join(f"{slot.name} {found[slot.name]} of {minima[slot.name]}" for slot in under)
+        words = ", ".join(f"{slot.name} {granted[slot.name]} of {minima[slot.name]}" for slot in under)
         reasons = " and ".join(ceiling.named for ceiling in ceilings)
         text = f"not even the minima fit: {words}; {reasons}: raise that, or lower the minima"
-        facts = {"got": {s.name: found[s.name] for s in under}, "minima": {s.name: minima[s.name] for s in under}}
-        said.append(Reason(code="ceiling_over_minimum", text=text, facts=facts, pools=tuple(s.name for s in under)))
+        facts = {"got": {s.name: granted[s.name] for s in under}, "minima": {s.name: minima[s.name] for s in under}}
+        bound.append(Reason(code="ceiling_over_minimum", text=text, facts=facts, pools=tuple(s.name for s in under)))
 
 
 # --- above the floor --------------------------------------------------------------------------------------------------
@@ -290,7 +292,7 @@ def _above(
     floor: int,
     ceilings: Sequence[Ceiling],
     stuck: set[str],
-    said: list[Reason],
+    bound: list[Reason],
 ) -> dict[str, int]:
     """Raise the sum of GPUs to the floor; the ceilings stay where they are.
 
@@ -306,25 +308,25 @@ def _above(
         return wanted
     able = [slot for slot in ordered(slots) if slot.name not in stuck and slot.pool.gpus > 0]
     going = {slot.name: slot.draining for slot in slots}
-    found = _nearest(able, slots, wanted, goal, now, floor, ceilings, going)
+    raised = _nearest(able, slots, wanted, goal, now, floor, ceilings, going)
     shrinking = [slot for slot in able if goal[slot.name] < now[slot.name]]
     growing = [slot for slot in able if goal[slot.name] > now[slot.name]]
     idle = [slot for slot in able if goal[slot.name] == now[slot.name]]
     most = {slot.name: UNBOUND if slot.maximum is None else slot.maximum for slot in slots}
     for group in (growing, idle, shrinking):
-        there = {slot.name: found[slot.name] or int(not taken.of(slots, found)) for slot in slots}
-        found = _filled(group, slots, found, most, there, floor, ceilings, going)
-    reached = taken.of(slots, found)
-    changed = {slot.name: found[slot.name] for slot in slots if found[slot.name] != wanted[slot.name]}
+        there = {slot.name: raised[slot.name] or int(not taken.of(slots, raised)) for slot in slots}
+        raised = _filled(group, slots, raised, most, there, floor, ceilings, going)
+    reached = taken.of(slots, raised)
+    changed = {slot.name: raised[slot.name] for slot in slots if raised[slot.name] != wanted[slot.name]}
     if changed:
         words = ", ".join(f"{name} {count} instead of {wanted[name]}" for name, count in changed.items())
         text = f"{words}: {total:g} GPUs were left, planner.budget.min_gpus is {floor}"
-        said.append(Reason(code="gpu_floor", text=text, facts={"got": changed, "floor": floor}, pools=tuple(changed)))
+        bound.append(Reason(code="gpu_floor", text=text, facts={"got": changed, "floor": floor}, pools=tuple(changed)))
     if reached < floor:
         text = f"planner.budget.min_gpus {floor} is not reached, only {reached:g}: ceilings and pool bounds win over it"
         pools = tuple(slot.name for slot in slots)
-        said.append(Reason(code="gpu_floor_missed", text=text, facts={"floor": floor, "gpus": reached}, pools=pools))
-    return found
+        bound.append(Reason(code="gpu_floor_missed", text=text, facts={"floor": floor, "gpus": reached}, pools=pools))
+    return raised
 
 
 def _nearest(
@@ -410,15 +412,15 @@ def _filled(
         going: replicas that leave and still count against the ceilings.
     """
     taken = Ceiling("gpu", float(floor), gpus_of)
-    found = dict(start)
+    filled = dict(start)
 
     def missing() -> float:
-        return floor - taken.of(slots, found)
+        return floor - taken.of(slots, filled)
 
     def add(slot: PoolDemand, count: int) -> None:
-        left = [ceiling.most - ceiling.of(slots, found) - ceiling.of(slots, going) for ceiling in ceilings]
-        found[slot.name] += max(
-            0, min(count, fitting_replicas(slot, ceilings, left), upto[slot.name] - found[slot.name])
+        left = [ceiling.most - ceiling.of(slots, filled) - ceiling.of(slots, going) for ceiling in ceilings]
+        filled[slot.name] += max(
+            0, min(count, fitting_replicas(slot, ceilings, left), upto[slot.name] - filled[slot.name])
         )
 
     for place, slot in enumerate(group):
@@ -429,8 +431,8 @@ def _filled(
     for slot in reversed(group):  # left over by rounding and by bounds of single pools
         add(slot, math.ceil(missing() / slot.pool.gpus))
     for slot in group:  # a wide replica may have made a narrow one needless
-        found[slot.name] -= min(found[slot.name] - start[slot.name], max(0, int(-missing() // slot.pool.gpus)))
-    return found
+        filled[slot.name] -= min(filled[slot.name] - start[slot.name], max(0, int(-missing() // slot.pool.gpus)))
+    return filled
 
 
 def _facts(slot: PoolDemand, wanted: int, got: int) -> dict[str, object]:

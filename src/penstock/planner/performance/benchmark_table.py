@@ -173,9 +173,9 @@ def nonnegative(inputs: Floats, seconds: Floats) -> tuple[float, ...]:
         if solved[worst] >= 0.0 or len(able) == 1:
             break
         del able[worst]
-    found = np.zeros(whole.shape[1])
-    found[able] = np.maximum(solved, 0.0)
-    return tuple(float(each) for each in found)
+    coefficients = np.zeros(whole.shape[1])
+    coefficients[able] = np.maximum(solved, 0.0)
+    return tuple(float(each) for each in coefficients)
 
 
 def _place(edges: Floats, values: Floats) -> Floats:
@@ -188,10 +188,10 @@ def _place(edges: Floats, values: Floats) -> Floats:
 
 
 def _points(points: Sequence[Sequence[float]], width: int, what: str, source: str) -> Floats:
-    found = np.asarray(list(points), dtype=np.float64).reshape(-1, width)
-    if not np.isfinite(found).all() or (found < 0.0).any():
+    array = np.asarray(list(points), dtype=np.float64).reshape(-1, width)
+    if not np.isfinite(array).all() or (array < 0.0).any():
         raise ConfigError(f"{source}: a {what} point is negative or no number", hint="measure the engine again")
-    return found[found[:, -1] > 0.0]
+    return array[array[:, -1] > 0.0]
 
 
 def _repeated(points: Floats, model: Any) -> list[float]:

@@ -7,7 +7,8 @@ highest rate at all: the pool has to serve anyway. This is the sizing of Dynamo'
 import math
 from collections.abc import Iterator
 
-from penstock.planner.performance.performance_model import EngineLimits, PerformanceModel
+from penstock.kernel.values import EngineLimits
+from penstock.planner.performance.performance_model import PerformanceModel
 from penstock.planner.performance.regressions import LEAST, EngineRate, fresh
 
 CANDIDATES = 128
@@ -41,23 +42,23 @@ def chunked_seconds(model: PerformanceModel, tokens: float, chunk: int, seqs: fl
 
 
 def prefill_capacity(
-    model: PerformanceModel, limits: EngineLimits, *, isl: float, ttft: float, hit_rate: float | None = None
+    model: PerformanceModel, limits: EngineLimits[int], *, isl: float, ttft: float, hit_rate: float | None = None
 ) -> EngineRate | None:
     """Return the rate of one prefill engine: prompts in even batches; None where its limits are no limits."""
-    if min(limits) <= 0:
+    if limits.none:
         return None
     tokens = effective_isl(isl, hit_rate)
     most = 1 if tokens > limits.max_batched_tokens else min(limits.max_seqs, limits.max_batched_tokens // tokens)
-    found: list[EngineRate] = []
+    rates: list[EngineRate] = []
     for batch in batches(most):
         seconds = chunked_seconds(model, tokens * batch, limits.max_batched_tokens)
-        found.append(EngineRate(batch / seconds, seconds, batch, seconds <= ttft))
-    return _best(found)
+        rates.append(EngineRate(batch / seconds, seconds, batch, seconds <= ttft))
+    return _best(rates)
 
 
 def decode_capacity(
     model: PerformanceModel,
-    limits: EngineLimits,
+    limits: EngineLimits[int],
     *,
     isl: float,
     osl: float,
@@ -66,18 +67,18 @@ def decode_capacity(
 ) -> EngineRate | None:
     """Return the rate of one decode engine. ``accept``: tokens of a pass per sequence, 1 without speculation."""
     context = decode_context(isl, osl)
-    if min(limits) <= 0 or osl <= 0.0 or context <= 0 or accept <= 0.0:
+    if limits.none or osl <= 0.0 or context <= 0 or accept <= 0.0:
         return None
-    found: list[EngineRate] = []
+    rates: list[EngineRate] = []
     for batch in batches(min(limits.max_seqs, limits.kv_tokens // context)):
         gap = max(LEAST, float(model.decode(batch, batch * context))) / accept
-        found.append(EngineRate(batch / (osl * gap), gap, batch, gap <= itl))
-    return _best(found)
+        rates.append(EngineRate(batch / (osl * gap), gap, batch, gap <= itl))
+    return _best(rates)
 
 
 def aggregated_capacity(
     model: PerformanceModel,
-    limits: EngineLimits,
+    limits: EngineLimits[int],
     *,
     isl: float,
     osl: float,
@@ -92,23 +93,23 @@ def aggregated_capacity(
     ``seconds`` of the result is the ITL.
     """
     context, tokens = decode_context(isl, osl), effective_isl(isl, hit_rate)
-    if min(limits) <= 0 or osl <= 0.0 or context <= 0 or accept <= 0.0:
+    if limits.none or osl <= 0.0 or context <= 0 or accept <= 0.0:
         return None
-    found: list[EngineRate] = []
+    rates: list[EngineRate] = []
     for batch in batches(min(limits.max_seqs, limits.kv_tokens // context)):
         beside = math.ceil(batch * accept * tokens / osl)
         chunk = limits.max_batched_tokens - batch
-        if chunk <= 0 or (beside > chunk and found):
+        if chunk <= 0 or (beside > chunk and rates):
             break
         gap = max(LEAST, float(model.mixed(min(beside, chunk), batch, batch * context))) / accept
         first = chunked_seconds(model, beside + tokens, chunk, batch, batch * context)
         rate = batch / (osl * gap)
         if beside > chunk:  # not even one sequence's replacement fits into a pass: prefill alone limits the rate
             rate = min(rate, chunk / (tokens * gap))
-        found.append(EngineRate(rate, gap, batch, gap <= itl and first <= ttft))
-    return _best(found)
+        rates.append(EngineRate(rate, gap, batch, gap <= itl and first <= ttft))
+    return _best(rates)
 
 
-def _best(found: list[EngineRate]) -> EngineRate | None:
-    met = [each for each in found if each.met]
-    return max(met or found, key=lambda each: each.rate, default=None)
+def _best(rates: list[EngineRate]) -> EngineRate | None:
+    met = [each for each in rates if each.met]
+    return max(met or rates, key=lambda each: each.rate, default=None)

@@ -95,9 +95,9 @@ class DecodeInterpolator:
         """
         for level in np.linspace(1.0, 0.0, STEPS):
             usage = float(level)
-            found = self.itl(usage, context)
-            if found <= itl:
-                return BestThroughput(self.throughput_per_gpu(usage, context), usage, found, True)
+            gap = self.itl(usage, context)
+            if gap <= itl:
+                return BestThroughput(self.throughput_per_gpu(usage, context), usage, gap, True)
         usage = float(self._rows[self._near(context)][0][0])
         return BestThroughput(self.throughput_per_gpu(usage, context), usage, self.itl(usage, context), False)
 

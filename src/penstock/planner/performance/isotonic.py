@@ -45,11 +45,11 @@ class IsotonicCurve:
 
     def __call__(self, x: Floats) -> Floats:
         """Return the curve at ``x``."""
-        found = np.interp(x, self.x, self.y)
+        values = np.interp(x, self.x, self.y)
         if self.origin is not None and self.x[0] > 0.0:
             low = min(self.origin, float(self.y[0]))
-            found = np.where(x < self.x[0], low + (self.y[0] - low) * np.maximum(x, 0.0) / self.x[0], found)
-        return np.asarray(found + self.slope * np.maximum(0.0, x - self.x[-1]))
+            values = np.where(x < self.x[0], low + (self.y[0] - low) * np.maximum(x, 0.0) / self.x[0], values)
+        return np.asarray(values + self.slope * np.maximum(0.0, x - self.x[-1]))
 
     @property
     def slope(self) -> float:

@@ -15,7 +15,7 @@ from penstock.kernel.values import StepStats
 from penstock.planner.performance.performance_model import Floats, Numbers, PerformanceModel, numbers
 from penstock.planner.performance.regressions import LEAST
 
-KEPT = 256
+RATIOS_MAX = 256
 """Most ratios of measured to modelled seconds that are kept for quantiles."""
 CORRECTED_MAX = 4.0
 """A prior is corrected by at most this factor either way: with a larger error, it describes something else."""
@@ -82,28 +82,28 @@ class LiveRegression:
         self.learnt_of = "live passes"
         self.add(steps.prefill_tokens / n, steps.decode_seqs / n, steps.decode_kv / n, steps.wall / n)
         if self.prior is not None:
-            self._correct(steps.wall, self._told(steps, self.prior))
+            self._correct(steps.wall, self._prior_seconds(steps, self.prior))
         return True
 
     @staticmethod
-    def _told(steps: StepStats, prior: PerformanceModel) -> float:
+    def _prior_seconds(steps: StepStats, prior: PerformanceModel) -> float:
         """Return the prior's seconds for a window: its prompts as they came, and a decode step in each pass.
 
         A mean pass would be wrong: a few long prompts cost less than their tokens spread over all passes.
         """
         assert steps.prefill_tokens is not None and steps.decode_seqs is not None and steps.decode_kv is not None
-        told = 0.0
+        seconds = 0.0
         prompts = steps.passes if steps.prefill_requests is None else steps.prefill_requests
         if prompts and steps.prefill_tokens:
-            told += prompts * float(prior.prefill(steps.prefill_tokens / prompts))
+            seconds += prompts * float(prior.prefill(steps.prefill_tokens / prompts))
         if steps.decode_seqs:
             n = steps.passes
-            told += n * float(prior.decode(steps.decode_seqs / n, steps.decode_kv / n))
-        return told
+            seconds += n * float(prior.decode(steps.decode_seqs / n, steps.decode_kv / n))
+        return seconds
 
-    def _correct(self, wall: float, told: float) -> None:
-        if told > 0.0:
-            self._log_ratio = self._log_ratio * self._fade + math.log(wall / told)
+    def _correct(self, wall: float, predicted: float) -> None:
+        if predicted > 0.0:
+            self._log_ratio = self._log_ratio * self._fade + math.log(wall / predicted)
             self._weight = self._weight * self._fade + 1.0
 
     def add(self, tokens: float, seqs: float, kv: float, seconds: float) -> None:
@@ -112,7 +112,7 @@ class LiveRegression:
             return
         if self.ready:
             self._ratios.append(seconds / max(LEAST, float(self.mixed(tokens, seqs, kv))))
-            del self._ratios[:-KEPT]
+            del self._ratios[:-RATIOS_MAX]
         row = np.asarray([1.0, tokens, seqs, kv])
         # Relative errors count: else the passes with long prompts would hide the decode steps.
         weight = 1.0 / seconds**2
@@ -140,8 +140,8 @@ class LiveRegression:
             raise ValueError(f"{self.count} windows of passes were seen; {self.needed} of different load are needed")
         base, per_token, per_seq, per_kv = fit
         tokens, seqs, kv = numbers(tokens), numbers(seqs), numbers(kv)
-        found = base + per_token * tokens + per_seq * seqs + per_kv * kv
-        return np.asarray(np.where((tokens > 0.0) | (seqs > 0.0), np.maximum(LEAST, found), 0.0))
+        seconds = base + per_token * tokens + per_seq * seqs + per_kv * kv
+        return np.asarray(np.where((tokens > 0.0) | (seqs > 0.0), np.maximum(LEAST, seconds), 0.0))
 
     def extrapolating(self, tokens: float, seqs: float, kv: float) -> bool:
         if self.prior is not None:
@@ -178,10 +178,10 @@ class LiveRegression:
             if solved[worst] >= 0.0 or len(able) == 1:
                 break
             del able[worst]
-        found = [0.0] * 4
+        coefficients = [0.0] * 4
         for place, value in zip(able, solved, strict=True):
-            found[place] = max(0.0, float(value / scale[place]))
-        self._fit = tuple(found)
+            coefficients[place] = max(0.0, float(value / scale[place]))
+        self._fit = tuple(coefficients)
         return self._fit
 
     def snapshot(self) -> dict[str, Any]:

@@ -4,12 +4,10 @@ Arrays in, arrays out, and they broadcast; a number is an array of no dimension.
 tokens per speculated step: a model gets the tokens that are really computed, and passes.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from penstock.planner.observation import EngineState
 
 Floats = npt.NDArray[np.float64]
 Numbers = float | Floats
@@ -46,20 +44,6 @@ class PerformanceModel(Protocol):
     def ratio(self, q: float) -> float:
         """Return the q-quantile (0..1) of measured over modelled seconds; 1 where nothing was measured twice."""
         ...
-
-
-class EngineLimits(NamedTuple):
-    """Capacity of one engine; the defaults stand for values that it does not report."""
-
-    max_batched_tokens: int = 8192
-    max_seqs: int = 512
-    kv_tokens: int = 2_000_000
-
-    @classmethod
-    def of(cls, engine: EngineState) -> "EngineLimits":
-        """Return the limits that an engine reports."""
-        told = (engine.max_batched_tokens, engine.max_seqs, engine.kv_tokens)
-        return cls(*(mine if theirs is None else theirs for mine, theirs in zip(cls(), told, strict=True)))
 
 
 def numbers(value: Numbers) -> Floats:

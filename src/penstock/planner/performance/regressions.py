@@ -40,19 +40,19 @@ class FittedLine:
     def __init__(self, inputs: int, *, dropped: Sequence[int] = ()) -> None:
         self._dropped = tuple(dropped)
         self._inputs = inputs
-        self._kept = SampleRetention(inputs)
+        self._samples = SampleRetention(inputs)
         self._fit: tuple[float, ...] | None = None
         self._dirty = False
         self.most: tuple[float, ...] = (0.0,) * inputs
         """Highest observed value of each input."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._samples)
 
     def add(self, inputs: Sequence[float], seconds: float) -> None:
         """Add one pass; passes that took no time, such as heartbeats, are skipped."""
         if seconds > 0.0:
-            self._kept.add(inputs, seconds)
+            self._samples.add(inputs, seconds)
             self.most = tuple(max(a, float(b)) for a, b in zip(self.most, inputs, strict=True))
             self._dirty = True
 
@@ -64,8 +64,8 @@ class FittedLine:
         are all alike, would be lost when it matters.
         """
         if self._dirty:
-            found, self._dirty = self._fitted(), False
-            self._fit = self._fit if found is None else found
+            fitted, self._dirty = self._fitted(), False
+            self._fit = self._fit if fitted is None else fitted
         return self._fit
 
     def seconds(self, *inputs: float) -> float:
@@ -80,23 +80,23 @@ class FittedLine:
         return max(LEAST, fit[0] + sum(a * x for a, x in zip(fit[1:], inputs, strict=True)))
 
     def _fitted(self) -> tuple[float, ...] | None:
-        if len(self._kept) < OBSERVATIONS_MIN:
+        if len(self._samples) < OBSERVATIONS_MIN:
             return None
-        inputs, seconds = self._kept.arrays()
-        found = least_squares(inputs, seconds)
-        if any(found[1 + each] < 0.0 for each in self._dropped):
+        inputs, seconds = self._samples.arrays()
+        line = least_squares(inputs, seconds)
+        if any(line[1 + each] < 0.0 for each in self._dropped):
             rest = [each for each in range(self._inputs) if each not in self._dropped]
             part = least_squares(inputs[:, rest], seconds)
-            kept = dict(zip(rest, part[1:], strict=True))
-            found = (part[0], *(kept.get(each, 0.0) for each in range(self._inputs)))
-        return None if any(each < -1e-15 for each in found[1:]) else found
+            slopes = dict(zip(rest, part[1:], strict=True))
+            line = (part[0], *(slopes.get(each, 0.0) for each in range(self._inputs)))
+        return None if any(each < -1e-15 for each in line[1:]) else line
 
     def snapshot(self) -> dict[str, Any]:
         fit = self.fit
-        return {"kept": self._kept.snapshot(), "most": list(self.most), "fit": None if fit is None else list(fit)}
+        return {"kept": self._samples.snapshot(), "most": list(self.most), "fit": None if fit is None else list(fit)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._kept.restore(state["kept"])
+        self._samples.restore(state["kept"])
         self.most, self._dirty = tuple(state["most"]), False
         self._fit = None if state["fit"] is None else tuple(state["fit"])
 

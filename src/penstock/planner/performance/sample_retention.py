@@ -34,26 +34,26 @@ class SampleRetention:
     def __init__(self, dimensions: int, samples: int = SAMPLES_MAX, buckets: int = BUCKETS) -> None:
         self._dimensions, self._most = dimensions, samples
         self._per_axis = buckets if dimensions == 1 else round(buckets ** (1.0 / dimensions))
-        self._kept: list[PassSample] = []
+        self._samples: list[PassSample] = []
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._samples)
 
     def add(self, inputs: Sequence[float], seconds: float) -> None:
         """Add one sample; where there are too many, the oldest of the fullest bucket is dropped."""
-        self._kept.append(PassSample(tuple(float(each) for each in inputs), float(seconds)))
-        if len(self._kept) > self._most:
+        self._samples.append(PassSample(tuple(float(each) for each in inputs), float(seconds)))
+        if len(self._samples) > self._most:
             places = self._places()
             counts: dict[tuple[int, ...], int] = {}
             for place in places:
                 counts[place] = counts.get(place, 0) + 1
             fullest = max(counts.values())
-            del self._kept[next(i for i, place in enumerate(places) if counts[place] == fullest)]
+            del self._samples[next(i for i, place in enumerate(places) if counts[place] == fullest)]
 
     def arrays(self) -> tuple[Floats, Floats]:
         """Return inputs of shape (n, dimensions), and seconds of shape (n,)."""
-        inputs = np.asarray([sample.inputs for sample in self._kept], dtype=np.float64)
-        return inputs.reshape(-1, self._dimensions), np.asarray([s.seconds for s in self._kept], dtype=np.float64)
+        inputs = np.asarray([sample.inputs for sample in self._samples], dtype=np.float64)
+        return inputs.reshape(-1, self._dimensions), np.asarray([s.seconds for s in self._samples], dtype=np.float64)
 
     def _places(self) -> list[tuple[int, ...]]:
         inputs, _ = self.arrays()
@@ -63,7 +63,7 @@ class SampleRetention:
         return [tuple(place) for place in places.tolist()]
 
     def snapshot(self) -> list[Any]:
-        return [[list(sample.inputs), sample.seconds] for sample in self._kept]
+        return [[list(sample.inputs), sample.seconds] for sample in self._samples]
 
     def restore(self, state: Sequence[Any]) -> None:
-        self._kept = [PassSample(tuple(inputs), seconds) for inputs, seconds in state]
+        self._samples = [PassSample(tuple(inputs), seconds) for inputs, seconds in state]

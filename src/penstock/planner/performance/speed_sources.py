@@ -146,7 +146,7 @@ def profile_of(metrics: Mapping[str, Any], *, gpus: int, kv_tokens: int) -> Prof
     table = BenchmarkTable.of_metrics(metrics)
     isl = np.asarray(sorted({float(point["tokens"]) for point in metrics.get("prefill", ())}))
     ttft = table.prefill(isl) if len(isl) else isl
-    found = Profile(
+    profile = Profile(
         prefill_isl=tuple(isl.tolist()),
         prefill_ttft=tuple(ttft.tolist()),
         prefill_per_gpu=tuple((isl / ttft / gpus).tolist()),
@@ -155,7 +155,7 @@ def profile_of(metrics: Mapping[str, Any], *, gpus: int, kv_tokens: int) -> Prof
     points = [(point["batch"], point["kv_tokens"]) for point in metrics.get("decode", ())]
     points = [(batch, kv) for batch, kv in points if batch > 0 and kv > 0]
     if not points:
-        return found
+        return profile
     # Profiles are swept context by context; a benchmark's batches have their own contexts, so values are interpolated.
     most = max(batch for batch, _ in points)
     lengths = [kv / batch for batch, kv in points]
@@ -167,4 +167,4 @@ def profile_of(metrics: Mapping[str, Any], *, gpus: int, kv_tokens: int) -> Prof
         usage = np.minimum(1.0, batch * context / kv_tokens)
         rows.append(np.column_stack([usage, np.full(len(batch), context), seconds, batch / seconds / gpus]))
     usages, at, itl, per_gpu = (tuple(column.tolist()) for column in np.concatenate(rows).T)
-    return msgspec.structs.replace(found, usage=usages, context=at, itl=itl, decode_per_gpu=per_gpu)
+    return msgspec.structs.replace(profile, usage=usages, context=at, itl=itl, decode_per_gpu=per_gpu)

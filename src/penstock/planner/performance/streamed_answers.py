@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.kernel.latency_bins import quantiles
-from penstock.planner.observation import Traffic
+from penstock.kernel.values import Traffic
 from penstock.planner.sizing.workload_mix import WorkloadMix
 
 QUICK = 0.05
@@ -38,10 +38,10 @@ def prefill_row(traffic: Traffic, engines: int, max_seqs: float) -> AnswerWindow
         engines: how many served them; ``max_seqs``: sequences that one of them runs at a time.
     """
     mix = mix_of(traffic)
-    found = None if mix is None else quickest(traffic, mix)
-    if found is None:
+    prefill = None if mix is None else quickest(traffic, mix)
+    if prefill is None:
         return None
-    tokens, seconds = found
+    tokens, seconds = prefill
     most = engines * traffic.seconds / traffic.answered
     if max_seqs <= 1.0:  # it decodes in no other pass
         most -= (traffic.itl_mean or 0.0) * (traffic.output_tokens / traffic.answered - 1.0)

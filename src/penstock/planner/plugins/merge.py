@@ -30,7 +30,7 @@ def merge(baseline: Mapping[str, int], answers: Answers, *, constrain: bool = Fa
         constrain: no plugin may set or be final, only bound.
     """
     ordered = sorted(answers, key=lambda each: each[0].priority)
-    vetoes = [because for _, result in ordered if isinstance(result, Reject) for because in result.reasons]
+    vetoes = [reason for _, result in ordered if isinstance(result, Reject) for reason in result.reasons]
     if any(isinstance(result, Reject) for _, result in ordered):
         return MergedTargets(dict(baseline), vetoed=tuple(vetoes))
     notes: list[Reason] = []
@@ -38,12 +38,12 @@ def merge(baseline: Mapping[str, int], answers: Answers, *, constrain: bool = Fa
     if not constrain:
         for spec, result in overrides:
             if result.final:
-                told = {target.pool: target.replicas for target in result.targets}
+                targets = {target.pool: target.replicas for target in result.targets}
                 silenced = [other.id for other, _ in overrides if other.id != spec.id]
                 if silenced:
                     notes.append(_note("final", f"{spec.id} has the last word before {', '.join(silenced)}"))
-                return MergedTargets({**baseline, **told}, result.flips, notes=tuple(notes))
-    found = dict(baseline)
+                return MergedTargets({**baseline, **targets}, result.flips, notes=tuple(notes))
+    merged = dict(baseline)
     for pool in dict.fromkeys(target.pool for _, result in overrides for target in result.targets):
         words = [(spec, t) for spec, result in overrides for t in result.targets if t.pool == pool]
         sets = [] if constrain else [(spec, t) for spec, t in words if t.kind == "set"]
@@ -60,21 +60,21 @@ def merge(baseline: Mapping[str, int], answers: Answers, *, constrain: bool = Fa
             wanted = min(ceiling, wanted)
         if floor is not None:
             wanted = max(floor, wanted)
-        found[pool] = wanted
+        merged[pool] = wanted
     flips = () if constrain else next((result.flips for _, result in overrides if result.flips), ())
-    return MergedTargets(found, flips, notes=tuple(notes))
+    return MergedTargets(merged, flips, notes=tuple(notes))
 
 
 def merge_predictions(answers: Answers) -> dict[str, Prediction]:
     """Join predictions: the first plugin with a value counts, field by field; ``final`` stops after it."""
-    found: dict[str, Prediction] = {}
+    merged: dict[str, Prediction] = {}
     for _, result in sorted(answers, key=lambda each: each[0].priority):
         if isinstance(result, Predicted):
             for model, prediction in result.models.items():
-                found[model] = prediction if model not in found else found[model].filled(prediction)
+                merged[model] = prediction if model not in merged else merged[model].filled(prediction)
             if result.final:
                 break
-    return found
+    return merged
 
 
 def _note(code: str, text: str) -> Reason:

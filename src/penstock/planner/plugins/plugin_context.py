@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.planner.observation import ModelState, Observation, PoolState, Traffic
+from penstock.kernel.values import Traffic
+from penstock.planner.observation import ModelState, Observation, PoolState
 from penstock.planner.plugins.proposals import Prediction
 from penstock.planner.settings import BudgetSettings
 from penstock.planner.sizing.start_up_times import StartingReplica, StartUpTimes
@@ -62,8 +63,8 @@ class PluginContext:
         """
         total: Traffic | None = None
         for look in self.within(seconds):
-            seen = look.models.get(model)
-            if seen is not None and seen.traffic is not None:
-                total = seen.traffic if total is None else total + seen.traffic
+            observed = look.models.get(model)
+            if observed is not None and observed.traffic is not None:
+                total = observed.traffic if total is None else total + observed.traffic
         newest = self.model(model)
         return None if newest is None or newest.traffic is None else total

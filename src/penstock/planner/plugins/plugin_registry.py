@@ -55,8 +55,8 @@ class PluginSpec(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, id: str, entry: PluginEntry) -> "PluginSpec":
         """Return the spec of a plugin that planner.plugins.use names."""
-        told = {name: getattr(entry, name) for name in entry.__struct_fields__ if name in cls.__struct_fields__}
-        return cls(**{**told, "id": id, "outside": bool(entry.endpoint), "endpoint": entry.endpoint or ""})
+        fields = {name: getattr(entry, name) for name in entry.__struct_fields__ if name in cls.__struct_fields__}
+        return cls(**{**fields, "id": id, "outside": bool(entry.endpoint), "endpoint": entry.endpoint or ""})
 
 
 class PlannerPlugin(Protocol):
@@ -146,7 +146,7 @@ class PluginSlot:
         if self.failures >= FAILURES_MAX or self.opened is not None:
             self.opened, self.last = at, None
 
-    def held_override(self) -> Override | None:
+    def standing_override(self) -> Override | None:
         """Return the targets that still count between two calls; they are never final again."""
         if self.spec.hold != "hold_last" or self.last is None:
             return None

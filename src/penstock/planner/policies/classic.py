@@ -40,16 +40,16 @@ class RolePool(NamedTuple):
         return not self.state.settled
 
 
-def teams_of(seen: ModelState, mode: PlannerMode, context: PluginContext) -> dict[Role, RolePool]:
+def teams_of(observed: ModelState, mode: PlannerMode, context: PluginContext) -> dict[Role, RolePool]:
     """Return a model's pools by role, as far as the mode plans them."""
-    found: dict[Role, RolePool] = {}
+    teams: dict[Role, RolePool] = {}
     for role in ROLES_OF[mode]:
-        named = seen.pool(role)
+        named = observed.pool(role)
         if named is not None:
             name, state = named
             engines = tuple(engine for engine in state.engines if engine.role == role)
-            found[role] = RolePool(name, role, state, engines, context.baseline.get(name, state.pool.desired))
-    return found
+            teams[role] = RolePool(name, role, state, engines, context.baseline.get(name, state.pool.desired))
+    return teams
 
 
 def minimum_of(name: str, budget: BudgetSettings) -> int:
@@ -66,19 +66,16 @@ def hold_reason(code: str, text: str, **facts: object) -> Reason:
     return Reason(code=code, text=text, facts=facts, pools=(str(facts["pool"]),) if "pool" in facts else ())
 
 
-def about(teams: Iterable[RolePool], because: Reason) -> Reason:
+def about(teams: Iterable[RolePool], reason: Reason) -> Reason:
     """Return a reason with the pools that it is about."""
-    return msgspec.structs.replace(because, pools=tuple(team.name for team in teams))
+    return msgspec.structs.replace(reason, pools=tuple(team.name for team in teams))
 
 
-def answer(targets: Sequence[PoolTarget], because: Iterable[Reason], evidence: Mapping[str, object]) -> Result:
+def answer(targets: Sequence[PoolTarget], reasons: Iterable[Reason], evidence: Mapping[str, object]) -> Result:
     """Return targets with their reasons; without any target, only the reasons."""
-    reasons = tuple(because)
-    return (
-        Override(targets=tuple(targets), reasons=reasons, evidence=dict(evidence))
-        if targets
-        else Accept(reasons=reasons)
-    )
+    if not targets:
+        return Accept(reasons=tuple(reasons))
+    return Override(targets=tuple(targets), reasons=tuple(reasons), evidence=dict(evidence))
 
 
 class ScaleStep(NamedTuple):
@@ -90,17 +87,17 @@ class ScaleStep(NamedTuple):
 
 def mismatch(team: RolePool) -> Reason | None:
     """Return the reason where the reporting engines are not the serving ones: then no sum over them is right."""
-    told: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     for engine in team.engines:
-        told[engine.worker] = told.get(engine.worker, 0) + 1
-    if not told:
+        ranks[engine.worker] = ranks.get(engine.worker, 0) + 1
+    if not ranks:
         return hold_reason("no_fpm_data", f"no engine of {team.name} tells of its passes", pool=team.name)
-    if len(told) != team.state.ready:
-        text = f"{len(told)} workers of {team.name} tell of themselves, {team.state.ready} serve"
-        return hold_reason("worker_count_mismatch", text, pool=team.name, told=len(told), ready=team.state.ready)
-    if len(set(told.values())) > 1:
-        text = f"the workers of {team.name} tell of different numbers of ranks: {sorted(told.values())}"
-        return hold_reason("worker_count_mismatch", text, pool=team.name, ranks=sorted(told.values()))
+    if len(ranks) != team.state.ready:
+        text = f"{len(ranks)} workers of {team.name} tell of themselves, {team.state.ready} serve"
+        return hold_reason("worker_count_mismatch", text, pool=team.name, told=len(ranks), ready=team.state.ready)
+    if len(set(ranks.values())) > 1:
+        text = f"the workers of {team.name} tell of different numbers of ranks: {sorted(ranks.values())}"
+        return hold_reason("worker_count_mismatch", text, pool=team.name, ranks=sorted(ranks.values()))
     return None
 
 
@@ -125,9 +122,9 @@ def guarded(
     The limits at the end of every tick hold in any case, and are the same; this gives the reason in Dynamo's words, and
     holds an exchange in which one pool would give and the other could not take. The reason precedes those of the steps.
     """
-    found = dict(wanted)
+    targets = dict(wanted)
     if budget.max_gpus is None or not {"prefill", "decode"} <= set(wanted):
-        return found, None
+        return targets, None
     prefill, decode = teams["prefill"], teams["decode"]
     widths = Widths(max(1, prefill.state.pool.gpus), max(1, decode.state.pool.gpus))
     result = load_guard(
@@ -139,14 +136,14 @@ def guarded(
         PoolPair(minimum_of(prefill.name, budget), minimum_of(decode.name, budget)),
     )
     if not result.reason:
-        return found, None
-    found |= {"prefill": result.pair.prefill, "decode": result.pair.decode}
+        return targets, None
+    targets |= {"prefill": result.pair.prefill, "decode": result.pair.decode}
     text = (
         f"{wanted['prefill']} prefill and {wanted['decode']} decode do not fit into {budget.max_gpus} GPUs: "
         f"{result.pair.prefill} and {result.pair.decode}"
     )
-    because = hold_reason(result.reason, text, wanted=list(wanted.values()), got=list(result.pair))
-    return found, about((teams[role] for role in wanted if found[role] != wanted[role]), because)
+    reason = hold_reason(result.reason, text, wanted=list(wanted.values()), got=list(result.pair))
+    return targets, about((teams[role] for role in wanted if targets[role] != wanted[role]), reason)
 
 
 # --- passes -----------------------------------------------------------------------------------------------------------

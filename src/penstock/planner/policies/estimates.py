@@ -4,9 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.kernel.values import RequestShape, Role
+from penstock.kernel.values import USUAL_LIMITS, EngineLimits, RequestShape, Role
 from penstock.planner.observation import EngineState
-from penstock.planner.performance.performance_model import EngineLimits
 from penstock.planner.performance.regressions import (
     AggregatedRegression,
     DecodeRegression,
@@ -79,16 +78,16 @@ class RoleRegressions:
         """
         if self.line.fit is None:
             return None
-        limits = EngineLimits.of(engine)
-        found = Estimate(worker=str(engine.worker))
+        limits = engine.limits.filled(USUAL_LIMITS)
+        estimate = Estimate(worker=str(engine.worker))
         if self.role != "decode":
             queued = engine.queued_prefill_tokens
             if queued is None:
                 return None
             kv = () if self.role == "prefill" else (float(engine.decode_kv or 0),)
             more = tuple(value * spread for value in kv)
-            found = msgspec.structs.replace(
-                found,
+            estimate = msgspec.structs.replace(
+                estimate,
                 ttft=self._ttft(queued, typical, limits, kv),
                 own=self._ttft(0.0, typical, limits, kv),
                 ttft_after=self._ttft(queued * spread, typical, limits, more),
@@ -99,16 +98,16 @@ class RoleRegressions:
                 return None
             context = typical.isl + typical.osl / 2.0
             seqs = float((engine.running or 0) + 1)
-            found = msgspec.structs.replace(
-                found,
+            estimate = msgspec.structs.replace(
+                estimate,
                 itl=self._itl(seqs, load + context, typical),
                 itl_after=self._itl(seqs * spread, load * spread + context, typical),
                 room_after=load * spread < limits.kv_tokens,
             )
-        return found
+        return estimate
 
     def _ttft(
-        self, queued: float, typical: RequestShape[float], limits: EngineLimits, kv: tuple[float, ...]
+        self, queued: float, typical: RequestShape[float], limits: EngineLimits[int], kv: tuple[float, ...]
     ) -> float | None:
         return chunked(self.line, fresh(queued + typical.isl, typical.hit_rate), limits.max_batched_tokens, *kv)
 

@@ -58,18 +58,18 @@ class LoadClassic:
 
     def evaluate(self, context: PluginContext) -> Result:
         targets: list[PoolTarget] = []
-        because: list[Reason] = []
+        reasons: list[Reason] = []
         evidence: dict[str, object] = {}
-        for model, seen in context.observation.models.items():
-            found = self._model(model, seen, context, evidence)
-            targets += found.targets
-            because += found.reasons
-        return answer(targets, because, evidence)
+        for model, observed in context.observation.models.items():
+            summary = self._model(model, observed, context, evidence)
+            targets += summary.targets
+            reasons += summary.reasons
+        return answer(targets, reasons, evidence)
 
     def _model(
-        self, model: str, seen: ModelState, context: PluginContext, evidence: dict[str, object]
+        self, model: str, observed: ModelState, context: PluginContext, evidence: dict[str, object]
     ) -> "_LoadSummary":
-        teams = teams_of(seen, self._settings.mode, context)
+        teams = teams_of(observed, self._settings.mode, context)
         state = self._models.setdefault(model, LoadInterval())
         if state.began is None:
             state.began = context.at - context.observation.window  # this observation's counts began then
@@ -81,7 +81,7 @@ class LoadClassic:
         workers = sorted({str(engine.worker) for team in teams.values() for engine in team.engines})
         state.changed |= state.workers is not None and workers != state.workers
         state.workers = workers
-        self._sample(teams, seen, state)
+        self._sample(teams, observed, state)
         if context.at - state.began < self._options.adjustment_interval - 1e-6:
             return _LoadSummary([], [])
         self._models[model] = LoadInterval(workers=workers, began=context.at, grace=max(0, state.grace - 1))
@@ -91,13 +91,13 @@ class LoadClassic:
         evidence[model] = {"queue": _mean(state.queue), "kv": _mean(state.kv), "samples": len(state.queue or state.kv)}
         return self._decide(model, teams, state, context)
 
-    def _sample(self, teams: Mapping[Role, RolePool], seen: ModelState, state: LoadInterval) -> None:
+    def _sample(self, teams: Mapping[Role, RolePool], observed: ModelState, state: LoadInterval) -> None:
         prefill, decode = teams.get("prefill"), teams.get("decode") or teams.get("aggregated")
         if prefill is not None:
             waiting = [engine.waiting for engine in prefill.engines]
             known = [count for count in waiting if count is not None]
-            if len(known) == len(waiting) and (waiting or seen.queued is not None):
-                state.queue.append(float(sum(known) + (seen.queued or 0)))
+            if len(known) == len(waiting) and (waiting or observed.queued is not None):
+                state.queue.append(float(sum(known) + (observed.queued or 0)))
         if decode is not None:
             uses = [
                 engine.kv_usage + WAITING_KV * (engine.waiting or 0)
@@ -117,7 +117,7 @@ class LoadClassic:
         widths = {team.name: max(1, team.state.pool.gpus) for team in (prefill, decode) if team is not None}
         budget = context.budget
         gpus_max = GPUS_MAX if budget.max_gpus is None else budget.max_gpus
-        because: list[Reason] = []
+        reasons: list[Reason] = []
 
         def gpus(name: str, delta: int) -> int:
             return sum(widths[pool] * count for pool, count in replicas.items()) + delta * widths[name]
@@ -126,24 +126,24 @@ class LoadClassic:
             name, now = team.name, replicas[team.name]
             total = gpus(name, delta)
             if delta > 0 and gpus_max < total:
-                because.append(
+                reasons.append(
                     hold_reason(
                         "gpu_budget_guard_hold", f"{name} stays at {now}: {total} GPUs are over the budget", pool=name
                     )
                 )
                 return False
             if delta < 0 and (now <= max(1, minimum_of(name, budget)) or total < (budget.min_gpus or 0)):
-                because.append(hold_reason("at_minimum", f"{name} stays at {now}, which is its least", pool=name))
+                reasons.append(hold_reason("at_minimum", f"{name} stays at {now}, which is its least", pool=name))
                 return False
             replicas[name] = now + delta
             code = "scale_up" if delta > 0 else "scale_down"
-            told = Reason(code=code, text=f"{name} {now} -> {now + delta}: {text}")
-            because.append(about((team,), told))
+            reason = Reason(code=code, text=f"{name} {now} -> {now + delta}: {text}")
+            reasons.append(about((team,), reason))
             return True
 
         for team, value in ((prefill, queue), (decode, kv)):
             if team is not None and value is None:
-                because.append(hold_reason("insufficient_data", f"no load was reported by {team.name}", pool=team.name))
+                reasons.append(hold_reason("insufficient_data", f"no load was reported by {team.name}", pool=team.name))
         down, up = options.prefill_queue_scale_down_threshold, options.prefill_queue_scale_up_threshold
         if prefill is not None and queue is not None and queue < down:
             step(prefill, -1, f"{queue:.2f} requests waited for prefill, under {down:g}")
@@ -152,7 +152,7 @@ class LoadClassic:
                 text = (
                     f"{decode.name} stays: a worker that came lately has yet to fill, for {state.grace} more decisions"
                 )
-                because.append(hold_reason("decode_grace", text, pool=decode.name, left=state.grace))
+                reasons.append(hold_reason("decode_grace", text, pool=decode.name, left=state.grace))
             else:
                 limit = options.decode_kv_scale_down_threshold
                 step(decode, -1, f"mean KV use was {kv:.2f}, under {limit:g}")
@@ -160,7 +160,7 @@ class LoadClassic:
             coming = state.queue[-1] + QUEUE_INTERVALS * (state.queue[-1] - state.queue[0])
             if coming < up:
                 text = f"{prefill.name} stays: {queue:.2f} waited, but at this pace it is {coming:.2f} soon"
-                because.append(hold_reason("queue_falls", text, pool=prefill.name, queue=queue, coming=coming))
+                reasons.append(hold_reason("queue_falls", text, pool=prefill.name, queue=queue, coming=coming))
             else:
                 step(prefill, 1, f"{queue:.2f} requests waited for prefill, over {up:g}")
         limit = options.decode_kv_scale_up_threshold
@@ -171,13 +171,13 @@ class LoadClassic:
             for team in (prefill, decode)
             if team is not None and replicas[team.name] != team.replicas
         ]
-        return _LoadSummary(targets, because)
+        return _LoadSummary(targets, reasons)
 
     def snapshot(self) -> Any:
         return {name: asdict(state) for name, state in self._models.items()}
 
     def restore(self, state: Any) -> None:
-        self._models = {name: LoadInterval(**told) for name, told in state.items()}
+        self._models = {name: LoadInterval(**fields) for name, fields in state.items()}
 
 
 class _LoadSummary(NamedTuple):

@@ -59,33 +59,33 @@ class LoadFpm:
         self._typical: dict[str, RequestShape[float]] = {}
         """Model -> its mean request, of the last values that were known."""
         self._passes = PassTotals()
-        self._wished: dict[str, int] = {}
+        self._proposed: dict[str, int] = {}
         """Pool -> a step down that was wanted while replicas started, at the last call."""
 
     def evaluate(self, context: PluginContext) -> Result:
         self._learn(context)
         targets: list[PoolTarget] = []
-        because: list[Reason] = []
+        reasons: list[Reason] = []
         evidence: dict[str, Any] = {}
-        for model, seen in context.observation.models.items():
-            teams = teams_of(seen, self._settings.mode, context)
+        for model, observed in context.observation.models.items():
+            teams = teams_of(observed, self._settings.mode, context)
             if not teams:
-                because.append(hold_reason("disabled", f"{model} has no pool that mode {self._settings.mode} plans"))
+                reasons.append(hold_reason("disabled", f"{model} has no pool that mode {self._settings.mode} plans"))
                 continue
             steps = {role: self._step(model, team, evidence) for role, team in teams.items()}
             wanted = {role: teams[role].replicas + step.delta for role, step in steps.items()}
             wanted, fitted = guarded(teams, wanted, context.budget)
-            because += [fitted] if fitted else []
-            because += [about((teams[role],), step.reason) for role, step in steps.items()]
+            reasons += [fitted] if fitted else []
+            reasons += [about((teams[role],), step.reason) for role, step in steps.items()]
             targets += [PoolTarget(pool=teams[role].name, replicas=count) for role, count in wanted.items()]
         if all(target.replicas == context.baseline.get(target.pool) for target in targets):
             targets = []
-        return answer(targets, because, evidence)
+        return answer(targets, reasons, evidence)
 
     # --- one pool -----------------------------------------------------------------------------------------------------
 
     def _step(self, model: str, team: RolePool, evidence: dict[str, Any]) -> ScaleStep:
-        wished = self._wished.pop(team.name, None)
+        proposed = self._proposed.pop(team.name, None)
         if team.starting and self._rule == "all-under":
             return ScaleStep(0, in_progress(team))
         wrong = mismatch(team)
@@ -94,18 +94,19 @@ class LoadFpm:
         lines, typical = self._lines.get(f"{model}|{team.role}"), self._typical.get(model, RequestShape(0.0, 0.0))
         n = team.replicas
         spread = n / (n - 1) if n > 1 else 1.0
-        found = [lines.estimate(engine, typical, spread) if lines else None for engine in team.engines]
-        known = [each for each in found if each is not None]
-        if len(known) < len(found) or not known:
-            text = f"the passes of {len(found) - len(known)} of {len(found)} engines of {team.name} say too little yet"
+        estimates = [lines.estimate(engine, typical, spread) if lines else None for engine in team.engines]
+        known = [each for each in estimates if each is not None]
+        if len(known) < len(estimates) or not known:
+            silent = len(estimates) - len(known)
+            text = f"the passes of {silent} of {len(estimates)} engines of {team.name} say too little yet"
             return ScaleStep(0, hold_reason("insufficient_data", text, pool=team.name))
         evidence[team.name] = [msgspec.to_builtins(each) for each in known]
         ups, downs, text = self._judged(team, known)
         if team.starting:
             # Replicas are starting: more would come on top of them; fewer only if that was wanted for a whole interval.
             if downs and not ups and n > 1:
-                self._wished[team.name] = n - 1
-            if wished != n - 1 or team.name not in self._wished:
+                self._proposed[team.name] = n - 1
+            if proposed != n - 1 or team.name not in self._proposed:
                 return ScaleStep(0, in_progress(team))
         if ups:
             return ScaleStep(1, Reason(code="scale_up", text=f"{team.name} {n} -> {n + 1}: {text}"))
@@ -156,14 +157,14 @@ class LoadFpm:
 
     def _learn(self, context: PluginContext) -> None:
         for look in self._passes.fresh(context):
-            for model, seen in look.models.items():
-                for engine in seen.engines("prefill", "decode", "aggregated"):
+            for model, observed in look.models.items():
+                for engine in observed.engines("prefill", "decode", "aggregated"):
                     key = f"{model}|{engine.role}"
                     if key not in self._lines:
                         self._lines[key] = RoleRegressions(engine.role, self._rule)
                     self._lines[key].learn(engine)
-                if seen.traffic is not None:
-                    last, shape = self._typical.get(model, RequestShape(0.0, 0.0)), seen.traffic.shape
+                if observed.traffic is not None:
+                    last, shape = self._typical.get(model, RequestShape(0.0, 0.0)), observed.traffic.shape
                     self._typical[model] = RequestShape(
                         isl=shape.isl or last.isl,
                         osl=shape.osl or last.osl,
@@ -176,17 +177,17 @@ class LoadFpm:
             "lines": {key: lines.snapshot() for key, lines in self._lines.items()},
             "typical": {name: msgspec.to_builtins(each) for name, each in self._typical.items()},
             "passes": self._passes.snapshot(),
-            "wished": dict(self._wished),
+            "wished": dict(self._proposed),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        for key, told in state["lines"].items():
+        for key, saved in state["lines"].items():
             role: Role = key.rpartition("|")[2]
             self._lines[key] = RoleRegressions(role, self._rule)
-            self._lines[key].restore(told)
-        self._typical = {name: msgspec.convert(told, RequestShape[float]) for name, told in state["typical"].items()}
+            self._lines[key].restore(saved)
+        self._typical = {name: msgspec.convert(saved, RequestShape[float]) for name, saved in state["typical"].items()}
         self._passes.restore(state["passes"])
-        self._wished = dict(state["wished"])
+        self._proposed = dict(state["wished"])
 
 
 def _range(values: list[float]) -> str:

@@ -54,9 +54,9 @@ class PerModel:
         return {model: plugin.snapshot() for model, plugin in self._of.items()}
 
     def restore(self, state: Any) -> None:
-        for model, told in state.items():
+        for model, saved in state.items():
             self._of[model] = self._make(model)
-            self._of[model].restore(told)
+            self._of[model].restore(saved)
 
 
 def _about(pools: tuple[str, ...], result: Result) -> Result:
@@ -72,7 +72,7 @@ def joined(results: Mapping[str, Result]) -> Result:
     predictions: dict[str, Prediction] = {}
     targets: list[PoolTarget] = []
     flips: list[Flip] = []
-    because: list[Reason] = []
+    reasons: list[Reason] = []
     bound: list[Reason] = []
     evidence: dict[str, Any] = {}
     predicted = False
@@ -83,7 +83,7 @@ def joined(results: Mapping[str, Result]) -> Result:
             predicted = True
             predictions |= result.models
             continue
-        because += result.reasons
+        reasons += result.reasons
         if isinstance(result, Override):
             targets += result.targets
             flips += result.flips
@@ -93,7 +93,7 @@ def joined(results: Mapping[str, Result]) -> Result:
     if predicted:
         return Predicted(models=predictions)
     if not targets and not flips:
-        return Accept(reasons=tuple(because))
+        return Accept(reasons=tuple(reasons))
     return Override(
-        targets=tuple(targets), flips=tuple(flips), reasons=tuple(because), bound=tuple(bound), evidence=evidence
+        targets=tuple(targets), flips=tuple(flips), reasons=tuple(reasons), bound=tuple(bound), evidence=evidence
     )

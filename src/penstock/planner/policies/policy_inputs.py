@@ -54,18 +54,18 @@ def predictor_of(settings: PlannerSettings, step: float) -> Callable[[], Predict
     Raises:
         ConfigError: it needs a library that is not installed.
     """
-    told = settings.classic.forecast
+    forecast = settings.classic.forecast
     window = settings.classic.sla.load_prediction_window_size
     makers: dict[str, Callable[[], Predictor]] = {
         "constant": ConstantPredictor,
-        "kalman": lambda: KalmanPredictor(log1p=told.log1p),
-        "arima": lambda: ArimaPredictor(window, log1p=told.log1p),
-        "prophet": lambda: ProphetPredictor(step, window, log1p=told.log1p),
-        "seasonal": lambda: seasonal(log1p=told.log1p),
-        "trend": lambda: damped_trend(log1p=told.log1p),
-        "ensemble": lambda: EnsemblePredictor(log1p=told.log1p),
+        "kalman": lambda: KalmanPredictor(log1p=forecast.log1p),
+        "arima": lambda: ArimaPredictor(window, log1p=forecast.log1p),
+        "prophet": lambda: ProphetPredictor(step, window, log1p=forecast.log1p),
+        "seasonal": lambda: seasonal(log1p=forecast.log1p),
+        "trend": lambda: damped_trend(log1p=forecast.log1p),
+        "ensemble": lambda: EnsemblePredictor(log1p=forecast.log1p),
     }
-    make = makers[told.predictor]
+    make = makers[forecast.predictor]
     make()  # a missing library is reported at the start, not at the first request
     return make
 

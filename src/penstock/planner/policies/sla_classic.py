@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.kernel.values import Role
+from penstock.kernel.values import Role, Traffic
 from penstock.planner.forecast.predictor import IntervalCounts, IntervalShape
 from penstock.planner.limits.gpu_budget import PoolPair, Widths, clamp_pair
-from penstock.planner.observation import ModelState, Traffic
+from penstock.planner.observation import ModelState
 from penstock.planner.performance.interpolators import DecodeInterpolator, PrefillInterpolator
 from penstock.planner.performance.speed_sources import KnownSpeeds, Profile, profile_of
 from penstock.planner.plugins.plugin_context import PluginContext
@@ -85,26 +85,26 @@ class SlaClassic:
 
     def evaluate(self, context: PluginContext) -> Result:
         targets: list[PoolTarget] = []
-        because: list[Reason] = []
+        reasons: list[Reason] = []
         evidence: dict[str, Any] = {}
-        for model, seen in context.observation.models.items():
-            teams = teams_of(seen, self._settings.mode, context)
+        for model, observed in context.observation.models.items():
+            teams = teams_of(observed, self._settings.mode, context)
             teams = {role: team for role, team in teams.items() if role != "aggregated"}
             if not teams:
                 text = f"{model} has no prefill or decode pool, and sla-classic knows no other"
-                because.append(hold_reason("disabled", text))
+                reasons.append(hold_reason("disabled", text))
                 continue
-            told = self._plan(model, seen, teams, context, evidence)
-            targets += told[0]
-            because += told[1]
-        return answer(targets, because, evidence)
+            plan = self._plan(model, observed, teams, context, evidence)
+            targets += plan[0]
+            reasons += plan[1]
+        return answer(targets, reasons, evidence)
 
     # --- one model ----------------------------------------------------------------------------------------------------
 
     def _plan(
         self,
         model: str,
-        seen: ModelState,
+        observed: ModelState,
         teams: Mapping[Role, RolePool],
         context: PluginContext,
         evidence: dict[str, Any],
@@ -114,7 +114,9 @@ class SlaClassic:
         if traffic is None:
             # Unknown is not zero: reading it as zero would scale down while a source is away.
             return [], [
-                hold_reason("no_traffic_data", f"the traffic of {model} could not be read: {seen.why or seen.health}")
+                hold_reason(
+                    "no_traffic_data", f"the traffic of {model} could not be read: {observed.why or observed.health}"
+                )
             ]
         state = self._models.get(model)
         if state is None:
@@ -122,14 +124,14 @@ class SlaClassic:
             self._models[model] = state
         prefill, decode = self._interpolators(model, teams)
         lacking = [
-            role for role, found in (("prefill", prefill), ("decode", decode)) if role in teams and found is None
+            role for role, table in (("prefill", prefill), ("decode", decode)) if role in teams and table is None
         ]
         if lacking:
             text = f"nothing is known of the {' and '.join(lacking)} engines of {model}; set planner.classic.profile"
             return [], [hold_reason("no_profile", text)]
         scale = interval / traffic.seconds if traffic.seconds else 1.0
         state.shape.add(traffic.arrived * scale, traffic.shape)
-        if not state.shape.seen:
+        if not state.shape.has_traffic:
             return [], [hold_reason("no_traffic_data", f"{model} has had no request yet")]
         if not self._options.no_correction:
             state.correction = _correction(traffic, teams, prefill, decode, state.correction)
@@ -147,53 +149,53 @@ class SlaClassic:
     ) -> tuple[list[PoolTarget], list[Reason]]:
         interval, next_ = self._options.adjustment_interval, state.shape.predict()
         wanted: dict[Role, int] = {}
-        told: dict[str, Any] = {"next": msgspec.to_builtins(next_), "correction": state.correction._asdict()}
-        told["source"] = {role: _source(known) for role, known in self._inputs.of(model).items() if role in teams}
-        because: list[Reason] = []
+        facts: dict[str, Any] = {"next": msgspec.to_builtins(next_), "correction": state.correction._asdict()}
+        facts["source"] = {role: _source(known) for role, known in self._inputs.of(model).items() if role in teams}
+        reasons: list[Reason] = []
         if prefill is not None and "prefill" in teams:
             per_gpu = prefill.throughput_per_gpu(next_.shape.isl)
             gpus = max(1, teams["prefill"].state.pool.gpus)
             wanted["prefill"] = prefill_replicas(next_, interval, per_gpu, gpus, state.correction.prefill)
-            told["prefill_per_gpu"] = per_gpu
+            facts["prefill_per_gpu"] = per_gpu
         if decode is not None and "decode" in teams:
             itl = corrected_itl(self._inputs.itl, state.correction.decode)
             best = decode.find_best_throughput_per_gpu(itl, next_.shape.isl + next_.shape.osl / 2.0)
             gpus = max(1, teams["decode"].state.pool.gpus)
             wanted["decode"] = decode_replicas(next_, interval, best.per_gpu, gpus)
-            told |= {"itl": itl, "decode": best._asdict()}
+            facts |= {"itl": itl, "decode": best._asdict()}
             if not best.met:
                 text = f"no load of a decode engine of {model} keeps an ITL of {1000 * itl:.1f} ms; the least is taken"
-                because.append(hold_reason("slo_out_of_reach", text, itl=itl))
-        evidence[model] = told
-        found = self._fitted(teams, wanted, context)
+                reasons.append(hold_reason("slo_out_of_reach", text, itl=itl))
+        evidence[model] = facts
+        targets = self._fitted(teams, wanted, context)
         text = (
             f"{next_.requests:.0f} requests of {next_.shape.isl:.0f} and {next_.shape.osl:.0f} tokens are expected in "
             f"{interval:g} s, corrections {state.correction.prefill:.2f} and {state.correction.decode:.2f}: "
-            + ", ".join(f"{teams[role].name} {teams[role].replicas} -> {count}" for role, count in found.items())
+            + ", ".join(f"{teams[role].name} {teams[role].replicas} -> {count}" for role, count in targets.items())
         )
-        because.insert(0, about(teams.values(), Reason(code="forecast", text=text, facts=told)))
-        return [PoolTarget(pool=teams[role].name, replicas=count) for role, count in found.items()], because
+        reasons.insert(0, about(teams.values(), Reason(code="forecast", text=text, facts=facts)))
+        return [PoolTarget(pool=teams[role].name, replicas=count) for role, count in targets.items()], reasons
 
     def _fitted(
         self, teams: Mapping[Role, RolePool], wanted: dict[Role, int], context: PluginContext
     ) -> dict[Role, int]:
         """Keep minima and the GPU budget, as Dynamo's planner does; the limits at the end of the tick still hold."""
         least = {role: minimum_of(team.name, context.budget) for role, team in teams.items()}
-        found = {role: max(least[role], count) for role, count in wanted.items()}
+        fitted = {role: max(least[role], count) for role, count in wanted.items()}
         most = context.budget.max_gpus
-        if most is not None and len(found) == 2:
+        if most is not None and len(fitted) == 2:
             widths = Widths(max(1, teams["prefill"].state.pool.gpus), max(1, teams["decode"].state.pool.gpus))
             minima = PoolPair(least["prefill"], least["decode"])
-            pair = clamp_pair(PoolPair(found["prefill"], found["decode"]), widths, -1, most, minima)
-            found = {"prefill": pair.prefill, "decode": pair.decode}
-        return found
+            pair = clamp_pair(PoolPair(fitted["prefill"], fitted["decode"]), widths, -1, most, minima)
+            fitted = {"prefill": pair.prefill, "decode": pair.decode}
+        return fitted
 
     def _interpolators(
         self, model: str, teams: Mapping[Role, RolePool]
     ) -> tuple[PrefillInterpolator | None, DecodeInterpolator | None]:
         prefill = decode = None
         for role, team in teams.items():
-            room = next((engine.kv_tokens for engine in team.engines if engine.kv_tokens), 0)
+            room = next((room for engine in team.engines if (room := engine.limits.kv_tokens)), 0)
             gpus = max(1, team.state.pool.gpus)
             key = (model, role, room, gpus)
             if key not in self._profiles:
@@ -201,11 +203,11 @@ class SlaClassic:
                 profile = None if known is None else _profile(known, gpus, room)
                 part = None if profile is None else profile.prefill() if role == "prefill" else profile.decode()
                 self._profiles[key] = part
-            found = self._profiles[key]
-            if isinstance(found, PrefillInterpolator):
-                prefill = found
-            elif found is not None:
-                decode = found
+            interpolator = self._profiles[key]
+            if isinstance(interpolator, PrefillInterpolator):
+                prefill = interpolator
+            elif interpolator is not None:
+                decode = interpolator
         return prefill, decode
 
     def snapshot(self) -> Any:
@@ -213,9 +215,9 @@ class SlaClassic:
 
     def restore(self, state: Any) -> None:
         for name, (shape, correction) in state.items():
-            found = _Model(IntervalShape(self._make), Correction(*correction))
-            found.shape.restore(shape)
-            self._models[name] = found
+            restored = _Model(IntervalShape(self._make), Correction(*correction))
+            restored.shape.restore(shape)
+            self._models[name] = restored
 
 
 def _source(known: KnownSpeeds) -> str:
@@ -243,11 +245,11 @@ def _correction(
 ) -> Correction:
     """Return observed over expected latency; a latency without observation keeps its factor."""
     isl, osl = traffic.shape.isl, traffic.shape.osl
-    found = before
+    correction = before
     if prefill is not None and isl and traffic.ttft_mean is not None:
         expected = prefill.ttft(isl)
         if expected > 0.0:
-            found = found._replace(prefill=traffic.ttft_mean / expected)
+            correction = correction._replace(prefill=traffic.ttft_mean / expected)
     if decode is not None and isl and osl and traffic.itl_mean is not None and traffic.answered:
         workers = max(1, teams["decode"].state.ready)
         duration = traffic.duration_sum / traffic.answered
@@ -255,8 +257,8 @@ def _correction(
         together = traffic.arrived / workers * duration / traffic.seconds if traffic.seconds else 0.0
         expected = decode.itl_at(together, isl + osl / 2.0)
         if expected > 0.0:
-            found = found._replace(decode=traffic.itl_mean / expected)
-    return found
+            correction = correction._replace(decode=traffic.itl_mean / expected)
+    return correction
 
 
 def sla_classic(settings: PlannerSettings, inputs: PolicyInputs) -> list[PlannerPlugin]:

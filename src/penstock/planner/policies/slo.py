@@ -33,7 +33,7 @@ from penstock.planner.policies.slo_state import (
     work_waits,
 )
 from penstock.planner.settings import SloPolicySettings
-from penstock.planner.sizing.attainment import AttainmentModel, EngineCapacity
+from penstock.planner.sizing.attainment import AttainmentModel
 from penstock.planner.sizing.fleet_sizing import Bounds, FleetCandidate, ShareTable, Sizing, UncertainDemand
 from penstock.planner.sizing.workload_mix import WorkloadMix
 
@@ -97,21 +97,21 @@ class SloPropose:
 
     def evaluate(self, context: PluginContext) -> Result:
         """Return targets for every pool of the model that can be planned."""
-        seen = context.model(self._model)
+        observed = context.model(self._model)
         prediction = context.predictions.get(self._model)
-        if seen is None or prediction is None or not prediction.quantiles:
+        if observed is None or prediction is None or not prediction.quantiles:
             return silent_for("no_forecast", f"nothing is forecast of {self._model} yet")
-        pools = pools_of(self._model, seen, context, self.memory.changing)
+        pools = pools_of(self._model, observed, context, self.memory.changing)
         if not pools.by_role:
             return silent_for("no_pool", f"{self._model} has no pool that can be planned")
         memory = self.memory
-        memory.look(context.at, seen)
+        memory.look(context.at, observed)
         if not memory.first_fleet:
             memory.first_fleet = {role: sized.workers for role, sized in pools.by_role.items()}
-        self.speeds.learn(seen)
+        self.speeds.learn(observed)
         self.speeds.learn_from_answers(context, self._model)
         if memory.shapes.count < 1.0:
-            return self._without_answers(seen, pools)
+            return self._without_answers(observed, pools)
         if self._sizing is None or self._made is None or context.at - self._made >= TABLES_FOR:
             blind = [role for role in pools.by_role if not self.speeds.ready(role)]
             if blind:
@@ -119,15 +119,15 @@ class SloPropose:
             self._sizing, self._made = self._tables(context, pools), context.at
         sizing = self._sizing
         memory.learn(context, self._model, pools, sizing)
-        return self._propose(context, seen, pools, sizing, prediction)
+        return self._propose(context, observed, pools, sizing, prediction)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def _without_answers(self, seen: ModelState, pools: SloPools) -> Result:
+    def _without_answers(self, observed: ModelState, pools: SloPools) -> Result:
         """Before the first answer: wake pools without workers, and leave the others unchanged."""
-        arrived = 0 if seen.traffic is None else seen.traffic.arrived
+        arrived = 0 if observed.traffic is None else observed.traffic.arrived
         asleep = [each.name for each in pools.by_role.values() if each.pool.desired == 0]
-        if asleep and (seen.without_worker or arrived):
+        if asleep and (observed.without_worker or arrived):
             targets = tuple(PoolTarget(pool=name, replicas=1) for name in asleep)
             text = f"requests of {self._model} wait and there is no worker: one is started"
             return Override(targets=targets, reasons=(Reason(code="wake", text=text),))
@@ -143,7 +143,7 @@ class SloPropose:
         tables: dict[Role, ShareTable] = {}
         price = 0.0
         for role, sized in pools.by_role.items():
-            limits = EngineCapacity(sized.max_seqs, sized.max_batched_tokens, sized.kv_tokens)
+            limits = sized.limits
             speed, extra, accept = self.speeds.of(role), self.memory.extra, self.memory.accept
             servings = [
                 (weight, AttainmentModel(speed, limits, shapes, promise, extra=extra, accept=accept))
@@ -163,7 +163,7 @@ class SloPropose:
         if recent is None:
             return
         looks = (look.models.get(self._model) for look in context.within(OVERHEAD_OVER))
-        waited = any(work_waits(seen) for seen in looks if seen)
+        waited = any(work_waits(observed) for observed in looks if observed)
         most = OVERHEAD_MOST * self._inputs.ttft
         self.memory.measure(recent, self.speeds.of(first), shapes, waited=waited, most=most)
 
@@ -183,12 +183,12 @@ class SloPropose:
         return [each for each in promises if each[0] > 0.0] or [(1.0, service)]
 
     def _propose(
-        self, context: PluginContext, seen: ModelState, pools: SloPools, sizing: Sizing, prediction: Prediction
+        self, context: PluginContext, observed: ModelState, pools: SloPools, sizing: Sizing, prediction: Prediction
     ) -> Result:
         lead = max(sized.lead for sized in pools.by_role.values())
-        idle = self._idle(context, seen)
+        idle = self._idle(context, observed)
         bounds = {role: self._bounds(sized, idle) for role, sized in pools.by_role.items()}
-        backlog = self._backlog(seen, pools, sizing, prediction, lead)
+        backlog = self._backlog(observed, pools, sizing, prediction, lead)
         demand = self._demand(prediction, lead, backlog)
         order = sizing.best(demand, bounds, pools.gpus_most)
         counted = max(1.0, _rate(prediction, 0.5, 0.0) * KEEP_OVER)
@@ -201,8 +201,8 @@ class SloPropose:
             needs = {horizon: _none(each, bounds) for horizon, each in needs.items()}
             order = _none(order, bounds)
         expected = ExpectedLoad(lead, _rate(prediction, 0.5, lead), _rate(prediction, 0.9, lead))
-        flips = self._flips(context, seen, pools, sizing, prediction, lead)
-        because = [each.reason for each in flips]
+        flips = self._flips(context, observed, pools, sizing, prediction, lead)
+        reasons = [each.reason for each in flips]
         gained: dict[Role, int] = {
             role: sum(each.flip.count * ((each.flip.to == role) - (each.flip.frm == role)) for each in flips)
             for role in pools.by_role
@@ -213,21 +213,21 @@ class SloPropose:
         used = self._used(context, sizing, bounds, pools)
         for role, sized in pools.by_role.items():
             self._remember(context.at, role, used, needs, order, sizing, soon, lead)
-            floors[role] = self._floor(context, seen, sized, now[role], needs, sizing, idle)
+            floors[role] = self._floor(context, observed, sized, now[role], needs, sizing, idle)
         wanted = {role: max(order.workers[role], min(now[role], floors[role].workers)) for role in pools.by_role}
         changing = self.memory.changing
         if changing is not None and context.at - changing.at < PAUSE and order.gpus <= _gpus(pools, now):
             wanted = now  # a worker that changes its role next is not removed, and its coming work is not ordered
         for role, sized in pools.by_role.items():
-            if sized.pool.desired == 0 and (seen.without_worker or (seen.queued or 0) > 0):
+            if sized.pool.desired == 0 and (observed.without_worker or (observed.queued or 0) > 0):
                 wanted[role] = max(1, wanted[role])
         wanted = _within(wanted, order, pools)
-        because += [
+        reasons += [
             reason(sized, now[role], wanted[role], order, floors[role], expected)
             for role, sized in pools.by_role.items()
         ]
         # Changes come first: the first reason is shown where there is room for one.
-        because.sort(key=lambda each: each.code in ("fits", "flip") or each.facts["was"] == each.facts["wanted"])
+        reasons.sort(key=lambda each: each.code in ("fits", "flip") or each.facts["was"] == each.facts["wanted"])
         bound = self._ceiling(pools, sizing, demand, bounds, order)
         # A prefill pool with some workers that decode must be that much larger to have as many that prefill.
         targets = {
@@ -251,7 +251,7 @@ class SloPropose:
         return Override(
             targets=tuple(PoolTarget(pool=name, replicas=count) for name, count in targets.items()),
             flips=tuple(each.flip for each in flips),
-            reasons=tuple(because),
+            reasons=tuple(reasons),
             bound=tuple(bound),
             evidence=evidence,
         )
@@ -297,7 +297,7 @@ class SloPropose:
     def _floor(
         self,
         context: PluginContext,
-        seen: ModelState,
+        observed: ModelState,
         sized: SloPool,
         now: int,
         needs: Mapping[float, FleetCandidate],
@@ -307,7 +307,7 @@ class SloPropose:
         """Return the number below which a pool must not be brought at present, and why."""
         role, lead = sized.pool.role, sized.lead
         most = max(each.workers[role] for each in needs.values())
-        found = [FloorReason(most, "soon", f"{most} are needed within {lead:.0f} s, with a margin")]
+        floors = [FloorReason(most, "soon", f"{most} are needed within {lead:.0f} s, with a margin")]
         if not idle:
             size, age, patience = self.memory.returns(role).worth_keeping(
                 context.at, now, self._settings.hold, lead, sized.pool.gpus
@@ -316,17 +316,17 @@ class SloPropose:
                 f"the last of {size} was needed {age:.0f} s ago, and is kept for {patience:.0f} s in case it is wanted "
                 "again before a new one could serve"
             )
-            found.append(FloorReason(size, "returns", text))
+            floors.append(FloorReason(size, "returns", text))
         if self.memory.traffic_seconds(context.at) < lead + LEARN:
             first = self.memory.first_fleet.get(role, 0)
             text = f"none of the first fleet goes before forecasts were put to the test for {lead + LEARN:.0f} s"
-            found.append(FloorReason(first, "learning", text))
-        waits = waiting(seen)
+            floors.append(FloorReason(first, "learning", text))
+        waits = waiting(observed)
         seconds = waits * sizing.tables[role].least / max(1, sized.ready)
         if waits > WAITING_LEAST and seconds > WAITS * self._inputs.ttft:
             text = f"{waits:.0f} requests wait, and no worker goes while work waits"
-            found.append(FloorReason(now, "waiting", text))
-        return max(found, key=lambda floor: floor.workers)
+            floors.append(FloorReason(now, "waiting", text))
+        return max(floors, key=lambda floor: floor.workers)
 
     def _ceiling(
         self,
@@ -356,7 +356,7 @@ class SloPropose:
     def _flips(
         self,
         context: PluginContext,
-        seen: ModelState,
+        observed: ModelState,
         pools: SloPools,
         sizing: Sizing,
         prediction: Prediction,
@@ -369,14 +369,14 @@ class SloPropose:
             return []
         if last is not None and context.at - last.at < PAUSE:
             return []
-        ready: dict[Role, int] = {role: sum(1 for _ in seen.engines(role)) for role in halves}
+        ready: dict[Role, int] = {role: sum(1 for _ in observed.engines(role)) for role in halves}
         soon, later = self._demand(prediction, SOON, 0.0), self._demand(prediction, lead, 0.0)
-        found = change(self._model, ready, {role: sized.least for role, sized in halves.items()}, sizing, soon, later)
-        if found is None:
+        best = change(self._model, ready, {role: sized.least for role, sized in halves.items()}, sizing, soon, later)
+        if best is None:
             return []
-        flip = found.flip
+        flip = best.flip
         self.memory.changing = PendingChanges(context.at, flip.frm, flip.to, flip.count, ready[flip.to])
-        return [found]
+        return [best]
 
     def _demand(self, prediction: Prediction, horizon: float, more: float, margin: float = 1.0) -> UncertainDemand:
         """Return the distribution of the rate at a second from now, raised by the learnt error of the engine model.
@@ -388,9 +388,11 @@ class SloPropose:
         rates = np.array([np.interp(horizon, prediction.horizons, prediction.quantiles[rank]) for rank in ranks])
         return UncertainDemand.of_quantiles(ranks, (rates + more) * self.memory.stress.factor * margin)
 
-    def _backlog(self, seen: ModelState, pools: SloPools, sizing: Sizing, prediction: Prediction, lead: float) -> float:
+    def _backlog(
+        self, observed: ModelState, pools: SloPools, sizing: Sizing, prediction: Prediction, lead: float
+    ) -> float:
         """Return the rate (requests/s) for the waiting work that will still wait after the start-up."""
-        waits = waiting(seen, tuple(pools.by_role))
+        waits = waiting(observed, tuple(pools.by_role))
         rate = float(np.interp(lead / 2, prediction.horizons, prediction.quantiles[0.5]))
         can = min(
             table.capacity(pools.by_role[role].serving, share=0.5) / self.memory.stress.factor
@@ -399,9 +401,9 @@ class SloPropose:
         left = max(0.0, waits + (rate - can) * lead) if waits > WAITING_LEAST else 0.0
         return min(left / DRAIN, BACKLOG_SHARE * rate)
 
-    def _idle(self, context: PluginContext, seen: ModelState) -> bool:
+    def _idle(self, context: PluginContext, observed: ModelState) -> bool:
         quiet = self.memory.quiet_since
-        return quiet is not None and context.at - quiet >= self._settings.zero_after and not seen.without_worker
+        return quiet is not None and context.at - quiet >= self._settings.zero_after and not observed.without_worker
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -421,9 +423,9 @@ class SloPropose:
         self._made = state["made"]
 
 
-def _none(found: FleetCandidate, bounds: Mapping[Role, Bounds]) -> FleetCandidate:
+def _none(fleet: FleetCandidate, bounds: Mapping[Role, Bounds]) -> FleetCandidate:
     """Return the smallest fleet within bounds."""
-    return found._replace(workers={role: bound.least for role, bound in bounds.items()})
+    return fleet._replace(workers={role: bound.least for role, bound in bounds.items()})
 
 
 def _rate(prediction: Prediction, rank: float, horizon: float) -> float:
@@ -436,10 +438,10 @@ def _gpus(pools: SloPools, workers: Mapping[Role, int]) -> int:
 
 def _within(wanted: Mapping[Role, int], order: FleetCandidate, pools: SloPools) -> dict[Role, int]:
     """Return numbers that fit under the ceiling: workers kept beyond the cheapest fleet give way to ordered ones."""
-    found = dict(wanted)
-    while _gpus(pools, found) > pools.gpus_most:
-        role = max(found, key=lambda each: found[each] - order.workers[each])
-        if found[role] <= order.workers[role]:
+    workers = dict(wanted)
+    while _gpus(pools, workers) > pools.gpus_most:
+        role = max(workers, key=lambda each: workers[each] - order.workers[each])
+        if workers[role] <= order.workers[role]:
             break
-        found[role] -= 1
-    return found
+        workers[role] -= 1
+    return workers

@@ -56,17 +56,18 @@ def change(
         return None
     gain, flip = best
     changed = {**ready, flip.frm: ready[flip.frm] - flip.count, flip.to: ready[flip.to] + flip.count}
-    kept = [sizing.expected(workers, soon) for workers in (ready, changed)]
+    in_slo = [sizing.expected(workers, soon) for workers in (ready, changed)]
     answered = [sizing.expected_answered(workers, soon) for workers in (ready, changed)]
     text = (
-        f"{flip.count} of {model}'s {flip.frm} workers should {flip.to}: within seconds, and at no cost, {kept[0]:.1%} "
-        f"in SLO become {kept[1]:.1%}, and {answered[0]:.1%} that can be answered at all {answered[1]:.1%}"
+        f"{flip.count} of {model}'s {flip.frm} workers should {flip.to}: within seconds, and at no cost, "
+        f"{in_slo[0]:.1%} in SLO become {in_slo[1]:.1%}, and {answered[0]:.1%} that can be answered at all "
+        f"{answered[1]:.1%}"
     )
     facts = {
         "frm": flip.frm,
         "to": flip.to,
         "count": flip.count,
-        "attainment": kept[0],
+        "attainment": in_slo[0],
         "gain": gain,
         "answered": answered[1],
     }

@@ -31,16 +31,16 @@ class SloPredict:
 
     def evaluate(self, context: PluginContext) -> Result:
         """Return the prediction; without any traffic read so far there is none."""
-        seen = context.model(self._model)
-        if seen is not None and seen.traffic is not None:
-            traffic = seen.traffic
+        observed = context.model(self._model)
+        if observed is not None and observed.traffic is not None:
+            traffic = observed.traffic
             # Observations that could not be read are skipped: their arrivals are unknown, not zero.
             self.forecast.add(traffic.arrived, traffic.seconds)
             self._shape = traffic.shape.filled(self._shape)
         if not self.forecast.bins:
             return Predicted(models={})
-        found = self.forecast.quantiles(HORIZONS, RANKS)
-        middle = found[RANKS.index(0.5)]
+        quantiles = self.forecast.quantiles(HORIZONS, RANKS)
+        middle = quantiles[RANKS.index(0.5)]
         seconds = HORIZONS[-1]
         return Predicted(
             models={
@@ -50,7 +50,7 @@ class SloPredict:
                     shape=self._shape,
                     horizons=HORIZONS,
                     quantiles={
-                        rank: tuple(round(float(x), 4) for x in row) for rank, row in zip(RANKS, found, strict=True)
+                        rank: tuple(round(float(x), 4) for x in row) for rank, row in zip(RANKS, quantiles, strict=True)
                     },
                     source="ensemble",
                     weights=self.forecast.weights(),

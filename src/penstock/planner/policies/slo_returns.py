@@ -11,7 +11,7 @@ first return, a worker is kept for as long as a start takes: in any case that co
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-KEPT = 12
+RETURNS_MAX = 12
 """Return times that are remembered of each size."""
 FADE = 0.85
 """Weight of an older return time, relative to the next."""
@@ -47,7 +47,7 @@ class ReturnTimes:
         """Size -> second when so many were last needed, or would be within a start-up time."""
         self._used: dict[int, float] = {}
         """Size -> second when the arrivals last needed so many: no margin, and no feared need."""
-        self._seen: dict[int, list[ReturnTime]] = {}
+        self._returns: dict[int, list[ReturnTime]] = {}
         self._begun: dict[int, _Begun] = {}
         self._looked = 0.0
         """Second of the last update."""
@@ -82,9 +82,9 @@ class ReturnTimes:
                 begun = begun._replace(cost=begun.cost + max(0.0, harm(size)) * (at - self._looked))
                 self._begun[size] = begun
             if at - begun.at >= begun.lead:
-                kept = self._seen.setdefault(size, [])
-                kept.append(ReturnTime(begun.gap, begun.cost))
-                del kept[:-KEPT]
+                returns = self._returns.setdefault(size, [])
+                returns.append(ReturnTime(begun.gap, begun.cost))
+                del returns[:-RETURNS_MAX]
                 del self._begun[size]
         for size in range(1, max(needed, order) + 1):
             self._last[size] = at
@@ -101,8 +101,8 @@ class ReturnTimes:
             hold: seconds for which every worker is kept.
         """
         for size in range(most, 0, -1):
-            for seen, patience in ((self._last, hold), (self._used, self.patience(size, lead, gpus))):
-                last = seen.get(size)
+            for times, patience in ((self._last, hold), (self._used, self.patience(size, lead, gpus))):
+                last = times.get(size)
                 if last is not None and at - last < patience - 1e-6:
                     return size, at - last, patience
         return 0, 0.0, hold
@@ -112,26 +112,26 @@ class ReturnTimes:
 
         That is the time which, over the observed returns and one that never comes, would have cost least.
         """
-        seen = self._seen.get(size, [])
-        if not seen:
+        returns = self._returns.get(size, [])
+        if not returns:
             return lead
-        weights = [FADE ** (len(seen) - 1 - place) for place in range(len(seen))]
+        weights = [FADE ** (len(returns) - 1 - place) for place in range(len(returns))]
 
         def cost(patience: float) -> float:
             total = NEVER * gpus * min(patience, LONGEST)
-            for weight, each in zip(weights, seen, strict=True):
-                gone = each.gap > patience
-                total += weight * (gpus * min(each.gap, patience) + gone * (each.cost + gpus * lead))
+            for weight, each in zip(weights, returns, strict=True):
+                over = each.gap > patience
+                total += weight * (gpus * min(each.gap, patience) + over * (each.cost + gpus * lead))
             return total
 
-        return min((0.0, *sorted(each.gap + 1.0 for each in seen if each.gap <= LONGEST)), key=cost)
+        return min((0.0, *sorted(each.gap + 1.0 for each in returns if each.gap <= LONGEST)), key=cost)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as plain data."""
         return {
             "last": [[size, at] for size, at in self._last.items()],
             "used": [[size, at] for size, at in self._used.items()],
-            "seen": [[size, [list(each) for each in kept]] for size, kept in self._seen.items()],
+            "seen": [[size, [list(each) for each in returns]] for size, returns in self._returns.items()],
             "begun": [[size, *each] for size, each in self._begun.items()],
             "looked": self._looked,
         }
@@ -139,10 +139,10 @@ class ReturnTimes:
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "ReturnTimes":
         """Return the object that `snapshot` wrote."""
-        found = cls()
-        found._last = {int(size): at for size, at in state["last"]}
-        found._used = {int(size): at for size, at in state["used"]}
-        found._seen = {int(size): [ReturnTime(*each) for each in kept] for size, kept in state["seen"]}
-        found._begun = {int(size): _Begun(*each) for size, *each in state["begun"]}
-        found._looked = state["looked"]
-        return found
+        made = cls()
+        made._last = {int(size): at for size, at in state["last"]}
+        made._used = {int(size): at for size, at in state["used"]}
+        made._returns = {int(size): [ReturnTime(*each) for each in returns] for size, returns in state["seen"]}
+        made._begun = {int(size): _Begun(*each) for size, *each in state["begun"]}
+        made._looked = state["looked"]
+        return made

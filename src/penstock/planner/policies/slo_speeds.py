@@ -39,7 +39,7 @@ class RoleSpeeds:
         self._turn = 0
         self._heard = 0.0
         """When answers were last used."""
-        self._told: dict[Role, dict[str, Any]] = {}
+        self._benchmarks: dict[Role, dict[str, Any]] = {}
         """Workers' own measurements during this run."""
         self._sure: set[Role] = set()
         """Roles whose workers have measured themselves."""
@@ -66,13 +66,13 @@ class RoleSpeeds:
         if role in self._sure or role not in self._of:
             return False
         self._of[role] = LiveRegression(BenchmarkTable.of_metrics(metrics, ORDER[0]))
-        self._told[role] = dict(metrics)
+        self._benchmarks[role] = dict(metrics)
         self._sure.add(role)
         return True
 
-    def learn(self, seen: ModelState) -> None:
+    def learn(self, observed: ModelState) -> None:
         """Add the reported passes of some engines since the last observation, each engine in turn."""
-        telling = [engine for engine in seen.engines(*ROLES) if engine.steps is not None]
+        telling = [engine for engine in observed.engines(*ROLES) if engine.steps is not None]
         for place in range(min(EACH_TICK, len(telling))):
             engine = telling[(self._turn + place) % len(telling)]
             assert engine.steps is not None
@@ -81,18 +81,18 @@ class RoleSpeeds:
 
     def learn_from_answers(self, context: PluginContext, model: str) -> None:
         """Add the answers of the last seconds, for roles without anything better."""
-        seen = context.model(model)
-        if seen is None or context.at - self._heard < ANSWERS_OVER:
+        observed = context.model(model)
+        if observed is None or context.at - self._heard < ANSWERS_OVER:
             return
         recent = context.traffic(model, ANSWERS_OVER)
         if recent is None:
             return
         self._heard = context.at
         for role, speed in self._of.items():
-            engines = list(seen.engines(role))
+            engines = list(observed.engines(role))
             if not engines or speed.prior is not None or any(is_informative(each.steps) for each in engines):
                 continue
-            most = min(each.max_seqs or np.inf for each in engines)
+            most = min(each.limits.max_seqs or np.inf for each in engines)
             rows = [
                 None if role == "decode" else prefill_row(recent, len(engines), most),
                 None if role == "prefill" else decode_row(recent, len(engines), most),
@@ -106,7 +106,7 @@ class RoleSpeeds:
         return {
             "turn": self._turn,
             "heard": self._heard,
-            "told": dict(self._told),
+            "told": dict(self._benchmarks),
             "of": {role: model.snapshot() for role, model in self._of.items()},
         }
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.kernel.latency_bins import Bins
-from penstock.kernel.values import Pool, Role
-from penstock.planner.observation import ModelState, Observation, PoolState, Traffic
+from penstock.kernel.values import USUAL_LIMITS, EngineLimits, Pool, Role, Traffic
+from penstock.planner.observation import ModelState, Observation, PoolState
 from penstock.planner.performance.performance_model import PerformanceModel
 from penstock.planner.performance.streamed_answers import quickest
 from penstock.planner.plugins.plugin_context import PluginContext
@@ -46,9 +46,8 @@ class SloPool(NamedTuple):
     least: int
     most: int
     lead: float
-    max_seqs: float
-    max_batched_tokens: float
-    kv_tokens: float
+    limits: EngineLimits[int]
+    """Of one of its engines."""
     away: int = 0
     """Its replicas that have another role at present..."""
     guests: int = 0
@@ -86,35 +85,37 @@ class PendingChanges(NamedTuple):
     workers: int
     doing: int
 
-    def left(self, at: float, seen: ModelState) -> int:
+    def left(self, at: float, observed: ModelState) -> int:
         """Return how many workers are still changing."""
-        done = sum(1 for _ in seen.engines(self.to)) - self.doing
+        done = sum(1 for _ in observed.engines(self.to)) - self.doing
         return max(0, self.workers - done) if at - self.at < PAUSE else 0
 
 
-def pools_of(model: str, seen: ModelState, context: PluginContext, changing: PendingChanges | None = None) -> SloPools:
+def pools_of(
+    model: str, observed: ModelState, context: PluginContext, changing: PendingChanges | None = None
+) -> SloPools:
     """Return how a model's pools may be sized: aggregated ones, and prefill and decode where both exist."""
     budget = context.budget
-    found: dict[Role, SloPool] = {}
+    by_role: dict[Role, SloPool] = {}
     for role in ROLES:
-        named = seen.pool(role)
+        named = observed.pool(role)
         if named is not None:
-            found[role] = _sized(model, *named, context)
-    if not {"prefill", "decode"} <= set(found):  # one of them alone serves no request, or belongs to no plan
-        found = {role: sized for role, sized in found.items() if role == "aggregated"}
-    if changing is not None and changing.frm in found and changing.to in found:
-        left, frm, to = changing.left(context.at, seen), found[changing.frm], found[changing.to]
-        found[changing.frm] = frm._replace(away=frm.away + left)
-        found[changing.to] = to._replace(guests=to.guests + left)
-    ours = {sized.name for sized in found.values()}
+            by_role[role] = _sized(model, *named, context)
+    if not {"prefill", "decode"} <= set(by_role):  # one of them alone serves no request, or belongs to no plan
+        by_role = {role: sized for role, sized in by_role.items() if role == "aggregated"}
+    if changing is not None and changing.frm in by_role and changing.to in by_role:
+        left, frm, to = changing.left(context.at, observed), by_role[changing.frm], by_role[changing.to]
+        by_role[changing.frm] = frm._replace(away=frm.away + left)
+        by_role[changing.to] = to._replace(guests=to.guests + left)
+    ours = {sized.name for sized in by_role.values()}
     if budget.max_gpus is None:
-        return SloPools(found, np.inf)
+        return SloPools(by_role, np.inf)
     others = [state.pool for _, name, state in context.observation.pools() if name not in ours]
-    return SloPools(found, max(0, budget.max_gpus - sum(pool.gpus * pool.desired for pool in others)))
+    return SloPools(by_role, max(0, budget.max_gpus - sum(pool.gpus * pool.desired for pool in others)))
 
 
-def _sized(model: str, name: str, seen: PoolState, context: PluginContext) -> SloPool:
-    pool = seen.pool
+def _sized(model: str, name: str, state: PoolState, context: PluginContext) -> SloPool:
+    pool = state.pool
     limits = context.budget.pools.get(name)
     least = context.budget.min_replicas if limits is None or limits.min_replicas is None else limits.min_replicas
     allowed = [pool.limit, None if limits is None else limits.max_replicas]
@@ -126,14 +127,13 @@ def _sized(model: str, name: str, seen: PoolState, context: PluginContext) -> Sl
     most = int(min(limit, room))
     coming = context.coming.get(name)
     if coming is not None and coming.given_up:
-        most = min(most, max(pool.desired, seen.ready + coming.number))  # more replicas that do not start help nothing
-    engine = seen.engines[0] if seen.engines else None
+        most = min(most, max(pool.desired, state.ready + coming.number))  # more replicas that do not start help nothing
     everywhere = context.model(model)
     doing = 0 if everywhere is None else sum(1 for _ in everywhere.engines(pool.role))
-    own = sum(each.role == pool.role for each in seen.engines)
+    own = sum(each.role == pool.role for each in state.engines)
     # A decision waits for the end of its tick; half a tick, on average.
-    lead = context.start_ups.quantile(model, seen, 0.8) + context.observation.window / 2.0
-    ready = max(0, seen.ready + doing - len(seen.engines))
+    lead = context.start_ups.quantile(model, state, 0.8) + context.observation.window / 2.0
+    ready = max(0, state.ready + doing - len(state.engines))
     due = () if coming is None else coming.due
     return SloPool(
         name=name,
@@ -142,14 +142,10 @@ def _sized(model: str, name: str, seen: PoolState, context: PluginContext) -> Sl
         least=least,
         most=max(least, most),
         lead=lead,
-        max_seqs=256.0 if engine is None or engine.max_seqs is None else float(engine.max_seqs),
-        max_batched_tokens=8192.0
-        if engine is None or engine.max_batched_tokens is None
-        else float(engine.max_batched_tokens),
-        kv_tokens=2e6 if engine is None or not engine.kv_tokens else float(engine.kv_tokens),
-        away=len(seen.engines) - own,
+        limits=state.engines[0].limits.filled(USUAL_LIMITS) if state.engines else USUAL_LIMITS,
+        away=len(state.engines) - own,
         guests=doing - own,
-        flips=seen.flips,
+        flips=state.flips,
         serving=ready + sum(max(0.0, 1.0 - each / lead) for each in due),
         limit=limit,
     )
@@ -177,9 +173,9 @@ class SloMemory:
         self.changing: PendingChanges | None = None
         """The last change of roles."""
 
-    def look(self, at: float, seen: ModelState) -> None:
+    def look(self, at: float, observed: ModelState) -> None:
         """Add a tick's traffic."""
-        traffic = seen.traffic
+        traffic = observed.traffic
         if traffic is None:
             return
         bins: Bins = traffic.shapes
@@ -192,7 +188,7 @@ class SloMemory:
             self.accept = max(1.0, traffic.accept_length)
         if self._first is None and traffic.arrived:
             self._first = at
-        if traffic.arrived or seen.queued:
+        if traffic.arrived or observed.queued:
             self.quiet_since = None
         elif self.quiet_since is None:
             self.quiet_since = at
@@ -217,8 +213,8 @@ class SloMemory:
         quick = quickest(recent, shapes)
         if quick is not None:
             tokens, seconds = quick
-            found = min(most, max(0.0, seconds - float(speed.prefill(tokens))))
-            self.extra = min(self.extra, found) if waited else found
+            extra = min(most, max(0.0, seconds - float(speed.prefill(tokens))))
+            self.extra = min(self.extra, extra) if waited else extra
 
     def returns(self, role: Role) -> ReturnTimes:
         """Return the return times of a role's workers."""
@@ -239,7 +235,7 @@ class SloMemory:
         early, late = halves
         if not late.rate:
             return
-        judged, kept = late.judged, late.in_slo
+        judged, in_slo = late.judged, late.in_slo
         if judged < JUDGED:
             return
         workers = {role: np.full(1, float(sized.ready)) for role, sized in pools.by_role.items()}
@@ -256,10 +252,10 @@ class SloMemory:
         def expected(factors: Floats) -> Floats:
             return sizing.attainment({role: np.repeat(n, len(factors)) for role, n in workers.items()}, rate * factors)
 
-        if not steady and kept / judged > float(expected(np.ones(1))[0]) - WORSE:
+        if not steady and in_slo / judged > float(expected(np.ones(1))[0]) - WORSE:
             return
         self._learnt = at
-        self.stress.learn(kept, judged, expected)
+        self.stress.learn(in_slo, judged, expected)
 
     def snapshot(self) -> dict[str, Any]:
         return {
@@ -285,14 +281,14 @@ class SloMemory:
         self._first, self.first_fleet = state["first"], dict(state["first_fleet"])
 
 
-def waiting(seen: ModelState, roles: Sequence[Role] = ROLES) -> float:
+def waiting(observed: ModelState, roles: Sequence[Role] = ROLES) -> float:
     """Return the requests that wait, in the router and in engines."""
-    return float(seen.queued or 0) + sum(engine.waiting or 0 for engine in seen.engines(*roles))
+    return float(observed.queued or 0) + sum(engine.waiting or 0 for engine in observed.engines(*roles))
 
 
-def work_waits(seen: ModelState) -> bool:
+def work_waits(observed: ModelState) -> bool:
     """Return whether more requests wait than always do for a moment."""
-    return waiting(seen) > WAITING_LEAST * max(1, sum(1 for _ in seen.engines(*ROLES)))
+    return waiting(observed) > WAITING_LEAST * max(1, sum(1 for _ in observed.engines(*ROLES)))
 
 
 def busy_for(context: PluginContext, model: str) -> float:
@@ -311,30 +307,30 @@ def busy_for(context: PluginContext, model: str) -> float:
 
 def highest_rate(context: PluginContext, model: str, over: float) -> float:
     """Return the highest rate of arrivals in any `STEADY` / 2 seconds of the last ``over`` seconds."""
-    found, arrived, seconds = 0.0, 0, 0.0
+    highest, arrived, seconds = 0.0, 0, 0.0
     for look in context.within(over):
         traffic = look.models[model].traffic if model in look.models else None
         if traffic is not None:
             arrived, seconds = arrived + traffic.arrived, seconds + traffic.seconds
             if seconds >= STEADY / 2.0:
-                found, arrived, seconds = max(found, arrived / seconds), 0, 0.0
-    return found
+                highest, arrived, seconds = max(highest, arrived / seconds), 0, 0.0
+    return highest
 
 
 def smallest_fleet(context: PluginContext, model: str, role: Role, over: float) -> float:
     """Return the fewest workers of a role in the last ``over`` seconds."""
     looks = (look.models[model] for look in context.within(over) if model in look.models)
-    return float(min(sum(1 for _ in seen.engines(role)) for seen in looks))
+    return float(min(sum(1 for _ in observed.engines(role)) for observed in looks))
 
 
 def _halves(looks: Sequence[Observation], model: str, middle: float) -> tuple[Traffic, Traffic] | None:
     """Return the traffic before and after a second; None where a part of it could not be read."""
-    found: list[Traffic | None] = [None, None]
+    halves: list[Traffic | None] = [None, None]
     for look in looks:
         traffic = look.models[model].traffic if model in look.models else None
         if traffic is None:
             return None
-        before = found[look.at > middle]
-        found[look.at > middle] = traffic if before is None else before + traffic
-    early, late = found
+        before = halves[look.at > middle]
+        halves[look.at > middle] = traffic if before is None else before + traffic
+    early, late = halves
     return None if early is None or late is None else (early, late)

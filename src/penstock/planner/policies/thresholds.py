@@ -79,23 +79,23 @@ class Thresholds(StatelessPlugin):
 
     def evaluate(self, context: PluginContext) -> Result:
         targets: list[PoolTarget] = []
-        because: list[Reason] = []
+        reasons: list[Reason] = []
         evidence: dict[str, object] = {}
-        for model, seen in context.observation.models.items():
-            teams = teams_of(seen, self._settings.mode, context)
+        for model, observed in context.observation.models.items():
+            teams = teams_of(observed, self._settings.mode, context)
             steps = {role: self._step(team, evidence) for role, team in teams.items()}
             wanted = {role: teams[role].replicas + step.delta for role, step in steps.items()}
             wanted, fitted = guarded(teams, wanted, context.budget)
-            because += [fitted] if fitted else []
-            because += [about((teams[role],), step.reason) for role, step in steps.items()]
+            reasons += [fitted] if fitted else []
+            reasons += [about((teams[role],), step.reason) for role, step in steps.items()]
             targets += [
                 PoolTarget(pool=team.name, replicas=wanted[role])
                 for role, team in teams.items()
                 if wanted[role] != team.replicas
             ]
             if not teams:
-                because.append(hold_reason("disabled", f"{model} has no pool that mode {self._settings.mode} plans"))
-        return answer(targets, because, evidence)
+                reasons.append(hold_reason("disabled", f"{model} has no pool that mode {self._settings.mode} plans"))
+        return answer(targets, reasons, evidence)
 
     def _step(self, team: RolePool, evidence: dict[str, object]) -> ScaleStep:
         if team.starting:
@@ -141,13 +141,13 @@ def load_of(engine: EngineState, tokens: bool = False) -> float | None:
             return None
         if tokens:
             return float(engine.queued_prefill_tokens)
-        return engine.queued_prefill_tokens / engine.max_len if engine.max_len else None
+        return engine.queued_prefill_tokens / engine.limits.max_len if engine.limits.max_len else None
     total = decode_kv_of(engine)
-    if total is None or not engine.kv_tokens:
+    if total is None or not engine.limits.kv_tokens:
         return None
     if engine.role == "aggregated":
         total += engine.queued_prefill_tokens or 0
-    return total / engine.kv_tokens
+    return total / engine.limits.kv_tokens
 
 
 def thresholds(settings: PlannerSettings, goal: Goal) -> list[PlannerPlugin]:
@@ -159,10 +159,10 @@ def thresholds(settings: PlannerSettings, goal: Goal) -> list[PlannerPlugin]:
     if goal != "load":
         return [Thresholds(settings, PREFILL[goal], DECODE[goal])]
     refuse(of_thresholds(settings))
-    told = settings.classic.thresholds
-    found: dict[str, ThresholdBand] = {}
+    limits = settings.classic.thresholds
+    bands: dict[str, ThresholdBand] = {}
     for role, (down, up) in THRESHOLDS.items():
-        found[role] = ThresholdBand(
-            getattr(told, up), getattr(told, down), up_at=True, down_at=True, tokens=role == "prefill"
+        bands[role] = ThresholdBand(
+            getattr(limits, up), getattr(limits, down), up_at=True, down_at=True, tokens=role == "prefill"
         )
-    return [Thresholds(settings, found["prefill"], found["decode"])]
+    return [Thresholds(settings, bands["prefill"], bands["decode"])]

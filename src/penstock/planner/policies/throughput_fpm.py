@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.kernel.values import UNKNOWN_SHAPE, RequestShape, Role
+from penstock.kernel.values import UNKNOWN_SHAPE, USUAL_LIMITS, RequestShape, Role
 from penstock.planner.forecast.predictor import IntervalShape
 from penstock.planner.limits.gpu_budget import cap_change
 from penstock.planner.performance.engine_throughput import (
@@ -22,7 +22,6 @@ from penstock.planner.performance.engine_throughput import (
     prefill_capacity,
 )
 from penstock.planner.performance.live_regression import LiveRegression
-from penstock.planner.performance.performance_model import EngineLimits
 from penstock.planner.performance.regressions import EngineRate
 from penstock.planner.performance.speed_sources import pick
 from penstock.planner.plugins.plugin_context import PluginContext
@@ -63,7 +62,7 @@ class ThroughputPredict:
         """Model -> its mean request, each value the last one that was known."""
 
     def evaluate(self, context: PluginContext) -> Result:
-        found: dict[str, Prediction] = {}
+        predictions: dict[str, Prediction] = {}
         for model in context.observation.models:
             traffic = context.traffic(model, self._interval)
             if traffic is None:
@@ -74,16 +73,16 @@ class ThroughputPredict:
             scale = self._interval / traffic.seconds if traffic.seconds else 1.0
             shape.add(traffic.arrived * scale, traffic.shape)
             last = self._last[model] = traffic.shape.filled(self._last.get(model, UNKNOWN_SHAPE))
-            if not shape.seen:
+            if not shape.has_traffic:
                 continue
             next_ = shape.predict()
-            found[model] = Prediction(
+            predictions[model] = Prediction(
                 seconds=self._interval,
                 requests=next_.requests,
                 shape=RequestShape(next_.shape.isl, next_.shape.osl, last.hit_rate, last.accept_length),
                 source=self._name,
             )
-        return Predicted(models=found)
+        return Predicted(models=predictions)
 
     def snapshot(self) -> Any:
         shapes = {name: shape.snapshot() for name, shape in self._shapes.items()}
@@ -91,9 +90,9 @@ class ThroughputPredict:
 
     def restore(self, state: Any) -> None:
         self._last = msgspec.convert(state["last"], dict[str, RequestShape[float | None]])
-        for name, told in state["shapes"].items():
+        for name, saved in state["shapes"].items():
             self._shapes[name] = IntervalShape(self._make)
-            self._shapes[name].restore(told)
+            self._shapes[name].restore(saved)
 
 
 class ThroughputPropose:
@@ -123,29 +122,29 @@ class ThroughputPropose:
     def evaluate(self, context: PluginContext) -> Result:
         self._learn(context)
         targets: list[PoolTarget] = []
-        because: list[Reason] = []
+        reasons: list[Reason] = []
         evidence: dict[str, Any] = {}
-        for model, seen in context.observation.models.items():
+        for model, observed in context.observation.models.items():
             prediction = context.predictions.get(model)
             if prediction is None or None in (prediction.requests, prediction.shape.isl, prediction.shape.osl):
-                because.append(hold_reason("no_prediction", f"nothing is predicted of {model}"))
+                reasons.append(hold_reason("no_prediction", f"nothing is predicted of {model}"))
                 continue
-            teams = teams_of(seen, self._settings.mode, context)
-            told: dict[str, Any] = {}
-            capacities = {role: self._capacity(model, team, prediction, told) for role, team in teams.items()}
+            teams = teams_of(observed, self._settings.mode, context)
+            facts: dict[str, Any] = {}
+            capacities = {role: self._capacity(model, team, prediction, facts) for role, team in teams.items()}
             if not teams:
-                because.append(hold_reason("disabled", f"{model} has no pool that mode {self._settings.mode} plans"))
+                reasons.append(hold_reason("disabled", f"{model} has no pool that mode {self._settings.mode} plans"))
                 continue
             wanted, why = self._replicas(model, teams, capacities, prediction, context)
-            because += why
-            evidence[model] = told
+            reasons += why
+            evidence[model] = facts
             self.floors |= {teams[role].name: count for role, count in wanted.items()}
             for role, team in teams.items():
                 # A floor stays where nothing new is known, or it would fall with the first gap.
                 if role in wanted or (self._floor and team.name in self.floors):
                     kind: Kind = "at_least" if self._floor else "set"
                     targets.append(PoolTarget(pool=team.name, replicas=self.floors[team.name], kind=kind))
-        return answer(targets, because, evidence)
+        return answer(targets, reasons, evidence)
 
     # --- one model ----------------------------------------------------------------------------------------------------
 
@@ -158,14 +157,14 @@ class ThroughputPropose:
         context: PluginContext,
     ) -> tuple[dict[Role, int], list[Reason]]:
         blind = [role for role, capacity in capacities.items() if capacity is None]
-        because = [
+        reasons = [
             hold_reason(
                 "model_not_ready", f"too little is known of how fast {teams[role].name} is", pool=teams[role].name
             )
             for role in blind
         ]
         pair: list[Role] = [role for role in ("prefill", "decode") if role in teams]
-        because += [
+        reasons += [
             hold_reason(
                 "partner_not_ready",
                 f"{teams[role].name} stays too: one role without the other is no use",
@@ -189,53 +188,53 @@ class ThroughputPropose:
                 f"{team.name} {team.replicas} -> {wanted[role]}: {demand:.3g} req/s are expected and one engine does "
                 f"{capacity.rate:.3g} at {1000 * capacity.seconds:.0f} ms{limited}"
             )
-            told = Reason(code="throughput", text=text, facts={"raw": raw, **capacity._asdict()})
-            because.append(about((team,), told))
+            reason = Reason(code="throughput", text=text, facts={"raw": raw, **capacity._asdict()})
+            reasons.append(about((team,), reason))
             if not capacity.met:
                 text = f"no batch of an engine of {team.name} keeps the service level; the best effort is planned with"
-                because.append(hold_reason("slo_out_of_reach", text, pool=team.name))
+                reasons.append(hold_reason("slo_out_of_reach", text, pool=team.name))
         wanted, fitted = guarded(teams, wanted, context.budget)
-        return wanted, [fitted, *because] if fitted else because
+        return wanted, [fitted, *reasons] if fitted else reasons
 
-    def _capacity(self, model: str, team: RolePool, prediction: Prediction, told: dict[str, Any]) -> EngineRate | None:
+    def _capacity(self, model: str, team: RolePool, prediction: Prediction, facts: dict[str, Any]) -> EngineRate | None:
         speed = self._model(model, team.role)
         if not speed.ready:
             return None
-        limits = EngineLimits.of(team.engines[0]) if team.engines else EngineLimits()
+        limits = team.engines[0].limits.filled(USUAL_LIMITS) if team.engines else USUAL_LIMITS
         shape = prediction.shape
         isl, osl = max(1.0, shape.isl or 0.0), max(1.0, shape.osl or 0.0)
         ttft, itl = self._inputs.slo.planned
         hit, accept = shape.hit_rate, max(1.0, shape.accept_length or 1.0)
-        found: EngineRate | None
+        capacity: EngineRate | None
         if team.role == "prefill":
-            found = prefill_capacity(speed, limits, isl=isl, ttft=ttft, hit_rate=hit)
+            capacity = prefill_capacity(speed, limits, isl=isl, ttft=ttft, hit_rate=hit)
         elif team.role == "decode":
-            found = decode_capacity(speed, limits, isl=isl, osl=osl, itl=itl, accept=accept)
+            capacity = decode_capacity(speed, limits, isl=isl, osl=osl, itl=itl, accept=accept)
         else:
-            found = aggregated_capacity(
+            capacity = aggregated_capacity(
                 speed, limits, isl=isl, osl=osl, ttft=ttft, itl=itl, hit_rate=hit, accept=accept
             )
-        told[team.name] = {"source": speed.source, "capacity": None if found is None else found._asdict()}
-        if found is not None:
-            batch = found.batch
+        facts[team.name] = {"source": speed.source, "capacity": None if capacity is None else capacity._asdict()}
+        if capacity is not None:
+            batch = capacity.batch
             tokens = float(min(limits.max_batched_tokens, batch * effective_isl(isl, hit)))
             load = (tokens, 0.0, 0.0) if team.role == "prefill" else (0.0, batch, batch * decode_context(isl, osl))
-            told[team.name]["extrapolating"] = speed.extrapolating(*load)
-        return found
+            facts[team.name]["extrapolating"] = speed.extrapolating(*load)
+        return capacity
 
     def _model(self, model: str, role: Role) -> LiveRegression:
         """Return the speed model of an engine: a prior corrected by passes, or passes alone."""
         key = f"{model}|{role}"
         if key not in self._live:
             known = self._inputs.of(model).get(role)
-            found = None if known is None else pick(known, role=role)
-            self._live[key] = LiveRegression(None if found is None else found.model)
+            picked = None if known is None else pick(known, role=role)
+            self._live[key] = LiveRegression(None if picked is None else picked.model)
         return self._live[key]
 
     def _learn(self, context: PluginContext) -> None:
         for look in self._passes.fresh(context):
-            for model, seen in look.models.items():
-                for engine in seen.engines("prefill", "decode", "aggregated"):
+            for model, observed in look.models.items():
+                for engine in observed.engines("prefill", "decode", "aggregated"):
                     if engine.steps is not None:
                         self._model(model, engine.role).learn(engine.steps)
 
@@ -247,9 +246,9 @@ class ThroughputPropose:
         }
 
     def restore(self, state: Any) -> None:
-        for key, told in state["live"].items():
+        for key, saved in state["live"].items():
             model, _, role = key.rpartition("|")
-            self._model(model, role).restore(told)  # type: ignore[arg-type]
+            self._model(model, role).restore(saved)  # type: ignore[arg-type]
         self._passes.restore(state["passes"])
         self.floors = dict(state["floors"])
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.kernel.values import LatencyTargets, Role
+from penstock.kernel.values import EngineLimits, LatencyTargets, Role
 from penstock.planner.performance.performance_model import PerformanceModel
 from penstock.planner.sizing.workload_mix import WorkloadMix
 
@@ -37,14 +37,6 @@ SWING = 0.5
 """Share of the swing of the number of sequences that affects a request's whole life; the rest averages out in it."""
 TAIL = 0.002
 """Share that is missed at any load: misses that no number of workers prevents are no reason to add workers."""
-
-
-class EngineCapacity(NamedTuple):
-    """Capacity of one engine."""
-
-    max_seqs: float = 256.0
-    max_batched_tokens: float = 8192.0
-    kv_tokens: float = 2_000_000.0
 
 
 def coarse(shapes: WorkloadMix) -> WorkloadMix:
@@ -90,7 +82,7 @@ class AttainmentModel:
     def __init__(
         self,
         speed: PerformanceModel,
-        limits: EngineCapacity,
+        limits: EngineLimits[int],
         shapes: WorkloadMix,
         service: LatencyTargets,
         *,
@@ -116,9 +108,9 @@ class AttainmentModel:
 
     def relaxed(self, factor: float) -> "AttainmentModel":
         """Return the same mix on the same engine with a TTFT target that many times as long, and no ITL target."""
-        found = copy(self)
-        found.service = LatencyTargets(None if self.service.ttft is None else self.service.ttft * factor, None)
-        return found
+        relaxed = copy(self)
+        relaxed.service = LatencyTargets(None if self.service.ttft is None else self.service.ttft * factor, None)
+        return relaxed
 
     def least(self, role: Role) -> float:
         """Return the seconds of one worker that a request takes at full capacity: no rate is higher."""
@@ -159,8 +151,8 @@ class AttainmentModel:
         for _ in range(TURNS):
             # More sequences make longer steps, which keep more of them: the smallest self-consistent number counts.
             middle = (low + high) / 2.0
-            kept = each * self._out * self._speed.decode(middle, middle * self._context) / (1.0 - busy)
-            more = kept > middle
+            sustained = each * self._out * self._speed.decode(middle, middle * self._context) / (1.0 - busy)
+            more = sustained > middle
             low, high = np.where(more, middle, low), np.where(more, high, middle)
         seqs = high
         step = self._speed.decode(np.maximum(seqs, 1e-3), seqs * self._context)
@@ -202,8 +194,8 @@ class AttainmentModel:
         scale = first * swing / (servers * (1.0 - tight))
         room = self.service.ttft - self._extra - service - step[:, None] / 2.0
         late = waiting[:, None] * np.exp(-np.maximum(0.0, room) / scale[:, None])
-        found = np.where(room >= 0.0, 1.0 - late, 0.0) @ weight
-        return np.asarray(np.where(busy >= 0.999, 0.0, found))
+        share = np.where(room >= 0.0, 1.0 - late, 0.0) @ weight
+        return np.asarray(np.where(busy >= 0.999, 0.0, share))
 
 
 def _pooled(workers: Floats) -> Floats:

@@ -89,10 +89,10 @@ class ShareTable:
         part = row - under
         near = grid[under, low] * (1.0 - share) + grid[under, low + 1] * share
         far = grid[under + 1, low] * (1.0 - share) + grid[under + 1, low + 1] * share
-        found = near * (1.0 - part) + far * part
+        attained = near * (1.0 - part) + far * part
         # Beyond the end of the row the queue grows without bound.
-        found = np.where(rate / some > self._top, 0.0, found)
-        return np.asarray(np.where(workers < 0.5, np.where(rate > 1e-9, 0.0, 1.0), found))
+        attained = np.where(rate / some > self._top, 0.0, attained)
+        return np.asarray(np.where(workers < 0.5, np.where(rate > 1e-9, 0.0, 1.0), attained))
 
     def snapshot(self) -> dict[str, Any]:
         """Return the table as plain data."""
@@ -101,11 +101,11 @@ class ShareTable:
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "ShareTable":
         """Return the table that `snapshot` wrote."""
-        found = cls.__new__(cls)
-        found.role, found.least = state["role"], state["least"]
-        found._both, found._soon = np.array(state["both"]), np.array(state["soon"])
-        found._span()
-        return found
+        table = cls.__new__(cls)
+        table.role, table.least = state["role"], state["least"]
+        table._both, table._soon = np.array(state["both"]), np.array(state["soon"])
+        table._span()
+        return table
 
     def _span(self) -> None:
         self._top = TOP / self.least
@@ -122,8 +122,8 @@ class ShareTable:
         if workers < 1:
             return 0.0
         rates = self._rates * workers
-        kept = self.attainment(np.full(POINTS, float(workers)), rates)
-        good = np.flatnonzero(kept >= share * self.attainable)
+        attained = self.attainment(np.full(POINTS, float(workers)), rates)
+        good = np.flatnonzero(attained >= share * self.attainable)
         return float(rates[good[-1]]) if len(good) else 0.0
 
 
@@ -206,7 +206,7 @@ class Sizing:
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Sizing":
         """Return the sizing that `snapshot` wrote."""
-        tables = [ShareTable.restored(told) for told in state["tables"]]
+        tables = [ShareTable.restored(saved) for saved in state["tables"]]
         return cls({table.role: table for table in tables}, state["price"], state["work"])
 
     def attainment(self, workers: Mapping[Role, Floats | float], rate: Floats) -> Floats:
@@ -293,8 +293,8 @@ class Sizing:
         least = {role: bound.least for role, bound in bounds.items()}
         # A role alone can't help where its partner is missing: so from every full side in turn.
         starts = [{**least, **{role: bounds[role].most for role in side}} for side in SIDES if set(side) <= set(roles)]
-        found = [self._turns(start, demand, bounds, most_gpus) for start in starts]
-        return min(found, key=lambda each: each.cost)
+        candidates = [self._turns(start, demand, bounds, most_gpus) for start in starts]
+        return min(candidates, key=lambda each: each.cost)
 
     def _sensible(self, role: Role, bound: Bounds, demand: UncertainDemand) -> Bounds:
         """Return bounds without the numbers that no rate of the demand needs: three times what its work fills."""
@@ -349,10 +349,10 @@ class Sizing:
         return self.candidate({"prefill": int(first[p]), "decode": int(second[d])}, demand, bounds)
 
     def _within(
-        self, found: FleetCandidate, demand: UncertainDemand, bounds: Mapping[Role, Bounds], most_gpus: float
+        self, fleet: FleetCandidate, demand: UncertainDemand, bounds: Mapping[Role, Bounds], most_gpus: float
     ) -> FleetCandidate:
         """Remove workers, each time where that does the least harm, until the GPUs suffice."""
-        workers = dict(found.workers)
+        workers = dict(fleet.workers)
         while sum(bounds[role].gpus * n for role, n in workers.items()) > most_gpus:
             fewer = [{**workers, role: n - 1} for role, n in workers.items() if n > bounds[role].least]
             if not fewer:
@@ -364,12 +364,12 @@ class Sizing:
         self, chosen: FleetCandidate, demand: UncertainDemand, bounds: Mapping[Role, Bounds]
     ) -> list[FleetCandidate]:
         """Return the fleets around a choice, by cost: the rejected candidates with their price."""
-        found = []
+        candidates = []
         for role, n in chosen.workers.items():
             for step in (-2, -1, 1, 2):
                 if bounds[role].least <= n + step <= bounds[role].most:
-                    found.append(self.candidate({**chosen.workers, role: n + step}, demand, bounds))
-        return sorted(found, key=lambda one: one.cost)
+                    candidates.append(self.candidate({**chosen.workers, role: n + step}, demand, bounds))
+        return sorted(candidates, key=lambda one: one.cost)
 
 
 def _floats(workers: Mapping[Role, int]) -> dict[Role, Floats | float]:

@@ -38,18 +38,18 @@ class LoadCorrection:
         weight = np.exp(self._belief - self._belief.max())
         return float(np.dot(weight, FACTORS) / weight.sum())
 
-    def learn(self, kept: int, judged: int, expected: Callable[[Floats], Floats]) -> None:
+    def learn(self, in_slo: int, judged: int, expected: Callable[[Floats], Floats]) -> None:
         """Add a window in which rate and fleet were steady.
 
         Args:
-            kept, judged: requests in the service level, and all.
+            in_slo, judged: requests in the service level, and all.
             expected: the model's attainment, for factors on the rate, shape (n,).
         """
         if judged <= 0:
             return
         share = np.clip(expected(FACTORS) - SLACK, 0.002, 0.998)
         weight = min(1.0, EFFECTIVE / judged)
-        likely = weight * (kept * np.log(share) + (judged - kept) * np.log(1.0 - share))
+        likely = weight * (in_slo * np.log(share) + (judged - in_slo) * np.log(1.0 - share))
         self._belief = self._prior + FADE * (self._belief - self._prior) + likely - likely.max()
         self.windows += 1
 

@@ -5,8 +5,7 @@ Frontends and simulator use the same counters, so that a planner gets the same n
 
 from penstock.kernel.latency_bins import count
 from penstock.kernel.request_record import RequestRecord
-from penstock.kernel.values import NOTHING_PROMISED, Slo
-from penstock.planner.observation import Traffic
+from penstock.kernel.values import NOTHING_PROMISED, Slo, Traffic
 from penstock.planner.sizing.workload_mix import count_into, length_bin, shape_bin
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from penstock.kernel.statistics import percentile
 from penstock.planner.observation import PoolState
 
-KEPT = 32
+TIMES_MAX = 32
 """Start-ups that are remembered of each kind of replica."""
 
 BEYOND = 5.0
@@ -34,14 +34,14 @@ class StartUpTimes:
 
     def __init__(self, assumed: float = 60.0) -> None:
         self.assumed = assumed
-        self._seen: dict[str, list[float]] = {}
+        self._times: dict[str, list[float]] = {}
 
     def note(self, model: str, state: PoolState) -> None:
         """Add the start-up times in an observation."""
         if state.start_up_times:
-            kept = self._seen.setdefault(_key(model, state), [])
-            kept += state.start_up_times
-            del kept[:-KEPT]
+            times = self._times.setdefault(_key(model, state), [])
+            times += state.start_up_times
+            del times[:-TIMES_MAX]
 
     def quantile(self, model: str, state: PoolState, q: float) -> float:
         """Return the q-quantile (0..1) in seconds.
@@ -49,15 +49,15 @@ class StartUpTimes:
         Without measurements: the other warmth's, else the assumed time, or the oldest start's time so far.
         """
         for warm in (state.warm, not state.warm):
-            kept = self._seen.get(_key(model, state, warm))
-            if kept:
-                return percentile(sorted(kept), q)
+            times = self._times.get(_key(model, state, warm))
+            if times:
+                return percentile(sorted(times), q)
         late = [age for age in state.starting if self.assumed <= age <= BEYOND * self.assumed]
         return max(late, default=self.assumed)
 
     def measured(self, model: str, state: PoolState) -> int:
         """Return how many start-ups of this kind are known."""
-        return len(self._seen.get(_key(model, state), ()))
+        return len(self._times.get(_key(model, state), ()))
 
     def coming(self, model: str, state: PoolState, deadline: float) -> StartingReplica:
         """Return when the starting replicas are expected; those older than ``deadline`` seconds no longer count."""
@@ -67,14 +67,14 @@ class StartUpTimes:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as plain data."""
-        return {"assumed": self.assumed, "seen": {key: list(kept) for key, kept in self._seen.items()}}
+        return {"assumed": self.assumed, "seen": {key: list(times) for key, times in self._times.items()}}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "StartUpTimes":
         """Return the object that `snapshot` wrote."""
-        found = cls(state["assumed"])
-        found._seen = {key: list(kept) for key, kept in state["seen"].items()}
-        return found
+        made = cls(state["assumed"])
+        made._times = {key: list(times) for key, times in state["seen"].items()}
+        return made
 
 
 def _key(model: str, state: PoolState, warm: bool | None = None) -> str:

@@ -81,12 +81,12 @@ class WorkloadMix(NamedTuple):
 
     def scaled(self, isl: float | None, osl: float | None) -> "WorkloadMix":
         """Return the same mix with these means, where they are given: bins are coarse, sums are exact."""
-        found = self
+        mix = self
         if isl:
-            found = found._replace(isl=found.isl * (isl / found.mean(found.isl)))
+            mix = mix._replace(isl=mix.isl * (isl / mix.mean(mix.isl)))
         if osl:
-            found = found._replace(osl=np.maximum(1.0, found.osl * (osl / found.mean(found.osl))))
-        return found
+            mix = mix._replace(osl=np.maximum(1.0, mix.osl * (osl / mix.mean(mix.osl))))
+        return mix
 
 
 class DecayedWorkloadMix:

@@ -66,7 +66,7 @@ def as_dict(outcome: BenchOutcome) -> dict[str, Any]:
     """Return the outcome as plain data; times in seconds, shares 0..1, null for unknown."""
     summary = outcome.summary
     span = summary.duration or None
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "schema": SCHEMA,
         "model": outcome.model,
         "seed": outcome.seed,
@@ -117,13 +117,13 @@ def as_dict(outcome: BenchOutcome) -> dict[str, Any]:
     for name in _SPREADS:
         one: LatencySpread | None = getattr(summary, name)
         for point in _POINTS:
-            found[f"wall_{name}_{point}_s"] = None if one is None else getattr(one, point)
-    found["wall_cpu_mean"] = outcome.cpu_mean
-    found["wall_cpu_peak"] = outcome.cpu_peak
-    found["wall_cpu_saturated_share"] = outcome.cpu_saturated
-    found["wall_verdict"] = "; ".join(text for _, text in (*outcome.invalid, *outcome.doubts)) or "valid"
-    found["wall_notes"] = "; ".join(outcome.notes)
-    return found
+            fields[f"wall_{name}_{point}_s"] = None if one is None else getattr(one, point)
+    fields["wall_cpu_mean"] = outcome.cpu_mean
+    fields["wall_cpu_peak"] = outcome.cpu_peak
+    fields["wall_cpu_saturated_share"] = outcome.cpu_saturated
+    fields["wall_verdict"] = "; ".join(text for _, text in (*outcome.invalid, *outcome.doubts)) or "valid"
+    fields["wall_notes"] = "; ".join(outcome.notes)
+    return fields
 
 
 def print_table(outcome: BenchOutcome, console: Console | None = None) -> None:

@@ -79,9 +79,9 @@ def plan_of(options: BenchOptions) -> BenchPlan:
         total, trace = options.requests, None
         source = of_workload(options)
     else:
-        kept, trace = of_trace(options)
-        total = len(kept) if options.requests is None else min(len(kept), options.requests)
-        source = numbered(kept)  # every prompt must be made, even those with known lengths only
+        requests, trace = of_trace(options)
+        total = len(requests) if options.requests is None else min(len(requests), options.requests)
+        source = numbered(requests)  # every prompt must be made, even those with known lengths only
     if options.duration is not None:
         total = None
     return BenchPlan(options=options, source=cut(options, source), total=total, trace=trace)

@@ -250,8 +250,8 @@ def _notes(
         )
     if collector.inexact:
         notes.append(f"in {collector.inexact} streams the chunks' tokens do not add up to the usage at the end")
-    told = sum(record.cached is not None for record in collector.records)
-    if sent and not told:
+    reported = sum(record.cached is not None for record in collector.records)
+    if sent and not reported:
         notes.append("the server tells no cached tokens in its usage: the hit rate is unknown")
     if collector.warm and cache is not None:
         notes.append(
@@ -275,16 +275,16 @@ def _notes(
 def _interruptible(generator: LoadGenerator) -> Iterator[list[int]]:
     """Let Ctrl-C end the sending, so that the measurement is still written; the list gets an entry for it."""
     loop = asyncio.get_running_loop()
-    came: list[int] = []
+    signals: list[int] = []
 
     def interrupt() -> None:
-        came.append(signal.SIGINT)
+        signals.append(signal.SIGINT)
         generator.stop()
 
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
         loop.add_signal_handler(signal.SIGINT, interrupt)
     try:
-        yield came
+        yield signals
     finally:
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             loop.remove_signal_handler(signal.SIGINT)

@@ -76,7 +76,7 @@ def read_cpu(path: Path = PROC_STAT) -> tuple[int, int] | None:
         return None
     if len(words) < 9 or words[0] != "cpu":
         return None
-    ticks = [int(word) for word in words[1:9]]
+    ticks = [int(field) for field in words[1:9]]
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
@@ -92,7 +92,7 @@ def judge(
     Args:
         lateness: when each request was sent, and how long after its due time.
     """
-    found: list[tuple[Reason, str]] = []
+    doubts: list[tuple[Reason, str]] = []
     late = sorted(each for _, each in lateness)
     for what, base in (("mean gap between arrivals", mean_gap), ("median TTFT", ttft_p50)):
         if not late or base is None:
@@ -101,7 +101,7 @@ def judge(
         if percentile(late, 0.99) > allowed:
             when, worst = max(lateness, key=lambda each: each[1])
             busy = cpu.samples[int(when)] if int(when) < len(cpu.samples) else None
-            found.append(
+            doubts.append(
                 (
                     "late",
                     f"{sum(each > allowed for each in late)} of {len(late)} requests were sent over "
@@ -112,12 +112,12 @@ def judge(
             break
     share = cpu.saturated_share
     if share is not None and share > CPU_SECONDS_SHARE:
-        found.append(
+        doubts.append(
             ("cpu", f"the machine was saturated: its CPUs were over {CPU_BUSY:.0%} busy in {share:.0%} of the seconds")
         )
-    return found
+    return doubts
 
 
-def reasons(found: Sequence[tuple[Reason, str]]) -> list[Reason]:
+def reasons(doubts: Sequence[tuple[Reason, str]]) -> list[Reason]:
     """Return each word once, in order."""
-    return list(dict.fromkeys(word for word, _ in found))
+    return list(dict.fromkeys(reason for reason, _ in doubts))

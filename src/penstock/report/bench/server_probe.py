@@ -20,10 +20,10 @@ async def ask(http: aiohttp.ClientSession, options: BenchOptions) -> tuple[str, 
         ConfigError: it serves no such model, or several where none was chosen.
     """
     headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    found = await _get(http, f"{options.base}/v1/models", headers)
-    if isinstance(found, str):
-        raise EngineError(f"{options.base}/v1/models: {found}", hint="is the server up, and is the URL right?")
-    names = [entry["id"] for entry in found.get("data", []) if isinstance(entry, dict) and "id" in entry]
+    answer = await _get(http, f"{options.base}/v1/models", headers)
+    if isinstance(answer, str):
+        raise EngineError(f"{options.base}/v1/models: {answer}", hint="is the server up, and is the URL right?")
+    names = [entry["id"] for entry in answer.get("data", []) if isinstance(entry, dict) and "id" in entry]
     model = options.model
     if model is None:
         if len(names) != 1:
@@ -48,9 +48,9 @@ async def _get(http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -
             body = await response.read()
             if response.status != 200:
                 return f"HTTP {response.status}: {body[:200].decode('utf-8', 'replace')}"
-            found = msgspec.json.decode(body)
+            value = msgspec.json.decode(body)
     except TimeoutError:
         return f"no answer within {PROBE_TIMEOUT:g} s"
     except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
         return f"{type(error).__name__}: {error}"
-    return found if isinstance(found, dict) else "not a JSON object"
+    return value if isinstance(value, dict) else "not a JSON object"

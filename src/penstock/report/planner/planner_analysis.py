@@ -104,9 +104,9 @@ class PlannerSeries:
     def mean(self, start: float, end: float) -> float | None:
         """Return the mean of the points in (start, end]; None where there is none, or one is unknown."""
         first, last = bisect_right(self.times, start + 1e-9), bisect_right(self.times, end + 1e-9)
-        found = self.values[first:last]
-        known = [value for value in found if value is not None]
-        return sum(known) / len(known) if known and len(known) == len(found) else None
+        values = self.values[first:last]
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 @dataclass(slots=True)
@@ -168,7 +168,7 @@ class PlannerAnalysis:
             "decisions": len(self.decisions),
             "direction_changes": sum(flips.values()),
             "direction_changes_per_hour": sum(flips.values()) / self.hours if self.hours else None,
-            "plugin_errors": sum(said.result in FAULTS for tick in self.ticks for said in tick.plugin_results),
+            "plugin_errors": sum(plugin.result in FAULTS for tick in self.ticks for plugin in tick.plugin_results),
             "ticks_without_sight": sum(tick.outcome in ("blind", "timeout") for tick in self.ticks),
             "late_max": max((tick.late for tick in self.ticks), default=0.0),
         }
@@ -216,7 +216,7 @@ def analyse(
         target=target,
         attained=attained,
         attained_from=attained_from,
-        predicted=[found for tick in ticks if (found := _predicted(tick)) is not None],
+        predicted=[load for tick in ticks if (load := _predicted(tick)) is not None],
         rates=rates,
         queued=queued,
         gpus=gpus,
@@ -240,7 +240,7 @@ def best_observed_rate(story: PlannerAnalysis, model: str, least: int = 12) -> f
     The load that a fleet bore is no more than it can bear, so the resulting bound is rather too high than too low,
     and cost against it rather too good. Windows of fewer than ``least`` requests prove nothing and are left out.
     """
-    found = []
+    per_gpu = []
     rates = story.rates[model]
     for window in story.attained:
         # A window of 60 has 60 or 59 in SLO, never 99 %: one that misses no more than its share, rounded up, is good.
@@ -251,8 +251,8 @@ def best_observed_rate(story: PlannerAnalysis, model: str, least: int = 12) -> f
         inside = [tick for tick in story.ticks if window.at < tick.at <= window.until]
         ready = [_ready_gpus(tick, model) for tick in inside]
         if rate and ready and min(ready) > 0:
-            found.append(rate / max(ready))
-    return max(found, default=None)
+            per_gpu.append(rate / max(ready))
+    return max(per_gpu, default=None)
 
 
 def direction_changes(ticks: Iterable[TickRecord], pool: str) -> int:
@@ -271,14 +271,14 @@ def direction_changes(ticks: Iterable[TickRecord], pool: str) -> int:
 def calibration(forecasts: Iterable[ForecastPoint], rank: str) -> float | None:
     """Return the share of actuals at or below a quantile; None where none can be compared with it."""
     pairs = [(getattr(f, rank), f.actual) for f in forecasts if f.actual is not None and getattr(f, rank) is not None]
-    return sum(actual <= told for told, actual in pairs) / len(pairs) if pairs else None
+    return sum(actual <= predicted for predicted, actual in pairs) / len(pairs) if pairs else None
 
 
 def error_of(forecasts: Iterable[ForecastPoint]) -> float | None:
     """Return the sum of absolute errors of the median over the sum of actuals (WAPE)."""
     known = [(f.q50, f.actual) for f in forecasts if f.actual is not None]
     total = sum(actual for _, actual in known)
-    return sum(abs(told - actual) for told, actual in known) / total if total else None
+    return sum(abs(predicted - actual) for predicted, actual in known) / total if total else None
 
 
 def _base(ticks: Sequence[TickRecord]) -> float:
@@ -298,10 +298,10 @@ def _attained(
     width = next((width for width in WIDTHS if width >= least), WIDTHS[-1])
     counts: dict[int, tuple[int, int]] = {}
 
-    def count(at: float, judged: int, kept: int) -> None:
+    def count(at: float, judged: int, in_slo: int) -> None:
         place = int((at - begin) // width)
         before = counts.get(place, (0, 0))
-        counts[place] = (before[0] + judged, before[1] + kept)
+        counts[place] = (before[0] + judged, before[1] + in_slo)
 
     source = "all requests that were submitted, by arrival"
     if slo != Slo():
@@ -314,12 +314,12 @@ def _attained(
                 # A tick reports the time before it.
                 count(max(begin, tick.at - 1e-6), each.judged, each.in_slo)
         source = "requests of which the planner heard, by their end"
-    found = [
+    points = [
         AttainedShare(begin + place * width, min(end, begin + (place + 1) * width), *pair)
         for place, pair in sorted(counts.items())
         if pair[0]
     ]
-    return found, source
+    return points, source
 
 
 def lead_of(tick: TickRecord) -> float | None:
@@ -337,23 +337,23 @@ def predicted_mean(predicted: Sequence[PredictedLoad], end: float) -> float | No
 
 def _predicted(tick: TickRecord) -> PredictedLoad | None:
     """Return a tick's prediction for its choice, all models together; None where its policy gives none."""
-    found = [
+    loads = [
         (float(parts[prefix + "demand"]["mean"]), float(chosen["attainment"]))
         for parts in tick.evidence.values()
         if isinstance(parts, dict)
         for key, chosen in parts.items()
         if key.endswith("chosen") and (prefix := key.removesuffix("chosen")) + "demand" in parts
     ]
-    rate = sum(each for each, _ in found)
+    rate = sum(each for each, _ in loads)
     if not rate:
         return None
-    return PredictedLoad(tick.at + (lead_of(tick) or 0.0), sum(each * kept for each, kept in found) / rate, rate)
+    return PredictedLoad(tick.at + (lead_of(tick) or 0.0), sum(each * share for each, share in loads) / rate, rate)
 
 
 def _forecasts(ticks: Sequence[TickRecord], model: str, rates: PlannerSeries) -> list[ForecastPoint]:
     """Compare each forecast with the actual rate: at the horizon that the run mostly decided by, else in the middle of
     the horizons; a forecast without horizons over its own time."""
-    found = []
+    forecasts = []
     leads = sorted(lead for tick in ticks if (lead := lead_of(tick)) is not None)
     lead = leads[len(leads) // 2] if leads else None
     last = ticks[-1].at
@@ -361,17 +361,17 @@ def _forecasts(ticks: Sequence[TickRecord], model: str, rates: PlannerSeries) ->
         predicted = tick.models[model].predicted if model in tick.models else {}
         seconds = float(predicted.get("seconds") or 0.0)
         horizons = predicted.get("horizons") or ()
-        told: dict[float, Sequence[float]] = {float(q): row for q, row in (predicted.get("quantiles") or {}).items()}
-        if told and horizons:
+        rows: dict[float, Sequence[float]] = {float(q): row for q, row in (predicted.get("quantiles") or {}).items()}
+        if rows and horizons:
             place = len(horizons) // 2
             if lead is not None:
                 place = min(range(len(horizons)), key=lambda each: abs(horizons[each] - lead))
             ahead = float(horizons[place])
-            ranks = sorted(told)
+            ranks = sorted(rows)
             at = tick.at + ahead
             width = min(seconds, ahead) or 1.0
-            low, high = (told[rank][place] for rank in (ranks[0], ranks[-1]))
-            q50, q90 = (_quantile(told, place, q) for q in (0.5, 0.9))
+            low, high = (rows[rank][place] for rank in (ranks[0], ranks[-1]))
+            q50, q90 = (_quantile(rows, place, q) for q in (0.5, 0.9))
             start, end = at - width / 2, at + width / 2
         elif seconds and predicted.get("requests") is not None:
             q50, low, q90, high = float(predicted["requests"]) / seconds, None, None, None
@@ -382,21 +382,21 @@ def _forecasts(ticks: Sequence[TickRecord], model: str, rates: PlannerSeries) ->
         if q50 is None:
             continue
         actual = rates.mean(start, end) if end <= last + 1e-6 else None
-        found.append(ForecastPoint(tick.at, at, q50, low, q90, high, actual))
-    return found
+        forecasts.append(ForecastPoint(tick.at, at, q50, low, q90, high, actual))
+    return forecasts
 
 
-def _quantile(told: Mapping[float, Sequence[float]], place: int, rank: float) -> float | None:
+def _quantile(quantiles: Mapping[float, Sequence[float]], place: int, rank: float) -> float | None:
     """Return a quantile, interpolated between the two ranks beside it; None beyond the outermost."""
-    ranks = sorted(told)
+    ranks = sorted(quantiles)
     right = bisect_left(ranks, rank)
     if right < len(ranks) and math.isclose(ranks[right], rank):
-        return told[ranks[right]][place]
+        return quantiles[ranks[right]][place]
     if not 0 < right < len(ranks):
         return None
     left, right_rank = ranks[right - 1], ranks[right]
     part = (rank - left) / (right_rank - left)
-    return told[left][place] + part * (told[right_rank][place] - told[left][place])
+    return quantiles[left][place] + part * (quantiles[right_rank][place] - quantiles[left][place])
 
 
 def _changes(tick: TickRecord) -> dict[str, tuple[int, int]]:
@@ -430,8 +430,8 @@ def _perfect(story: PlannerAnalysis, given: dict[str, float]) -> None:
         story.mu[model] = mu
     if not busy:
         return
-    seen = [model for model in busy if model not in given]
-    story.mu_from = "the best that was seen within the service level" if seen else "given"
+    observed = [model for model in busy if model not in given]
+    story.mu_from = "the best that was seen within the service level" if observed else "given"
     paid = 0.0
     for place, tick in enumerate(story.ticks):
         gpus = 0

@@ -76,16 +76,16 @@ def read_ticks(folder: Path) -> list[TickRecord]:
         ConfigError: there are none, or a line is no record.
     """
     decode = msgspec.json.Decoder(TickRecord).decode
-    found: list[TickRecord] = []
+    ticks: list[TickRecord] = []
     path = folder / RECORDS
     for number, line in enumerate(lines(path, needed=True), 1):
         try:
-            found.append(decode(line))
+            ticks.append(decode(line))
         except msgspec.DecodeError as error:
             raise ConfigError(f"{path}, line {number}, is no planner's record: {error}") from error
-    if not found:
+    if not ticks:
         raise ConfigError(f"{folder / RECORDS} has no tick yet", hint="the first one comes after planner.load_interval")
-    return sorted(found, key=lambda tick: tick.at)
+    return sorted(ticks, key=lambda tick: tick.at)
 
 
 def draw(story: PlannerAnalysis, name: str, run: Mapping[str, Any]) -> str:
@@ -110,7 +110,7 @@ def draw(story: PlannerAnalysis, name: str, run: Mapping[str, Any]) -> str:
 
 def lanes_of(story: PlannerAnalysis) -> list[Lane]:
     """Return the lanes of the page, the most important first."""
-    found = [
+    lanes = [
         Lane(
             SvgAxis("share in SLO", least=0.0, most=1.0, percent=True),
             [
@@ -126,7 +126,7 @@ def lanes_of(story: PlannerAnalysis) -> list[Lane]:
         forecasts = [forecast for forecast in story.forecasts[model] if forecast.at <= story.end]
         ahead = sorted(forecast.at - forecast.made_at for forecast in forecasts)
         made = f"; forecast made {ahead[len(ahead) // 2]:.0f} s before" if ahead else ""
-        found.append(
+        lanes.append(
             Lane(
                 SvgAxis("requests/s", least=0.0),
                 [
@@ -145,7 +145,7 @@ def lanes_of(story: PlannerAnalysis) -> list[Lane]:
             )
         )
     for pool in story.pools:
-        found.append(
+        lanes.append(
             Lane(
                 SvgAxis("replicas", least=0.0),
                 [
@@ -159,7 +159,7 @@ def lanes_of(story: PlannerAnalysis) -> list[Lane]:
             )
         )
     bound = _points(story.bound)
-    found += [
+    lanes += [
         Lane(
             SvgAxis("GPUs", least=0.0),
             [
@@ -197,7 +197,7 @@ def lanes_of(story: PlannerAnalysis) -> list[Lane]:
         Lane(SvgAxis(""), spans=_health(story), title="Sources: fresh, stale, broken", data="planner-models.csv"),
         Lane(SvgAxis(""), spans=_faults(story), title="Plugins that had no say", data="planner-plugins.csv"),
     ]
-    return found
+    return lanes
 
 
 def _numbers(story: PlannerAnalysis) -> str:
@@ -247,8 +247,8 @@ def _decisions(story: PlannerAnalysis) -> str:
     left = len(story.decisions) - len(shown)
     parts = []
     for each in reversed(shown):
-        reasons = [because for because in (*each.reasons, *each.bound) if because.text not in each.whys.values()]
-        more = "".join(f"<li>{html.escape(because.text)}</li>" for because in reasons)
+        reasons = [reason for reason in (*each.reasons, *each.bound) if reason.text not in each.whys.values()]
+        more = "".join(f"<li>{html.escape(reason.text)}</li>" for reason in reasons)
         advice = " (advice only)" if each.outcome == "advise" else ""
         parts.append(
             f'<li id="tick-{each.tick}"><b>{each.at:,.0f} s</b>{advice} {html.escape(each.why)}'
@@ -263,12 +263,12 @@ def _decisions(story: PlannerAnalysis) -> str:
 def _candidates(decision: PlannerDecision) -> str:
     """Return the candidates of a choice, where a plugin reported them as a list."""
     for plugin, evidence in decision.evidence.items():
-        told = evidence.get("candidates") if isinstance(evidence, dict) else None
-        if not isinstance(told, list) or not all(isinstance(one, dict) for one in told) or not told:
+        candidates = evidence.get("candidates") if isinstance(evidence, dict) else None
+        if not isinstance(candidates, list) or not all(isinstance(one, dict) for one in candidates) or not candidates:
             continue
         chosen = evidence.get("chosen")
         rows = [("chosen", chosen)] if isinstance(chosen, dict) else []
-        rows += [("", one) for one in told]
+        rows += [("", one) for one in candidates]
         head = list(dict.fromkeys(name for _, one in rows for name in one))
         cells = [(mark, *(_cell(one.get(name)) for name in head)) for mark, one in rows]
         body = table(("", *head), cells)
@@ -304,8 +304,8 @@ def _rows(story: PlannerAnalysis, unit: str) -> str:
             each = tick.models.get(model)
             row.append(None if each is None or each.rate is None else round(each.rate, 3))
         for pool in story.pools:
-            found = tick.pools.get(pool)
-            row.append(None if found is None else f"{found.target} / {found.ready} / {found.starting}")
+            pool_tick = tick.pools.get(pool)
+            row.append(None if pool_tick is None else f"{pool_tick.target} / {pool_tick.ready} / {pool_tick.starting}")
         row.append(tick.gpus)
         row.append(story.bound.values[place] if story.bound.values else None)
         waiting = [each.queued for each in tick.models.values() if each.queued is not None]
@@ -317,7 +317,7 @@ def _rows(story: PlannerAnalysis, unit: str) -> str:
 
 
 def _health(story: PlannerAnalysis) -> list[LaneSpan]:
-    found: list[LaneSpan] = []
+    spans: list[LaneSpan] = []
     for model in story.models:
         start, last = None, ""
         for tick in [*story.ticks, None]:
@@ -326,19 +326,19 @@ def _health(story: PlannerAnalysis) -> list[LaneSpan]:
             at = story.end if tick is None else tick.at
             if now != last:
                 if start is not None:
-                    found.append(
+                    spans.append(
                         LaneSpan(model, start, at, last, f"{model} is {last} from {start:.0f} s to {at:.0f} s")
                     )
                 start, last = at, now
-    return found
+    return spans
 
 
 def _faults(story: PlannerAnalysis) -> list[LaneSpan]:
     return [
-        LaneSpan(said.id, tick.at, tick.at + story.base, "broken", f"{said.id}: {said.reasons[0].text}")
+        LaneSpan(result.id, tick.at, tick.at + story.base, "broken", f"{result.id}: {result.reasons[0].text}")
         for tick in story.ticks
-        for said in tick.plugin_results
-        if said.result in ("error", "timeout") and said.reasons
+        for result in tick.plugin_results
+        if result.result in ("error", "timeout") and result.reasons
     ]
 
 
@@ -361,15 +361,15 @@ def _changed(decision: PlannerDecision, pool: str) -> str:
 
 
 def _mu_text(story: PlannerAnalysis) -> str:
-    told = ", ".join(f"{model} {mu:.2f}" for model, mu in story.mu.items())
-    return f"requests/s of one GPU: {told}, {story.mu_from}"
+    rates = ", ".join(f"{model} {mu:.2f}" for model, mu in story.mu.items())
+    return f"requests/s of one GPU: {rates}, {story.mu_from}"
 
 
 def _slo_text(story: PlannerAnalysis) -> str:
     ttft, itl = story.slo.ttft, story.slo.itl
-    told = [f"TTFT {ttft * 1e3:g} ms"] if ttft is not None else []
-    told += [f"mean ITL {itl * 1e3:g} ms"] if itl is not None else []
-    return ", ".join(told) or "as the frontends judged"
+    limits = [f"TTFT {ttft * 1e3:g} ms"] if ttft is not None else []
+    limits += [f"mean ITL {itl * 1e3:g} ms"] if itl is not None else []
+    return ", ".join(limits) or "as the frontends judged"
 
 
 class _ItlGaps(msgspec.Struct):

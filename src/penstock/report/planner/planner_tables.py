@@ -68,11 +68,11 @@ def write_tables(folder: Path, story: PlannerAnalysis) -> None:
         folder / "planner-plugins.csv",
         ("at_s", "tick", "plugin", "stage", "result", "targets", "why"),
         (
-            (t.at, t.tick, said.id, said.stage, said.result,
-             " ".join(f"{pool}={count}" for pool, count in said.targets.items()),
-             " | ".join(b.text for b in said.reasons))
+            (t.at, t.tick, result.id, result.stage, result.result,
+             " ".join(f"{pool}={count}" for pool, count in result.targets.items()),
+             " | ".join(b.text for b in result.reasons))
             for t in story.ticks
-            for said in t.plugin_results
+            for result in t.plugin_results
         ),
     )  # fmt: skip
 

@@ -116,20 +116,20 @@ def draw_lanes(title: str, begin: float, end: float, lanes: Sequence[Lane], unit
 
 def thin(points: Points, most: int = POINTS) -> Points:
     """Leave out points that would not be visible: first repeats of a value, then all but each stretch's extremes."""
-    kept = [
+    distinct = [
         point
         for place, point in enumerate(points)
         if place in (0, len(points) - 1) or not points[place - 1][1] == point[1] == points[place + 1][1]
     ]
-    if len(kept) <= most:
-        return kept
-    size = -(-len(kept) * 2 // most)
-    found: list[tuple[float, float]] = []
-    for start in range(0, len(kept), size):
-        part = kept[start : start + size]
+    if len(distinct) <= most:
+        return distinct
+    size = -(-len(distinct) * 2 // most)
+    thinned: list[tuple[float, float]] = []
+    for start in range(0, len(distinct), size):
+        part = distinct[start : start + size]
         low, high = min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])
-        found += sorted({low, high, part[0]})
-    return [*found, kept[-1]]
+        thinned += sorted({low, high, part[0]})
+    return [*thinned, distinct[-1]]
 
 
 def _height(lane: Lane) -> int:

@@ -73,11 +73,11 @@ class RecordLines:
     place: "np.ndarray[Any, np.dtype[np.uint64]]"
     workers: "np.ndarray[Any, np.dtype[np.int64]]"
 
-    def newest(self, limit: int, before: float | None, whom: int | None = None) -> Iterator[bytes]:
+    def newest(self, limit: int, before: float | None, worker: int | None = None) -> Iterator[bytes]:
         """Yield the last ``limit`` lines until ``before``, the newest first."""
         end = len(self.at) if before is None else int(np.searchsorted(self.at, before, side="right"))
-        found = np.arange(end) if whom is None else np.flatnonzero(self.workers[:end] == whom)
-        for number in found[-limit:][::-1]:
+        numbers = np.arange(end) if worker is None else np.flatnonzero(self.workers[:end] == worker)
+        for number in numbers[-limit:][::-1]:
             yield self.files.line(int(self.place[number]))
 
 
@@ -137,7 +137,7 @@ class Recording:
         self._hold = max((_spacing(table) for table in self._tables), default=HOLD_LEAST)
         self._end = self._last()
         self.timeline = Timeline(next((width for width in WIDTHS if self._end / width <= WINDOWS_MAX), WIDTHS[-1]))
-        self._whom: dict[str, int] = {}
+        self._worker_numbers: dict[str, int] = {}
         self._requests = self._read_requests()
         self._fill()
         for table in self._tables:
@@ -179,28 +179,28 @@ class Recording:
 
     def worker(self, name: str) -> dict[str, Any] | None:
         """Return one worker's load over the run, and its known facts; None where nothing is known."""
-        found = self.timeline.worker_columns(name)
-        if found is None:
+        load = self.timeline.worker_columns(name)
+        if load is None:
             return None
-        columns = found["columns"]["requests"]
-        seen = [number for number, value in enumerate(columns) if value is not None]
+        columns = load["columns"]["requests"]
+        observed = [number for number, value in enumerate(columns) if value is not None]
         width = self.timeline.width
         card = {
             "id": name,
             "pool": pool_of(name),
             "kv_blocks": self._kv_blocks.get(pool_of(name)),
             "decisions_for_it": self._count_for(name),
-            "first_seen_s": (found["first"] + seen[0]) * width if seen else None,
-            "last_seen_s": (found["first"] + seen[-1] + 1) * width if seen else None,
+            "first_seen_s": (load["first"] + observed[0]) * width if observed else None,
+            "last_seen_s": (load["first"] + observed[-1] + 1) * width if observed else None,
         }
-        return {**found, "card": card}
+        return {**load, "card": card}
 
     def decisions(self, limit: int, before: float | None, worker: str | None) -> list[dict[str, Any]]:
         """Return decisions until ``before`` and for one worker, the newest first."""
         if self._decisions is None:
             return []
-        whom = None if worker is None else self._whom.get(worker, -1)
-        return [msgspec.json.decode(line) for line in self._decisions.newest(limit, before, whom)]
+        number = None if worker is None else self._worker_numbers.get(worker, -1)
+        return [msgspec.json.decode(line) for line in self._decisions.newest(limit, before, number)]
 
     def requests(self, limit: int, before: float | None) -> list[dict[str, Any]]:
         """Return requests that ended until ``before``, the newest first."""
@@ -214,11 +214,11 @@ class Recording:
         ticks = read_ticks(self.folder)
         changed = [tick for tick in ticks if tick.outcome in CHANGES][-(limit // 2) :]
         step = -(-len(ticks) // max(1, limit - len(changed)))
-        kept = {tick.tick: tick for tick in (*ticks[::step], *changed)}
+        shown = {tick.tick: tick for tick in (*ticks[::step], *changed)}
         # The candidates of a choice are not drawn, and are most of a record.
         short = [
             msgspec.structs.replace(tick, evidence={"of": {"lead": lead_of(tick)}}, plugin_results=())
-            for tick in kept.values()
+            for tick in shown.values()
         ]
         return [msgspec.to_builtins(tick) for tick in sorted(short, key=lambda tick: -tick.at)]
 
@@ -286,11 +286,11 @@ class Recording:
         for row in table:
             if "seconds" not in row or "inflight" not in row or "queued" not in row:
                 continue
-            for window in self._held(row["seconds"], period):
+            for window in self._covered(row["seconds"], period):
                 window.queued = (window.queued or 0) + int(row["queued"])
                 window.running = (window.running or 0) + int(row["inflight"] - row["queued"])
 
-    def _held(self, at: float, period: float) -> Iterator[TimeWindow]:
+    def _covered(self, at: float, period: float) -> Iterator[TimeWindow]:
         """Yield the windows whose middle a sample covers, until the next sample."""
         width = self.timeline.width
         number = max(0, int(at / width + 0.5))
@@ -303,7 +303,7 @@ class Recording:
         if not segments.size(path):
             self.notes.append("This run has no decisions.jsonl, so neither reasons nor workers' loads are known")
             return None
-        at, place, whom = array("d"), array("Q"), array("q")
+        at, place, workers = array("d"), array("Q"), array("q")
         decode, files = msgspec.json.Decoder(_Placed), RecordSegments()
         last: dict[str, bytes] = {}
         number = -1
@@ -313,7 +313,7 @@ class Recording:
             seconds = placed.at / SECOND
             at.append(seconds)
             place.append(start)
-            whom.append(self._whom.setdefault(placed.chosen.worker, len(self._whom)))
+            workers.append(self._worker_numbers.setdefault(placed.chosen.worker, len(self._worker_numbers)))
             window = int(seconds // self.timeline.width)
             if window != number:
                 looks.setdefault(number, []).extend(last.values())
@@ -321,7 +321,7 @@ class Recording:
             last[placed.model] = line
         looks.setdefault(number, []).extend(last.values())
         self._take_looks(looks)
-        return _ordered(files, at, place, whom)
+        return _ordered(files, at, place, workers)
 
     def _take_looks(self, looks: dict[int, list[bytes]]) -> None:
         """Store the worker loads of each window's last decision; they hold until the next one."""
@@ -331,33 +331,33 @@ class Recording:
         taken = -hold - 1
         before: TimeWindow | None = None
         for number, window in self.timeline.windows.items():
-            told = looks.get(number)
-            if told:
-                loads, taken = self._loads([decode(line) for line in told]), number
+            lines = looks.get(number)
+            if lines:
+                loads, taken = self._loads([decode(line) for line in lines]), number
             if number - taken <= hold and loads:
                 window.take_loads(loads, before)
                 before = window
 
-    def _loads(self, seen: list[_EngineSample]) -> dict[str, LoadSample]:
-        found: dict[str, LoadSample] = {}
-        for one in seen:
+    def _loads(self, samples: list[_EngineSample]) -> dict[str, LoadSample]:
+        loads: dict[str, LoadSample] = {}
+        for one in samples:
             for candidate in one.candidates:
                 name = candidate.target.worker
-                ranks = found.get(name)
+                ranks = loads.get(name)
                 parts = (candidate.active_requests, candidate.active_prefill_tokens, candidate.active_blocks)
                 if ranks is not None and ranks.requests is not None:
-                    held = (ranks.requests, ranks.prefill_tokens or 0, ranks.blocks or 0)
-                    parts = (parts[0] + held[0], parts[1] + held[1], parts[2] + held[2])
-                found[name] = LoadSample(*parts, self._kv_blocks.get(pool_of(name)), True)
+                    earlier = (ranks.requests, ranks.prefill_tokens or 0, ranks.blocks or 0)
+                    parts = (parts[0] + earlier[0], parts[1] + earlier[1], parts[2] + earlier[2])
+                loads[name] = LoadSample(*parts, self._kv_blocks.get(pool_of(name)), True)
             for excluded in one.excluded:
                 name = excluded.target.worker
-                found.setdefault(name, LoadSample(None, None, None, self._kv_blocks.get(pool_of(name)), False))
-        return dict(sorted(found.items()))
+                loads.setdefault(name, LoadSample(None, None, None, self._kv_blocks.get(pool_of(name)), False))
+        return dict(sorted(loads.items()))
 
     def _count_for(self, name: str) -> int | None:
         if self._decisions is None:
             return None
-        return int(np.count_nonzero(self._decisions.workers == self._whom.get(name, -1)))
+        return int(np.count_nonzero(self._decisions.workers == self._worker_numbers.get(name, -1)))
 
     def _decoded(self, decode: Any, line: bytes, name: str) -> Any:
         try:
@@ -387,9 +387,9 @@ def _spacing(table: list[dict[str, float]]) -> float:
     return gaps[len(gaps) // 2] if gaps else HOLD_LEAST
 
 
-def _ordered(files: RecordSegments, at: array, place: array, whom: array) -> RecordLines:  # type: ignore[type-arg]
+def _ordered(files: RecordSegments, at: array, place: array, workers: array) -> RecordLines:  # type: ignore[type-arg]
     times = np.frombuffer(at, np.float64) if len(at) else np.empty(0)
     order = np.argsort(times, kind="stable")
     places = np.frombuffer(place, np.uint64) if len(at) else np.empty(0, np.uint64)
-    names = np.frombuffer(whom, np.int64) if len(at) else np.empty(0, np.int64)
+    names = np.frombuffer(workers, np.int64) if len(at) else np.empty(0, np.int64)
     return RecordLines(files, times[order], places[order], names[order])

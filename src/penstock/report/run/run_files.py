@@ -36,24 +36,24 @@ def last_line(path: Path) -> bytes | None:
 
 def deleted_records(folder: Path) -> list[str]:
     """Return which records of a run were deleted because there were too many (`runs.records_bytes`)."""
-    found = []
+    notes = []
     for name in ("requests.jsonl", "decisions.jsonl"):
         count = segments.dropped(folder / name)
         if count:
             those = counted(count, "segment")
-            found.append(f"The oldest {those} of {name} {'is' if count == 1 else 'are'} deleted (runs.records_bytes)")
-    return found
+            notes.append(f"The oldest {those} of {name} {'is' if count == 1 else 'are'} deleted (runs.records_bytes)")
+    return notes
 
 
 def number_rows(path: Path) -> list[dict[str, float]]:
     """Read a CSV file of numbers; cells that are empty or cut off are left out."""
     try:
-        head, *found = path.read_text().splitlines() or [""]
+        head, *lines = path.read_text().splitlines() or [""]
     except FileNotFoundError:
         return []
     names = head.split(",")
     read = []
-    for line in found:
+    for line in lines:
         row: dict[str, float] = {}
         for name, cell in zip(names, line.split(",")):
             with contextlib.suppress(ValueError):
@@ -65,7 +65,7 @@ def number_rows(path: Path) -> list[dict[str, float]]:
 def json_of(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one where there is no such file."""
     try:
-        found = json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except FileNotFoundError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

@@ -80,12 +80,12 @@ def cdf(values: Sequence[tuple[float, int]], points: int = CURVE_POINTS) -> Pair
     ordered = sorted(values)
     total = sum(count for _, count in ordered)
     out: Pairs = []
-    seen, next_at = 0, 0.0
+    cumulative, next_at = 0, 0.0
     for index, (value, count) in enumerate(ordered):
-        seen += count
-        if seen / total >= next_at or index in (0, len(ordered) - 1):
-            out.append((value, seen / total))
-            next_at = seen / total + 1.0 / points
+        cumulative += count
+        if cumulative / total >= next_at or index in (0, len(ordered) - 1):
+            out.append((value, cumulative / total))
+            next_at = cumulative / total + 1.0 / points
     return out
 
 
@@ -121,13 +121,13 @@ def _itl(folder: Path, records: Sequence[RequestRecord], gaps: Sequence[tuple[fl
 
 
 def _hits(folder: Path, records: Sequence[RequestRecord], bound: float | None) -> str:
-    told = [record for record in records if record.outcome == "ok" and record.cached is not None and record.isl]
+    reported = [record for record in records if record.outcome == "ok" and record.cached is not None and record.isl]
     rows: list[tuple[float, float, int]] = []
-    if told:
-        start = min(record.arrival for record in told)
-        width = (max(record.arrival for record in told) - start) / TIME_BINS or 1.0
+    if reported:
+        start = min(record.arrival for record in reported)
+        width = (max(record.arrival for record in reported) - start) / TIME_BINS or 1.0
         bins: dict[int, tuple[int, int]] = {}
-        for record in told:
+        for record in reported:
             place = min(int((record.arrival - start) / width), TIME_BINS - 1)
             cached, prompt = bins.get(place, (0, 0))
             bins[place] = (cached + (record.cached or 0), prompt + (record.isl or 0))
@@ -244,8 +244,8 @@ def _verdict(bench: dict[str, Any]) -> str:
     if bench.get("valid"):
         notes = bench.get("wall_notes")
         return f'<p class="note">{html.escape(notes)}</p>' if notes else ""
-    word = "In doubt" if bench.get("counts") else "Invalid run"
-    return f'<p class="invalid">{word}: {html.escape(str(bench.get("wall_verdict")))}</p>'
+    heading = "In doubt" if bench.get("counts") else "Invalid run"
+    return f'<p class="invalid">{heading}: {html.escape(str(bench.get("wall_verdict")))}</p>'
 
 
 def _about(run: dict[str, Any], bench: dict[str, Any]) -> str:

@@ -81,9 +81,9 @@ def summarise(
         for outcome in ("ok", "rejected", "failed", "expired", "cancelled", "unsent")
     }
     ok = by_outcome["ok"]
-    told = [record for record in ok if record.cached is not None and record.isl]
-    known_isl = sum(record.isl or 0 for record in told)
-    cached = sum(record.cached or 0 for record in told) if told else None
+    reported = [record for record in ok if record.cached is not None and record.isl]
+    known_isl = sum(record.isl or 0 for record in reported)
+    cached = sum(record.cached or 0 for record in reported) if reported else None
     in_slo = sum(record.within(slo) for record in ok)
     judged = len(records) - len(by_outcome["cancelled"])
     ends = [record.arrival + record.e2e for record in records if record.e2e is not None]
@@ -121,18 +121,18 @@ def worker_shares(ok: Sequence[RequestRecord]) -> dict[str, WorkerShare]:
     by_worker: dict[str, list[RequestRecord]] = {}
     for record in ok:
         by_worker.setdefault(record.worker or "unknown", []).append(record)
-    found: dict[str, WorkerShare] = {}
+    shares: dict[str, WorkerShare] = {}
     for worker, mine in sorted(by_worker.items()):
-        told = [record for record in mine if record.cached is not None and record.isl]
-        prompt = sum(record.isl or 0 for record in told)
-        found[worker] = WorkerShare(
+        reported = [record for record in mine if record.cached is not None and record.isl]
+        prompt = sum(record.isl or 0 for record in reported)
+        shares[worker] = WorkerShare(
             requests=len(mine),
             share=len(mine) / len(ok),
             prompt_tokens=sum(record.isl or 0 for record in mine),
             output_tokens=sum(record.osl for record in mine),
-            hit_rate=sum(record.cached or 0 for record in told) / prompt if prompt else None,
+            hit_rate=sum(record.cached or 0 for record in reported) / prompt if prompt else None,
         )
-    return found
+    return shares
 
 
 def spread(values: Iterable[float | None]) -> LatencySpread | None:

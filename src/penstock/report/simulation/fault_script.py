@@ -26,10 +26,10 @@ def policy_of(text: str) -> ScalePolicy:
     if here not in sys.path:  # an installed program does not look for modules in the current folder
         sys.path.insert(0, here)
     try:
-        found = getattr(importlib.import_module(module), name)
+        policy = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"the policy {text!r} can't be imported: {error}") from error
-    made = found() if isinstance(found, type) else found
+    made = policy() if isinstance(policy, type) else policy
     if not isinstance(made, ScalePolicy):
         raise ConfigError(
             f"the policy {text!r} has no method decide(seen)", hint="see penstock.simulate.scale_policy.ScalePolicy"
@@ -54,14 +54,14 @@ def faults_of(path: Path) -> list[Fault]:
         ConfigError: the file can't be read, or an entry is no fault.
     """
     try:
-        found = json.loads(path.read_text())
+        entries = json.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON: {error}") from error
-    if not isinstance(found, list):
+    if not isinstance(entries, list):
         raise ConfigError(f"{path} holds no list of faults")
-    return [_fault(entry, f"{path}[{number}]") for number, entry in enumerate(found)]
+    return [_fault(entry, f"{path}[{number}]") for number, entry in enumerate(entries)]
 
 
 def _fault(entry: Any, where: str) -> Fault:

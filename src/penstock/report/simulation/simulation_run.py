@@ -66,10 +66,10 @@ def main(options: SimulateOptions) -> int:
         ConfigError: the settings, the trace, the script of faults, the policy or the run folder is at fault.
     """
     variants = variants_of(options)
-    traffic, told = traffic_of(options)
+    traffic, notes = traffic_of(options)
     outcomes = []
     for variant in variants:
-        variant.notes += told
+        variant.notes += notes
         outcomes.append(run(options, variant, traffic))
     if options.json:
         sys.stdout.write(as_json(outcomes))
@@ -90,10 +90,10 @@ def variants_of(options: SimulateOptions) -> list[SimulationVariant]:
     axes: list[list[str]] = []
     for text in options.compare:
         name, equals, values = text.partition("=")
-        found = [value for value in values.split(",") if value]
-        if not equals or not name or not found:
+        choices = [value for value in values.split(",") if value]
+        if not equals or not name or not choices:
             raise ConfigError(f"--compare {text!r} names nothing to compare", hint="such as router.mode=kv,round_robin")
-        axes.append([f"{name}={value}" for value in found])
+        axes.append([f"{name}={value}" for value in choices])
     variants = []
     for chosen in product(*axes):
         settings = load(options.config, [*_named(options), *options.overrides, *chosen], os.environ).settings
@@ -130,8 +130,8 @@ def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> 
     for pool_name, pool in _split(options, settings.models[model].pools).items():
         if pool.engine != "sim":
             notes.append(f"pool {pool_name} is {pool.engine}: simulated by its sim settings")
-        wished = {"prefill": options.prefill, "decode": options.decode}.get(pool.role)
-        replicas = wished or options.workers or (len(pool.urls) if pool.urls else pool.replicas)
+        requested = {"prefill": options.prefill, "decode": options.decode}.get(pool.role)
+        replicas = requested or options.workers or (len(pool.urls) if pool.urls else pool.replicas)
         # A timing model that is composed from the data of one GPU knows how many GPUs an engine takes.
         timing = pool.sim.timing
         gpus = max(timing.tensor_parallel, timing.expert_parallel) if pool.gpus is None else pool.gpus
@@ -208,11 +208,11 @@ def traffic_of(options: SimulateOptions) -> tuple[Traffic, list[str]]:
     if options.concurrency is not None:
         raise ConfigError("--concurrency is for workloads; a trace has its own times", hint="leave one of them out")
     requests, trace = of_trace(options)
-    kept = list(cut(options, iter(requests)))
-    told = []
+    chosen = list(cut(options, iter(requests)))
+    notes = []
     if trace.skipped:
-        told = [f"{trace.skipped} bad rows of the trace were skipped; the first: {trace.errors[0].message}"]
-    return lambda: iter(kept), told
+        notes = [f"{trace.skipped} bad rows of the trace were skipped; the first: {trace.errors[0].message}"]
+    return lambda: iter(chosen), notes
 
 
 # --- one run ---------------------------------------------------------------------------------------------------------
@@ -225,15 +225,15 @@ def run(options: SimulateOptions, variant: SimulationVariant, traffic: Traffic) 
     requests, decisions = folder.writer("requests.jsonl"), folder.writer("decisions.jsonl")
     files: list[LineWriter | JournalWriter] = [requests, decisions]
     rows = CsvRows(folder.path / "metrics.csv")
-    kept: list[RequestRecord] = []
+    records: list[RequestRecord] = []
     retries = 0
 
     def ended(record: RequestRecord) -> None:
         nonlocal retries
         requests.write(record)
-        kept.append(msgspec.structs.replace(record, blocks=None))
+        records.append(msgspec.structs.replace(record, blocks=None))
         retries += max(0, (record.attempts or 1) - 1)
-        if len(kept) % FLUSH_LINES == 0:
+        if len(records) % FLUSH_LINES == 0:
             flush()
 
     def flush() -> None:
@@ -273,7 +273,7 @@ def run(options: SimulateOptions, variant: SimulationVariant, traffic: Traffic) 
     flush()
     gaps = cluster.gaps()
     slo = judged_by(variant.settings.slo)
-    summary = summarise(kept, slo, gaps)
+    summary = summarise(records, slo, gaps)
     outcome = SimulationOutcome(
         name=variant.name,
         summary=summary,
@@ -301,16 +301,16 @@ def run(options: SimulateOptions, variant: SimulationVariant, traffic: Traffic) 
     (folder.path / "simulate.json").write_text(json.dumps(as_dict(outcome), indent=2) + "\n")
     write_gaps(folder.path, gaps)
     if options.html:
-        write_report(folder.path, kept)
+        write_report(folder.path, records)
     return outcome
 
 
 def _sources(variant: SimulationVariant, cluster: SimulatedCluster) -> list[str]:
     """Return, for each pool, the source of its timing, and the share of it outside the measured range."""
-    asked = cluster.fleet.lookups()
+    lookups = cluster.fleet.lookups()
     notes = []
     for pool, plan in variant.plan.pools.items():
-        looked, beyond = asked.get(pool, (0, 0))
+        looked, beyond = lookups.get(pool, (0, 0))
         share = f"; {beyond / looked:.1%} of its look-ups lie beyond what was measured" if looked else ""
         notes.append(f"timing of {pool}: {source_of(plan.sim.timing)}{share}; {plan.sim.blocks:,} KV blocks")
     return notes

@@ -33,22 +33,22 @@ class Stabilised:
         self._most = most
         self._stable = stable
         self._growth = growth
-        self._said: dict[str, list[tuple[float, int]]] = {}
+        self._proposals: dict[str, list[tuple[float, int]]] = {}
 
-    def decide(self, seen: Observation) -> Mapping[str, int]:
+    def decide(self, observation: Observation) -> Mapping[str, int]:
         """Return the desired replicas of every pool."""
-        found = {}
-        (model,) = seen.models.values()
+        targets = {}
+        (model,) = observation.models.values()
         for name, state in model.pools.items():
             desired, ratio = state.pool.desired, self._wanted(model, state) / max(1, state.ready)
             wanted = state.ready if abs(ratio - 1.0) <= TOLERANCE else math.ceil(self._wanted(model, state) - 1e-9)
-            said = self._said.setdefault(name, [])
-            said.append((seen.at, wanted))
-            said[:] = [(at, count) for at, count in said if at > seen.at - self._stable]
+            proposals = self._proposals.setdefault(name, [])
+            proposals.append((observation.at, wanted))
+            proposals[:] = [(at, count) for at, count in proposals if at > observation.at - self._stable]
             limit = max(desired + 4, round(desired * self._growth))
-            wanted = max(count for _, count in said) if wanted < desired else min(wanted, limit)
-            found[name] = max(1, min(self._most, wanted))
-        return found
+            wanted = max(count for _, count in proposals) if wanted < desired else min(wanted, limit)
+            targets[name] = max(1, min(self._most, wanted))
+        return targets
 
 
 def hpa(kv_target: float, most: int) -> Stabilised:
@@ -82,28 +82,28 @@ class RayServe:
     def __init__(self, ongoing: float, most: int, *, up: float = 30.0, down: float = 600.0, back: float = 30.0) -> None:
         self._ongoing, self._most = ongoing, most
         self._up, self._down, self._back = up, down, back
-        self._seen: dict[str, list[tuple[float, float]]] = {}
+        self._loads: dict[str, list[tuple[float, float]]] = {}
         self._since: dict[str, tuple[int, float]] = {}
 
-    def decide(self, seen: Observation) -> Mapping[str, int]:
+    def decide(self, observation: Observation) -> Mapping[str, int]:
         """Return the replicas of pools whose desired direction has lasted long enough."""
-        found = {}
-        (model,) = seen.models.values()
+        targets = {}
+        (model,) = observation.models.values()
         for name, state in model.pools.items():
-            past = self._seen.setdefault(name, [])
-            past.append((seen.at, _sum(state.engines, "running") + _sum(state.engines, "waiting")))
-            past[:] = [(at, count) for at, count in past if at > seen.at - self._back]
+            past = self._loads.setdefault(name, [])
+            past.append((observation.at, _sum(state.engines, "running") + _sum(state.engines, "waiting")))
+            past[:] = [(at, count) for at, count in past if at > observation.at - self._back]
             mean = sum(count for _, count in past) / len(past) + (model.queued or 0)
             wanted = max(1, min(self._most, math.ceil(mean / self._ongoing)))
             direction = (wanted > state.pool.desired) - (wanted < state.pool.desired)
-            before, since = self._since.get(name, (0, seen.at))
+            before, since = self._since.get(name, (0, observation.at))
             if direction != before:
-                since = seen.at
+                since = observation.at
             self._since[name] = (direction, since)
-            if direction and seen.at - since >= (self._up if direction > 0 else self._down):
-                found[name] = wanted
-                self._since[name] = (0, seen.at)
-        return found
+            if direction and observation.at - since >= (self._up if direction > 0 else self._down):
+                targets[name] = wanted
+                self._since[name] = (0, observation.at)
+        return targets
 
 
 def _sum(engines: Sequence[EngineState], name: str) -> float:

@@ -41,15 +41,15 @@ class Schedule:
     slots: Mapping[Role, Sequence[int]]
     start_up: float
 
-    def decide(self, seen: Observation) -> Mapping[str, int]:
+    def decide(self, observation: Observation) -> Mapping[str, int]:
         """Return the desired replicas for now, so that the scheduled workers serve a start-up time later."""
-        now = int((seen.at + 1e-6) // SLOT)
-        ahead = int((seen.at + self.start_up + 1e-6) // SLOT)
-        found = {}
+        now = int((observation.at + 1e-6) // SLOT)
+        ahead = int((observation.at + self.start_up + 1e-6) // SLOT)
+        targets = {}
         for role, wanted in self.slots.items():
             # No worker that will be needed until then may be removed.
-            found[POOLS[role]] = max(wanted[min(slot, len(wanted) - 1)] for slot in range(now, ahead + 1))
-        return found
+            targets[POOLS[role]] = max(wanted[min(slot, len(wanted) - 1)] for slot in range(now, ahead + 1))
+        return targets
 
     def first(self) -> dict[Role, int]:
         """Return the workers of the first slot."""
@@ -74,13 +74,13 @@ def search(
 
     Cost: ``len(PRICES)`` + ``tries`` simulations.
     """
-    found: list[tuple[Schedule, StudyResult]] = []
+    results: list[tuple[Schedule, StudyResult]] = []
     sizing = sizing_of(layout, requests)
     for price in PRICES:
         schedule = by_need(requests, seconds, layout, start_up, priced(sizing, price))
-        found.append((schedule, _judged(requests, seconds, schedule)))
-    wanted = min(WANTED, max(result.attainment for _, result in found))
-    able = [each for each in found if each[1].attainment >= wanted]
+        results.append((schedule, _judged(requests, seconds, schedule)))
+    wanted = min(WANTED, max(result.attainment for _, result in results))
+    able = [each for each in results if each[1].attainment >= wanted]
     best, result = min(able, key=lambda each: each[1].gpu_hours)
     rates = np.asarray(rate_over_time(requests, seconds, SLOT))
     for role, first in _by_pain(best, rates, sizing)[:tries]:
@@ -90,10 +90,10 @@ def search(
             continue
         schedule = Schedule(slots, start_up)
         judged = _judged(requests, seconds, schedule)
-        found.append((schedule, judged))
+        results.append((schedule, judged))
         if judged.attainment >= wanted and judged.gpu_hours < result.gpu_hours:
             best, result = schedule, judged
-    return [judged for _, judged in found]
+    return [judged for _, judged in results]
 
 
 def _judged(requests: Sequence[TrafficRequest], seconds: float, schedule: Schedule) -> StudyResult:
@@ -102,13 +102,13 @@ def _judged(requests: Sequence[TrafficRequest], seconds: float, schedule: Schedu
 
 def _by_pain(schedule: Schedule, rates: "np.typing.NDArray[np.float64]", sizing: Sizing) -> list[tuple[Role, int]]:
     """Return (role, first slot) of every stretch, first those where one worker less is expected to hurt least."""
-    found: list[tuple[float, Role, int]] = []
+    stretches: list[tuple[float, Role, int]] = []
     for role in schedule.slots:
         for first in range(0, len(rates), STRETCH):
             part = slice(first, first + STRETCH)
             workers = {each: np.asarray(counts[part], dtype=np.float64) for each, counts in schedule.slots.items()}
             fewer = {**workers, role: np.maximum(1.0, workers[role] - 1.0)}
-            seen = rates[part][: len(workers[role])]
-            lost = float(np.sum((sizing.attainment(workers, seen) - sizing.attainment(fewer, seen)) * seen))
-            found.append((lost, role, first))
-    return [(role, first) for _, role, first in sorted(found)]
+            observed = rates[part][: len(workers[role])]
+            lost = float(np.sum((sizing.attainment(workers, observed) - sizing.attainment(fewer, observed)) * observed))
+            stretches.append((lost, role, first))
+    return [(role, first) for _, role, first in sorted(stretches)]

@@ -22,8 +22,8 @@ def gap(seconds: float) -> Distort:
         pools = {name: _engines(pool, map(_silent, pool.engines)) for name, pool in model.pools.items()}
         return msgspec.structs.replace(model, traffic=None, why="connection refused", queued=None, pools=pools)
 
-    def distort(seen: Observation) -> Observation:
-        return _models(seen, change) if _during(seen, seconds) else seen
+    def distort(observation: Observation) -> Observation:
+        return _models(observation, change) if _during(observation, seconds) else observation
 
     return distort
 
@@ -31,9 +31,9 @@ def gap(seconds: float) -> Distort:
 def nan(seconds: float) -> Distort:
     """Report latencies that are not numbers, now and then, like a source that divides by zero."""
 
-    def distort(seen: Observation) -> Observation:
-        if int(seen.at / 30.0) % 3:
-            return seen
+    def distort(observation: Observation) -> Observation:
+        if int(observation.at / 30.0) % 3:
+            return observation
 
         def change(model: ModelState) -> ModelState:
             traffic = model.traffic
@@ -42,21 +42,21 @@ def nan(seconds: float) -> Distort:
             broken = msgspec.structs.replace(traffic, ttft_sum=math.nan, itl_sum=math.nan, duration_sum=math.nan)
             return msgspec.structs.replace(model, traffic=broken)
 
-        return _models(seen, change)
+        return _models(observation, change)
 
     return distort
 
 
 def stale(seconds: float) -> Distort:
     """Repeat every source's last report for three minutes."""
-    kept: list[Observation] = []
+    repeated: list[Observation] = []
 
-    def distort(seen: Observation) -> Observation:
-        if not _during(seen, seconds):
-            kept[:] = [seen]
-            return seen
-        models = {name: _as_before(model, kept[0].models[name]) for name, model in seen.models.items()}
-        return msgspec.structs.replace(seen, models=models)
+    def distort(observation: Observation) -> Observation:
+        if not _during(observation, seconds):
+            repeated[:] = [observation]
+            return observation
+        models = {name: _as_before(model, repeated[0].models[name]) for name, model in observation.models.items()}
+        return msgspec.structs.replace(observation, models=models)
 
     return distort
 
@@ -71,8 +71,8 @@ def silent_engine(seconds: float) -> Distort:
         }
         return msgspec.structs.replace(model, pools=pools)
 
-    def distort(seen: Observation) -> Observation:
-        return seen if seen.at < seconds / 3.0 else _models(seen, change)
+    def distort(observation: Observation) -> Observation:
+        return observation if observation.at < seconds / 3.0 else _models(observation, change)
 
     return distort
 
@@ -85,12 +85,12 @@ FAULTS: dict[str, Callable[[float], Distort]] = {
 }
 
 
-def _during(seen: Observation, seconds: float) -> bool:
-    return seconds / 3.0 <= seen.at < seconds / 3.0 + SECONDS
+def _during(observation: Observation, seconds: float) -> bool:
+    return seconds / 3.0 <= observation.at < seconds / 3.0 + SECONDS
 
 
-def _models(seen: Observation, change: Callable[[ModelState], ModelState]) -> Observation:
-    return msgspec.structs.replace(seen, models={name: change(model) for name, model in seen.models.items()})
+def _models(look: Observation, change: Callable[[ModelState], ModelState]) -> Observation:
+    return msgspec.structs.replace(look, models={name: change(model) for name, model in look.models.items()})
 
 
 def _as_before(model: ModelState, old: ModelState) -> ModelState:
@@ -103,5 +103,5 @@ def _engines(pool: PoolState, engines: Iterable[EngineState]) -> PoolState:
 
 
 def _silent(engine: EngineState) -> EngineState:
-    told = ("steps", "running", "waiting", "queued_prefill_tokens", "queued_decode_kv", "decode_kv")
-    return msgspec.structs.replace(engine, **dict.fromkeys(told))
+    fields = ("steps", "running", "waiting", "queued_prefill_tokens", "queued_decode_kv", "decode_kv")
+    return msgspec.structs.replace(engine, **dict.fromkeys(fields))

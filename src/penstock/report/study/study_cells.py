@@ -74,10 +74,10 @@ def cells(*, full: bool, traces: Path | None) -> list[StudyCell]:
     public = [traffic.name for traffic in PUBLIC if traces is not None and (traces / str(traffic.file)).is_file()]
     names = [*own, *public]
     grid = names if full else ["waves and a burst", "a slow wave and a burst", "ramps", *public[:1]]
-    found: dict[str, StudyCell] = {}
+    cells: dict[str, StudyCell] = {}
 
     def add(
-        who: str,
+        policy: str,
         knob: float,
         traffic: Iterable[str],
         layouts: Iterable[str],
@@ -89,9 +89,9 @@ def cells(*, full: bool, traces: Path | None) -> list[StudyCell]:
                 for start_up in start_ups:
                     for seed in seeds:
                         cell = StudyCell(
-                            traffic=name, layout=layout, start_up=start_up, seed=seed, contender=who, knob=knob
+                            traffic=name, layout=layout, start_up=start_up, seed=seed, contender=policy, knob=knob
                         )
-                        found.setdefault(cell.key, cell)
+                        cells.setdefault(cell.key, cell)
 
     defaults = {contender.name: contender.default for contender in CONTENDERS}
     both = tuple(LAYOUTS)
@@ -117,23 +117,23 @@ def cells(*, full: bool, traces: Path | None) -> list[StudyCell]:
     for size in STATIC_SIZES:
         add(STATIC, size, swept, both[1:], (120.0,))
     # Ours and two beside it on the whole grid.
-    for who in ("slo", *BESIDE):
-        add(who, defaults[who], grid, both, START_UPS)
+    for policy in ("slo", *BESIDE):
+        add(policy, defaults[policy], grid, both, START_UPS)
     for fault in FAULTS:
-        for who in ("slo", *BESIDE):
+        for policy in ("slo", *BESIDE):
             cell = StudyCell(
                 traffic="a slow wave and a burst",
                 layout="aggregated",
                 start_up=120.0,
                 seed=1,
-                contender=who,
-                knob=defaults[who],
+                contender=policy,
+                knob=defaults[policy],
                 fault=fault,
             )
-            found.setdefault(cell.key, cell)
+            cells.setdefault(cell.key, cell)
     # How much of it is chance: the same fronts from other seeds, on traffic that was not used for tuning.
     add_fronts([name for name in own if not ALL[name].tuning], SEEDS)
-    return list(found.values())
+    return list(cells.values())
 
 
 def carry_out(cell: StudyCell, traces: str | None) -> StudyRow:
@@ -142,8 +142,8 @@ def carry_out(cell: StudyCell, traces: str | None) -> StudyRow:
     requests = traffic.requests(cell.seed, None if traces is None else Path(traces))
     seconds = traffic.seconds
     if cell.contender == CLAIRVOYANT:
-        found = clairvoyant.search(requests, seconds, cell.layout, cell.start_up)
-        return StudyRow(cell=cell, results=tuple(found))
+        results = clairvoyant.search(requests, seconds, cell.layout, cell.start_up)
+        return StudyRow(cell=cell, results=tuple(results))
     # A public trace has its own lengths, and fleets for ours would have the wrong size.
     sizing = tables(cell.layout) if traffic.file is None else sizing_of(cell.layout, requests)
     if cell.contender == STATIC:
@@ -160,15 +160,15 @@ def carry_out(cell: StudyCell, traces: str | None) -> StudyRow:
 
 def read(path: Path) -> dict[str, StudyRow]:
     """Return the cells that are already done, by key; a last line that was cut off is left out."""
-    found: dict[str, StudyRow] = {}
+    rows: dict[str, StudyRow] = {}
     if path.is_file():
         for line in path.read_text().splitlines():
             try:
                 done = msgspec.json.decode(line, type=StudyRow)
             except msgspec.DecodeError:
                 continue
-            found[done.cell.key] = done
-    return found
+            rows[done.cell.key] = done
+    return rows
 
 
 def do_all(
@@ -178,13 +178,13 @@ def do_all(
     traces: Path | None,
     processes: int,
     until: float | None,
-    told: Callable[[int, int, StudyRow], object],
+    on_done: Callable[[int, int, StudyRow], object],
 ) -> Iterator[StudyRow]:
     """Run the cells that are not in the file yet, and write each as it is done; yield the earlier ones too.
 
     Args:
         until: monotonic time after which no new cell is begun; None runs all.
-        told: takes (done, of how many, the newest row).
+        on_done: takes (done, of how many, the newest row).
     """
     known = read(path)
     missing = [cell for cell in wanted if cell.key not in known]
@@ -211,7 +211,7 @@ def do_all(
             number += 1
             file.write(msgspec.json.encode(done).decode() + "\n")
             file.flush()
-            told(number, len(missing), done)
+            on_done(number, len(missing), done)
             fill()
             yield done
 

@@ -52,7 +52,7 @@ def main(options: StudyOptions) -> int:
             traces=options.traces,
             processes=options.processes,
             until=options.until,
-            told=_told,
+            on_done=_print_progress,
         )
     )
     rows = list(as_rows(done))
@@ -78,7 +78,7 @@ def page(before: str, tables: str) -> str:
     return f"{head}{BEGIN}\n{folded(tables)}\n{END}{foot or chr(10)}"
 
 
-def _told(number: int, of: int, done: StudyRow) -> None:
+def _print_progress(number: int, of: int, done: StudyRow) -> None:
     best = max(done.results, key=lambda result: result.attainment)
     line = f"{number}/{of} {done.cell.key}: {best.attainment:.2%} in SLO at {best.gpu_hours:.2f} GPU-hours\n"
     sys.stderr.write(line)

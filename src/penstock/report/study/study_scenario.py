@@ -15,11 +15,11 @@ from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.latency_bins import Bins
 from penstock.kernel.machine import Effect, Event, Machine, Nanos, Snapshot
 from penstock.kernel.request_record import RequestRecord
-from penstock.kernel.values import Role, Slo
+from penstock.kernel.values import EngineLimits, Role, Slo
 from penstock.planner.observation import Observation
 from penstock.planner.performance.benchmark_table import BenchmarkTable
 from penstock.planner.performance.speed_sources import KnownSpeeds
-from penstock.planner.sizing.attainment import AttainmentModel, EngineCapacity
+from penstock.planner.sizing.attainment import AttainmentModel
 from penstock.planner.sizing.fleet_sizing import Bounds, ShareTable, Sizing, UncertainDemand
 from penstock.planner.sizing.workload_mix import WorkloadMix, count_into, shape_bin
 from penstock.planner.tick_record import TickRecord
@@ -97,7 +97,11 @@ def sizing_of(layout: str, requests: Iterable[TrafficRequest]) -> Sizing:
     for request in requests:
         count_into(mix, shape_bin(request.isl, request.osl, 0.0))
     model = BenchmarkTable.of_metrics(known_speeds().metrics["self-benchmark"])
-    limits = EngineCapacity(ENGINE.max_seqs, ENGINE.max_batched_tokens, ENGINE.blocks * ENGINE.block_size)
+    limits = EngineLimits(
+        max_seqs=ENGINE.max_seqs,
+        max_batched_tokens=ENGINE.max_batched_tokens,
+        kv_tokens=ENGINE.blocks * ENGINE.block_size,
+    )
     serving = AttainmentModel(model, limits, WorkloadMix.of_bins(mix), SLO.of(None))
     roles = LAYOUTS[layout]
     work = sum(serving.least(role) for role in roles)
@@ -152,9 +156,9 @@ class TimedPolicy:
 
     def handle(self, now: Nanos, event: Event) -> Sequence[Effect]:
         started = time.perf_counter()
-        found = self.planner.handle(now, event)
+        effects = self.planner.handle(now, event)
         self.seconds += time.perf_counter() - started
-        return found
+        return effects
 
     def snapshot(self) -> Snapshot:
         return self.planner.snapshot()
@@ -173,12 +177,12 @@ class RecordedPolicy:
         self.policy = policy
         self.targets: dict[str, list[int]] = {}
 
-    def decide(self, seen: Observation) -> Mapping[str, int] | None:
-        found = self.policy.decide(seen)
-        for model in seen.models.values():
+    def decide(self, observation: Observation) -> Mapping[str, int] | None:
+        targets = self.policy.decide(observation)
+        for model in observation.models.values():
             for name, state in model.pools.items():
-                self.targets.setdefault(name, []).append((found or {}).get(name, state.pool.desired))
-        return found
+                self.targets.setdefault(name, []).append((targets or {}).get(name, state.pool.desired))
+        return targets
 
 
 def run(
@@ -211,8 +215,8 @@ def run(
     wall = time.perf_counter() - started
     good = [record.within(SLO) for record in records]
     bins: dict[int, list[bool]] = {}
-    for record, kept in zip(records, good, strict=True):
-        bins.setdefault(int(record.arrival // 300.0), []).append(kept)
+    for record, in_slo in zip(records, good, strict=True):
+        bins.setdefault(int(record.arrival // 300.0), []).append(in_slo)
     ttfts = [record.ttft for record in records if record.ttft is not None]
     itls = [record.itl.mean for record in records if record.itl is not None]
     turns, changes = _turns(_wanted(ticks) if noted is None else noted.targets)

@@ -68,13 +68,13 @@ def _against_clairvoyant(done: Sequence[StudyRow]) -> str:
                 flat = cost_at(static[seed], wanted)
                 if flat is not None and cost is not None:
                     above.append(flat / cost)
-        told = "tuned on" if ALL[place[0]].tuning else ""
+        tuned = "tuned on" if ALL[place[0]].tuning else ""
         rows.append(
             [
                 place[0],
                 place[1],
                 f"{place[2]:g}",
-                told,
+                tuned,
                 _median(best, "{:.2%}"),
                 _median(ratios, "{:.2f}"),
                 _range(ratios, "{:.2f}"),
@@ -233,22 +233,22 @@ def _fault_table(done: Iterable[StudyRow]) -> str:
 # --- fronts --------------------------------------------------------------------------------------------------------
 
 
-def fronts(done: Iterable[StudyRow], place: Place, who: str) -> dict[int, list[FrontPoint]]:
+def fronts(done: Iterable[StudyRow], place: Place, contender: str) -> dict[int, list[FrontPoint]]:
     """Return per seed the points that no other point of the same policy beats, by rising GPU-hours."""
-    found: dict[int, list[FrontPoint]] = defaultdict(list)
+    by_seed: dict[int, list[FrontPoint]] = defaultdict(list)
     for each in done:
-        if _place(each) == place and each.cell.contender == who:
-            found[each.cell.seed] += [FrontPoint(r.gpu_hours, 1.0 - r.attainment) for r in each.results]
-    return {seed: front(points) for seed, points in found.items()}
+        if _place(each) == place and each.cell.contender == contender:
+            by_seed[each.cell.seed] += [FrontPoint(r.gpu_hours, 1.0 - r.attainment) for r in each.results]
+    return {seed: front(points) for seed, points in by_seed.items()}
 
 
 def front(points: Iterable[FrontPoint]) -> list[FrontPoint]:
     """Return the points that are not beaten in both, by rising GPU-hours and falling misses."""
-    kept: list[FrontPoint] = []
+    unbeaten: list[FrontPoint] = []
     for point in sorted(points):
-        if not kept or point.missed < kept[-1].missed:
-            kept.append(point)
-    return kept
+        if not unbeaten or point.missed < unbeaten[-1].missed:
+            unbeaten.append(point)
+    return unbeaten
 
 
 def cost_at(points: Sequence[FrontPoint], missed: float) -> float | None:
@@ -289,12 +289,12 @@ def _places(done: Iterable[StudyRow]) -> list[Place]:
     return sorted({_place(each) for each in done}, key=lambda place: (place[1], names.index(place[0]), place[2]))
 
 
-def _results(done: Iterable[StudyRow], place: Place, who: str) -> dict[int, StudyResult]:
+def _results(done: Iterable[StudyRow], place: Place, contender: str) -> dict[int, StudyResult]:
     """Return a policy's results at its default knob, by seed."""
     return {
         each.cell.seed: each.results[0]
         for each in done
-        if _place(each) == place and each.cell.contender == who and each.cell.knob == BY_NAME[who].default
+        if _place(each) == place and each.cell.contender == contender and each.cell.knob == BY_NAME[contender].default
     }
 
 

@@ -57,15 +57,15 @@ class StudyTraffic:
         def starts(rate: float) -> Iterator[float]:
             return follow(shape, rate, rng)
 
-        found = []
+        requests = []
         for request in plain(1.0, rng, starts=starts, shape=LENGTHS, kind=self.name):
             if request.at >= self.seconds:
                 break
             if self.stretch is not None and request.at >= self.stretch[0]:
                 longer = min(LONGEST - request.osl, round(request.isl * self.stretch[1]))
                 request = TrafficRequest(at=request.at, isl=longer, osl=request.osl)
-            found.append(TrafficRequest(at=request.at, isl=request.isl, osl=request.osl))
-        return found
+            requests.append(TrafficRequest(at=request.at, isl=request.isl, osl=request.osl))
+        return requests
 
 
 def _wave(low: float, high: float, period: float) -> Callable[[float], float]:
@@ -83,12 +83,12 @@ def _levels(levels: Sequence[float], each: float) -> Callable[[float], float]:
 def _bursts(name: str, base: float, seconds: float) -> Callable[[float], float]:
     """Return a rate that jumps for a minute or two, some minutes apart; ``name`` seeds the times and heights."""
     dice, at = random.Random(name), 0.0
-    found: list[tuple[float, float, float]] = []
+    bursts: list[tuple[float, float, float]] = []
     while at < seconds:
         start = at + dice.expovariate(1.0 / 200.0)
         at = start + dice.uniform(40.0, 150.0)
-        found.append((start, at, base * dice.uniform(2.0, 3.5)))
-    return lambda at: next((rate for start, end, rate in found if start <= at < end), base)
+        bursts.append((start, at, base * dice.uniform(2.0, 3.5)))
+    return lambda at: next((rate for start, end, rate in bursts if start <= at < end), base)
 
 
 OWN: tuple[StudyTraffic, ...] = (

@@ -97,7 +97,7 @@ class Crashes:
             CRASHED,
             known=lambda: [CRASHED + name for name in self.known],
             put=self._put,
-            gone=self._gone,
+            deleted=self._deleted,
             frozen=lambda error: None,
         )
 
@@ -118,14 +118,14 @@ class Crashes:
 
     def findings(self) -> list[dict[str, str]]:
         """Return which processes crashed lately. The text holds no age, so that all frontends return the same."""
-        found = []
+        findings = []
         for crash in self.known.values():
             if self._clock() - crash.at > RECENT:
                 continue
             when = time.strftime("%H:%M:%S UTC", time.gmtime(crash.at))
             again = "" if crash.count == 1 else f", for the {ordinal(crash.count)} time"
             after = "it is asked again until it answers" if crash.kind == "server" else "it was started again"
-            found.append(
+            findings.append(
                 {
                     "level": "warning",
                     "text": f"{crash.name} {crash.reason} at {when}{again}; {after}",
@@ -134,7 +134,7 @@ class Crashes:
                     else f"see logs/{crash.name}.log in the run folder",
                 }
             )
-        return found
+        return findings
 
     async def _put(self, key: str, raw: bytes) -> None:
         try:
@@ -146,5 +146,5 @@ class Crashes:
         except (msgspec.DecodeError, NewerVersion) as error:
             log.warning("a crash in the store can't be read: %s", error)
 
-    async def _gone(self, key: str) -> None:
+    async def _deleted(self, key: str) -> None:
         self.known.pop(key.removeprefix(CRASHED), None)

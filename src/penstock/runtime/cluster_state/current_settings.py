@@ -44,34 +44,34 @@ class CurrentSettings:
             self._store,
             SETTINGS,
             known=lambda: [SETTINGS + key for key in self.changes],
-            put=self._came,
-            gone=self._gone,
+            put=self._put,
+            deleted=self._deleted,
             frozen=lambda error: None,
             read=self._settle,
         )
 
-    async def _came(self, key: str, raw: bytes) -> None:
-        wish = decode(SettingSpec, raw)
-        if wish is not None:
-            self.changes[key.removeprefix(SETTINGS)] = wish
+    async def _put(self, key: str, raw: bytes) -> None:
+        spec = decode(SettingSpec, raw)
+        if spec is not None:
+            self.changes[key.removeprefix(SETTINGS)] = spec
 
-    async def _gone(self, key: str) -> None:
+    async def _deleted(self, key: str) -> None:
         self.changes.pop(key.removeprefix(SETTINGS), None)
 
     def _settle(self) -> None:
         """Apply all changes that were read at once at once."""
         new = self.started
-        for key, wish in self.changes.items():
+        for key, spec in self.changes.items():
             try:
-                new = with_values(new, {key: wish.value})
+                new = with_values(new, {key: spec.value})
             except msgspec.ValidationError as error:
                 log.warning("what stands in the store for %s is not taken: %s", key, error)
-        found = differences(self.settings, new)
-        if found:
+        changes = differences(self.settings, new)
+        if changes:
             self.settings = new
-            by = ", ".join(sorted({self.changes[c.key].by for c in found if c.key in self.changes})) or "nobody"
-            log.info("settings changed by %s: %s", by, ", ".join(f"{c.key}={c.new}" for c in found))
-            self._apply(new, found, by)
+            by = ", ".join(sorted({self.changes[c.key].by for c in changes if c.key in self.changes})) or "nobody"
+            log.info("settings changed by %s: %s", by, ", ".join(f"{c.key}={c.new}" for c in changes))
+            self._apply(new, changes, by)
         self.read.set()
 
 

@@ -32,7 +32,7 @@ DRAINED = "drained/"
 """``drained/<worker or frontend>``: `DrainStatus`."""
 LEAVING = "leaving/"
 """``leaving/<worker>/<frontend>``: `DrainAck`."""
-SEEN = "seen/"
+ACKS = "seen/"
 """``seen/<frontend>``: `MembershipAcks`."""
 RESTARTED = "restart/report"
 """`RestartStatus`."""
@@ -178,16 +178,16 @@ _DECODERS: dict[Any, VersionedDecoder] = {
 def decode(kind: type[T], raw: bytes) -> T | None:
     """Read a record; None where it can't be read, or is of a newer release."""
     try:
-        found: T = _DECODERS[kind].decode(raw)
+        record: T = _DECODERS[kind].decode(raw)
     except (msgspec.DecodeError, NewerVersion):
         return None
-    return found
+    return record
 
 
 def decode_all(kind: type[T], raw: Mapping[str, bytes], prefix: str) -> dict[str, T]:
     """Read the records under a prefix, by the rest of their keys; unreadable ones are left out."""
-    found = {key.removeprefix(prefix): decode(kind, value) for key, value in raw.items()}
-    return {name: record for name, record in found.items() if record is not None}
+    records = {key.removeprefix(prefix): decode(kind, value) for key, value in raw.items()}
+    return {name: record for name, record in records.items() if record is not None}
 
 
 async def put(store: Store, key: str, record: msgspec.Struct, *, ttl: float | None = None) -> None:

@@ -59,14 +59,14 @@ class DrainProgress:
 
     async def _report(self, card: WorkerCard) -> None:
         begun = self._active(card)
-        said: int | None = None
-        while said != 0:
+        reported: int | None = None
+        while reported != 0:
             active = self._active(card)
-            if active != said:
+            if active != reported:
                 try:
                     report = DrainAck(worker=card.id, epoch=card.epoch, active=active, begun=begun)
                     await put(self._store, self._key(card), report, ttl=self._ttl)
-                    said = active
+                    reported = active
                 except StoreUnavailable as error:
                     log.warning("what still runs on %s can't be written to the store: %s", card.id, error)
             await asyncio.sleep(EVERY)

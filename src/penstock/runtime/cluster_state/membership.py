@@ -78,7 +78,7 @@ class Membership:
         self._leaving = leaving
         self._heard = heard
         self._known: dict[str, MembershipEntry] = {}
-        self._said: dict[str, int] = {}
+        self._epochs: dict[str, int] = {}
         """The epochs of the known workers, as their own supervisors write them."""
         self._left: dict[str, int] = {}
         """The last epoch under which a worker that left was known here."""
@@ -94,7 +94,7 @@ class Membership:
             WORKERS,
             known=lambda: self._known,
             put=self._put,
-            gone=self._gone,
+            deleted=self._deleted,
             frozen=self._frozen,
             read=self._all_read,
         )
@@ -122,11 +122,11 @@ class Membership:
             log.warning("what stands under %s is no worker: %s", key, error)
             return
         known = self._known.get(key)
-        if known is not None and self._said[key] < entry.card.epoch:
+        if known is not None and self._epochs[key] < entry.card.epoch:
             await self._stopped(known.card)
             self._left[key] = known.card.epoch
             known = None
-        self._said[key] = entry.card.epoch
+        self._epochs[key] = entry.card.epoch
         entry = msgspec.structs.replace(entry, card=self._here(key, entry.card, known))
         self._known[key] = entry
         if known is None:
@@ -148,7 +148,7 @@ class Membership:
         left = self._left.get(key, -1)
         return card if card.epoch > left else msgspec.structs.replace(card, epoch=left + 1)
 
-    async def _gone(self, key: str) -> None:
+    async def _deleted(self, key: str) -> None:
         entry = self._known.pop(key, None)
         if entry is None:
             return

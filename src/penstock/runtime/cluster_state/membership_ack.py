@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.kernel.values import WorkerCard
-from penstock.runtime.cluster_state.desired_state import SEEN, MembershipAcks, decode_all, put
+from penstock.runtime.cluster_state.desired_state import ACKS, MembershipAcks, decode_all, put
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS
 from penstock.runtime.cluster_state.store_watch import RETRY
 
@@ -45,16 +45,16 @@ class MembershipAck:
 
     async def run(self) -> None:
         """Write until cancelled."""
-        told: Mapping[str, int] | None = None
+        written: Mapping[str, int] | None = None
         while True:
             await self._changed.wait()
             self._changed.clear()
             known: dict[str, int] = {card.id: card.epoch for card in self._cards()}
-            if known == told:
+            if known == written:
                 continue
             try:
-                await put(self._store, SEEN + self._name, MembershipAcks(workers=known), ttl=self._ttl)
-                told = known
+                await put(self._store, ACKS + self._name, MembershipAcks(workers=known), ttl=self._ttl)
+                written = known
             except StoreUnavailable as error:
                 log.warning("the workers that this frontend knows can't be written to the store: %s", error)
                 await asyncio.sleep(RETRY)
@@ -67,10 +67,10 @@ async def acknowledged_by_all(store: Store, card: WorkerCard) -> None:
     while time.monotonic() < end:
         try:
             frontends = {key.removeprefix(FRONTENDS) for key in await store.list(FRONTENDS)}
-            seen = decode_all(MembershipAcks, await store.list(SEEN), SEEN)
+            acks = decode_all(MembershipAcks, await store.list(ACKS), ACKS)
         except StoreUnavailable:
             return  # membership is frozen; the frontends' state is unknown
-        if all(name in seen and seen[name].workers.get(card.id, 0) >= card.epoch for name in frontends):
+        if all(name in acks and acks[name].workers.get(card.id, 0) >= card.epoch for name in frontends):
             return
         await asyncio.sleep(EVERY)
     log.info("not every frontend has acknowledged %s", card.id)

@@ -27,5 +27,5 @@ def signature(secret: ClusterSecret, method: str, host: str, target: str, at: in
 
 
 def parts(method: str, host: str, target: str, at: int, nonce: str) -> tuple[bytes, ...]:
-    said = (str(VERSION), method, host, target, str(at), nonce)
-    return tuple(part.encode("utf-8", "surrogateescape") for part in said)
+    fields = (str(VERSION), method, host, target, str(at), nonce)
+    return tuple(part.encode("utf-8", "surrogateescape") for part in fields)

@@ -93,11 +93,11 @@ class PlacementSync:
         steps = self._outbox.setdefault(placement.id, [])
         if steps and placement.step in ("ended", "grown"):
             # Only its newest progress matters, and where it was placed: that shows what a cache holds.
-            kept = [
+            remaining = [
                 step for step in steps if step.step == "placed" or (step.step == "first" and placement.step != "ended")
             ]
-            self._gathered -= len(steps) - len(kept)
-            steps[:] = kept
+            self._gathered -= len(steps) - len(remaining)
+            steps[:] = remaining
         steps.append(placement)
         self._gathered += 1
         if self._gathered >= GATHERED_MAX:
@@ -128,7 +128,7 @@ class PlacementSync:
 
     async def _watch(self) -> None:
         await follow(
-            self._store, FRONTENDS, known=lambda: self.cards, put=self._came, gone=self._gone, frozen=self._frozen
+            self._store, FRONTENDS, known=lambda: self.cards, put=self._put, deleted=self._deleted, frozen=self._frozen
         )
 
     def _frozen(self, error: StoreUnavailable | None) -> None:
@@ -136,7 +136,7 @@ class PlacementSync:
             log.warning("the other frontends can't be seen: %s", error)
         self._available = error is None
 
-    async def _came(self, key: str, value: bytes) -> None:
+    async def _put(self, key: str, value: bytes) -> None:
         try:
             card: FrontendCard = _cards.decode(value)
         except NewerVersion as error:
@@ -156,7 +156,7 @@ class PlacementSync:
         if self.newer & (self.newer - 1) == 0:  # the 1st, 2nd, 4th...: one comes with every request
             log.warning("message %d of another frontend left out: %s", self.newer, error)
 
-    async def _gone(self, key: str) -> None:
+    async def _deleted(self, key: str) -> None:
         card = self.cards.pop(key, None)
         if card is not None:
             if isinstance(self._plane, ZmqPlane):

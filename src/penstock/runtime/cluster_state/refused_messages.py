@@ -14,31 +14,31 @@ SAME_RELEASE = "processes of one cluster run the same release; update this one"
 def refusals(node: "RouterNode") -> dict[str, int]:
     """Return how often each kind of message was refused; names as in ``penstock_notes_total``."""
     store, plane, peers = node.store, node.plane, node.peers
-    found = {
+    counts = {
         "store_entry_foreign": getattr(store, "foreign", 0),
         "store_entry_newer": getattr(store, "newer", 0) + node.membership.newer,
         "kv_events_refused": node.feeds.handshakes_failed,
     }
     if isinstance(plane, NatsPlane):
-        found["plane_message_foreign"] = plane.foreign
-        found["plane_message_newer"] = plane.newer
+        counts["plane_message_foreign"] = plane.foreign
+        counts["plane_message_newer"] = plane.newer
     elif plane is not None:
-        found["plane_refused"] = plane.others.failed
-        found["plane_stranger"] = plane.strangers.failed
-        found["plane_message_newer"] = plane.newer
+        counts["plane_refused"] = plane.others.failed
+        counts["plane_stranger"] = plane.strangers.failed
+        counts["plane_message_newer"] = plane.newer
     if peers is not None:
-        found["peer_message_newer"] = peers.newer
-        found["peer_message_malformed"] = peers.malformed
-    return {name: count for name, count in found.items() if count}
+        counts["peer_message_newer"] = peers.newer
+        counts["peer_message_malformed"] = peers.malformed
+    return {name: count for name, count in counts.items() if count}
 
 
 def findings(node: "RouterNode") -> list[dict[str, Any]]:
     """Return findings about refused messages, with the operator's next step."""
     counts = refusals(node)
-    found: list[dict[str, Any]] = []
+    findings: list[dict[str, Any]] = []
 
     def say(text: str, hint: str) -> None:
-        found.append({"level": "warning", "text": text, "hint": hint})
+        findings.append({"level": "warning", "text": text, "hint": hint})
 
     foreign = counts.get("store_entry_foreign", 0)
     if foreign:
@@ -65,4 +65,4 @@ def findings(node: "RouterNode") -> list[dict[str, Any]]:
     newer = sum(counts.get(name, 0) for name in ("store_entry_newer", "plane_message_newer", "peer_message_newer"))
     if newer:
         say(f"{newer} messages of a newer release were refused", SAME_RELEASE)
-    return found
+    return findings

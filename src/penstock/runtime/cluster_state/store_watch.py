@@ -15,16 +15,16 @@ async def follow(
     *,
     known: Callable[[], Iterable[str]],
     put: Callable[[str, bytes], Awaitable[None]],
-    gone: Callable[[str], Awaitable[None]],
+    deleted: Callable[[str], Awaitable[None]],
     frozen: Callable[[StoreUnavailable | None], None],
     read: Callable[[], None] = lambda: None,
 ) -> None:
     """Watch a prefix until cancelled.
 
     Args:
-        known: the keys that count as alive; those that ended during an outage are then ``gone``.
+        known: the keys that count as alive; those that ended during an outage are then ``deleted``.
         put: called with each key and its value, also unchanged ones.
-        gone: called with each key that went away.
+        deleted: called with each key that went away.
         frozen: called with the error while the store can't be read, and with None whenever it can.
         read: called whenever all reported changes have been passed on.
     """
@@ -36,11 +36,11 @@ async def follow(
                 if first:  # the first batch is everything that is alive
                     alive = {change.key for change in changes if change.value is not None}
                     for key in [key for key in known() if key not in alive]:
-                        await gone(key)
+                        await deleted(key)
                     first = False
                 for change in changes:
                     if change.value is None:
-                        await gone(change.key)
+                        await deleted(change.key)
                     else:
                         await put(change.key, change.value)
                 read()

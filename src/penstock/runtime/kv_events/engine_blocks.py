@@ -27,12 +27,12 @@ class EngineBlocks:
         self._block_size = card.block_size
         # As the router's index does: an engine of this kind publishes the end of each copy that it published.
         self._copies = card.engine == "vllm"
-        self._held: dict[Tier, dict[int, _Block]] = {tier: {} for tier in TIERS}
+        self._tiers: dict[Tier, dict[int, _Block]] = {tier: {} for tier in TIERS}
         self._names: dict[int, int] = {}
         """The engine's hash -> ours."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._held.values()))
+        return sum(map(len, self._tiers.values()))
 
     def apply(self, event: KvEvent) -> list[KvEvent]:
         """Apply an event, and return the resulting events under our hashes."""
@@ -44,7 +44,7 @@ class EngineBlocks:
             blocks = self._known(names)
             self._remove(event.tier, blocks)
             for name in () if self._native else names:
-                if not any(self._names.get(name) in held for held in self._held.values()):
+                if not any(self._names.get(name) in stored for stored in self._tiers.values()):
                     self._names.pop(name, None)
             return [KvRemoved(hashes=blocks, tier=event.tier)] if blocks else []
         plain = wordless(event, native=self._native, block_size=self._block_size)
@@ -53,27 +53,27 @@ class EngineBlocks:
 
     def clear(self) -> None:
         """The engine holds nothing, or its blocks are unknown."""
-        for held in self._held.values():
-            held.clear()
+        for stored in self._tiers.values():
+            stored.clear()
         self._names.clear()
 
     def dump(self) -> Iterator[KvStored]:
         """Yield events that give an empty index the same blocks."""
-        for tier, held in self._held.items():
+        for tier, stored in self._tiers.items():
             run: list[int] = []
             parent: int | None = None
-            for block, kept in held.items():
-                if run and (kept.parent != run[-1] or len(run) == RUN_MAX):
+            for block, entry in stored.items():
+                if run and (entry.parent != run[-1] or len(run) == RUN_MAX):
                     yield self._event(run, parent, tier)
                     run = []
                 if not run:
-                    parent = kept.parent
+                    parent = entry.parent
                 run.append(block)
             if run:
                 yield self._event(run, parent, tier)
-            for block, kept in held.items():
-                for _ in range(kept.copies - 1):
-                    yield self._event([block], kept.parent, tier)
+            for block, entry in stored.items():
+                for _ in range(entry.copies - 1):
+                    yield self._event([block], entry.parent, tier)
 
     def _event(self, blocks: Sequence[int], parent: int | None, tier: Tier) -> KvStored:
         return KvStored(hashes=list(blocks), parent=parent, block_size=self._block_size or 0, tier=tier)
@@ -84,29 +84,29 @@ class EngineBlocks:
             self._store(event.tier, names, event.parent)
             return [event]
         if event.local is None:  # a copy into a lower tier comes without tokens
-            found: list[KvEvent] = []
+            events: list[KvEvent] = []
             for block in self._known(names):
                 parent = self._parent_of(block)
                 self._store(event.tier, [block], parent)
-                found.append(self._event([block], parent, event.tier))
-            return found
+                events.append(self._event([block], parent, event.tier))
+            return events
         parent = None if event.parent is None else self._names.get(unsigned([event.parent])[0])
         if (event.parent is not None and parent is None) or len(event.local) != len(names):
             self.unplaced += len(names)
             return []
         blocks = chain(event.local, parent)
-        gone = [
+        replaced = [
             before
             for name, block in zip(names, blocks, strict=True)
             if (before := self._names.get(name)) is not None and before != block
         ]
         changed: list[KvEvent] = []
-        for tier in TIERS if gone else ():
+        for tier in TIERS if replaced else ():
             # An old engine hash for a new block: the engine can't hold the old block any more.
-            held = [block for block in gone if block in self._held[tier]]
-            if held:
-                changed.append(KvRemoved(hashes=held, tier=tier))
-                self._remove(tier, held)
+            removed = [block for block in replaced if block in self._tiers[tier]]
+            if removed:
+                changed.append(KvRemoved(hashes=removed, tier=tier))
+                self._remove(tier, removed)
         self._names.update(zip(names, blocks, strict=True))
         self._store(event.tier, blocks, parent)
         return [*changed, KvStored(hashes=blocks, parent=parent, block_size=event.block_size, tier=event.tier)]
@@ -114,33 +114,33 @@ class EngineBlocks:
     def _known(self, names: Iterable[int]) -> list[int]:
         if self._native:
             return list(names)
-        found = [self._names.get(name) for name in names]
-        self.unplaced += found.count(None)
-        return [block for block in found if block is not None]
+        translated = [self._names.get(name) for name in names]
+        self.unplaced += translated.count(None)
+        return [block for block in translated if block is not None]
 
     def _parent_of(self, block: int) -> int | None:
-        kept = (held.get(block) for held in self._held.values())
-        return next((found.parent for found in kept if found is not None), None)
+        entries = (stored.get(block) for stored in self._tiers.values())
+        return next((entry.parent for entry in entries if entry is not None), None)
 
     def _store(self, tier: Tier, blocks: Iterable[int], parent: int | None) -> None:
-        held = self._held[tier]
+        stored = self._tiers[tier]
         for block in blocks:
-            kept = held.get(block)
-            if kept is None:
-                held[block] = _Block(parent)
+            entry = stored.get(block)
+            if entry is None:
+                stored[block] = _Block(parent)
             elif self._copies and tier == "device":
-                kept.copies += 1
+                entry.copies += 1
             parent = block
 
     def _remove(self, tier: Tier, blocks: Iterable[int]) -> None:
-        held = self._held[tier]
+        stored = self._tiers[tier]
         for block in blocks:
-            kept = held.get(block)
-            if kept is None:
+            entry = stored.get(block)
+            if entry is None:
                 continue
-            kept.copies -= 1
-            if kept.copies == 0:
-                del held[block]
+            entry.copies -= 1
+            if entry.copies == 0:
+                del stored[block]
 
 
 class _Block:

@@ -171,10 +171,10 @@ class JetStreamHistory:
 
         store = await js.object_store(self._bucket)
         try:
-            found = await store.get(where)
+            entry = await store.get(where)
         except NotFoundError:
             return IndexSnapshot(place=0, messages=[])
-        return msgspec.msgpack.decode(found.data or b"", type=IndexSnapshot)
+        return msgspec.msgpack.decode(entry.data or b"", type=IndexSnapshot)
 
     async def _after(self, js: "JetStreamContext", where: str, place: int) -> list[bytes]:
         """Return the stream's messages on a subject after a position."""
@@ -185,12 +185,12 @@ class JetStreamHistory:
             start = {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": place + 1}
         config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=30.0, **start)
         consumer = await js.pull_subscribe(where, stream=self._stream, config=config)
-        found: list[bytes] = []
+        messages: list[bytes] = []
         try:
             left = (await consumer.consumer_info()).num_pending or 0
-            while len(found) < left:
-                got = await consumer.fetch(min(FETCHED, left - len(found)), timeout=TIMEOUT)
-                found += [message.data for message in got]
+            while len(messages) < left:
+                got = await consumer.fetch(min(FETCHED, left - len(messages)), timeout=TIMEOUT)
+                messages += [message.data for message in got]
         finally:
             await consumer.unsubscribe()
-        return found
+        return messages

@@ -104,10 +104,10 @@ class KvEventFeeds:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        found = self._subscribers.pop(target, None)
-        if found is not None:
-            self._failed_before += _failed(found[0])
-            found[0].close()
+        feed = self._subscribers.pop(target, None)
+        if feed is not None:
+            self._failed_before += _failed(feed[0])
+            feed[0].close()
 
     async def _listen(self, target: Target) -> None:
         subscriber, card = self._subscribers[target]
@@ -155,10 +155,10 @@ class KvEventFeeds:
         task.add_done_callback(self._replays.discard)
 
     async def _replay(self, wanted: ReplayWanted) -> None:
-        found = self._subscribers.get(Target(wanted.worker, wanted.rank))
+        feed = self._subscribers.get(Target(wanted.worker, wanted.rank))
         batches: list[KvObserved] | None = None
-        if found is not None:
-            subscriber, card = found
+        if feed is not None:
+            subscriber, card = feed
             answer = await subscriber.replay(wanted.first, REPLAY_TIMEOUT)
             if answer is not None:
                 batches = [self._observed(card, batch) for batch in answer]

@@ -45,7 +45,7 @@ log = logging.getLogger("penstock.relay")
 
 BEAT = 1.0
 """Seconds between two beats, which carry the highest number."""
-KEPT = 4096
+REPLAYABLE = 4096
 """Batches kept for routers that missed some; a router that needs older ones gets everything that is held."""
 REPLAY_TIMEOUT, REPLAY_PAUSE = 5.0, 1.0
 """Seconds that an engine gets to answer, and until the next request."""
@@ -149,7 +149,7 @@ class KvEventRelay:
             card.events[rank], replay, card.topic, rank, secret=None if plain else secret, refused=self._refused
         )
         self._stream = KvEventStream()
-        self._kept: deque[list[SnapshotPart]] = deque(maxlen=KEPT)
+        self._recent: deque[list[SnapshotPart]] = deque(maxlen=REPLAYABLE)
         self._outbox: asyncio.Queue[list[SnapshotPart]] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unlisten: Callable[[], Coroutine[Any, Any, None]] | None = None
@@ -234,7 +234,7 @@ class KvEventRelay:
             return
         parts = parts_of(self._card.epoch, self.next, events)
         self.next += 1
-        self._kept.append(parts)
+        self._recent.append(parts)
         self._outbox.put_nowait(parts)
 
     async def _replay(self, first: int) -> None:
@@ -273,13 +273,13 @@ class KvEventRelay:
             await asyncio.sleep(BEAT)
 
     async def _listen(self) -> None:
-        unlisten = await self._link.listen(self._subjects["ask"], self._asked)
+        unlisten = await self._link.listen(self._subjects["ask"], self._question)
         try:
             await asyncio.Event().wait()
         finally:
             await unlisten()
 
-    async def _asked(self, message: "Msg") -> None:
+    async def _question(self, message: "Msg") -> None:
         where = self._subjects["ask"]
         try:
             question = decode(ReplayQuestion, message.data, where, self._secret)
@@ -293,11 +293,11 @@ class KvEventRelay:
     def _answer(self, question: ReplayQuestion) -> list[SnapshotPart]:
         epoch = self._card.epoch
         last = SnapshotPart(epoch=epoch, sequence=self.next - 1, last=True)
-        oldest = self._kept[0][0].sequence if self._kept else self.next
+        oldest = self._recent[0][0].sequence if self._recent else self.next
         if question.epoch != epoch:
             return []  # it is for an earlier or a later relay
         if oldest <= question.first <= self.next:
-            newer = [parts for parts in self._kept if parts[0].sequence >= question.first]
+            newer = [parts for parts in self._recent if parts[0].sequence >= question.first]
             return [*(part for parts in newer for part in parts), last]
         return [*self._whole(), last] if self.next else [last]
 

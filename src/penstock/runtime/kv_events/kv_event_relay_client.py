@@ -84,8 +84,8 @@ class KvRelayFeed:
         self._epoch = epoch
         self._secret = shared.secret
         self._durable = shared.durable
-        self._seen = -1
-        self._told = -1
+        self._newest = -1
+        self._announced = -1
         """The number of the last beat."""
         self._asking = 0
         """Replay requests under way."""
@@ -101,11 +101,11 @@ class KvRelayFeed:
                     for batch in await self._missed(part.sequence):
                         yield batch
                     continue
-                found = assembler.add(part)
+                whole = assembler.add(part)
                 # An answer had it already: a relay's numbers never go back, so it is no restart.
-                if found is not None and found.sequence > self._seen:
-                    self._saw(found)
-                    yield found
+                if whole is not None and whole.sequence > self._newest:
+                    self._saw(whole)
+                    yield whole
         finally:
             for end in ends:
                 await end()
@@ -157,13 +157,13 @@ class KvRelayFeed:
         if part is not None and part.epoch == self._epoch and self._queue.qsize() < WAITING_MAX:
             self._queue.put_nowait(part)
 
-    async def _missed(self, told: int) -> list[KvBatch]:
+    async def _missed(self, announced: int) -> list[KvBatch]:
         """Request batches that a beat showed and that still miss at the next: a beat may overtake its batches."""
-        due, self._told = self._told, told
-        if due <= self._seen or self._asking:  # a request under way may bring it; if not, the next beat shows that
+        due, self._announced = self._announced, announced
+        if due <= self._newest or self._asking:  # a request under way may bring it; if not, the next beat shows that
             return []
         self.beats_missed += 1
-        return await self.replay(self._seen + 1, TIMEOUT) or []
+        return await self.replay(self._newest + 1, TIMEOUT) or []
 
     def _joined(self, parts: list[SnapshotPart]) -> list[KvBatch]:
         assembler = Assembler(self._rank)
@@ -174,7 +174,7 @@ class KvRelayFeed:
 
     def _saw(self, batch: KvBatch) -> None:
         self.received += 1
-        self._seen = max(self._seen, batch.sequence)
+        self._newest = max(self._newest, batch.sequence)
 
     def _read(self, raw: bytes, kind: str) -> SnapshotPart | None:
         try:

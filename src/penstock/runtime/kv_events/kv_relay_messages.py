@@ -73,8 +73,8 @@ def endpoint(card: WorkerCard, rank: int) -> str:
 
 def epoch_of(endpoint: str) -> int:
     """Return the epoch of a relay's numbers, from the endpoint in the card; -1 where it has none."""
-    said = endpoint.rpartition("@")[2]
-    return int(said) if said.isdigit() else -1
+    number = endpoint.rpartition("@")[2]
+    return int(number) if number.isdigit() else -1
 
 
 def subject(prefix: str, kind: str, target: Target) -> str:
@@ -100,8 +100,8 @@ def decode(kind: type[T], raw: bytes, where: str, secret: ClusterSecret | None) 
         code, raw = raw[:_CODE], raw[_CODE:]
         if not secret.verify(code.decode("ascii", "replace"), _PURPOSE, where.encode(), raw):
             raise ForeignMessage(f"a message on {where} is not signed with this cluster's secret")
-    found: T = _DECODERS[kind].decode(raw)
-    return found
+    message: T = _DECODERS[kind].decode(raw)
+    return message
 
 
 def parts_of(epoch: int, sequence: int, events: list[KvEvent], *, whole: bool = False) -> list[SnapshotPart]:

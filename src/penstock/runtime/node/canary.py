@@ -139,25 +139,25 @@ class Canary:
         watched.sent += 1
         began = time.monotonic()
         request = f"canary-{card.id}-{watched.sent}"
-        verdict, seen = await one_token(self._http, card, self._settings.timeout, request)
+        verdict, text = await one_token(self._http, card, self._settings.timeout, request)
         if self._watched.get(card.id) is not watched:
             return  # it left meanwhile, or came back as a new worker
         watched.last = verdict
         if verdict == "missed":
-            self._missed(watched, seen)
+            self._missed(watched, text)
         elif verdict == "unfit":
             watched.unfit = True
-            log.warning("worker %s is not asked for tokens any more: %s", card.id, seen)
+            log.warning("worker %s is not asked for tokens any more: %s", card.id, text)
         else:
             watched.seconds = time.monotonic() - began if verdict == "alive" else watched.seconds
             self._answered(watched)
 
-    def _missed(self, watched: CanaryTarget, seen: str) -> None:
+    def _missed(self, watched: CanaryTarget, text: str) -> None:
         watched.missed += 1
         watched.misses += 1
-        log.warning("worker %s missed a canary, %d in a row: %s", watched.card.id, watched.misses, seen)
+        log.warning("worker %s missed a canary, %d in a row: %s", watched.card.id, watched.misses, text)
         if watched.misses >= MISSES and watched.cordoned is None:
-            watched.cordoned = f"{watched.misses} canaries in a row brought no token, the last: {seen}"
+            watched.cordoned = f"{watched.misses} canaries in a row brought no token, the last: {text}"
             self._cordon(watched.card.id, True, watched.cordoned)
 
     def _answered(self, watched: CanaryTarget) -> None:

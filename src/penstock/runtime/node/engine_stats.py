@@ -113,14 +113,14 @@ class EngineStats:
         self._readers[reader] = None
         while len(self._readers) > READERS_MAX:
             del self._readers[next(iter(self._readers))]
-        found: dict[WorkerId, StepStats] = {}
+        windows: dict[WorkerId, StepStats] = {}
         for worker, watched in self._watched.items():
             steps = watched.unread.pop(reader, None)
             if steps is not None:
-                found[worker] = steps
+                windows[worker] = steps
             elif not known and watched.last is not None:
-                found[worker] = watched.last.steps
-        return found
+                windows[worker] = watched.last.steps
+        return windows
 
     def status(self, worker: WorkerId) -> dict[str, Any] | None:
         """Return an engine's last window for operators: rates and means; None where there is none."""
@@ -152,8 +152,8 @@ class EngineStats:
         for reader in self._readers:
             unread = watched.unread.get(reader)
             watched.unread[reader] = steps if unread is None else unread + steps
-        for gone in [reader for reader in watched.unread if reader not in self._readers]:
-            del watched.unread[gone]
+        for ended in [reader for reader in watched.unread if reader not in self._readers]:
+            del watched.unread[ended]
 
 
 def described(window: StatsWindow, now: float) -> dict[str, Any]:

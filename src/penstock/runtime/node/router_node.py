@@ -77,7 +77,7 @@ class RouterNode:
         self.membership = Membership(
             store,
             self.live,
-            started=self._worker_came,
+            started=self._worker_started,
             stopped=self._worker_went,
             leaving=self.departures.began,
             heard=self._heard,
@@ -131,9 +131,9 @@ class RouterNode:
 
     def status(self) -> dict[str, Any]:
         """Return the router's status with the observations of the parts around it."""
-        found = self.router.status(self.live.now())
+        status = self.router.status(self.live.now())
         if not self.membership.available:
-            found["findings"].append(
+            status["findings"].append(
                 {
                     "level": "warning",
                     "text": "the store can't be read: membership is frozen at "
@@ -141,17 +141,17 @@ class RouterNode:
                     "hint": "traffic goes on; see the frontend's log for the reason",
                 }
             )
-        found["findings"] += refused_messages.findings(self)
-        self.observers.describe(found["workers"])
-        self.crashes.describe(found["workers"])
-        found["crashes"] = self.crashes.status()
-        found["findings"] += self.crashes.findings()
+        status["findings"] += refused_messages.findings(self)
+        self.observers.describe(status["workers"])
+        self.crashes.describe(status["workers"])
+        status["crashes"] = self.crashes.status()
+        status["findings"] += self.crashes.findings()
         others = [] if self.peers is None else [card.id for card in self.peers.cards.values()]
-        found["frontends"] = sorted([self.name, *others])
-        found["router_faults"] = self.live.faults
-        found["planner"] = self.planned.status()
-        found["findings"] += self.planned.findings()
-        return found
+        status["frontends"] = sorted([self.name, *others])
+        status["router_faults"] = self.live.faults
+        status["planner"] = self.planned.status()
+        status["findings"] += self.planned.findings()
+        return status
 
     async def close(self) -> None:
         """Stop receiving events and delete this frontend's keys in the store."""
@@ -178,7 +178,7 @@ class RouterNode:
         """Run a task for as long as this node runs."""
         self._tasks.append(asyncio.create_task(work, name=name))
 
-    def _worker_came(self, card: WorkerCard) -> None:
+    def _worker_started(self, card: WorkerCard) -> None:
         if self.router.pools[card.model].exact is not None:
             self.feeds.start(card)
         self.observers.start(card)
@@ -210,9 +210,9 @@ class RouterNode:
 
     async def _measure(self, card: WorkerCard) -> None:
         async with aiohttp.ClientSession() as http:
-            found = await measured_speed(http, card.url)
-        if found is not None:
-            self.live.post("router", WorkerMeasured(worker=card.id, **found))
+            speed = await measured_speed(http, card.url)
+        if speed is not None:
+            self.live.post("router", WorkerMeasured(worker=card.id, **speed))
 
     def _noted(self, now: Nanos, sender: str, effect: OperatorNote) -> None:
         self.noted[effect.kind] = self.noted.get(effect.kind, 0) + 1

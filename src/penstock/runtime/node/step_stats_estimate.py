@@ -19,14 +19,14 @@ from penstock.router.workers.active_sequences import Active
 class LoadLook:
     """One sample of an engine's requests.
 
-    ``decoding``: those with a first token; ``held`` KV tokens of theirs that are known; ``ages`` seconds, summed, in
-    which each has made tokens that are not counted in ``held``. ``silent``: prompt tokens (cached ones included, as
-    engines count their queue) and seconds since dispatch, of each request without a token yet, the oldest first:
-    it waits, is prefilled, or makes tokens that come all at once at the end.
+    ``decoding``: those with a first token; ``decode_kv``: KV tokens of theirs that are known; ``ages`` seconds, summed,
+    in which each has made tokens that are not counted in ``decode_kv``. ``silent``: prompt tokens (cached ones
+    included, as engines count their queue) and seconds since dispatch, of each request without a token yet, the oldest
+    first: it waits, is prefilled, or makes tokens that come all at once at the end.
     """
 
     decoding: int
-    kv_held: float
+    decode_kv: float
     ages: float
     silent: tuple[tuple[float, float], ...] = ()
 
@@ -34,7 +34,7 @@ class LoadLook:
 def look(requests: Iterable[Active], block_size: int, now: Nanos) -> LoadLook:
     """Sample the requests that occupy an engine. Cost: O(requests)."""
     decoding = 0
-    held = ages = 0.0
+    decode_kv = ages = 0.0
     silent: list[tuple[float, float]] = []
     for active in requests:
         # The last block of a prompt is half full, on average.
@@ -44,9 +44,9 @@ def look(requests: Iterable[Active], block_size: int, now: Nanos) -> LoadLook:
             silent.append((prompt, age))
         else:
             decoding += 1
-            held += prompt + active.output_blocks * block_size
+            decode_kv += prompt + active.output_blocks * block_size
             ages += age
-    return LoadLook(decoding, held, ages, tuple(silent))
+    return LoadLook(decoding, decode_kv, ages, tuple(silent))
 
 
 def completed(window: StepStats, looks: Sequence[LoadLook]) -> StepStats:
@@ -60,18 +60,18 @@ def completed(window: StepStats, looks: Sequence[LoadLook]) -> StepStats:
     if window.decode_seqs is not None:
         running, wait = window.decode_seqs / window.passes, _wait(window)
         looks = [_heard(one, running, wait) for one in looks]
-    found: dict[str, int] = {}
+    estimates: dict[str, int] = {}
     if window.decode_kv is None and window.decode_seqs is not None:
         kv = _kv_per_sequence(window, looks)
         if kv is not None:
-            found["decode_kv"] = round(window.decode_seqs * kv)
+            estimates["decode_kv"] = round(window.decode_seqs * kv)
     if window.queued_prefill_tokens is None and window.queued_requests is not None:
         prompt = _prompt(looks)
         if prompt is not None or not window.queued_requests:
-            found["queued_prefill_tokens"] = round(window.queued_requests * (prompt or 0.0))
-    if not found:
+            estimates["queued_prefill_tokens"] = round(window.queued_requests * (prompt or 0.0))
+    if not estimates:
         return window
-    return msgspec.structs.replace(window, **found, estimated=tuple(sorted({*window.estimated, *found})))
+    return msgspec.structs.replace(window, **estimates, estimated=tuple(sorted({*window.estimated, *estimates})))
 
 
 def _wait(window: StepStats) -> float:
@@ -90,9 +90,9 @@ def _heard(one: LoadLook, running: float, wait: float) -> LoadLook:
     more = min(round(running) - one.decoding, len(one.silent))
     if more <= 0:
         return one
-    held = one.kv_held + sum(prompt for prompt, _ in one.silent[:more])
+    decode_kv = one.decode_kv + sum(prompt for prompt, _ in one.silent[:more])
     ages = one.ages + sum(max(0.0, age - wait) for _, age in one.silent[:more])
-    return LoadLook(one.decoding + more, held, ages, one.silent[more:])
+    return LoadLook(one.decoding + more, decode_kv, ages, one.silent[more:])
 
 
 def _kv_per_sequence(window: StepStats, looks: Sequence[LoadLook]) -> float | None:
@@ -100,11 +100,11 @@ def _kv_per_sequence(window: StepStats, looks: Sequence[LoadLook]) -> float | No
     sequences = sum(one.decoding for one in looks)
     if not sequences:
         return None if window.decode_seqs else 0.0
-    held = sum(one.kv_held for one in looks)
+    decode_kv = sum(one.decode_kv for one in looks)
     if window.wall:
         # A pass gives a sequence one token, so its age in passes is the length of its output.
-        held += sum(one.ages for one in looks) * window.passes / window.wall
-    return held / sequences
+        decode_kv += sum(one.ages for one in looks) * window.passes / window.wall
+    return decode_kv / sequences
 
 
 def _prompt(looks: Sequence[LoadLook]) -> float | None:
@@ -113,4 +113,4 @@ def _prompt(looks: Sequence[LoadLook]) -> float | None:
     if silent:
         return sum(silent) / len(silent)
     count = sum(one.decoding for one in looks)
-    return sum(one.kv_held for one in looks) / count if count else None
+    return sum(one.decode_kv for one in looks) / count if count else None

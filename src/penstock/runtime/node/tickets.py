@@ -101,9 +101,9 @@ class Ticket:
             ),
         )
 
-    def staged(self, attempt: int, *, held: bool, cached: int | None) -> None:
+    def staged(self, attempt: int, *, kv_retained: bool, cached: int | None) -> None:
         """Report that a stage before the last is done; `next` then returns where the request continues."""
-        self._tickets.live.post("router", Staged(id=self.id, attempt=attempt, kv_retained=held, cached=cached))
+        self._tickets.live.post("router", Staged(id=self.id, attempt=attempt, kv_retained=kv_retained, cached=cached))
 
     def cancelled(self) -> None:
         """Report that the client went away; harmless once the request has ended."""

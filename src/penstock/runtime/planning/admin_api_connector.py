@@ -34,12 +34,12 @@ class AdminApiConnector:
         self._http: aiohttp.ClientSession | None = None
 
     async def look(self) -> Mapping[str, Pool]:
-        found = await self._call("GET", "/admin/desired", None)
-        self._pools = {each["name"]: msgspec.convert({**each, "pool": each}, PoolStatus) for each in found["pools"]}
+        answer = await self._call("GET", "/admin/desired", None)
+        self._pools = {each["name"]: msgspec.convert({**each, "pool": each}, PoolStatus) for each in answer["pools"]}
         return {name: pool_of_status(report, None) for name, report in self._pools.items()}
 
     async def scale(
-        self, targets: Mapping[str, int], flips: Sequence[Flip], because: Sequence[Reason]
+        self, targets: Mapping[str, int], flips: Sequence[Flip], reasons: Sequence[Reason]
     ) -> dict[str, str]:
         problems: dict[str, str] = {}
         for name, replicas in targets.items():
@@ -71,9 +71,9 @@ class AdminApiConnector:
             self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT), headers=self._headers)
         try:
             async with self._http.request(method, self._url + path, json=body, allow_redirects=False) as answer:
-                found = await answer.json()
+                body = await answer.json()
                 if answer.status == 200:
-                    return found
-                raise AdminRefused(f"{self._url}{path} answers {answer.status}: {found['error']['message']}")
+                    return body
+                raise AdminRefused(f"{self._url}{path} answers {answer.status}: {body['error']['message']}")
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
             raise AdminRefused(f"{self._url}{path} does not answer: {str(error) or type(error).__name__}") from error

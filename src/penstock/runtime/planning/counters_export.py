@@ -52,8 +52,8 @@ class CountersExport:
                 place = (worker, epochs[worker])
                 known = self._passes.get(place)
                 self._passes[place] = steps if known is None else _added(known, steps)
-        for gone in self._passes.keys() - there:
-            del self._passes[gone]
+        for ended in self._passes.keys() - there:
+            del self._passes[ended]
 
     def _engine(self, worker: RosterWorker, now: int) -> WorkerCounters:
         card = worker.card
@@ -71,10 +71,7 @@ class CountersExport:
                 RankCounters(running=x.requests, prefill_tokens=x.prefill_tokens, blocks=x.blocks) for x in loads
             ),
             block_size=card.block_size,
-            kv_tokens=None if card.kv_blocks is None or card.block_size is None else card.kv_blocks * card.block_size,
-            max_seqs=card.max_seqs,
-            max_batched_tokens=card.max_batched_tokens,
-            max_len=card.max_len,
+            limits=card.limits,
             steps=self._passes.get((card.id, card.epoch)),
             window=None if window is None else window.steps,
         )

@@ -43,20 +43,20 @@ class DesiredStateConnector:
 
     async def look(self) -> Mapping[str, Pool]:
         self._pools = decode_all(PoolStatus, await self._store.list(POOLS), POOLS)
-        wishes = decode_all(PoolSpec, await self._store.list(DESIRED), DESIRED)
-        found = self._pools.items()
-        return {name: pool_of_status(report, wishes.get(name), self._gpus.get(name)) for name, report in found}
+        specs = decode_all(PoolSpec, await self._store.list(DESIRED), DESIRED)
+        statuses = self._pools.items()
+        return {name: pool_of_status(report, specs.get(name), self._gpus.get(name)) for name, report in statuses}
 
     async def scale(
-        self, targets: Mapping[str, int], flips: Sequence[Flip], because: Sequence[Reason]
+        self, targets: Mapping[str, int], flips: Sequence[Flip], reasons: Sequence[Reason]
     ) -> dict[str, str]:
         problems: dict[str, str] = {}
         try:
             for name, replicas in targets.items():
                 problem = refusal(self._pools.get(name), replicas)
                 if problem is None:
-                    wish = PoolSpec(replicas=replicas, timeout=self._patience, by=PLANNER)
-                    await put(self._store, DESIRED + name, wish)
+                    spec = PoolSpec(replicas=replicas, timeout=self._patience, by=PLANNER)
+                    await put(self._store, DESIRED + name, spec)
                 else:
                     problems[name] = problem
             for flip in flips:
@@ -75,14 +75,14 @@ class DesiredStateConnector:
         """Do nothing: the store's opener closes it."""
 
 
-def pool_of_status(status: PoolStatus, wish: PoolSpec | None, gpus: int | None = None) -> Pool:
+def pool_of_status(status: PoolStatus, spec: PoolSpec | None, gpus: int | None = None) -> Pool:
     """Return a pool as a planner's connector reports it.
 
     The spec counts as desired, not the supervisor's present target: a restart adds one replica for a while, which no
     operator or planner set. A pool that another party runs can have no more than it has.
     """
     pool = status.pool
-    desired = pool.desired if wish is None else wish.replicas
+    desired = pool.desired if spec is None else spec.replicas
     limit = pool.limit if status.kind == "process" else desired
     return msgspec.structs.replace(pool, desired=desired, gpus=gpus or pool.gpus, limit=limit)
 
@@ -100,12 +100,12 @@ def refusal(status: PoolStatus | None, replicas: int) -> str | None:
 
 def to_flip(pools: Iterable[PoolStatus], flip: Flip) -> list[str]:
     """Return the workers that a change of role takes: the youngest first, whose caches are the emptiest."""
-    found: list[str] = []
+    ids: list[str] = []
     for status in pools:
         if status.pool.model == flip.model:
             replicas = status.pool.replicas or ()
-            found += [each.id for each in replicas if each.state == "ready" and each.role == flip.frm]
-    return sorted(found, key=_number, reverse=True)[: flip.count]
+            ids += [each.id for each in replicas if each.state == "ready" and each.role == flip.frm]
+    return sorted(ids, key=_number, reverse=True)[: flip.count]
 
 
 def _number(worker: str) -> tuple[int, str]:

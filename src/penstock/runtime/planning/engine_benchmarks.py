@@ -25,12 +25,12 @@ class EngineBenchmarks:
 
     Args:
         store: of the cluster, with the workers' cards.
-        told: called with each benchmark.
+        report: called with each benchmark.
     """
 
-    def __init__(self, store: Store, told: Callable[[Benchmarked], object]) -> None:
+    def __init__(self, store: Store, report: Callable[[Benchmarked], object]) -> None:
         self._store = store
-        self._told = told
+        self._report = report
         self._left: dict[tuple[str, Role], int] = {}
 
     async def run(self) -> None:
@@ -53,8 +53,8 @@ class EngineBenchmarks:
         if left <= 0:
             return
         self._left[kind] = left - 1
-        found = await self_benchmark(http, card.url)
-        if found is not None:
+        metrics = await self_benchmark(http, card.url)
+        if metrics is not None:
             log.info("%s, a %s worker of %s, tells how fast it is", card.id, card.role, card.model)
             self._left[kind] = 0
-            self._told(Benchmarked(model=card.model, role=card.role, metrics=found))
+            self._report(Benchmarked(model=card.model, role=card.role, metrics=metrics))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from penstock.planner.observation import Traffic
+from penstock.kernel.values import Traffic
 from penstock.planner.sizing.request_counts import RequestCounts
 
 
@@ -20,10 +20,10 @@ class FrontendCounts:
 
     def of(self, model: str) -> RequestCounts:
         """Return a model's counters, created where it is new."""
-        found = self._models.get(model)
-        if found is None:
-            found = self._models[model] = RequestCounts()
-        return found
+        counts = self._models.get(model)
+        if counts is None:
+            counts = self._models[model] = RequestCounts()
+        return counts
 
     def totals(self) -> dict[str, Traffic]:
         """Return every model's counters as they are."""

@@ -43,10 +43,10 @@ class LiveObserver:
             PenstockError: the connector can't report the pools; the traffic meanwhile is in the next observation.
         """
         # The connector first: its failure must not cost the counts of the source.
-        found = await self._connector.look()
+        reported = await self._connector.look()
         reading = await self._source.read(at)
-        self.pools, self.reading = dict(found), reading
-        pools = self.pool_observer.look(at, found, reading.workers)
+        self.pools, self.reading = dict(reported), reading
+        pools = self.pool_observer.look(at, reported, reading.workers)
         window = self._window if self._at is None else at - self._at
         self._at = at
         models = {}

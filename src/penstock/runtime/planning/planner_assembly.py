@@ -120,25 +120,25 @@ def by_role(settings: ClusterSettings, model: str) -> dict[Role, int]:
             f"planner.virtual.model is {model!r}, but the models are {', '.join(settings.models)}",
             hint="name one of them",
         )
-    found: dict[Role, int] = {}
+    counts: dict[Role, int] = {}
     for pool in entry.pools.values():
-        found[pool.role] = found.get(pool.role, 0) + (len(pool.urls) or pool.replicas)
+        counts[pool.role] = counts.get(pool.role, 0) + (len(pool.urls) or pool.replicas)
     mode = settings.planner.mode
     if mode in ("prefill", "decode"):
-        return {role: count for role, count in found.items() if role == mode} or {mode: 1}
-    return found or {"aggregated": 1}
+        return {role: count for role, count in counts.items() if role == mode} or {mode: 1}
+    return counts or {"aggregated": 1}
 
 
 def pools_of(settings: ClusterSettings) -> dict[str, Pool]:
     """Return the pools of a config as they begin, under their names in the cluster."""
-    found = {}
+    pools = {}
     for model, entry in settings.models.items():
         prefix = pool_prefix(model, len(settings.models))
         for name, pool in entry.pools.items():
-            found[prefix + name] = Pool(
+            pools[prefix + name] = Pool(
                 model=model, role=pool.role, desired=len(pool.urls) or pool.replicas, gpus=gpus_of(pool)
             )
-    return found
+    return pools
 
 
 def gpus_of(pool: PoolSettings) -> int:
@@ -158,11 +158,11 @@ class FrontendsOf:
     async def urls(self) -> Sequence[str]:
         """Return the admin URL of each."""
         try:
-            found = await self._store.list(FRONTENDS)
+            entries = await self._store.list(FRONTENDS)
         except StoreUnavailable:
             return self._known
         cards = []
-        for raw in found.values():
+        for raw in entries.values():
             try:
                 cards.append(msgspec.json.decode(raw, type=FrontendCard))
             except msgspec.DecodeError:

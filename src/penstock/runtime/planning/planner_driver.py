@@ -63,7 +63,7 @@ class PlannerDriver:
         self._state_due = 0.0
         self._host: PluginHost | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._kept = asyncio.Lock()
+        self._save_lock = asyncio.Lock()
         self.live.on(Observe, self._look)
         self.live.on(Scale, self._scale)
         self.live.on(AskPlugin, self._ask)
@@ -114,7 +114,7 @@ class PlannerDriver:
 
     async def _looked(self, at: float, id: int) -> None:
         try:
-            seen = await self.observing.look(at)
+            observation = await self.observing.look(at)
         except PenstockError as error:
             self.post(ObserveFailed(id=id, why=str(error)))
         except (
@@ -123,16 +123,16 @@ class PlannerDriver:
             log.exception("the cluster could not be looked at by a bug of ours")
             self.post(ObserveFailed(id=id, why=f"{type(error).__name__}: {error}"))
         else:
-            self.tick_log.saw(seen)
-            self.post(Observed(id=id, observation=seen))
+            self.tick_log.saw(observation)
+            self.post(Observed(id=id, observation=observation))
 
     def _scale(self, now: Nanos, sender: str, effect: Scale) -> None:
         self._begin(self._scaled(seconds(now), effect))
 
     async def _scaled(self, at: float, effect: Scale) -> None:
-        told = ", ".join(f"{pool}={count}" for pool, count in effect.targets.items())
-        why = "; ".join(because.text for because in effect.reasons)
-        log.info("%s %s", told or "changes of role", f"because {why}" if why else "")
+        targets = ", ".join(f"{pool}={count}" for pool, count in effect.targets.items())
+        why = "; ".join(reason.text for reason in effect.reasons)
+        log.info("%s %s", targets or "changes of role", f"because {why}" if why else "")
         try:
             problems = await self._connector.scale(effect.targets, effect.flips, effect.reasons)
         except Exception as error:  # supervision boundary: the next tick scales again
@@ -151,7 +151,7 @@ class PlannerDriver:
         self._begin(self._keep(effect))
 
     async def _keep(self, effect: Ticked) -> None:
-        async with self._kept:
+        async with self._save_lock:
             await self.tick_log.ticked(effect.record, self.restarts)
             if self._state is not None and time.monotonic() >= self._state_due:
                 begun = time.monotonic()

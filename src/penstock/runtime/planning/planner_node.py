@@ -75,7 +75,7 @@ class PlannerNode:
         secret = None if run is None or store is None else secret_of_process(settings, run)
         source = source or build_source(settings, store, secret)
         connector = connector or build_connector(settings, store)
-        said = {
+        description = {
             "advisory": planning.advisory,
             "source": source.describe(),
             "connector": connector.describe(),
@@ -84,7 +84,7 @@ class PlannerNode:
         inputs = inputs_of(settings)
         planner = build_planner(settings, inputs)
         keeping = TickLog(
-            said,
+            description,
             journal=None if run is None or not settings.runs.journal else _journal(run, settings, planner, inputs),
             metrics=PlannerMetrics(slo=settings.slo, watts=planning.budget.watts),
             records=None if run is None else LineWriter(run / RECORDS, cap=Cap.of(settings.runs)),

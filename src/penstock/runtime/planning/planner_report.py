@@ -16,8 +16,8 @@ RECORDS = "planner.jsonl"
 """File of the run folder with a `penstock.planner.tick_record.TickRecord` per line, in segments."""
 STATE = "planner-state.msgpack"
 """File of the run folder from which a planner that takes over continues."""
-ALARMS_KEPT = 20
-KEPT = b'"outcome":"keep"'
+ALARMS_MAX = 20
+UNCHANGED = b'"outcome":"keep"'
 
 
 class AlarmReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,20 +68,20 @@ reports = VersionedDecoder(PlannerReport, "a planner's report")
 
 def newest(path: Path, limit: int, *, every: bool = True) -> list[bytes]:
     """Return the last records, the newest first; where not ``every``, of ticks with a change."""
-    return segments.newest(path, limit, without=None if every else KEPT)
+    return segments.newest(path, limit, without=None if every else UNCHANGED)
 
 
 def past_decisions(run: Path, limit: int, *, every: bool = False) -> dict[str, Any]:
     """Return a run's last tick, and its newest decisions, as plain data. Blocks."""
     last = newest(run / RECORDS, 1)
-    found = newest(run / RECORDS, limit, every=every)
+    lines = newest(run / RECORDS, limit, every=every)
     return {
         "last": msgspec.json.decode(last[0]) if last else None,
-        "decisions": [msgspec.json.decode(line) for line in found],
+        "decisions": [msgspec.json.decode(line) for line in lines],
     }
 
 
 def plain(report: PlannerReport) -> dict[str, Any]:
     """Return a report as plain data for an operator's JSON."""
-    found: dict[str, Any] = msgspec.to_builtins(report)
-    return found
+    fields: dict[str, Any] = msgspec.to_builtins(report)
+    return fields

@@ -44,7 +44,7 @@ class PlannerStatus:
             REPORT,
             known=lambda: [] if self.report is None else [REPORT],
             put=self._put,
-            gone=self._gone,
+            deleted=self._deleted,
             frozen=lambda error: None,
         )
 
@@ -59,24 +59,26 @@ class PlannerStatus:
             if not self._enabled() or time.monotonic() - self._since < STARTS_WITHIN:
                 return []
             return [_finding("warning", "no planner runs, so replica counts stay as they are", "see logs/planner.log")]
-        found = []
+        findings = []
         silent = time.monotonic() - self._since
         if silent > PATIENCE * report.every + 10.0:
             text = f"the planner has not reported for {silent:.0f} s; replica counts stay as they are"
-            found.append(_finding("warning", text, "see logs/planner.log in the run folder"))
+            findings.append(_finding("warning", text, "see logs/planner.log in the run folder"))
         for model, health in report.health.items():
             if health in _LEVELS:
                 text = f"the planner can't read the traffic of {model} ({health}): nothing is taken away meanwhile"
-                found.append(_finding(_LEVELS[health], text, "'penstock explain scale' says why"))
-        for because in report.bound:
-            if because.code == CEILING:
-                found.append(_finding("warning", because.text, "raise planner.budget.max_gpus, or shed load"))
+                findings.append(_finding(_LEVELS[health], text, "'penstock explain scale' says why"))
+        for reason in report.bound:
+            if reason.code == CEILING:
+                findings.append(_finding("warning", reason.text, "raise planner.budget.max_gpus, or shed load"))
         for name, pool in report.pools.items():
             if pool.given_up:
                 given_up = counted(pool.given_up, "replica")
                 text = f"{given_up} of {name} did not come to serve, and counts no more"
-                found.append(_finding("warning", text, f"'penstock scale' says what holds them; {name} is planned on"))
-        return found
+                findings.append(
+                    _finding("warning", text, f"'penstock scale' says what holds them; {name} is planned on")
+                )
+        return findings
 
     async def _put(self, key: str, raw: bytes) -> None:
         try:
@@ -86,7 +88,7 @@ class PlannerStatus:
             log.warning("what the planner says can't be read: %s", error)
         await asyncio.sleep(0)
 
-    async def _gone(self, key: str) -> None:
+    async def _deleted(self, key: str) -> None:
         self.report, self._since = None, time.monotonic()
 
 

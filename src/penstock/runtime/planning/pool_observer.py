@@ -38,7 +38,7 @@ class PoolObserver:
             self._state.scaled_at[pool] = at
 
     def look(
-        self, at: float, found: Mapping[str, Pool], workers: Mapping[str, WorkerReading] | None
+        self, at: float, pools: Mapping[str, Pool], workers: Mapping[str, WorkerReading] | None
     ) -> dict[str, dict[str, PoolState]]:
         """Return model -> pool -> its observation.
 
@@ -46,12 +46,12 @@ class PoolObserver:
             workers: those that serve requests, where the source knows them.
         """
         state, there = self._state, set[str]()
-        seen: dict[str, dict[str, PoolState]] = {}
-        for name, reported in found.items():
+        states: dict[str, dict[str, PoolState]] = {}
+        for name, reported in pools.items():
             mine = _workers_of(reported, workers)
             pool = _with_replicas(reported, mine)
             replicas = pool.replicas or ()
-            came = []
+            start_ups = []
             before = set(state.ready.get(name, ()))
             for replica in replicas:
                 if replica.state == "ready":
@@ -59,17 +59,17 @@ class PoolObserver:
                     if begun is None and state.at is not None and replica.id not in before:
                         begun = self._begun(name)  # it came between two observations
                     if begun is not None:
-                        came.append(at - begun)
+                        start_ups.append(at - begun)
                 elif replica.state in ("starting", "failed"):
                     there.add(replica.id)
                     state.begun.setdefault(replica.id, self._begun(name) if state.at is not None else at)
             state.ready[name] = [replica.id for replica in replicas if replica.state == "ready"]
-            seen.setdefault(pool.model, {})[name] = self._seen(at, name, pool, came, mine)
+            states.setdefault(pool.model, {})[name] = self._pool_state(at, name, pool, start_ups, mine)
             if state.ready[name] and name not in state.warm:
                 state.warm.append(name)
         state.begun = {id: since for id, since in state.begun.items() if id in there}
         state.at = at
-        return seen
+        return states
 
     def snapshot(self) -> bytes:
         """Return the state between observations."""
@@ -82,10 +82,12 @@ class PoolObserver:
     def _begun(self, pool: str) -> float:
         """Return the start time of a replica that was not in the observation before."""
         before = self._state.at or 0.0
-        said = self._state.scaled_at.get(pool)
-        return before if said is None or said < before else said
+        scaled = self._state.scaled_at.get(pool)
+        return before if scaled is None or scaled < before else scaled
 
-    def _seen(self, at: float, name: str, pool: Pool, came: list[float], workers: list[WorkerReading]) -> PoolState:
+    def _pool_state(
+        self, at: float, name: str, pool: Pool, start_ups: list[float], workers: list[WorkerReading]
+    ) -> PoolState:
         replicas = pool.replicas or ()
         reasons = [replica.reason for replica in replicas if replica.state == "failed" and replica.reason]
         starting = (at - self._state.begun[replica.id] for replica in replicas if replica.state == "starting")
@@ -96,7 +98,7 @@ class PoolObserver:
             starting=tuple(sorted(starting, reverse=True)),
             draining=pool.count("draining", "stopping"),
             failed=pool.count("failed"),
-            start_up_times=tuple(came),
+            start_up_times=tuple(start_ups),
             warm=name in self._state.warm,
             flips=any(worker.flips for worker in workers),
             engines=tuple(engine for worker in workers for engine in worker.engines),
@@ -119,8 +121,8 @@ def _with_replicas(pool: Pool, workers: list[WorkerReading]) -> Pool:
     if pool.replicas is not None:
         return pool
     if workers:
-        found = [Replica(id=each.id, state="ready" if each.ready else "draining") for each in workers]
+        replicas = [Replica(id=each.id, state="ready" if each.ready else "draining") for each in workers]
     else:
         state: ReplicaState = "ready" if pool.acknowledged else "starting"
-        found = [Replica(id=f"{pool.model}-{pool.role}-{n}", state=state) for n in range(pool.desired)]
-    return msgspec.structs.replace(pool, replicas=tuple(found))
+        replicas = [Replica(id=f"{pool.model}-{pool.role}-{n}", state=state) for n in range(pool.desired)]
+    return msgspec.structs.replace(pool, replicas=tuple(replicas))

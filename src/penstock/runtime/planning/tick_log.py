@@ -14,7 +14,7 @@ from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
 from penstock.planner.observation import Observation
 from penstock.planner.plugins.proposals import Reason
 from penstock.planner.tick_record import TickRecord
-from penstock.runtime.planning.planner_report import ALARMS_KEPT, REPORT, AlarmReport, PlannerReport
+from penstock.runtime.planning.planner_report import ALARMS_MAX, REPORT, AlarmReport, PlannerReport
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.records.run_folder import LineWriter
 
@@ -27,14 +27,14 @@ class TickLog:
     """Records what a planner decides.
 
     Args:
-        said: fields that are alike in every report: ``policy``, ``advisory``, ``source``, ``connector``, ``every``.
+        description: fields alike in every report: ``policy``, ``advisory``, ``source``, ``connector``, ``every``.
         records: None keeps none on disk; ``journal``: likewise.
         store: where the report stays for `ttl` seconds beyond the planner's end; None: no report.
     """
 
     def __init__(
         self,
-        said: Mapping[str, object],
+        description: Mapping[str, object],
         *,
         metrics: PlannerMetrics,
         records: LineWriter | None = None,
@@ -47,11 +47,11 @@ class TickLog:
         self.last: PlannerReport | None = None
         self.ticked_once = asyncio.Event()
         """Set once a tick is over."""
-        self._said = dict(said)
+        self._description = dict(description)
         self._records = records
         self._store = store
         self._ttl = ttl
-        self._alarms: deque[AlarmReport] = deque(maxlen=ALARMS_KEPT)
+        self._alarms: deque[AlarmReport] = deque(maxlen=ALARMS_MAX)
         self._reason: tuple[Reason, ...] = ()
         self._why = ""
         self._changed: float | None = None
@@ -61,17 +61,17 @@ class TickLog:
         self.listeners: list[Listener] = []
         """Called with each record and the report made of it."""
 
-    def alarm(self, at: float, because: Reason) -> None:
+    def alarm(self, at: float, reason: Reason) -> None:
         """Keep an alarm for the report."""
-        self._alarms.append(AlarmReport(at=at, reason=because))
-        self.metrics.alarmed(because.code)
+        self._alarms.append(AlarmReport(at=at, reason=reason))
+        self.metrics.alarmed(reason.code)
 
     async def ticked(self, record: TickRecord, restarts: int) -> None:
         """Write a tick to all outputs."""
         if record.outcome in ("apply", "advise"):
             self._reason, self._why, self._changed = record.chosen or record.bound, record.why, record.at
         report = PlannerReport(
-            **{**self._said, "policy": record.policy},  # type: ignore[arg-type]
+            **{**self._description, "policy": record.policy},  # type: ignore[arg-type]
             pid=os.getpid(),
             at=record.at,
             wall=time.time(),
@@ -79,7 +79,7 @@ class TickLog:
             outcome=record.outcome,
             pools=record.pools,
             health={model: each.health for model, each in record.models.items()},
-            plugins={said.id: said.result for said in record.plugin_results},
+            plugins={each.id: each.result for each in record.plugin_results},
             reason=self._reason,
             why=self._why,
             changed=self._changed,
@@ -102,10 +102,10 @@ class TickLog:
             await self._say(self._store, report)
         self.ticked_once.set()
 
-    def saw(self, seen: Observation) -> None:
+    def saw(self, observation: Observation) -> None:
         """Show the engines of an observation in the gauges: a record does not hold them."""
-        self.metrics.saw(seen)
-        self._roles = {name: (model, state.pool.role) for model, name, state in seen.pools()}
+        self.metrics.saw(observation)
+        self._roles = {name: (model, state.pool.role) for model, name, state in observation.pools()}
 
     async def close(self) -> None:
         """Delete the report: no planner runs any more."""

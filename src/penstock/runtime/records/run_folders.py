@@ -27,8 +27,8 @@ class RunFolderInfo(NamedTuple):
 
 def runs_of(root: Path) -> list[RunFolderInfo]:
     """Return the run folders under a folder, the oldest first. A folder without a readable run.json is none."""
-    found = [run for run in (_run(path) for path in sorted(root.iterdir())) if run is not None] if root.is_dir() else []
-    return sorted(found, key=lambda run: run.started)
+    runs = [run for run in (_run(path) for path in sorted(root.iterdir())) if run is not None] if root.is_dir() else []
+    return sorted(runs, key=lambda run: run.started)
 
 
 def run_of(path: Path) -> RunFolderInfo:
@@ -37,10 +37,10 @@ def run_of(path: Path) -> RunFolderInfo:
     Raises:
         ConfigError: it is no run folder.
     """
-    found = _run(path)
-    if found is None:
+    run = _run(path)
+    if run is None:
         raise ConfigError(f"{path} is no run folder", hint="'penstock runs ls' lists them")
-    return found
+    return run
 
 
 def spare(
@@ -52,15 +52,15 @@ def spare(
         keep_for: seconds since the last write after which a run goes; None keeps all.
         keep_bytes: that all together may have: the oldest go until they fit; None keeps all.
     """
-    found = [run for run in runs if not run.live and keep_for is not None and now - run.written > keep_for]
-    left = sum(run.size for run in runs) - sum(run.size for run in found)
+    deleted = [run for run in runs if not run.live and keep_for is not None and now - run.written > keep_for]
+    left = sum(run.size for run in runs) - sum(run.size for run in deleted)
     for run in runs:
         if keep_bytes is None or left <= keep_bytes:
             break
-        if not run.live and run not in found:
-            found.append(run)
+        if not run.live and run not in deleted:
+            deleted.append(run)
             left -= run.size
-    return sorted(found, key=lambda run: run.started)
+    return sorted(deleted, key=lambda run: run.started)
 
 
 def remove(run: RunFolderInfo) -> None:
@@ -79,8 +79,8 @@ def remove(run: RunFolderInfo) -> None:
 
 def _run(path: Path) -> RunFolderInfo | None:
     try:
-        told = json.loads((path / "run.json").read_bytes())
-        command, pid, started = str(told["command"]), int(told["pid"]), told["clock_anchor"]["wall_ns"] / 1e9
+        info = json.loads((path / "run.json").read_bytes())
+        command, pid, started = str(info["command"]), int(info["pid"]), info["clock_anchor"]["wall_ns"] / 1e9
     except (OSError, ValueError, KeyError, TypeError):
         return None
     size, written = 0, started

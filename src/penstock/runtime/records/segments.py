@@ -45,18 +45,18 @@ def size(path: Path) -> int:
 
 def dropped(path: Path) -> int:
     """Return how many segments were deleted since the first one."""
-    found = numbers(path)
-    return found[0] - 1 if found else 0
+    existing = numbers(path)
+    return existing[0] - 1 if existing else 0
 
 
-def rotate(path: Path, bytes_max: int, kept: int) -> None:
+def rotate(path: Path, bytes_max: int, segments_max: int) -> None:
     """Begin a new segment where the newest one has ``bytes_max`` or more; blocks.
 
     Of several processes that find it full at once, one rotates it: it holds a lock on the file that it renames. Lines
     that another process then writes to its open file go to the end of the renamed segment, and are not lost.
 
     Args:
-        kept: segments that there are at most, the newest included.
+        segments_max: segments that there are at most, the newest included.
     Raises:
         OSError: it can't be renamed, or an old one can't be deleted.
     """
@@ -73,9 +73,9 @@ def rotate(path: Path, bytes_max: int, kept: int) -> None:
                 return  # another process was faster
         except FileNotFoundError:
             return
-        found = numbers(path)
-        path.rename(segment(path, found[-1] + 1 if found else 1))
-        for old in found[: max(0, len(found) + 2 - kept)]:
+        existing = numbers(path)
+        path.rename(segment(path, existing[-1] + 1 if existing else 1))
+        for old in existing[: max(0, len(existing) + 2 - segments_max)]:
             segment(path, old).unlink(missing_ok=True)
 
 
@@ -147,13 +147,13 @@ def newest(
     Returns:
         None for a missing file.
     """
-    found: list[bytes] = []
+    lines: list[bytes] = []
     left = scanned_max
     for file in opened_newest(path):
         end, rest = file.seek(0, os.SEEK_END), b""
         whole = False
         """Whether what is read ends at the end of a line: the last one may still be being written."""
-        while end > 0 and left > 0 and len(found) < limit:
+        while end > 0 and left > 0 and len(lines) < limit:
             start = max(0, end - TAIL)
             file.seek(start)
             data = file.read(end - start) + rest
@@ -166,11 +166,11 @@ def newest(
             if not whole:
                 data, whole = data[: data.rfind(b"\n") + 1], True
             if mark in data:
-                found += [
+                lines += [
                     line
                     for line in reversed(data.split(b"\n"))
                     if line and mark in line and (without is None or without not in line)
                 ]
-        if left <= 0 or len(found) >= limit:
+        if left <= 0 or len(lines) >= limit:
             break
-    return found[:limit]
+    return lines[:limit]

@@ -80,17 +80,17 @@ class ChildProcess:
         assert self.process.stdout is not None
         try:
             line = await asyncio.wait_for(self.process.stdout.readline(), timeout)
-            said = json.loads(line)
+            report = json.loads(line)
         except TimeoutError:
             raise EngineError(f"{self.name} was not ready within {timeout:g} s", hint=self._tail()) from None
         except ValueError:
             code = await self._code()
-            told = "said nothing" if code is None else ending(code)
-            raise EngineError(f"{self.name} {told} at its start", hint=self._tail()) from None
+            problem = "said nothing" if code is None else ending(code)
+            raise EngineError(f"{self.name} {problem} at its start", hint=self._tail()) from None
         self._drain = asyncio.create_task(self._copy())
-        if not isinstance(said, dict):
+        if not isinstance(report, dict):
             raise EngineError(f"{self.name} said {line!r} instead of where it listens", hint=self._tail())
-        return said
+        return report
 
     async def wait(self) -> int:
         """Wait for the child's end and return the exit status (below 0: the signal)."""

@@ -43,17 +43,17 @@ class ConfigReload:
         self._reload = reload
         self._lines = RunFolder(run).writer(FILE)
         self._say = say
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
 
     def ask(self) -> None:
         """Request a reload."""
-        self._asked.set()
+        self._requested.set()
 
     async def run(self) -> None:
         """Work until cancelled."""
         while True:
-            await self._asked.wait()
-            self._asked.clear()
+            await self._requested.wait()
+            self._requested.clear()
             try:
                 for line in await self._reread():
                     self._say(f"SIGHUP: {line}")
@@ -68,14 +68,14 @@ class ConfigReload:
         new = (await asyncio.to_thread(self._reload)).settings
         live = live_knobs()
         changes = [change for change in differences(self._tuning.settings, new) if change.key in live]
-        said = [refusal_of(change.key) for change in differences(self._loaded, new) if change.key not in live]
+        lines = [refusal_of(change.key) for change in differences(self._loaded, new) if change.key not in live]
         silent = unheard(new.router, self._tuning.started.router)
         if silent:
-            said += [str(problem) for problem in silent]
+            lines += [str(problem) for problem in silent]
             changes = [change for change in changes if not change.key.startswith("router.cost.")]
         await desire_settings(self._store, changes, BY)
         for change in changes:
             self._lines.write(line_of(change.key, change.old, change.new, BY))
-            said.append(f"{change.key}: {change.old} -> {change.new}")
+            lines.append(f"{change.key}: {change.old} -> {change.new}")
         await asyncio.to_thread(self._lines.flush)
-        return said or ["the config says what is in use already."]
+        return lines or ["the config says what is in use already."]

@@ -36,7 +36,7 @@ async def drained(
     """
     started = time.monotonic()
     finished, active, heard = 0, 0, False
-    told: tuple[int, int] | None = None
+    reported: tuple[int, int] | None = None
     while True:
         try:
             frontends = {key.removeprefix(FRONTENDS) for key in await store.list(FRONTENDS)}
@@ -64,8 +64,8 @@ async def drained(
             elif not idle:
                 log.warning("%s was drained for %.1f s, but not all frontends have acknowledged it", card.id, seconds)
             return report
-        if told != (active, finished):
-            told = (active, finished)
+        if reported != (active, finished):
+            reported = (active, finished)
             await say(
                 DrainStatus(
                     name=card.id,

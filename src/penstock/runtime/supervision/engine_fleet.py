@@ -131,9 +131,9 @@ class EngineFleet:
             template = EngineTemplate(base, self._launcher(model, pool), gpus)
             configured = msgspec.structs.replace(configured, gpus=max(1, gpus))
             return [WorkerId(worker) for worker in self.connector.add(base, template, configured)]
-        found = [AttachedServer(self, WorkerId(f"{base}-{n}"), model, url, pool) for n, url in enumerate(pool.urls)]
-        self._attached[base] = found
-        return [attached.worker for attached in found]
+        servers = [AttachedServer(self, WorkerId(f"{base}-{n}"), model, url, pool) for n, url in enumerate(pool.urls)]
+        self._attached[base] = servers
+        return [attached.worker for attached in servers]
 
     async def start(self) -> None:
         """Start what is missing."""
@@ -171,14 +171,14 @@ class EngineFleet:
 
     async def reports(self) -> dict[str, PoolStatus]:
         """Return every pool as it is now, by its name."""
-        found = {}
+        statuses = {}
         for name, pool in (await self.connector.pools()).items():
             replicas = [msgspec.structs.replace(each, role=self._role_shown(each.id)) for each in pool.replicas or ()]
-            found[name] = PoolStatus(pool=msgspec.structs.replace(pool, replicas=tuple(replicas)), kind="process")
+            statuses[name] = PoolStatus(pool=msgspec.structs.replace(pool, replicas=tuple(replicas)), kind="process")
         for name, servers in self._attached.items():
             pool = msgspec.structs.replace(self._pools[name], replicas=tuple(map(self._shown, servers)))
-            found[name] = PoolStatus(pool=pool, kind="urls")
-        return found
+            statuses[name] = PoolStatus(pool=pool, kind="urls")
+        return statuses
 
     @property
     def workers(self) -> int:
@@ -266,10 +266,10 @@ class EngineFleet:
 
     async def drain(self, card: WorkerCard) -> DrainStatus:
         """Take a worker from the routers and wait until it is idle or its time is over."""
-        wish = self.drains.get(card.id)
+        spec = self.drains.get(card.id)
         self._drained.add(card.id)
-        timeout = None if wish is None else wish.timeout
-        if timeout is None and wish is None:
+        timeout = None if spec is None else spec.timeout
+        if timeout is None and spec is None:
             timeout = self.patience.get(card.id.rpartition("-")[0])
         timeout = self.settings.drain_timeout if timeout is None else timeout
         end = time.monotonic() + timeout
@@ -286,7 +286,7 @@ class EngineFleet:
             self._store,
             card,
             max(0.0, end - time.monotonic()),
-            revision=None if wish is None else wish.revision,
+            revision=None if spec is None else spec.revision,
             say=lambda report: report_drain(self._store, report, self._ttl),
         )
 

@@ -252,7 +252,7 @@ def _descriptors(sockets: list[socket.socket]) -> str:
 
 def secrets_of(settings: ClusterSettings) -> dict[str, str]:
     """Return the secrets for a child's environment: the run folder's config.yaml has none."""
-    found = {}
+    secrets = {}
     for knob in derive(ClusterSettings):
         if knob.knob.secret and not knob.is_mapping and "*" not in knob.path:
             value: Any = settings
@@ -260,5 +260,5 @@ def secrets_of(settings: ClusterSettings) -> dict[str, str]:
                 value = getattr(value, name)
             if value:
                 plain = value if isinstance(value, str | dict) else list(value)
-                found[knob.env] = plain if isinstance(plain, str) else json.dumps(plain)
-    return found
+                secrets[knob.env] = plain if isinstance(plain, str) else json.dumps(plain)
+    return secrets

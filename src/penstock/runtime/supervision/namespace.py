@@ -45,11 +45,11 @@ def take_namespace(settings: ClusterSettings, env: Mapping[str, str]) -> Namespa
     Raises:
         ConfigError: the port is taken, or another live cluster has the namespace.
     """
-    port, wished = settings.frontend.port, settings.supervise.namespace
-    if wished is not None and safe(wished) != wished:
-        raise ConfigError(f"supervise.namespace {wished!r} is no name of a file", hint=f"{safe(wished)} would be one")
-    named = wished is not None or port != 0
-    name = wished or (namespace_of(settings.name, port) if port else passing_namespace(settings.name, _token()))
+    port, given = settings.frontend.port, settings.supervise.namespace
+    if given is not None and safe(given) != given:
+        raise ConfigError(f"supervise.namespace {given!r} is no name of a file", hint=f"{safe(given)} would be one")
+    named = given is not None or port != 0
+    name = given or (namespace_of(settings.name, port) if port else passing_namespace(settings.name, _token()))
     folder, chosen = state_folder(env)
     _check_port(settings, PORT_PATIENCE if named and left_behind(folder, name) else 0.0)
     try:

@@ -58,7 +58,7 @@ class Reconciler:
         """Held while a worker changes its role."""
         self._initial: dict[str, int] = {}
         self._problems: dict[str, str] = {}
-        self._told: dict[str, PoolStatus] = {}
+        self._reported: dict[str, PoolStatus] = {}
         self._changing: set[asyncio.Task[None]] = set()
         self._frontends_free = asyncio.Lock()
         """Held while a frontend is drained or started: the next change of it waits."""
@@ -79,9 +79,9 @@ class Reconciler:
 
     def desired_replicas(self, pool: str) -> int:
         """Return how many replicas a pool should have, without the drained ones."""
-        wish = self._specs.get(pool)
-        base = self._initial[pool] if wish is None else wish.replicas
-        if wish is not None and wish.by == PLANNER:
+        spec = self._specs.get(pool)
+        base = self._initial[pool] if spec is None else spec.replicas
+        if spec is not None and spec.by == PLANNER:
             return base
         return max(0, base - len(self._out(pool)))
 
@@ -97,16 +97,16 @@ class Reconciler:
     # --- specs ------------------------------------------------------------------------------------------------------
 
     async def _follow_pools(self) -> None:
-        async def came(key: str, raw: bytes) -> None:
-            wish, pool = decode(PoolSpec, raw), key.removeprefix(DESIRED)
-            if wish is None or pool not in self._initial or self._specs.get(pool) == wish:
+        async def changed(key: str, raw: bytes) -> None:
+            spec, pool = decode(PoolSpec, raw), key.removeprefix(DESIRED)
+            if spec is None or pool not in self._initial or self._specs.get(pool) == spec:
                 return
-            log.info("pool %s should have %d replicas, set by %s", pool, wish.replicas, wish.by or "an operator")
-            self._specs[pool] = wish
-            self._fleet.patience[pool] = wish.timeout
+            log.info("pool %s should have %d replicas, set by %s", pool, spec.replicas, spec.by or "an operator")
+            self._specs[pool] = spec
+            self._fleet.patience[pool] = spec.timeout
             await self._try(pool)
 
-        async def gone(key: str) -> None:
+        async def deleted(key: str) -> None:
             pool = key.removeprefix(DESIRED)
             if self._specs.pop(pool, None) is not None:
                 self._fleet.patience.pop(pool, None)
@@ -116,20 +116,20 @@ class Reconciler:
             self._store,
             DESIRED,
             known=lambda: [DESIRED + pool for pool in self._specs],
-            put=came,
-            gone=gone,
+            put=changed,
+            deleted=deleted,
             frozen=_ignored,
         )
 
     async def _follow_drains(self) -> None:
-        async def came(key: str, raw: bytes) -> None:
-            wish, name = decode(DrainSpec, raw), key.removeprefix(DRAINS)
-            if wish is None or self._drains.get(name) == wish:
+        async def changed(key: str, raw: bytes) -> None:
+            spec, name = decode(DrainSpec, raw), key.removeprefix(DRAINS)
+            if spec is None or self._drains.get(name) == spec:
                 return
-            self._drains[name] = wish
+            self._drains[name] = spec
             await self._drains_changed(name)
 
-        async def gone(key: str) -> None:
+        async def deleted(key: str) -> None:
             name = key.removeprefix(DRAINS)
             if self._drains.pop(name, None) is not None:
                 await self._drains_changed(name)
@@ -138,20 +138,20 @@ class Reconciler:
             self._store,
             DRAINS,
             known=lambda: [DRAINS + name for name in self._drains],
-            put=came,
-            gone=gone,
+            put=changed,
+            deleted=deleted,
             frozen=_ignored,
         )
 
     async def _follow_roles(self) -> None:
-        async def came(key: str, raw: bytes) -> None:
-            wish, name = decode(RoleSpec, raw), key.removeprefix(ROLES)
-            if wish is None or self._roles.get(name) == wish:
+        async def changed(key: str, raw: bytes) -> None:
+            spec, name = decode(RoleSpec, raw), key.removeprefix(ROLES)
+            if spec is None or self._roles.get(name) == spec:
                 return
-            self._roles[name] = wish
+            self._roles[name] = spec
             self._flip(name)
 
-        async def gone(key: str) -> None:
+        async def deleted(key: str) -> None:
             name = key.removeprefix(ROLES)
             if self._roles.pop(name, None) is not None:
                 self._flip(name)
@@ -160,8 +160,8 @@ class Reconciler:
             self._store,
             ROLES,
             known=lambda: [ROLES + name for name in self._roles],
-            put=came,
-            gone=gone,
+            put=changed,
+            deleted=deleted,
             frozen=_ignored,
         )
 
@@ -175,8 +175,8 @@ class Reconciler:
     async def _flipped(self, name: str) -> None:
         """Give a worker the role that is desired once it is its turn: a newer spec may have come meanwhile."""
         async with self._flips.setdefault(name, asyncio.Lock()):
-            wish = self._roles.get(name)
-            role, timeout = (None, None) if wish is None else (wish.role, wish.timeout)
+            spec = self._roles.get(name)
+            role, timeout = (None, None) if spec is None else (spec.role, spec.timeout)
             try:
                 await self._fleet.flip(WorkerId(name), role, timeout)
             except PenstockError as error:
@@ -184,20 +184,20 @@ class Reconciler:
             self._fleet.changed.set()
 
     async def _drains_changed(self, name: str) -> None:
-        wish = self._drains.get(name)
+        spec = self._drains.get(name)
         index = _index_of(name)
         if index is not None:
-            task = asyncio.create_task(self._frontend_changed(name, index, wish), name=f"drain-{name}")
+            task = asyncio.create_task(self._frontend_changed(name, index, spec), name=f"drain-{name}")
             self._changing.add(task)
             task.add_done_callback(self._changing.discard)
             return
         for server in self._fleet.servers:
             if server.worker == name:
-                if wish is not None:
-                    self._fleet.drains[name] = wish
+                if spec is not None:
+                    self._fleet.drains[name] = spec
                     await server.park()
                     if server.card is None:  # no request runs on a server that is away
-                        report = DrainStatus(name=name, state="done", revision=wish.revision)
+                        report = DrainStatus(name=name, state="done", revision=spec.revision)
                         await report_drain(self._store, report, self._ttl)
                 else:
                     await server.unpark()
@@ -206,30 +206,30 @@ class Reconciler:
                 return
         for pool in self._initial:
             if self._is_of(name, pool):
-                if wish is not None:
-                    self._fleet.drains[name] = wish
+                if spec is not None:
+                    self._fleet.drains[name] = spec
                 else:
                     await self._forget(name)
                 await self._try(pool)
                 return
 
-    async def _frontend_changed(self, name: str, index: int, wish: DrainSpec | None) -> None:
+    async def _frontend_changed(self, name: str, index: int, spec: DrainSpec | None) -> None:
         if self._frontends is None:
             return
         async with self._frontends_free:
             try:
-                await self._change_frontend(name, index, wish)
+                await self._change_frontend(name, index, spec)
             except (PenstockError, OSError) as error:
                 log.error("%s can't be drained or started: %s", name, error)
 
-    async def _change_frontend(self, name: str, index: int, wish: DrainSpec | None) -> None:
+    async def _change_frontend(self, name: str, index: int, spec: DrainSpec | None) -> None:
         assert self._frontends is not None
-        if wish is None:
+        if spec is None:
             await self._frontends.unpark(index)
             await self._forget(name)
             return
         started = time.monotonic()
-        report = DrainStatus(name=name, state="draining", revision=wish.revision)
+        report = DrainStatus(name=name, state="draining", revision=spec.revision)
         await report_drain(self._store, report, self._ttl)
         await self._frontends.park(index)
         seconds = time.monotonic() - started
@@ -244,8 +244,8 @@ class Reconciler:
 
     def _out(self, pool: str) -> set[str]:
         """Return the drained workers of a pool: for a later scaling they count no more."""
-        wish = self._specs.get(pool)
-        since = 0.0 if wish is None or wish.by == PLANNER else wish.at
+        spec = self._specs.get(pool)
+        since = 0.0 if spec is None or spec.by == PLANNER else spec.at
         return {name for name, drain in self._drains.items() if self._is_of(name, pool) and drain.at > since}
 
     def _is_of(self, worker: str, pool: str) -> bool:
@@ -269,13 +269,13 @@ class Reconciler:
             self._fleet.changed.clear()
             try:
                 for name, status in (await self._fleet.reports()).items():
-                    wish = self._specs.get(name)
+                    spec = self._specs.get(name)
                     pool = msgspec.structs.replace(status.pool, problem=self._problems.get(name))
-                    revision = None if wish is None else wish.revision
-                    told = msgspec.structs.replace(status, pool=pool, revision=revision)
-                    if self._told.get(name) != told:
-                        await put(self._store, POOLS + name, told, ttl=self._ttl)
-                        self._told[name] = told
+                    revision = None if spec is None else spec.revision
+                    report = msgspec.structs.replace(status, pool=pool, revision=revision)
+                    if self._reported.get(name) != report:
+                        await put(self._store, POOLS + name, report, ttl=self._ttl)
+                        self._reported[name] = report
             except StoreUnavailable as error:
                 log.warning("the status of the pools can't be written: %s", error)
                 await asyncio.sleep(RETRY)

@@ -45,27 +45,27 @@ class RollingRestart:
             group.create_task(self._work())
 
     async def _follow(self) -> None:
-        async def came(key: str, raw: bytes) -> None:
-            wish = decode(RestartSpec, raw)
-            if wish is not None and wish != self._spec:
-                self._spec = wish
+        async def changed(key: str, raw: bytes) -> None:
+            spec = decode(RestartSpec, raw)
+            if spec is not None and spec != self._spec:
+                self._spec = spec
                 self._spec_changed.set()
 
-        async def gone(key: str) -> None:
+        async def deleted(key: str) -> None:
             pass  # a restart that has begun is finished
 
-        await follow(self._store, RESTART, known=lambda: (), put=came, gone=gone, frozen=lambda error: None)
+        await follow(self._store, RESTART, known=lambda: (), put=changed, deleted=deleted, frozen=lambda error: None)
 
     async def _work(self) -> None:
         while True:
             await self._spec_changed.wait()
             self._spec_changed.clear()
-            wish = self._spec
-            assert wish is not None
-            log.info("every engine and every frontend is replaced, requested by %s", wish.by or "an operator")
-            progress = _RestartProgress(self._store, wish.revision, self._ttl)
+            spec = self._spec
+            assert spec is not None
+            log.info("every engine and every frontend is replaced, requested by %s", spec.by or "an operator")
+            progress = _RestartProgress(self._store, spec.revision, self._ttl)
             try:
-                await self._restart(wish, progress)
+                await self._restart(spec, progress)
                 await progress.report("done")
             except (PenstockError, OSError) as error:
                 log.error("the restart stops: %s", error)
@@ -74,16 +74,16 @@ class RollingRestart:
                 log.exception("the restart stops by a bug of ours")
                 await progress.report("failed", f"{type(error).__name__}: {error}")
 
-    async def _restart(self, wish: RestartSpec, progress: "_RestartProgress") -> None:
+    async def _restart(self, spec: RestartSpec, progress: "_RestartProgress") -> None:
         pools = await self._fleet.connector.pools()
         engines = [(name, worker) for name, pool in pools.items() for worker in pool.ids]
         progress.left = len(engines) + len(self._frontends.indices)
         await progress.report("running")
         for name, worker in engines:
-            await self._replace(name, worker, force=wish.force)
+            await self._replace(name, worker, force=spec.force)
             await progress.did(worker)
         for name, pool in pools.items():
-            await self._same_names(name, set(pool.ids), force=wish.force)
+            await self._same_names(name, set(pool.ids), force=spec.force)
         for index in self._frontends.indices:
             await self._frontends.replace(index)
             await progress.did(f"frontend-{index}")

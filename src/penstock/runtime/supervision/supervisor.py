@@ -43,7 +43,7 @@ log = logging.getLogger("penstock.supervisor")
 
 SUPERVISOR = "supervisor"
 """Key of the supervisor that runs the cluster's frontends."""
-WISHES = (DESIRED, DRAINS, SETTINGS, RESTART)
+SPECS = (DESIRED, DRAINS, SETTINGS, RESTART)
 PATIENCE = 3.0
 """Seconds beyond the ttl within which a killed supervisor's key has to be gone from the store."""
 STRAGGLERS = 5.0
@@ -170,7 +170,7 @@ class _Cluster:
                 asyncio.create_task(self.revoked.run(self.store), name="revoked"),
             ]
             for task in operating:
-                task.add_done_callback(_told)
+                task.add_done_callback(_log_end)
             ready = asyncio.create_task(self._ready())
             stop = asyncio.create_task(self.stopping.wait())
             await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -202,9 +202,9 @@ class _Cluster:
         await self.fleet.ready()
         end = time.monotonic() + timeout
         while time.monotonic() < end:
-            found = (await self.store.list(FRONTENDS)).values()
+            entries = (await self.store.list(FRONTENDS)).values()
             # A killed predecessor may still have its keys in a shared store.
-            ours = [msgspec.json.decode(raw, type=FrontendCard) for raw in found]
+            ours = [msgspec.json.decode(raw, type=FrontendCard) for raw in entries]
             cards = [card for card in ours if card.run == str(self.folder.path)]
             if len(cards) >= self.settings.frontend.processes:
                 card = cards[0]
@@ -226,11 +226,11 @@ class _Cluster:
     def _banner(self, card: FrontendCard, took: float) -> None:
         models = list(self.settings.models)
         adopted = self.fleet.connector.adopted
-        kept = f", {len(adopted)} of them taken over from the cluster before" if adopted else ""
+        adopted_text = f", {len(adopted)} of them taken over from the cluster before" if adopted else ""
         workers = counted(self.fleet.workers, "worker")
         self.say(
             f"""
-Penstock is up after {took:.1f} s: {workers}{kept}, {self.settings.router.mode} routing.
+Penstock is up after {took:.1f} s: {workers}{adopted_text}, {self.settings.router.mode} routing.
 
   Model      {", ".join(models)}
   Endpoint   {card.url}/v1
@@ -309,7 +309,7 @@ async def take_over(store: Store, settings: ClusterSettings, run: str) -> None:
             )
         await asyncio.sleep(0.2)  # the key of a killed supervisor goes when its ttl is over
     await store.put(SUPERVISOR, f"{socket.gethostname()} {run}".encode(), ttl=ttl)
-    for prefix in WISHES:
+    for prefix in SPECS:
         for key in await store.list(prefix):
             await store.delete(key)
 
@@ -335,7 +335,7 @@ def _wait_for_workers(url: str, wanted: Mapping[str, int], end: float) -> None:
         time.sleep(0.05)
 
 
-def _told(task: asyncio.Task[None]) -> None:
+def _log_end(task: asyncio.Task[None]) -> None:
     """Log that a task which should run for the whole run has ended."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("%s has ended by a bug of ours", task.get_name(), exc_info=error)

@@ -17,13 +17,13 @@ Say = Callable[[str], None]
 def ignore_closed_terminal(say: Say) -> Say:
     """Return a printer of lines that ignores a closed terminal, which must not end a cluster."""
 
-    def told(line: str) -> None:
+    def guarded(line: str) -> None:
         try:
             say(line)
         except OSError as error:
             log.warning("the terminal is closed (%s): %s", error, line)
 
-    return told
+    return guarded
 
 
 def on_signals(stopping: asyncio.Event, hurry: asyncio.Event, reread: Callable[[], None] | None = None) -> None:
@@ -36,18 +36,18 @@ def on_signals(stopping: asyncio.Event, hurry: asyncio.Event, reread: Callable[[
     had_terminal = _has_terminal()
     stays = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
-    def asked() -> None:
+    def stop() -> None:
         (hurry if stopping.is_set() else stopping).set()
 
     def hung_up() -> None:
         if reread is None or (had_terminal and not stays and not _has_terminal()):
-            asked()
+            stop()
         else:
             reread()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked)
+        loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, hung_up)
 
 

@@ -36,13 +36,13 @@ class CsvTraceRows(Rows[TrafficRequest]):
 
     def _head(self, number: int, line: str | bytes) -> list[str]:
         try:
-            found = split_cells(line)
+            cells = split_cells(line)
         except RowProblem as problem:
             raise BadRow(number, problem.field, problem.value, problem.problem, name=self.name) from problem
         for column in self.columns:
-            if column not in found:
-                raise BadRow(number, "(header)", found, f"the column {column} is needed", name=self.name)
-        return found
+            if column not in cells:
+                raise BadRow(number, "(header)", cells, f"the column {column} is needed", name=self.name)
+        return cells
 
     def _row(self, line: str | bytes) -> TrafficRequest | None:
         cells = split_cells(line)

@@ -74,10 +74,10 @@ def _event(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _part(row: dict[str, Any], name: str) -> dict[str, Any]:
-    found = row.get(name)
-    if not isinstance(found, dict):
-        raise RowProblem(name, found, "a JSON object is needed")
-    return found
+    part = row.get(name)
+    if not isinstance(part, dict):
+        raise RowProblem(name, part, "a JSON object is needed")
+    return part
 
 
 def _session(row: dict[str, Any]) -> str | None:

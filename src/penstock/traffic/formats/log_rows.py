@@ -22,9 +22,9 @@ class LogRows(Rows[EndedRequest]):
 
     def __iter__(self) -> Iterator[TrafficRequest]:
         turns = SessionTurns()
-        found = list(self.good())
-        found.sort(key=lambda ended: ended.request.at)
-        for request, end in found:
+        rows = list(self.good())
+        rows.sort(key=lambda ended: ended.request.at)
+        for request, end in rows:
             if request.session is None:
                 yield request
             else:

@@ -112,7 +112,7 @@ def _block_size(isl: int, blocks: list[int], given: int | None) -> int:
         if isl // given != count:
             raise RowProblem("blocks", count, f"{isl} tokens have {isl // given} full blocks of {given}")
         return given
-    found = 1 << max(0, (isl // count).bit_length() - 1)
-    if isl // found != count:
+    size = 1 << max(0, (isl // count).bit_length() - 1)
+    if isl // size != count:
         raise RowProblem("blocks", count, f"no power of two cuts {isl} tokens so; say the trace's block size")
-    return found
+    return size

@@ -83,11 +83,11 @@ def read_spans(text: bytes, name: str) -> list[ServegenSpan]:
         ConfigError: it is not of that form; names file, span and field.
     """
     try:
-        found = msgspec.json.decode(text, type=dict[str, dict[str, str]])
+        rows = msgspec.json.decode(text, type=dict[str, dict[str, str]])
     except msgspec.DecodeError as error:
         raise ConfigError(f"{name}: {error}", hint="each span has input_tokens and output_tokens") from error
     spans: list[ServegenSpan] = []
-    for start, fields in found.items():
+    for start, fields in rows.items():
         prompt, answer = (_histogram(name, start, fields, key) for key in ("input_tokens", "output_tokens"))
         if prompt is not None and answer is not None:
             spans.append(ServegenSpan(float(start), prompt, answer))

@@ -11,7 +11,7 @@ import msgspec
 from penstock.kernel.errors import ConfigError
 from penstock.traffic.traffic_request import TrafficRequest
 
-ERRORS_KEPT = 10
+ERRORS_MAX = 10
 """Skipped rows that are kept with their reason; all are counted."""
 TOKENS_MOST = 1 << 31
 
@@ -92,17 +92,17 @@ class Rows(Generic[Row]):
                 continue
             self.rows += 1
             try:
-                found = self._row(line)
+                row = self._row(line)
             except RowProblem as problem:
                 error = BadRow(number, problem.field, problem.value, problem.problem, name=self.name)
                 if not self._skip_bad:
                     raise error from problem
                 self.skipped += 1
-                if len(self.errors) < ERRORS_KEPT:
+                if len(self.errors) < ERRORS_MAX:
                     self.errors.append(error)
                 continue
-            if found is not None:
-                yield found
+            if row is not None:
+                yield row
 
     def _row(self, line: str | bytes) -> Row | None:
         """Return what a row means, or None where it is no request; raise `RowProblem` where it is bad."""

@@ -16,7 +16,7 @@ Refusal = Literal["client", "busy", "leaving", "fault"]
     leaving   ending or dead although its health is 200: place elsewhere, take the worker out
     fault     it broke: place elsewhere, count a failure
 """
-Told = dict[str, Any]
+CardFields = dict[str, Any]
 """Fields of a `WorkerCard`."""
 
 _BUSY = (408, 429, 503)
@@ -67,7 +67,7 @@ class Dialect:
     """The ``engine`` of a `WorkerCard`."""
     title: str
     """Its name for people."""
-    card: Callable[[EngineServer, Mapping[str, Any]], Awaitable[Told | None]]
+    card: Callable[[EngineServer, Mapping[str, Any]], Awaitable[CardFields | None]]
     """Read a card from a server and its entry in ``/v1/models``; None where the server is of another kind."""
 
     resume: Resume | None = None
@@ -116,37 +116,37 @@ class Dialect:
             priority: as we count; 0 is not sent, since an engine that does not schedule by priority may refuse one.
             salt: keeps this request's cached blocks apart from those of all others.
         """
-        told: dict[str, Any] = {}
+        body: dict[str, Any] = {}
         if adapter is not None and self.lora_field is not None:
-            told["model"], told[self.lora_field] = model, adapter
+            body["model"], body[self.lora_field] = model, adapter
         if priority and self.priority_field is not None:
-            told[self.priority_field] = self.priority(priority)
+            body[self.priority_field] = self.priority(priority)
         if salt is not None and self.salt_field is not None:
-            told[self.salt_field] = salt
-        return told
+            body[self.salt_field] = salt
+        return body
 
     def headers(self, request: str) -> dict[str, str]:
         """Return the headers that name a request to this engine."""
         return {"x-request-id": request} if self.request_ids else {}
 
-    def refusal(self, status: int, said: str) -> Refusal:
+    def refusal(self, status: int, body: str) -> Refusal:
         """Return what an answer with an error status means.
 
         Args:
-            said: the answer's text, or its beginning.
+            body: the answer's text, or its beginning.
         """
-        if status >= 400 and any(words in said for words in self.leaving_words):
+        if status >= 400 and any(words in body for words in self.leaving_words):
             return "leaving"
-        if overflows(said):
+        if overflows(body):
             return "client"
         if status in _BUSY:
             return "busy"
         return "client" if 400 <= status < 500 else "fault"
 
 
-def overflows(said: str) -> bool:
+def overflows(message: str) -> bool:
     """Return whether a refusal says that a request is longer than the model's context."""
-    lower = said.lower()
+    lower = message.lower()
     return any(words in lower for words in OVERFLOW_WORDS)
 
 
@@ -155,10 +155,10 @@ SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}\n]*\})?\s+(\S+)", re.MULTILINE
 
 def samples(metrics: str) -> dict[str, float]:
     """Read a Prometheus text: name -> sum over its label sets. Values that are no numbers are left out."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for name, value in SAMPLE.findall(metrics):
         try:
-            found[name] = found.get(name, 0.0) + float(value)
+            totals[name] = totals.get(name, 0.0) + float(value)
         except ValueError:
             continue
-    return found
+    return totals

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.adapters.engines.dialects.dialect import Dialect, Told
+from penstock.adapters.engines.dialects.dialect import CardFields, Dialect
 from penstock.adapters.engines.dialects.llamacpp import LLAMACPP
 from penstock.adapters.engines.dialects.openai_compatible import OPENAI
 from penstock.adapters.engines.dialects.sglang import SGLANG
@@ -21,14 +21,14 @@ def dialect_of(engine: str) -> Dialect:
     return DIALECTS.get(engine, OPENAI)
 
 
-async def recognise(server: EngineServer, model: Mapping[str, Any]) -> tuple[Dialect, Told]:
+async def recognise(server: EngineServer, model: Mapping[str, Any]) -> tuple[Dialect, CardFields]:
     """Find a server's kind, and read the card fields that it reports.
 
     Args:
         model: its entry in ``/v1/models``. Most engines name themselves there, as the model's owner.
     """
     for dialect in DIALECTS.values():
-        told = await dialect.card(server, model)
-        if told is not None:
-            return dialect, told
+        reported = await dialect.card(server, model)
+        if reported is not None:
+            return dialect, reported
     return OPENAI, {}

@@ -54,7 +54,7 @@ class VllmPull:
     """vLLM's NixlConnector: the prefill's answer says which blocks wait where, and the decode engine reads them."""
 
     def prefill(self, fields: Mapping[str, Any], handoff: Handoff, card: WorkerCard) -> Fields:
-        asked = {
+        params = {
             "do_remote_decode": True,
             "do_remote_prefill": False,
             "remote_engine_id": None,
@@ -62,11 +62,11 @@ class VllmPull:
             "remote_host": None,
             "remote_port": None,
         }
-        return {**_one_token(fields), "kv_transfer_params": asked}
+        return {**_one_token(fields), "kv_transfer_params": params}
 
     def decode_params(self, answer: Mapping[str, Any]) -> Fields | None:
-        found = answer.get("kv_transfer_params")
-        return dict(found) if isinstance(found, dict) and found.get("do_remote_prefill") else None
+        params = answer.get("kv_transfer_params")
+        return dict(params) if isinstance(params, dict) and params.get("do_remote_prefill") else None
 
     def decode(self, made: Fields | None, handoff: Handoff) -> Fields:
         return {} if made is None else {"kv_transfer_params": made}
@@ -81,7 +81,7 @@ class VllmPush(VllmPull):
     def decode(self, made: Fields | None, handoff: Handoff) -> Fields:
         assert handoff.source is not None
         host, port = meeting_point(handoff.source)
-        asked = {
+        params = {
             "do_remote_decode": False,
             "do_remote_prefill": True,
             "remote_engine_id": handoff.source.labels.get("engine_id"),
@@ -90,7 +90,7 @@ class VllmPush(VllmPull):
             "tp_size": int(handoff.source.labels.get(TP_SIZE, 1)),
             "pp_size": int(handoff.source.labels.get(PP_SIZE, 1)),
         }
-        return {"kv_transfer_params": asked}
+        return {"kv_transfer_params": params}
 
 
 class Bootstrap:
@@ -115,8 +115,8 @@ class TensorRt:
 
     def decode_params(self, answer: Mapping[str, Any]) -> Fields | None:
         choices = answer.get("choices") or [{}]
-        found = choices[0].get("disaggregated_params") if isinstance(choices[0], dict) else None
-        return dict(found) if isinstance(found, dict) else None
+        params = choices[0].get("disaggregated_params") if isinstance(choices[0], dict) else None
+        return dict(params) if isinstance(params, dict) else None
 
     def decode(self, made: Fields | None, handoff: Handoff) -> Fields:
         return {} if made is None else {"disaggregated_params": {**made, "request_type": "generation_only"}}
@@ -158,7 +158,7 @@ def _meeting(handoff: Handoff, card: WorkerCard) -> Fields:
 
 
 def _one_token(fields: Mapping[str, Any]) -> Fields:
-    asked = {name: value for name, value in fields.items() if name not in _NEEDLESS}
-    if "max_completion_tokens" in asked:
-        asked["max_completion_tokens"] = 1
-    return {**asked, **_ONE_TOKEN}
+    body = {name: value for name, value in fields.items() if name not in _NEEDLESS}
+    if "max_completion_tokens" in body:
+        body["max_completion_tokens"] = 1
+    return {**body, **_ONE_TOKEN}

@@ -12,23 +12,23 @@ A prompt's KV lives in the slot that served it last and has no blocks: its cache
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.adapters.engines.dialects.dialect import Dialect, MetricNames, Told
+from penstock.adapters.engines.dialects.dialect import CardFields, Dialect, MetricNames
 from penstock.adapters.engines.http.engine_http import EngineServer, whole
 
 
-async def card(server: EngineServer, model: Mapping[str, Any]) -> Told | None:
+async def card(server: EngineServer, model: Mapping[str, Any]) -> CardFields | None:
     """Read a llama.cpp server."""
     props = await server.object("/props")
     settings = props.get("default_generation_settings")
     if model.get("owned_by") != "llamacpp" and not (isinstance(settings, dict) and "total_slots" in props):
         return None
-    told: Told = {
+    reported: CardFields = {
         "max_seqs": whole(props.get("total_slots")),
         "max_len": whole(settings.get("n_ctx")) if isinstance(settings, dict) else None,
     }
     if isinstance(props.get("build_info"), str):
-        told["labels"] = {"version": props["build_info"]}
-    return told
+        reported["labels"] = {"version": props["build_info"]}
+    return reported
 
 
 LLAMACPP = Dialect(

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.adapters.engines.dialects.dialect import Dialect, Told
+from penstock.adapters.engines.dialects.dialect import CardFields, Dialect
 from penstock.adapters.engines.http.engine_http import EngineServer, whole
 
 
-async def card(server: EngineServer, model: Mapping[str, Any]) -> Told | None:
+async def card(server: EngineServer, model: Mapping[str, Any]) -> CardFields | None:
     """Read what an entry of ``/v1/models`` may hold beside the name."""
     meta = model.get("meta")
     return {

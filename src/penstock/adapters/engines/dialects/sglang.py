@@ -14,19 +14,19 @@ from typing import Any
 
 import msgspec
 
-from penstock.adapters.engines.dialects.dialect import Dialect, MetricNames, Told
+from penstock.adapters.engines.dialects.dialect import CardFields, Dialect, MetricNames
 from penstock.adapters.engines.dialects.vllm import reachable
 from penstock.adapters.engines.http.engine_http import EngineServer, folder, whole
 
 
-async def card(server: EngineServer, model: Mapping[str, Any]) -> Told | None:
+async def card(server: EngineServer, model: Mapping[str, Any]) -> CardFields | None:
     """Read an SGLang server."""
     info = await server.object("/get_server_info") or await server.object("/server_info")
     if model.get("owned_by") != "sglang" and "page_size" not in info:
         return None
     page = whole(info.get("page_size"))
     tokens = whole(info.get("max_total_num_tokens"))
-    told: Told = {
+    reported: CardFields = {
         "block_size": page,
         "kv_blocks": tokens // page if tokens is not None and page is not None else None,
         "max_seqs": whole(info.get("max_running_requests")),
@@ -35,31 +35,31 @@ async def card(server: EngineServer, model: Mapping[str, Any]) -> Told | None:
         "tokenizer": folder(info.get("tokenizer_path")),
     }
     if isinstance(info.get("version"), str):
-        told["labels"] = {"version": info["version"]}
-    return {**told, **event_card(info, server.url)}
+        reported["labels"] = {"version": info["version"]}
+    return {**reported, **event_card(info, server.url)}
 
 
-def event_card(info: Mapping[str, Any], url: str) -> Told:
+def event_card(info: Mapping[str, Any], url: str) -> CardFields:
     """Return where its KV events are, from its start-up settings; nothing where they are off."""
-    said = info.get("kv_events_config")
-    if isinstance(said, str):
+    config = info.get("kv_events_config")
+    if isinstance(config, str):
         try:
-            said = msgspec.json.decode(said)
+            config = msgspec.json.decode(config)
         except msgspec.DecodeError:
             return {}
-    if not isinstance(said, dict) or said.get("publisher") != "zmq":
+    if not isinstance(config, dict) or config.get("publisher") != "zmq":
         return {}
     ranks = (whole(info.get("dp_size")) or 1) if info.get("enable_dp_attention") else 1
-    endpoint = said.get("endpoint") or "tcp://*:5557"
-    told: Told = {
+    endpoint = config.get("endpoint") or "tcp://*:5557"
+    reported: CardFields = {
         "ranks": ranks,
         "events": tuple(_event_endpoint(endpoint, url, rank) for rank in range(ranks)),
-        "topic": said.get("topic") or "",
+        "topic": config.get("topic") or "",
     }
-    replay = said.get("replay_endpoint")
+    replay = config.get("replay_endpoint")
     if isinstance(replay, str) and replay:
-        told["replay"] = tuple(reachable(replay, url, rank) for rank in range(ranks))
-    return told
+        reported["replay"] = tuple(reachable(replay, url, rank) for rank in range(ranks))
+    return reported
 
 
 def _event_endpoint(endpoint: str, url: str, rank: int) -> str:

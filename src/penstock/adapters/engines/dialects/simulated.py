@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.adapters.engines.dialects.dialect import Told
+from penstock.adapters.engines.dialects.dialect import CardFields
 from penstock.adapters.engines.dialects.vllm import VLLM, cache_card, cache_labels, event_card
 from penstock.adapters.engines.http.engine_http import EngineServer
 
 
-async def card(server: EngineServer, model: Mapping[str, Any]) -> Told | None:
+async def card(server: EngineServer, model: Mapping[str, Any]) -> CardFields | None:
     """Read a simulated engine."""
     if model.get("owned_by") != "penstock":
         return None

@@ -10,11 +10,11 @@ router and a dashboard, would each get half. Penstock does not read them: the ca
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.adapters.engines.dialects.dialect import Dialect, Told
+from penstock.adapters.engines.dialects.dialect import CardFields, Dialect
 from penstock.adapters.engines.http.engine_http import EngineServer
 
 
-async def card(server: EngineServer, model: Mapping[str, Any]) -> Told | None:
+async def card(server: EngineServer, model: Mapping[str, Any]) -> CardFields | None:
     """Read a TensorRT-LLM server."""
     if model.get("owned_by") != "tensorrt_llm":
         return None

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from penstock.adapters.engines.dialects.dialect import Dialect, MetricNames, Told
+from penstock.adapters.engines.dialects.dialect import CardFields, Dialect, MetricNames
 from penstock.adapters.engines.http.engine_http import EngineServer, folder, whole
 
 _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
@@ -23,30 +23,30 @@ _ALIKE = ("sha256", "sha256_cbor")
 """Hash algorithms that give a block one hash on every server; the others are seeded at random by default."""
 
 
-async def card(server: EngineServer, model: Mapping[str, Any]) -> Told | None:
+async def card(server: EngineServer, model: Mapping[str, Any]) -> CardFields | None:
     """Read a vLLM server."""
     labels = cache_labels(await server.text("/metrics"))
     if labels is None and model.get("owned_by") != "vllm":
         return None
-    told = cache_card(labels or {})
+    reported = cache_card(labels or {})
     if (labels or {}).get("prefix_caching_hash_algo") in _ALIKE:
-        told["hash_scheme"] = f"vllm {(labels or {})['prefix_caching_hash_algo']}"
-    told["tokenizer"] = folder(model.get("root"))
+        reported["hash_scheme"] = f"vllm {(labels or {})['prefix_caching_hash_algo']}"
+    reported["tokenizer"] = folder(model.get("root"))
     version = (await server.object("/version")).get("version")
     if isinstance(version, str):
-        told["labels"] = {"version": version}
+        reported["labels"] = {"version": version}
         # Its hand-shake refuses KV of another version, and of another type.
-        told["layout"] = f"vllm {version} {(labels or {}).get('cache_dtype', 'auto')}"
-    return {**told, **await event_card(server)}
+        reported["layout"] = f"vllm {version} {(labels or {}).get('cache_dtype', 'auto')}"
+    return {**reported, **await event_card(server)}
 
 
 def cache_labels(metrics: str | None) -> dict[str, str] | None:
     """Return the labels of ``cache_config_info``, or None where there is none."""
-    found = None if metrics is None else _CACHE_CONFIG.search(metrics)
-    return None if found is None else dict(_LABEL.findall(found.group(1)))
+    match = None if metrics is None else _CACHE_CONFIG.search(metrics)
+    return None if match is None else dict(_LABEL.findall(match.group(1)))
 
 
-def cache_card(labels: Mapping[str, str]) -> Told:
+def cache_card(labels: Mapping[str, str]) -> CardFields:
     """Return the card fields of the cache's settings."""
     return {
         "block_size": whole(labels.get("block_size")),
@@ -56,16 +56,16 @@ def cache_card(labels: Mapping[str, str]) -> Told:
     }
 
 
-async def event_card(server: EngineServer) -> Told:
+async def event_card(server: EngineServer) -> CardFields:
     """Return where its KV events are, by rank; nothing where the answer has another shape (some answer anything)."""
-    found = await server.json("/kv_event_sources")
-    if not isinstance(found, dict) or not found or not all(str(key).isdigit() for key in found):
+    sources = await server.json("/kv_event_sources")
+    if not isinstance(sources, dict) or not sources or not all(str(key).isdigit() for key in sources):
         return {}
-    ranks = [found[key] for key in sorted(found, key=int)]
+    ranks = [sources[key] for key in sorted(sources, key=int)]
     if not all(isinstance(rank, dict) and isinstance(rank.get("endpoint"), str) for rank in ranks):
         return {}
     replay = [rank.get("replay_endpoint") for rank in ranks]
-    told: Told = {
+    reported: CardFields = {
         "ranks": len(ranks),
         "events": tuple(reachable(rank["endpoint"], server.url) for rank in ranks),
         "topic": ranks[0].get("topic") or "",
@@ -73,8 +73,8 @@ async def event_card(server: EngineServer) -> Told:
         "events_security": ranks[0].get("security"),
     }
     if all(isinstance(endpoint, str) and endpoint for endpoint in replay):
-        told["replay"] = tuple(reachable(str(endpoint), server.url) for endpoint in replay)
-    return {name: value for name, value in told.items() if value is not None}
+        reported["replay"] = tuple(reachable(str(endpoint), server.url) for endpoint in replay)
+    return {name: value for name, value in reported.items() if value is not None}
 
 
 def reachable(endpoint: str, url: str, offset: int = 0) -> str:

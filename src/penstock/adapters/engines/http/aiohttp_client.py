@@ -113,7 +113,7 @@ class AiohttpCall:
             raise EngineBroken(f"the answer broke off: {describe(error)}") from error
 
     async def _post(self) -> aiohttp.ClientResponse:
-        seen = SimpleNamespace(reused=False)
+        trace = SimpleNamespace(reused=False)
         body = self._body
         while True:
             try:
@@ -122,12 +122,12 @@ class AiohttpCall:
                     data=body if len(body) <= _SLICE else _slices(body),
                     headers={**self._headers, "content-length": str(len(body))},
                     allow_redirects=False,
-                    trace_request_ctx=seen,
+                    trace_request_ctx=trace,
                 )
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: no URL
                 hung_up = isinstance(error, (aiohttp.ServerDisconnectedError, ConnectionResetError, BrokenPipeError))
-                if seen.reused and hung_up:
-                    seen.reused = False  # the engine closed an idle connection just then; nothing was lost
+                if trace.reused and hung_up:
+                    trace.reused = False  # the engine closed an idle connection just then; nothing was lost
                     continue
                 raise EngineUnreachable(f"no answer from {self._url}: {describe(error)}") from error
 

@@ -25,13 +25,13 @@ class EngineServer:
 
     async def status(self, path: str) -> int | None:
         """Return the status of a GET, or None where no server answers."""
-        found = await self._ask(path)
-        return None if found is None else found[0]
+        answer = await self._ask(path)
+        return None if answer is None else answer[0]
 
     async def text(self, path: str) -> str | None:
         """Return a GET's text, or None where it is no 200."""
-        found = await self._ask(path)
-        return found[1] if found is not None and found[0] == 200 else None
+        answer = await self._ask(path)
+        return answer[1] if answer is not None and answer[0] == 200 else None
 
     async def json(self, path: str) -> Any:
         """Return a GET's JSON, or None where it is no 200 or no JSON."""
@@ -45,8 +45,8 @@ class EngineServer:
 
     async def object(self, path: str) -> dict[str, Any]:
         """Return a GET's JSON object, or an empty one."""
-        found = await self.json(path)
-        return found if isinstance(found, dict) else {}
+        value = await self.json(path)
+        return value if isinstance(value, dict) else {}
 
     async def _ask(self, path: str) -> tuple[int, str] | None:
         if path not in self._answers:

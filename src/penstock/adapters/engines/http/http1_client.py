@@ -92,11 +92,11 @@ class Http1Client:
     def _remember(self, key: tuple[str, str]) -> tuple[ConnectionPool, str] | None:
         if len(self._targets) >= _TARGETS_MAX:
             self._targets.clear()
-        found = _split(*key)
-        if found is None:
+        parts = _split(*key)
+        if parts is None:
             self._targets[key] = None
             return None
-        host, port, head = found
+        host, port, head = parts
         origin = self._origins.get((host, port))
         if origin is None:
             origin = ConnectionPool(host, port, self._connect_timeout, self._connections_max)
@@ -151,14 +151,14 @@ class Http1Call:
         tries = 2
         while True:
             self._check()
-            kept = connection is not None
+            reused = connection is not None
             tries -= 1
             if connection is None:
                 try:
                     connection = await self._interruptible(self._origin.fresh())
                 except (OSError, TimeoutError, ValueError) as error:  # ValueError: no such host name
                     raise EngineUnreachable(f"no answer from {self._url}: {_described(error)}") from error
-                kept = connection.used
+                reused = connection.used
             self._connection = connection
             connection.send(self._head, self._body)
             if connection.error is None:
@@ -171,7 +171,7 @@ class Http1Call:
             self.close()
             if not isinstance(broken, ConnectionClosed):
                 raise broken
-            if not kept or not tries:
+            if not reused or not tries:
                 raise EngineUnreachable(f"no answer from {self._url}: {broken}")
             connection = None  # the engine closed an idle connection just then; nothing was lost
 

@@ -14,7 +14,7 @@ from penstock.adapters.engines.http.engine_call import ANSWER_MAX, EngineBroken,
 
 HEAD_MAX = 64 * 1024
 """Most bytes of an answer's head, interim answers included, and as many again of trailers."""
-HELD_MAX = 256 * 1024
+BUFFERED_MAX = 256 * 1024
 """Bytes of a body without a receiver, above which no more are read."""
 _JOINED_MAX = 64 * 1024
 """Largest body that is copied behind its head; a larger one is written separately."""
@@ -232,7 +232,7 @@ class EngineConnection(asyncio.Protocol):
             if self._buffered > ANSWER_MAX + 2 * HEAD_MAX:
                 self._fail(EngineBroken(f"the answer has more than {ANSWER_MAX} bytes"))
                 self._wake(True)
-        elif self._buffered > HELD_MAX:
+        elif self._buffered > BUFFERED_MAX:
             self.pause()
 
     def eof_received(self) -> None:
@@ -242,9 +242,9 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
         if self.busy and not self.complete and self.error is None:
-            told = "the engine closed the connection" if error is None else f"{type(error).__name__}: {error}"
+            reason = "the engine closed the connection" if error is None else f"{type(error).__name__}: {error}"
             broken = self.begun or self._head_size > 0
-            self.error = EngineBroken(f"the answer broke off: {told}") if broken else ConnectionClosed(told)
+            self.error = EngineBroken(f"the answer broke off: {reason}") if broken else ConnectionClosed(reason)
         self._wake(True)
         self._lost(self)
 

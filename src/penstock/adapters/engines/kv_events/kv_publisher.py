@@ -53,7 +53,7 @@ class KvPublisher:
         self.next_sequence = 0
         self._topic = topic.encode()
         self._rank = rank
-        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=buffer_steps)
+        self._replay_buffer: deque[tuple[bytes, bytes]] = deque(maxlen=buffer_steps)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._pub = context.socket(zmq.PUB)
         self._pub.linger = 0
@@ -78,7 +78,7 @@ class KvPublisher:
         self.next_sequence += 1
         number = sequence.to_bytes(8, "big")
         payload = encode_batch(ts, events, self._rank)
-        self._kept.append((number, payload))
+        self._replay_buffer.append((number, payload))
         self._pub.send_multipart((self._topic, number, payload), zmq.NOBLOCK)
         return sequence
 
@@ -104,7 +104,7 @@ class KvPublisher:
 
     async def _answer(self, client: bytes, first: bytes) -> None:
         # A copy: batches published while we answer reach the client by its subscription.
-        for index, (number, payload) in enumerate(list(self._kept)):
+        for index, (number, payload) in enumerate(list(self._replay_buffer)):
             if number >= first:  # big-endian, so bytes compare as the numbers do
                 await self._router.send_multipart((client, b"", self._topic, number, payload), zmq.NOBLOCK)
             if index % _BREATH == _BREATH - 1:

@@ -113,11 +113,11 @@ class FaultyPublisher(KvPublisher):
     def __init__(self, faults: Faults, **options: Any) -> None:
         super().__init__(**options)
         self._faults = faults
-        self._held: list[tuple[bytes, bytes, bytes]] = []
+        self._delayed: list[tuple[bytes, bytes, bytes]] = []
 
     def publish(self, ts: float, events: Sequence[KvEvent]) -> int:
         faults = self._faults
-        if not self._held and not any(faults.events.values()):
+        if not self._delayed and not any(faults.events.values()):
             return super().publish(ts, events)
         sequence = self.next_sequence
         self.next_sequence += 1
@@ -125,16 +125,16 @@ class FaultyPublisher(KvPublisher):
         payload = encode_batch(ts, events, self._rank)
         if faults.spend("lose"):
             return sequence
-        self._kept.append((number, payload))
+        self._replay_buffer.append((number, payload))
         if faults.spend("drop"):
             return sequence
         message = (self._topic, number, payload)
-        if not self._held and faults.spend("reorder"):
-            self._held.append(message)
+        if not self._delayed and faults.spend("reorder"):
+            self._delayed.append(message)
             return sequence
-        for each in (message, *self._held, *((message,) if faults.spend("repeat") else ())):
+        for each in (message, *self._delayed, *((message,) if faults.spend("repeat") else ())):
             self._pub.send_multipart(each, zmq.NOBLOCK)
-        self._held.clear()
+        self._delayed.clear()
         return sequence
 
 

@@ -81,16 +81,16 @@ class Generator:
                 await news.wait()
                 news.clear()
             answer = writer.whole(choices)
-            held = self._held(request, choices[0]) if body.get("kv_transfer_params") else None
-            if held is not None:
-                answer["kv_transfer_params"] = held
+            params = self._retained_params(request, choices[0]) if body.get("kv_transfer_params") else None
+            if params is not None:
+                answer["kv_transfer_params"] = params
             return web.Response(body=_json.encode(answer), content_type="application/json", headers=headers)
         finally:
             for choice in choices:
                 if choice.stream is not None:
                     server.live.abort(choice.stream)
 
-    def _held(self, request: web.Request, choice: ResponseChoice) -> dict[str, Any] | None:
+    def _retained_params(self, request: web.Request, choice: ResponseChoice) -> dict[str, Any] | None:
         """Return the transfer parameters of an answer whose KV is held; None where it is not."""
         done = choice.stream.finished if choice.stream is not None else None
         if done is None or not done.blocks_retained:

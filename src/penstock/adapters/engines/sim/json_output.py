@@ -51,9 +51,9 @@ def _least(schema: Any, root: Any, depth: int) -> Any:
 
 
 def _resolve(reference: str, root: Any) -> Any:
-    found = root
+    schema = root
     for part in reference.removeprefix("#").strip("/").split("/"):
-        if not isinstance(found, dict):
+        if not isinstance(schema, dict):
             return {}
-        found = found.get(part, {})
-    return found
+        schema = schema.get(part, {})
+    return schema

@@ -34,12 +34,12 @@ UNWANTED_MAX = 1024
 class KvOffer:
     """The KV of one prefill: ``decided``: set once it is held, or never will be. ``id``: its request in the engine."""
 
-    __slots__ = ("decided", "held", "id", "unwanted")
+    __slots__ = ("decided", "id", "retained", "unwanted")
 
     def __init__(self) -> None:
         self.id: str | None = None
         self.decided = asyncio.Event()
-        self.held = False
+        self.retained = False
         self.unwanted = False
 
 
@@ -108,9 +108,9 @@ class KvTransferServer:
         keys = self._mine.pop(id, None)
         if keys is not None:
             offer = self._offers[keys[0]]
-            offer.held = finished is not None and finished.blocks_retained > 0
+            offer.retained = finished is not None and finished.blocks_retained > 0
             offer.decided.set()
-            if offer.held and offer.unwanted:
+            if offer.retained and offer.unwanted:
                 self._release(offer)
         pull = self._pulls.pop(id, None)
         if pull is not None:
@@ -134,9 +134,9 @@ class KvTransferServer:
         await response.prepare(request)
         await response.write(b" ")  # the headers go with the first byte: the puller counts from here
         await self._wire.cross(HERE, str(body.get("target")), tokens * self._bytes)
-        held = self._live.engine.holds(offer.id) > 0
+        retained = self._live.engine.holds(offer.id) > 0
         self._release(offer)
-        await response.write(msgspec.json.encode({"ok": held}))
+        await response.write(msgspec.json.encode({"ok": retained}))
         await response.write_eof()
         return response
 
@@ -169,8 +169,8 @@ class KvTransferServer:
         return offer
 
     def _release(self, offer: KvOffer) -> None:
-        if offer.held and offer.id is not None:
-            offer.held = False
+        if offer.retained and offer.id is not None:
+            offer.retained = False
             self._live.release(offer.id)
 
     def _sweep(self) -> None:
@@ -191,7 +191,7 @@ class KvTransferServer:
             try:
                 began = await self._bring(wanted.tokens, source)
                 self._live.metrics.transferred(wanted.tokens * self._bytes, time.monotonic() - began)
-            except (aiohttp.ClientError, TimeoutError, OSError, _Gone):
+            except (aiohttp.ClientError, TimeoutError, OSError, _KvLost):
                 ok = False
                 self._live.metrics.transfer_failed()
         else:
@@ -208,18 +208,18 @@ class KvTransferServer:
         )
         async with self._session().post(f"http://{source.name}/kv_pull", json=body, timeout=limit) as answer:
             if answer.status != 200:
-                raise _Gone
+                raise _KvLost
             began = time.monotonic()
             crossing = asyncio.create_task(self._wire.cross(source.name, HERE, tokens * self._bytes))
             try:
-                told = msgspec.json.decode(await answer.read())
+                status = msgspec.json.decode(await answer.read())
                 await crossing
             except msgspec.DecodeError as error:
-                raise _Gone from error
+                raise _KvLost from error
             finally:
                 crossing.cancel()
-        if told != {"ok": True}:
-            raise _Gone
+        if status != {"ok": True}:
+            raise _KvLost
         return began
 
     def _note(self, source: KvSource) -> None:
@@ -244,7 +244,7 @@ class KvTransferServer:
         return self._http
 
 
-class _Gone(Exception):
+class _KvLost(Exception):
     """The holder does not have the KV."""
 
 

@@ -91,7 +91,7 @@ class LiveEngine:
         self._wake: Nanos | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._armed: Nanos = 0
-        self._told: Nanos = 0
+        self._reported_at: Nanos = 0
         self._tick = nanos(settings.tick)
         self._windows: dict[str, StepStats | None] = {}
 
@@ -150,8 +150,8 @@ class LiveEngine:
     def step_stats(self, reader: str) -> StepStats:
         """Return what the engine did since this reader's last call; each reader has its own window."""
         window = self.engine.take_stats(self.now())
-        for name, held in self._windows.items():
-            self._windows[name] = window if held is None else held + window
+        for name, earlier in self._windows.items():
+            self._windows[name] = window if earlier is None else earlier + window
         mine = self._windows.pop(reader, None) or window
         self._windows[reader] = None
         while len(self._windows) > READERS_MAX:
@@ -210,7 +210,7 @@ class LiveEngine:
             if out >= stream.out + stream.interval or (out and not stream.out):
                 stream.out = out
                 stream.news.set()
-        self._told = now
+        self._reported_at = now
         self._arm(now)
 
     def _arm(self, now: Nanos) -> None:
@@ -220,7 +220,7 @@ class LiveEngine:
         if self._paced:
             step = self.engine.next_step(now)
             if step is not None:
-                at = min(at, max(step, self._told + self._tick))
+                at = min(at, max(step, self._reported_at + self._tick))
         if self._frozen is not None:
             at = max(at, now) + self._frozen[1] - time.monotonic_ns()
         if self._timer is not None:

@@ -187,14 +187,14 @@ def _of(body: dict[str, Any], name: str, kind: type, default: Any) -> Any:
 
 def _images(messages: list[dict[str, Any]]) -> list[str]:
     """Return the ids of a chat's images and other media: the client's ``uuid``, else a digest of the part."""
-    found = []
+    ids = []
     for message in messages:
         content = message.get("content")
         for part in content if isinstance(content, list) else []:
             if isinstance(part, dict) and "text" not in part:
                 own = part.get("uuid")
-                found.append(own if isinstance(own, str) else hashlib.sha256(repr(part).encode()).hexdigest())
-    return found
+                ids.append(own if isinstance(own, str) else hashlib.sha256(repr(part).encode()).hexdigest())
+    return ids
 
 
 def _with_images(tokens: list[int], placeholder: int | None, ids: list[str]) -> tuple[list[int], list[MediaSpan]]:
@@ -225,16 +225,16 @@ def _stops(body: dict[str, Any]) -> list[str]:
     value = body.get("stop")
     if value is None:
         return []
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or not all(isinstance(stop, str) for stop in found):
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise ClientError("stop must be a text or a list of texts.", param="stop")
-    return [stop for stop in found if stop]
+    return [stop for stop in stops if stop]
 
 
 def _logprobs(kind: Kind, body: dict[str, Any]) -> int | None:
     if kind == "completion":
-        found: int | None = _number(body, "logprobs", None, 0, 100)
-        return found
+        number: int | None = _number(body, "logprobs", None, 0, 100)
+        return number
     if not body.get("logprobs"):
         return None
     count: int = _number(body, "top_logprobs", 0, 0, 100)
@@ -262,12 +262,12 @@ def _tool(body: dict[str, Any]) -> tuple[str, str] | None:
 
 def _format(body: dict[str, Any]) -> str | None:
     """Return the text for the requested response format, or None for free text."""
-    wish = _of(body, "response_format", dict, {})
-    kind = wish.get("type", "text")
+    response_format = _of(body, "response_format", dict, {})
+    kind = response_format.get("type", "text")
     if kind == "json_object":
         return '{"answer":"water"}'
     if kind == "json_schema":
-        return least_json(_of(wish, "json_schema", dict, {}).get("schema", {}))
+        return least_json(_of(response_format, "json_schema", dict, {}).get("schema", {}))
     if kind != "text":
         raise ClientError(
             f"response_format {kind!r} is none of text, json_object, json_schema.", param="response_format"

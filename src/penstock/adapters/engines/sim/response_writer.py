@@ -261,9 +261,9 @@ def _stopped(
         if token in ask.stop_tokens:
             return _ending(submit, tokens[:count]), token, None
         fresh = len(words) - len(piece)
-        found = [(place, stop) for stop in ask.stops if (place := words.find(stop, max(0, fresh - len(stop)))) >= 0]
-        if found:
-            place, stop = min(found)
+        matches = [(place, stop) for stop in ask.stops if (place := words.find(stop, max(0, fresh - len(stop)))) >= 0]
+        if matches:
+            place, stop = min(matches)
             return _ending(submit, tokens[:count]), stop, place
     return submit, None, None
 

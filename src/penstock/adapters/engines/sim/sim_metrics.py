@@ -145,8 +145,8 @@ def render(metrics: SimMetrics, engine: Engine, settings: SimSettings, model: st
         "KV transfers that failed, or releases that did not reach the holder.",
         {"": failed},
     )
-    told = metrics.notifications_failed
-    put("nixl_num_failed_notifications_total", "counter", "Releases that did not reach the holder.", {"": told})
+    lost = metrics.notifications_failed
+    put("nixl_num_failed_notifications_total", "counter", "Releases that did not reach the holder.", {"": lost})
     put("nixl_num_kv_expired_reqs_total", "counter", "Retained requests whose KV no worker fetched.", {"": expired})
     put("generation_tokens_total", "counter", "Output tokens.", {"": counters.generated})
     put(

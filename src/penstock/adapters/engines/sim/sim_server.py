@@ -268,8 +268,8 @@ class SimServer:
             return _answer({})
         source = {"endpoint": self.publisher.endpoint, "replay_endpoint": self.publisher.replay_endpoint}
         # The scheme shows that the block hashes are the router's own: a reader that knows it needs no translation.
-        said = {**source, "topic": self._topic, "hash_scheme": SCHEME, "security": self.publisher.security}
-        return _answer({"0": said})
+        description = {**source, "topic": self._topic, "hash_scheme": SCHEME, "security": self.publisher.security}
+        return _answer({"0": description})
 
     async def _steps(self, request: web.Request) -> web.Response:
         return _answer(self.live.step_stats(request.query.get("reader", "")))
@@ -278,8 +278,8 @@ class SimServer:
         from penstock.engine.self_benchmark import perf_metrics
 
         if self._benchmark is None:
-            found = await asyncio.to_thread(perf_metrics, self.settings, self.table)
-            self._benchmark = _json.encode(found)
+            metrics = await asyncio.to_thread(perf_metrics, self.settings, self.table)
+            self._benchmark = _json.encode(metrics)
         return web.Response(body=self._benchmark, content_type="application/json")
 
     # --- other routes -----------------------------------------------------------------------------------------------

@@ -37,18 +37,18 @@ NO_PASS = StepStats(
 """The window without a pass; the sums that vLLM does not expose are absent in every window."""
 
 
-def steps_of(told: PassReport) -> StepStats:
+def steps_of(report: PassReport) -> StepStats:
     """Return the window of one pass."""
     return StepStats(
         passes=1,
-        wall=told.wall,
-        prefill_tokens=told.prefill_tokens,
-        prefill_tokens_sq=told.prefill_tokens * told.prefill_tokens,
-        prefill_requests=told.prefill_requests,
-        decode_seqs=told.decode_seqs,
-        decode_seqs_sq=told.decode_seqs * told.decode_seqs,
-        queued_requests=told.waiting,
-        preemptions=told.preemptions,
+        wall=report.wall,
+        prefill_tokens=report.prefill_tokens,
+        prefill_tokens_sq=report.prefill_tokens * report.prefill_tokens,
+        prefill_requests=report.prefill_requests,
+        decode_seqs=report.decode_seqs,
+        decode_seqs_sq=report.decode_seqs * report.decode_seqs,
+        queued_requests=report.waiting,
+        preemptions=report.preemptions,
     )
 
 
@@ -88,17 +88,17 @@ class PassSubscriber:
     def receive(self, payload: bytes) -> None:
         """Read one message; an unreadable one is counted and left out."""
         try:
-            told: PassReport = self._decode(payload)
+            report: PassReport = self._decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, NewerVersion) as error:
             self.malformed += 1
             if self.malformed & (self.malformed - 1) == 0:
                 log.warning("message %d of passes from %s left out: %s", self.malformed, self.endpoint, error)
             return
-        if self._next is not None and told.number > self._next:
-            self.lost += told.number - self._next
-        self._next = told.number + 1
+        if self._next is not None and report.number > self._next:
+            self.lost += report.number - self._next
+        self._next = report.number + 1
         self.passes += 1
-        self._window += steps_of(told)
+        self._window += steps_of(report)
 
     def take(self) -> StepStats:
         """Return the sums since the last call, and begin a new window."""

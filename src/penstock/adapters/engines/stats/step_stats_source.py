@@ -62,13 +62,13 @@ class SimSteps:
             async with self._http.get(self._url, params={"reader": self._reader}, timeout=TIMEOUT) as answer:
                 if answer.status != 200:
                     return None
-                found = msgspec.json.decode(await answer.read(), type=StepStats)
+                window = msgspec.json.decode(await answer.read(), type=StepStats)
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
             return None
         if not self._begun:  # the first answer has passes from before this reader began
             self._begun = True
             return None
-        return found
+        return window
 
     def close(self) -> None:
         return None
@@ -90,11 +90,11 @@ class EngineSteps:
 
     async def take(self, *, busy: bool) -> StepStats | None:
         if self.passes is not None and self.passes.passes:
-            found = self.passes.take()
-            if found.passes or not busy:
+            window = self.passes.take()
+            if window.passes or not busy:
                 self.source = "plug-in"
                 self._scraped.forget()
-                return found
+                return window
         if not self._scraped.possible:
             self.source = "none"
             return None
