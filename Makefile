@@ -53,31 +53,31 @@ types: dev ## Check types
 	$(BIN)/mypy
 
 bench-routing: install ## Measure routing modes on the Mooncake traces into docs/ (25 minutes on an idle machine)
-	$(BIN)/python bench/mooncake/run.py --docs docs/bench-routing.md
+	$(BIN)/python bench/mooncake/run.py --docs docs/bench/routing.md
 
 bench-index: install ## Measure the index beside its peer; PEERS= names a folder with the peer's environment
-	$(BIN)/python bench/index/run.py --docs docs/bench-index.md
+	$(BIN)/python bench/index/run.py --docs docs/bench/kv-index.md
 
 soak: dev ## Let a cluster stand a storm of twenty minutes, and write down how it did; SECONDS=, SEED=
-	$(BIN)/python -m tests.soak.storm $(or $(SECONDS),1200) --seed $(or $(SEED),1) --docs docs/soak.md
+	$(BIN)/python -m tests.soak.storm $(or $(SECONDS),1200) --seed $(or $(SEED),1) --docs docs/bench/soak.md
 
 bench-gateway: install ## Measure a request's cost beside other gateways; PEERS= names a folder with the peers' environments (25 minutes)
-	$(BIN)/python bench/gateway/run.py --docs docs/bench-gateway.md
+	$(BIN)/python bench/gateway/run.py --docs docs/bench/gateway.md
 
 bench-simulate: install ## Time simulations, beside a peer where PEERS names one, into docs/ (25 minutes)
-	$(BIN)/python bench/simulate/run.py --million --docs docs/bench-simulate.md
+	$(BIN)/python bench/simulate/run.py --million --docs docs/bench/simulate.md
 
 bench-timing: install ## Fit the roofline to measured points and hold it to the others, into docs/ (1 minute)
-	$(BIN)/python bench/roofline/run.py --docs docs/timing.md
+	$(BIN)/python bench/roofline/run.py --docs docs/concepts/timing.md
 
 bench-fidelity: install ## Hold the simulated engine to a measured GPU run and to a live vLLM, into docs/ (5 minutes; make test-vllm installs vLLM)
-	PENSTOCK_VLLM_VENV=$(VLLM) $(BIN)/python bench/fidelity/run.py --docs docs/fidelity.md
+	PENSTOCK_VLLM_VENV=$(VLLM) $(BIN)/python bench/fidelity/run.py --docs docs/bench/fidelity.md
 
 bench-disaggregation: install ## Aggregated engines against splits of equally many, a peer and a live run, into docs/ (20 minutes; PEERS=)
-	$(BIN)/python bench/disaggregation/run.py --docs docs/bench-disaggregation.md
+	$(BIN)/python bench/disaggregation/run.py --docs docs/bench/disaggregation.md
 
 bench-planner: install ## Our planner and Dynamo's in Dynamo's own simulator, into docs/; PEERS= names a folder with its environment (25 minutes, goes on)
-	$(BIN)/python bench/planner_referee/run.py --docs docs/bench-planner-referee.md
+	$(BIN)/python bench/planner_referee/run.py --docs docs/bench/planner-referee.md
 
 format: dev ## Put the sources in order
 	$(BIN)/ruff format src tests bench

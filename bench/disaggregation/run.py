@@ -134,7 +134,7 @@ def tables(rows: Sequence[Row]) -> str:
     by_part = {part: [row for row in rows if row["part"] == part] for part in KINDS}
     parts = [about(sorted({row["seed"] for row in by_part["sweep"]}))]
     if by_part["parity"]:
-        parts += ["### Four prefill and four decode engines, beside the peer", table.parity(by_part["parity"])]
+        parts += ["### Four prefill and four decode engines, beside Dynamo's", table.parity(by_part["parity"])]
         parts += [table.two_prompts(row) for row in by_part["two prompts"]]
     works = [work for work in WORKS if any(row["work"] == work.name for row in by_part["sweep"])]
     if works:

@@ -7,6 +7,8 @@ from typing import Any
 from plan import HELD, Work
 from sweep import middle_of
 
+from penstock.report.markdown import folded
+
 BEGIN, END = "<!-- begin tables -->", "<!-- end tables -->"
 FAMILIES = ("aggregated", "split", "mix")
 TIE = 0.05
@@ -14,10 +16,11 @@ TIE = 0.05
 AHEAD = 0.02
 """A family is ahead where its best layout keeps so much more of all requests in SLO."""
 Row = dict[str, Any]
+WHO = {"ours": "ours", "peer": "Dynamo"}
 
 
 def parity(rows: Sequence[Row]) -> str:
-    """Set our simulation beside the peer's, with each side's TTFT taken apart."""
+    """Set our simulation beside Dynamo's, with each side's TTFT taken apart."""
     lines = [
         "| trace, arrivals, KV | mode | | mean TTFT ms | until the KV is there | from then on | p99 TTFT ms "
         "| mean ITL ms | mean end to end ms | reuse | equal prefills |",
@@ -28,7 +31,7 @@ def parity(rows: Sequence[Row]) -> str:
         head = f"{mine['trace']}{speed}, {'64 GB/s' if mine['moved'] else 'at once'} | {mine['mode']}"
         for row in (mine, other):
             lines.append(
-                f"| {head} | {row['who']} | {_ms(row['ttft'])} | {_ms(row['prefill'])} | {_ms(row['after'], 2)} "
+                f"| {head} | {WHO[row['who']]} | {_ms(row['ttft'])} | {_ms(row['prefill'])} | {_ms(row['after'], 2)} "
                 f"| {_ms(row['ttft_p99'], 0)} | {_ms(row['itl'], 3)} | {_ms(row['e2e'], 0)} | {row['reuse']:.4f} | |"
             )
         change = {name: mine[name] / other[name] - 1 for name in ("ttft", "prefill", "ttft_p99", "itl", "e2e")}
@@ -46,7 +49,7 @@ def two_prompts(row: Row) -> str:
     mine, other = (" and ".join(_ms(at) for at in row[who]) for who in ("ours", "peer"))
     return (
         "Two prompts of 8,192 tokens, a full pass each, on one prefill worker, the second 100 ms after the first: "
-        f"their KV is there after {mine} ms, at the peer after {other} ms."
+        f"their KV is there after {mine} ms, at Dynamo's after {other} ms."
     )
 
 
@@ -216,7 +219,7 @@ def winner(best: dict[str, tuple[float, str]]) -> str:
 def page_with(page: str, text: str) -> str:
     """Return a page with the part between its markers replaced."""
     head, _, rest = page.partition(BEGIN)
-    return f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
+    return f"{head}{BEGIN}\n{folded(text)}\n{END}{rest.partition(END)[2]}"
 
 
 def _layouts(rows: Sequence[Row], work: Work, family: str) -> list[str]:

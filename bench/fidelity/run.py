@@ -1,6 +1,7 @@
 """How near does the simulated engine come to real ones? Measured GPU runs, and a live vLLM on this machine.
 
-usage: python bench/fidelity/run.py [RUN ...] [--only measured|passes|live] [--docs docs/fidelity.md] [--keep FOLDER]
+usage: python bench/fidelity/run.py [RUN ...] [--only measured|passes|live] [--keep FOLDER]
+                                    [--docs docs/bench/fidelity.md]
 
 RUN is a NAME__meta.json, or a folder of such, with what `measured` says beside it. Without one, runs are looked for in
 PENSTOCK_TRACES, else in ../shared/traces; vLLM in PENSTOCK_VLLM_VENV, else in

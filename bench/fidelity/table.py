@@ -12,6 +12,7 @@ from passes import Recovered, Stretch
 from tail import Steps
 
 from penstock.engine.timing.timing_model import TimingModel
+from penstock.report.markdown import folded
 
 TPOT_MEAN, TTFT_MEAN, PERCENTILE = 0.01, 0.04, 0.10
 """Goals on the measured GPU run, as shares: the best published simulator's means, and every percentile."""
@@ -131,7 +132,7 @@ def replaced(page: str, part: str, text: str) -> str:
     if page.count(begin) != 1 or page.count(end) != 1:
         raise ValueError(f"the page must have {begin} and {end} once each")
     before, rest = page.split(begin)
-    return f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}"
+    return f"{before}{begin}\n{folded(text)}\n{end}{rest.split(end)[1]}"
 
 
 def write(page: Path, part: str, text: str) -> None:

@@ -1,9 +1,9 @@
 """What does a request cost in our frontend, and what in the gateways beside it? All in one run, in alternation.
 
 usage: python bench/gateway/run.py [--gateways ours,haproxy,...] [--cells REGEX] [--repeats 3] [--seconds 2]
-                                   [--out FILE.json] [--docs docs/bench-gateway.md] [--tables FILE.json]
+                                   [--out FILE.json] [--docs docs/bench/gateway.md] [--tables FILE.json]
 
-Peers are found in the folder that PEERS names (see docs/bench-gateway.md) and left out, with the reason, where they are
+Peers are found in the folder that PEERS names (see docs/bench/gateway.md) and left out, with the reason, where they are
 not installed. Generator, engines and gateway are processes of their own; everything stays on loopback.
 """
 

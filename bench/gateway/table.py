@@ -3,6 +3,8 @@
 from statistics import median
 from typing import Any
 
+from penstock.report.markdown import folded
+
 BEGIN, END = "<!-- begin table -->", "<!-- end table -->"
 
 
@@ -125,4 +127,4 @@ def page_with(page: str, text: str) -> str:
     """Return a page with the part between its markers replaced."""
     head, _, rest = page.partition(BEGIN)
     _, _, foot = rest.partition(END)
-    return f"{head}{BEGIN}\n{text}\n{END}{foot}"
+    return f"{head}{BEGIN}\n{folded(text)}\n{END}{foot}"

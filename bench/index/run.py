@@ -1,7 +1,7 @@
 """How does our index compare with Dynamo's RadixTree? Runs both in alternation and writes the table.
 
 usage: python bench/index/run.py [--peer-python PATH] [--workers 64,1024] [--pairs 1000000,10000000] [--repeats 3]
-                                 [--out FILE.json] [--docs docs/bench-index.md] [--tables FILE.json...]
+                                 [--out FILE.json] [--docs docs/bench/kv-index.md] [--tables FILE.json...]
 
 Each measurement is a process of its own. The peer's interpreter is --peer-python, else $PEERS/router/bin/python; where
 there is none, only ours is measured and the ratios stay empty.

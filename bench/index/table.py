@@ -4,6 +4,8 @@ from typing import Any
 
 from workload import middle
 
+from penstock.report.markdown import folded
+
 BEGIN, END = "<!-- begin table -->", "<!-- end table -->"
 
 ROWS = [
@@ -42,7 +44,7 @@ def table(results: dict[str, Any]) -> str:
         peers = sum(run["kind"] == "peer" for run in runs)
         lines += [
             "",
-            f"**{pairs:,} pairs, {workers:,} workers** (runs: {ours} of ours, {peers} of the peer)",
+            f"**{pairs:,} pairs, {workers:,} workers** (runs: {ours} of ours, {peers} of RadixTree)",
             "",
             "| | unit | own hash | RadixTree (best) | ratio | translated | ratio |",
             "|---|---|---:|---:|---:|---:|---:|",
@@ -68,7 +70,7 @@ def page_with(page: str, text: str) -> str:
     """Return a page with the part between its markers replaced."""
     head, _, rest = page.partition(BEGIN)
     _, _, foot = rest.partition(END)
-    return f"{head}{BEGIN}\n{text}\n{END}{foot}"
+    return f"{head}{BEGIN}\n{folded(text)}\n{END}{foot}"
 
 
 def value(runs: list[dict[str, Any]], kind: str, name: str) -> float | None:

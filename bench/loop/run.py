@@ -1,6 +1,6 @@
 """For how long does the frontend hold its event loop under load? Budget: 5 ms.
 
-usage: python bench/loop/run.py [--docs docs/bench-loop.md] [--repeats 3]
+usage: python bench/loop/run.py [--docs docs/bench/loop.md] [--repeats 3]
 
 A cluster is started for every run, `penstock bench` drives it, and the frontend's own monitor is read afterwards: it
 looks at the clock every 5 ms and takes as a *block* the part of a delay that this process can have caused (its CPU

@@ -1,6 +1,6 @@
 """How much does KV-aware routing gain on the Mooncake traces? Starts clusters, drives them, writes the tables.
 
-usage: python bench/mooncake/run.py [--traces DIR] [--out runs] [--docs docs/bench-routing.md] [--quick]
+usage: python bench/mooncake/run.py [--traces DIR] [--out runs] [--docs docs/bench/routing.md] [--quick]
 
 Needs the public traces (--traces, PENSTOCK_TRACES, or ../shared/traces beside the checkout); without them it says so
 and ends with status 77. Everything that decides the outcome stands in plan.py and was fixed before the first run.

@@ -7,6 +7,8 @@ from typing import Any
 
 from plan import MODES, SPEED_UP
 
+from penstock.report.markdown import folded
+
 Run = dict[str, Any]
 """One line of results.jsonl: trace, blocks, mode, repeat, bench (what ``penstock bench --json`` printed)."""
 
@@ -70,7 +72,7 @@ def write_docs(path: Path, text: str) -> None:
         raise ValueError(f"{path} has no lines {BEGIN} and {END}")
     before, rest = page.split(BEGIN, 1)
     after = rest.split(END, 1)[1]
-    path.write_text(f"{before}{BEGIN}\n{text.rstrip()}\n{END}{after}")
+    path.write_text(f"{before}{BEGIN}\n{folded(text.rstrip())}\n{END}{after}")
 
 
 def _table(cell: Sequence[Run], blocks: int) -> str:

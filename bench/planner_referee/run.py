@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
     python = options.peer_python or peer_of_environment()
     if python is None:
         print("no peer: name its interpreter with --peer-python, or set PEERS to the folder with planner/ in it; "
-              "pip install what docs/bench-planner-referee.md names", file=sys.stderr)  # fmt: skip
+              "pip install what docs/bench/planner-referee.md names", file=sys.stderr)  # fmt: skip
         return 2
     out = options.out
     out.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from plan import GPUS, ITL, TTFT, Cell, Place
 
+from penstock.report.markdown import folded
+
 BEGIN, END = "<!-- begin tables -->", "<!-- end tables -->"
 EVEN = 0.5
 """Points within which nobody is ahead: seeds differ by as much."""
@@ -26,7 +28,7 @@ class Point(NamedTuple):
 def page_with(text: str, tables: str) -> str:
     """Return a page with the part between its markers replaced."""
     head, _, rest = text.partition(BEGIN)
-    return f"{head}{BEGIN}\n{tables}\n{END}{rest.partition(END)[2]}"
+    return f"{head}{BEGIN}\n{folded(tables)}\n{END}{rest.partition(END)[2]}"
 
 
 def page(done: Done, wanted: Sequence[Cell]) -> str:
@@ -50,9 +52,9 @@ def page(done: Done, wanted: Sequence[Cell]) -> str:
 
 
 def summary(done: Done) -> str:
-    """Return ours beside static fleets and beside the best of the peer's modes at equal GPU-hours."""
+    """Return ours beside static fleets and beside the best of Dynamo's modes at equal GPU-hours."""
     rows = []
-    verdicts: dict[str, list[str]] = {"static fleets": [], "the best of the peer's modes": []}
+    verdicts: dict[str, list[str]] = {"static fleets": [], "the best of Dynamo's modes": []}
     for place in dict.fromkeys(cell.place for cell in done):
         here = {cell: row for cell, row in done.items() if cell.place == place}
         static, peer = fronts(here, "static"), fronts(here, "peer")
@@ -77,7 +79,7 @@ def summary(done: Done) -> str:
     head += ["which is", "seeds"]
     return (
         "### Ours at equal GPU-hours\n\nPoints (percentage points of all requests) that `slo` keeps more than static "
-        "fleets, and than the best of all of the peer's modes and knobs (lines between the points of their fronts), at "
+        "fleets, and than the best of all of Dynamo's modes and knobs (lines between the points of their fronts), at "
         "the same GPU-hours: median over seeds, and the range. A range with both signs, or a median within "
         f"{EVEN:g} points, is a *tie*. Where a front ends below ours, its last point counts: nobody has to spend "
         "more. *Fewer misses* says of their best's misses how many ours spares.\n\n"
@@ -101,7 +103,7 @@ def at_place(place: Place, done: Done) -> str:
         theirs = points(done, policy, knob)
         rows.append(
             [
-                {"peer": f"peer: {policy}", "ours": "**ours: slo**", "static": "static"}[kind],
+                {"peer": f"Dynamo: {policy}", "ours": "**ours: slo**", "static": "static"}[kind],
                 knob,
                 f"{_middle(row['attainment'] for row in found):.1%}",
                 f"{_middle(row['gpu_hours'] for row in found):.2f}",

@@ -1,6 +1,6 @@
 """How far is the roofline from measured engines? Fits it through the engine, and reports models that it has not seen.
 
-usage: python bench/roofline/run.py [--points FILE ...] [--fit FILE] [--docs docs/timing.md]
+usage: python bench/roofline/run.py [--points FILE ...] [--fit FILE] [--docs docs/concepts/timing.md]
 
 Points are in the layout of aiconfigurator's measured_points.csv, looked for in PENSTOCK_TRACES, else in
 ../shared/traces; without them the command says so and ends with status 77. With --points, files are only reported on:

@@ -9,6 +9,7 @@ from points import Point
 
 from penstock.engine.settings import Calibration
 from penstock.engine.timing.roofline_fit import NAMES
+from penstock.report.markdown import folded
 
 BEGIN, END = "<!-- begin table -->", "<!-- end table -->"
 
@@ -68,4 +69,4 @@ def _line(name: str, rows: Sequence[Row], count: int) -> str:
 def page_with(page: str, text: str) -> str:
     """Return the page with its table replaced."""
     before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n{folded(text)}\n{END}{rest.split(END)[1]}"

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from statistics import median
 
+from penstock.report.markdown import folded
+
 BEGIN, END = "<!-- begin tables -->", "<!-- end tables -->"
 
 Figures = dict[str, float]
@@ -71,4 +73,4 @@ def middle(runs: Sequence[Figures]) -> Figures | None:
 def page_with(page: str, text: str) -> str:
     """Return a page with the part between its markers replaced."""
     head, _, rest = page.partition(BEGIN)
-    return f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
+    return f"{head}{BEGIN}\n{folded(text)}\n{END}{rest.partition(END)[2]}"

@@ -4,7 +4,7 @@ The classes run in the planner's process as they stand (planner.plugins.use), or
 
     python price_of_day.py cap --registry unix:///run/penstock/plugins.sock --table 'batch=0-7:8,7-19:3,19-24:6'
 
-The token is read from PLUGIN_TOKEN. See docs/planner-plugins.md.
+The token is read from PLUGIN_TOKEN. See docs/guides/planner-plugins.md.
 """
 
 import argparse

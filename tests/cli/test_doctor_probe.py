@@ -127,7 +127,7 @@ def test_an_event_socket_that_connects_is_recognised(cluster: FakeCluster, engin
     assert "is its topic" in (silent.hint or "")
     engine.events = "nonsense"
     (silent,) = (finding for finding in said(cluster, url=engine.url) if "computed a new prompt" in finding.text)
-    assert "docs/engines.md" in (silent.hint or "")
+    assert "docs/guides/engines.md" in (silent.hint or "")
 
 
 def test_a_guess_is_no_knowledge(cluster: FakeCluster) -> None:

@@ -74,7 +74,7 @@ def test_what_is_wrong_names_the_setting(
 
 
 def test_the_plugin_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "planner-plugins.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "planner-plugins.md").read_text()
     code = page.split("```python\n")[1].split("```")[0]
     (tmp_path / "my_scaling_of_the_document.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,7 +1,9 @@
 """What the documents say is so: commands and flags exist, the config page is fresh, the examples are valid."""
 
+import importlib.util
 import re
 import shlex
+from datetime import date, datetime
 from pathlib import Path
 
 import click
@@ -13,9 +15,13 @@ from penstock.config.derived.docs import configuration_page
 from penstock.config.derived.knobs import RESERVED, derive
 from penstock.config.reading.load import load
 from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.report.markdown import folded
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+READMES = sorted(ROOT.glob("examples/**/*.md"))
+NAMING = ("src", "tests", "bench", "deploy", "examples")
+TEXT = {".py", ".md", ".yaml", ".json", ".js", ".html", ".proto", ".service"}
 EXAMPLES = sorted(ROOT.glob("examples/*.yaml"))
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:\.venv/bin/)?penstock [a-z][^`]*)`")
@@ -43,7 +49,11 @@ def pages() -> list[tuple[str, str]]:
 
 
 def test_the_pages_show_commands():
-    assert {page for page, _ in pages()} >= {"README.md", "docs/commands.md", "docs/configuration.md"}
+    assert {page for page, _ in pages()} >= {
+        "README.md",
+        "docs/reference/commands.md",
+        "docs/reference/configuration.md",
+    }
 
 
 @pytest.mark.parametrize(("page", "line"), pages())
@@ -81,15 +91,54 @@ def test_environment_names_that_are_shown_exist(path):
         assert any(re.fullmatch(pattern, name) for pattern in known), name
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*PAGES, *READMES], ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
-        assert (path.parent / target).exists(), f"{path.name} links to {target}"
+    text = FENCE.sub("", path.read_text())
+    inline = re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text)
+    for target, part in [*inline, *((source, "") for source in re.findall(r"(?:src|srcset)=\"([^\":]+)\"", text))]:
+        page = path.parent / target if target else path
+        assert page.exists(), f"{path.name} links to {target}"
+        assert not part or part in anchors(page.read_text()), f"{path.name}: {target} has no heading for #{part}"
+
+
+def anchors(text: str) -> set[str]:
+    """Return what a link to a heading of this page may name, as GitHub derives it."""
+    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", title)).strip().lower().replace(" ", "-") for title in titles
+    }
+
+
+def test_every_page_that_a_file_names_exists():
+    sources = [path for folder in NAMING for path in sorted(ROOT.glob(f"{folder}/**/*")) if path.suffix in TEXT]
+    for path in [*PAGES, *sources, ROOT / "Makefile", ROOT / ".ci" / "run"]:
+        for name in re.findall(r"(?<![\w/.-])docs/[\w/.-]+\.(?:md|svg|png|csv)\b", path.read_text()):
+            assert (ROOT / name).is_file(), f"{path.relative_to(ROOT)} names {name}"
+
+
+def test_the_list_of_pages_has_every_page():
+    index = ROOT / "docs" / "index.md"
+    listed = re.findall(r"^- \[[^]]+\]\(([^)]+)\): \S", index.read_text(), re.MULTILINE)
+    there = {str(page.relative_to(index.parent)) for page in index.parent.glob("**/*.md")} - {index.name}
+    assert sorted(listed) == sorted(there)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("docs/bench/*.md")), ids=lambda path: path.stem)
+def test_a_measured_page_begins_with_its_result_and_folds_its_long_tables(path):
+    text = path.read_text()
+    first = text.split("\n\n")[1].replace("\n", " ")
+    result = re.match(r"\*\*Result\*\* of (\d+ \w+ 20\d\d)", first)
+    assert result is not None and "ell short" in first, first
+    day = datetime.strptime(result[1], "%d %B %Y").date()
+    measured = [date.fromisoformat(found) for found in re.findall(r"\b20\d\d-\d\d-\d\d\b", text)]
+    assert day == max(measured, default=day), "there are newer tables: write the result anew"
+    shown = re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL).rstrip()
+    assert folded(shown) == shown
 
 
 def test_the_config_page_is_fresh():
-    page = ROOT / "docs" / "configuration.md"
-    assert page.read_text() == configuration_page(), "run: penstock config docs > docs/configuration.md"
+    page = ROOT / "docs" / "reference" / "configuration.md"
+    assert page.read_text() == configuration_page(), "run: penstock config docs > docs/reference/configuration.md"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -99,9 +148,18 @@ def test_examples_are_valid(path):
 
 
 def test_the_page_of_commands_has_every_command_with_an_example():
-    page = (ROOT / "docs" / "commands.md").read_text()
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
     for name, (_, line) in COMMANDS.items():
         assert f"| [`{name}`](#{name}) | {line} |" in page
         section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
         assert f"penstock {name}" in section
     assert not any(f"\n## {name}\n" in page for name in HIDDEN)
+
+
+def test_the_chart_of_the_readme_shows_what_the_measured_pages_say():
+    spec = importlib.util.spec_from_file_location("readme_chart", ROOT / "bench" / "readme_chart.py")
+    assert spec is not None and spec.loader is not None
+    chart = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(chart)
+    for name, content in chart.made().items():
+        assert (ROOT / "docs" / "pictures" / name).read_text() == content, "run: python bench/readme_chart.py"

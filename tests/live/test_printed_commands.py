@@ -1,13 +1,15 @@
-"""Does every command that a running cluster prints work when it is copied, with two models and with keys?"""
+"""Commands that a running cluster prints, and those of docs/start.md, pasted into a shell as they stand."""
 
 import os
 import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.live.cluster import served
+from tests.live.cluster import Served, served
 
 pytestmark = pytest.mark.live
 
@@ -24,6 +26,7 @@ frontend:
   security: {api_keys: [key-of-a-client], admin_keys: [key-of-an-operator]}
 planner: {policy: static}
 """
+ROOT = Path(__file__).resolve().parents[2]
 KEYS = {"PENSTOCK_API_KEY": "key-of-a-client", "PENSTOCK_ADMIN_KEY": "key-of-an-operator"}
 
 
@@ -63,3 +66,58 @@ def test_what_is_printed_works_when_it_is_copied(tmp_path: Path) -> None:
         assert found, footers
         for command in found:
             assert "answered in full" in run(command, {**plain, **KEYS})
+
+
+def program(path: Path, *words: str) -> None:
+    """Write a command that runs our Python with these words in front of its own."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, *words])} "$@"\n')
+    path.chmod(0o755)
+
+
+def newest(cluster: Served) -> str:
+    return str(cluster.get("/admin/requests?limit=1")[1]["requests"][0]["id"])
+
+
+@pytest.mark.slow
+def test_the_page_to_start_with_works_from_its_first_command_to_its_last(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "docs" / "start.md").read_text(), re.MULTILINE | re.DOTALL)
+    install, activate, *steps, serve, attach = blocks
+    assert install == "make up\n" and activate == "source .venv/bin/activate\n"  # whoever runs the tests has done it
+    program(tmp_path / "bin" / "penstock", "-m", "penstock")
+    program(tmp_path / "bin" / "vllm", str(Path(__file__).with_name("fake_vllm.py")))
+    with served(tmp_path, "up", "--set", "frontend.port=0") as cluster:
+        env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PENSTOCK_URL": cluster.url}
+        said = ""
+        for step in steps:
+            line = step.replace("http://127.0.0.1:8000", cluster.url)
+            if "REQUEST_ID" in line:
+                line = line.replace("REQUEST_ID", newest(cluster))
+            done = subprocess.run(
+                ["bash", "-ec", line], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
+            )
+            assert done.returncode == 0, f"{line}\nended with {done.returncode}:\n{done.stdout}{done.stderr}"
+            said += done.stdout + done.stderr
+        for part in (
+            '"object":"chat.completion"',
+            "WORKER  STATE",
+            "(4480 cached)",
+            "with 70 blocks cached, the least of 4",
+            "data: [DONE]",
+            ", 2 attempts",
+            "was killed by SIGKILL",
+            "pool main of sim: 6 of 6 ready",
+            "pool main of sim: 3 of 3 ready",
+            "failed 0",
+            "router.cost.overlap_credit",
+        ):
+            assert part in said, f"nothing says {part!r}:\n{said}"
+        status = cluster.get("/admin/status")[1]
+        assert [row["count"] for row in status["crashes"]] == [1]
+        first, second, *_ = (row["url"] for row in status["workers"])
+        line = attach.replace("http://gpu1:8000", first).replace("http://gpu2:8000", second)
+        with served(tmp_path, *shlex.split(line)[1:], "--set", "frontend.port=0") as attached:
+            assert attached.chat()[0] == 200
+    line = serve.replace("~/vllm/bin/vllm", str(tmp_path / "bin" / "vllm"))
+    with served(tmp_path, *shlex.split(line)[1:], "--set", "frontend.port=0") as vllm:
+        assert vllm.chat(model="Qwen/Qwen3-8B")[0] == 200

@@ -1,6 +1,6 @@
 """What does a cluster do in a storm? Load of every kind, while engines, a frontend, events and clients go at random.
 
-usage: python -m tests.soak.storm [SECONDS] [--docs docs/soak.md]
+usage: python -m tests.soak.storm [SECONDS] [--docs docs/bench/soak.md]
 
 It starts a cluster of two frontends and four simulated engines, storms for so many seconds, lets it calm down, and
 holds what clients saw against what the cluster wrote down. `Finding`s are what must not be; the table is what was.
@@ -26,6 +26,7 @@ from typing import Any
 
 import aiohttp
 
+from penstock.report.markdown import folded
 from tests.live.cluster import Served, free_port, post
 from tests.soak.caches import disagreements, tasks_of
 
@@ -410,7 +411,7 @@ def main() -> int:
     print(table)
     if options.docs is not None:
         page = options.docs.read_text()
-        options.docs.write_text(MARK.sub(lambda _: f"<!-- table -->\n{table}\n<!-- end -->", page))
+        options.docs.write_text(MARK.sub(lambda _: f"<!-- table -->\n{folded(table)}\n<!-- end -->", page))
     return 1 if found else 0
 
 

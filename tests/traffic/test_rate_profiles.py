@@ -239,7 +239,7 @@ def test_lengths_are_read_as_well() -> None:
 
 
 def test_the_page_has_every_kind_with_its_settings_and_defaults() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "traffic.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "concepts" / "traffic.md").read_text()
     rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
     assert set(PATTERNS) | set(get_args(Format)) | set(get_args(Name)) <= set(rows)
     for name, kind in PATTERNS.items():

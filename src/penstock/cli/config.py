@@ -146,7 +146,7 @@ def import_(file: str, out: str | None, generation: str | None, as_json: bool) -
 
 @command.command("docs", hidden=True)
 def docs() -> int:
-    """Print docs/configuration.md."""
+    """Print docs/reference/configuration.md."""
     from penstock.config.derived.docs import configuration_page
 
     click.echo(configuration_page(), nl=False)

@@ -18,7 +18,8 @@ Examples:
   penstock planner --report runs/RUN                          draw what one did
 
 A cluster whose config has a section 'planner:' has its own planner, which 'penstock up' runs; this command is for
-those without one. The section says policy, budget, source and connector; docs/planner-operating.md explains them.
+those without one. The section says policy, budget, source and connector;
+docs/guides/planner-operating.md explains them.
 """
 
 

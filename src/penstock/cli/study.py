@@ -11,7 +11,7 @@ EPILOG = """\b
 Examples:
   penstock study planner
   penstock study planner --time 10m --out study
-  penstock study planner --full --traces ../traces --docs docs/planner-study.md
+  penstock study planner --full --traces ../traces --docs docs/bench/planner-study.md
 
 Each run is kept in OUT/cells.jsonl: a study that was cut off goes on where it was. The default takes about an hour on
 two cores, --full a night.

@@ -412,7 +412,7 @@ def test_tokens_are_read_from_a_file_that_nobody_else_reads(tmp_path: Path) -> N
 
 
 async def test_the_example_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
-    """The worked example of docs/planner-plugins.md: a cap and a forecast, each in its own process."""
+    """The worked example of docs/guides/planner-plugins.md: a cap and a forecast, each in its own process."""
     given = settings(tmp_path, tokens={"price-of-day": TOKEN, "daily": OTHER})
     async with Stand(given, [Wants(9)]) as stand:
         await stand.until(lambda: stand.desired["decode"] == 9)

@@ -5,7 +5,7 @@
     {namespace}.lock    its owner; held by a lock of the kernel, which ends with the owner however that ends
 
 The unsuffixed entry of a component stays when its last engine goes, without lease, pid and resources: it has the
-command that starts another. docs/operating.md describes both files.
+command that starts another. docs/guides/operating.md describes both files.
 """
 
 import errno

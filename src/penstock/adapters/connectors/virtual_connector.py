@@ -1,6 +1,6 @@
 """Virtual connector: writes a planner's replica counts into etcd keys; an outside orchestrator acknowledges them.
 
-The keys are Dynamo's: docs/planner-operating.md. `penstock.adapters.connectors.virtual_client` is the other end.
+The keys are Dynamo's: docs/guides/planner-operating.md. `penstock.adapters.connectors.virtual_client` is the other end.
 """
 
 import asyncio

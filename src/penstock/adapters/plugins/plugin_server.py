@@ -38,7 +38,7 @@ FINAL = ("auth_failed", "protocol_version_unsupported")
 
 
 class RegistrationRefused(ConfigError):
-    """The planner does not accept this plugin; ``code`` is one of docs/planner-plugins.md."""
+    """The planner does not accept this plugin; ``code`` is one of docs/guides/planner-plugins.md."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(f"{code}: {text}")

@@ -1,6 +1,6 @@
 """etcd `Store` for discovery over several machines: leased keys, watches, and keys put again after a data loss.
 
-docs/discovery.md says what happens when etcd fails; docs/why/leases-in-etcd.md why each key has a lease of its own.
+docs/guides/discovery.md says what happens when etcd fails; docs/why/leases-in-etcd.md why each key has its own lease.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """File `Store` for discovery on one machine: keys, leases and watches in a directory.
 
-docs/discovery.md describes the files and what happens when the directory fails.
+docs/guides/discovery.md describes the files and what happens when the directory fails.
 """
 
 import asyncio

@@ -103,7 +103,7 @@ def _worker(cluster: AdminClient, keyed: AdminClient, worker: Mapping[str, Any])
         yield CacheAccount(
             "warning",
             f"{name} announces no KV events: its cache is guessed from what it was sent",
-            "start the engine with KV events on; docs/engines.md has the flags of each",
+            "start the engine with KV events on; docs/guides/engines.md has the flags of each",
         )
         return
     if not heard:
@@ -235,7 +235,7 @@ def _why_silent(url: str) -> str:
         host, _, port = endpoint.partition("://")[2].rpartition(":")
         socket.create_connection((host, int(port)), timeout=1.0).close()
     except (KeyError, TypeError, ValueError):
-        return "is its event socket reachable from the frontend? docs/engines.md says how it must be bound"
+        return "is its event socket reachable from the frontend? docs/guides/engines.md says how it must be bound"
     except OSError:
         return (
             f"nobody listens at {endpoint}: an endpoint without a star makes the engine's socket connect. Give it "

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md: every knob in a table, derived from the structs, so that the page can't be wrong."""
+"""Writes docs/reference/configuration.md: every knob in a table, derived from the structs."""
 
 from itertools import groupby
 
@@ -11,7 +11,7 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 HEAD = """\
 # Configuration
 
-<!-- Made by `penstock config docs > docs/configuration.md`; a test fails when it is stale. -->
+<!-- Made by `penstock config docs > docs/reference/configuration.md`; a test fails when it is stale. -->
 
 One YAML file sets up a cluster; without one, `penstock up` takes the embedded default: one simulated model in
 one pool of four engines. `penstock config init` prints a commented file to start from, `penstock config check
@@ -47,7 +47,7 @@ the table. YAML's `<<` and aliases work; `null` unsets a value that may be unset
 Secrets are never written to the run folder, a log or the page. Give them by environment.
 
 Knobs marked *Live* can be changed while the cluster runs: `penstock set router.cost.overlap_credit=2`, or change the
-file and send SIGHUP to `penstock up`. [operating.md](operating.md) says more.
+file and send SIGHUP to `penstock up`. [operating.md](../guides/operating.md) says more.
 
 These environment names are not settings: """
 
@@ -65,7 +65,7 @@ TAIL = """
 
 
 def configuration_page() -> str:
-    """Return docs/configuration.md."""
+    """Return docs/reference/configuration.md."""
     reserved = "; ".join(f"`{name}` ({meaning})" for name, meaning in RESERVED.items())
     parts = [HEAD + reserved + "."]
     knobs = derive(ClusterSettings)

@@ -244,7 +244,9 @@ def _external(value: Any, _: OptionSource) -> Translated:
         raise LeftOut("; ".join(notes))
     if not value:
         raise LeftOut("the list is empty")
-    return Translated(found, "; ".join([*notes, "they must speak penstock.planner.v1, see docs/planner-plugins.md"]))
+    return Translated(
+        found, "; ".join([*notes, "they must speak penstock.planner.v1, see docs/guides/planner-plugins.md"])
+    )
 
 
 def _modules(value: Any, _: OptionSource) -> Translated:
@@ -255,7 +257,9 @@ def _modules(value: Any, _: OptionSource) -> Translated:
         options = {str(name): yaml_text(one) for name, one in (entry.get("kwargs") or {}).items()}
         named = {"module": str(entry["module"]), "name": str(entry["class"])}
         found[f"plugins/use/{entry['plugin_id']}"] = {**named, **_of_plugin(entry), "options": options}
-    return Translated(found, "the class is called with its Spec and has evaluate(context), see docs/planner-plugins.md")
+    return Translated(
+        found, "the class is called with its Spec and has evaluate(context), see docs/guides/planner-plugins.md"
+    )
 
 
 def yaml_text(value: Any) -> str:

@@ -9,7 +9,7 @@ to start, which none of them has in its own time: `OPERATOR_GAP_MS`.
 
 Several prompts in one pass count as one that attends to as many pairs. Sequences count as equally long, unless the
 profile has ``skew``: what their attention takes longer when they are not.
-Source: layout and composition as in LLMServingSim's profiles (docs/fidelity.md holds them to real runs).
+Source: layout and composition as in LLMServingSim's profiles (docs/bench/fidelity.md holds them to real runs).
 """
 
 from bisect import bisect_right

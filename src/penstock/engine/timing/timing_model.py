@@ -23,7 +23,7 @@ from penstock.kernel.machine import MILLISECOND
 
 TABLE_KEYS = ("prefill_isl", "prefill_ttft_ms", "decode_active_kv_tokens", "decode_context_length", "decode_itl")
 UNSEEN = "models that its constants were not fitted to are off by 18 % in TPOT and 47 % in TTFT, in the median"
-"""As docs/timing.md has it."""
+"""As docs/concepts/timing.md has it."""
 FLOOR = 1.0 * MILLISECOND
 """A decode step of the fitted models takes at least this, before the speed-up: the fits say nothing below it."""
 

@@ -97,7 +97,9 @@ _USAGE: Json = _open(
     }
 )
 _FINDING: Json = _open({"level": {"enum": ["info", "warning", "error"]}, "text": _TEXT, "hint": _maybe(_TEXT)})
-_RECORD: Json = _open({"id": _TEXT, "model": _TEXT}, text="As in docs/api.md; seconds, tokens, hashes, never text.")
+_RECORD: Json = _open(
+    {"id": _TEXT, "model": _TEXT}, text="As in docs/reference/api.md; seconds, tokens, hashes, never text."
+)
 
 SCHEMAS: Json = {
     "Open": {"type": "object"},

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.kernel.errors import ConfigError
+from penstock.report.markdown import folded
 from penstock.report.study.study_cells import StudyRow, as_rows, cells, do_all
 from penstock.report.study.study_tables import write
 
@@ -74,7 +75,7 @@ def page(before: str, tables: str) -> str:
     _, end, foot = rest.partition(END)
     if not begin or not end:
         head, foot = "# Planner study\n\n", ""
-    return f"{head}{BEGIN}\n{tables}{END}{foot or chr(10)}"
+    return f"{head}{BEGIN}\n{folded(tables)}\n{END}{foot or chr(10)}"
 
 
 def _print_progress(number: int, of: int, done: StudyRow) -> None:

@@ -32,8 +32,8 @@ def write(done: Sequence[StudyRow], *, missing: int) -> str:
         f"within {TTFT:g} s and mean ITL within {ITL * 1e3:g} ms; GPU-hours are of every worker from its start to its "
         f"end, starting and draining included; the ceiling is {GPUS_MAX} GPUs. The cluster is simulated: Llama-3.1-8B "
         "on A100, the production router and the planner itself. Every run begins with the fleet that is cheapest at "
-        "its first minute's rate. How it is done: [planner.md](planner.md#how-policies-are-compared).",
-        "Made by `penstock study planner --docs docs/planner-study.md`"
+        "its first minute's rate. How it is done: [planner.md](../concepts/planner.md#how-policies-are-compared).",
+        "Made by `penstock study planner --docs docs/bench/planner-study.md`"
         + (f"; {missing} runs of it were not done." if missing else "."),
         _against_clairvoyant(plain),
         _against_field(plain),

@@ -29,7 +29,7 @@ class ExactIndex:
         block_size: tokens per block of the pool; events of another size are refused and counted.
         blocks_max: most (target, block) pairs, all tiers together; what was stored the longest ago goes.
         audit_every: one look-up of so many is repeated block by block and compared; 0 never.
-    Budget: a look-up 8 us at any depth, an event of 256 blocks 50 us, 10 bytes a pair (docs/bench-index.md).
+    Budget: a look-up 8 us at any depth, an event of 256 blocks 50 us, 10 bytes a pair (docs/bench/kv-index.md).
     """
 
     def __init__(self, block_size: int, *, blocks_max: int = 1 << 24, audit_every: int = 256) -> None:

@@ -45,7 +45,7 @@ OTHERS_PER_STARVED = 9
 """Prompt tokens of the others that leave the queue for one of the starved requests, while there are any.
 
 So the oldest waits for ten times the work of older ones at most, however many better ones come, and WSPT keeps nine
-tenths of what it gains: the table is in docs/routing.md.
+tenths of what it gains: the table is in docs/concepts/routing.md.
 """
 
 

@@ -2,7 +2,7 @@
 
 vLLM reports how many sequences decoded, not how much KV they read, and how many requests wait, not how many tokens that
 is. The router knows each request's prompt, when its first token came, and which have none yet. Some samples of that per
-window give both; docs/engines.md has the errors.
+window give both; docs/guides/engines.md has the errors.
 """
 
 from collections.abc import Iterable, Sequence

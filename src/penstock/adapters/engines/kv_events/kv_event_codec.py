@@ -1,7 +1,7 @@
 """KV event codec: decodes the msgpack batches of vLLM and SGLang, and encodes vLLM's present form.
 
-Accepted: every shape that vLLM and SGLang send or have sent (docs/discovery.md lists them). Sent: vLLM's present one,
-an array ``[ts, [events], rank]`` of maps tagged by ``type``.
+Accepted: every shape that vLLM and SGLang send or have sent (docs/guides/discovery.md lists them).
+Sent: vLLM's present one, an array ``[ts, [events], rank]`` of maps tagged by ``type``.
 """
 
 from array import array
