@@ -211,7 +211,7 @@ async def stand(
         settings=base,
         cluster=NodeCluster(node),
         tickets=tickets,
-        engines=open_calls(HTTP == "fast", connect_timeout=1.0),
+        engines=open_calls(HTTP == "fast", connect_timeout=5.0),
         tokenizers=dict.fromkeys(base.models, tokenizer),
         metrics=FrontendMetrics("router", base.frontend.context_types_max),
         records=records,
