@@ -200,8 +200,13 @@ async def stand(
         ),
         store=None,
         plane=None,
-        membership=SimpleNamespace(newer=0),
-        feeds=SimpleNamespace(handshakes_failed=0),
+        message_sources=SimpleNamespace(
+            store=None,
+            plane=None,
+            peers=None,
+            membership=SimpleNamespace(newer=0),
+            feeds=SimpleNamespace(handshakes_failed=0),
+        ),
     )
     engines = [Engine(f"e{number}") for number in range(count)]
     for engine in engines:
