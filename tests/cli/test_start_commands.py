@@ -205,8 +205,8 @@ def test_join_takes_a_cluster_in_an_etcd_by_flags_and_by_its_config(penstock, st
 def test_help_all_lists_every_setting(penstock):
     short, whole = penstock("up", "--help").output, penstock("up", "--help-all").output
     assert "--router.mode" in short
-    assert "--router.index.audit_every" not in short
-    assert "--router.index.audit_every" in whole
+    assert "--router.index.predicted_ttl" not in short
+    assert "--router.index.predicted_ttl" in whole
     assert "--models.NAME.pools.NAME.sim.timing.speed_up" in whole
     assert "--sim.timing.speed_up" in penstock("serve", "--help").output
 

@@ -213,7 +213,7 @@ async def stand(
         tickets=tickets,
         engines=open_calls(HTTP == "fast", connect_timeout=1.0),
         tokenizers=dict.fromkeys(base.models, tokenizer),
-        metrics=FrontendMetrics("router", base.frontend.context_types_max),
+        metrics=FrontendMetrics("router"),
         records=records,
         decisions=decisions,
         run_offset=offset,

@@ -99,7 +99,7 @@ async def _serve(
             settings.frontend.http == "fast", connect_timeout=settings.frontend.upstream.connect_timeout
         ),
         tokenizers=tokenizers,
-        metrics=FrontendMetrics(node.name, settings.frontend.context_types_max, settings.router.migration.limit),
+        metrics=FrontendMetrics(node.name, settings.router.migration.limit),
         tracer=OtelTracer(settings.frontend.otlp_endpoint),
         records=requests,
         decisions=decisions,

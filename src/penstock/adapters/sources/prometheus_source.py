@@ -261,7 +261,7 @@ class PrometheusSource:
 
     def _token(self) -> str | None:
         if self._settings.token_file is None:
-            return self._settings.token
+            return None
         try:
             return Path(self._settings.token_file).read_text().strip()
         except OSError as error:

@@ -14,7 +14,6 @@ from penstock.router.settings import RouterSettings
 
 EngineKind = Literal["sim", "vllm", "sglang", "trtllm", "llamacpp", "openai"]
 LogFormat = Literal["text", "json"]
-StatsSource = Literal["auto", "metrics"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 BUILTIN_TOKENIZER = "builtin:sim"
@@ -219,16 +218,6 @@ class RunSettings(Settings, frozen=True, kw_only=True):
         bool,
         Knob("Write down what each router hears and decides, hashes and lengths only, so that it can be replayed."),
     ] = True
-    journal_bytes: Annotated[
-        int,
-        Knob(
-            "Most bytes kept of each router's journal, in 4 segments of which the oldest goes; each begins with all "
-            "that "
-            "the router knows, so that larger ones hold it up more rarely.",
-            unit="bytes",
-            ge=1 << 18,
-        ),
-    ] = 128 << 20
     records_bytes: Annotated[
         int,
         Knob(
@@ -313,10 +302,6 @@ class EngineStatsSettings(Settings, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 5.0
-    source: Annotated[
-        StatsSource,
-        Knob("auto takes the most exact there is (plug-in, then /metrics); metrics looks at /metrics only."),
-    ] = "auto"
 
 
 class CanarySettings(Settings, frozen=True, kw_only=True):
@@ -334,10 +319,6 @@ class CanarySettings(Settings, frozen=True, kw_only=True):
     timeout: Annotated[float, Knob("Longest that its token may take before it counts as missed.", unit="s", gt=0)] = (
         10.0
     )
-    unknown: Annotated[
-        bool,
-        Knob("Send them also to servers that do not report their kind; each token may cost money."),
-    ] = False
 
 
 def _default_models() -> dict[str, ModelSettings]:

@@ -35,7 +35,6 @@ from penstock.router.journal import RouterBook
 from penstock.router.status import status_row
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.records.run_folder import CsvRows, LineWriter, RunFolder
-from penstock.runtime.records.segments import SEGMENTS
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan, StartUp, checked
 from penstock.traffic.sessions import Sessions
@@ -262,7 +261,6 @@ def run(options: SimulateOptions, variant: SimulationVariant, traffic: Traffic) 
             folder.path / "journal" / cluster.router.name,
             RouterBook(cluster.router),
             wall_ns=time.time_ns(),
-            segment_bytes=keep.journal_bytes // SEGMENTS,
         )
         journal.begin(0)
         files.append(journal)
