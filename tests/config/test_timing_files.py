@@ -43,7 +43,7 @@ def test_kinds_without_files_read_none(model: str) -> None:
     assert load_timing(TimingSettings(model=model)) is None
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):  # a GPU says how many KV blocks there are
         load_timing(TimingSettings(model=model, gpu="nowhere.yaml"))
-    assert load_timing(TimingSettings(kind="constant")) is None
+    assert load_timing(TimingSettings()) is None
 
 
 def test_an_array_file_is_read(tmp_path: Path) -> None:

@@ -370,17 +370,11 @@ class Oracle:
                 else self.timing.mixed(new, chunks, sum(reads), len(reads))
             )
         ms = 0.0
-        if t.kind == "constant":
-            if new:
-                ms += t.constant_prefill_ms + t.constant_prefill_token_ms * new
-            if reads:
-                ms += t.constant_decode_ms
-        else:
-            if new:
-                ms += t.prefill[0] * new * new + t.prefill[1] * new + t.prefill[2]
-            if reads:
-                u = min(1.0, sum(reads) / (self.s.blocks * self.s.block_size))
-                ms += max(1.0, t.decode[0] * u * u + t.decode[1] * u + t.decode[2])
+        if new:
+            ms += t.prefill[0] * new * new + t.prefill[1] * new + t.prefill[2]
+        if reads:
+            u = min(1.0, sum(reads) / (self.s.blocks * self.s.block_size))
+            ms += max(1.0, t.decode[0] * u * u + t.decode[1] * u + t.decode[2])
         return ms * 1e6 / t.speed_up
 
     def finish_pass(self, work: list[tuple[Seq, int, bool]], end: int) -> None:

@@ -22,9 +22,7 @@ from penstock.kernel.machine import MILLISECOND, Wake, Woken
 from penstock.kernel.values import KvCleared, KvStored, Prompt
 from tests.engine.driving import Driven
 
-CONSTANT = TimingSettings(
-    kind="constant", constant_prefill_ms=10.0, constant_prefill_token_ms=0.0, constant_decode_ms=5.0
-)
+CONSTANT = TimingSettings(prefill=(0.0, 0.0, 10.0), decode=(0.0, 0.0, 5.0))
 SMALL = SimSettings(block_size=4, kv_blocks=64, max_seqs=8, max_batched_tokens=64, max_len=200, timing=CONSTANT)
 
 

@@ -19,7 +19,7 @@ from tests.engine.oracle import Oracle
 
 MICROSECOND = 1_000
 TIMINGS = [
-    TimingSettings(kind="constant"),
+    TimingSettings(prefill=(0.0, 0.02, 5.0), decode=(0.0, 0.0, 10.0)),
     TimingSettings(kind="polynomial"),
     TimingSettings(kind="roofline", model="given", gpu="given"),
     TimingSettings(kind="operators", model="given", profile="given"),

@@ -8,7 +8,7 @@ from penstock.kernel.settings import Knob, Settings
 
 DEFAULT_BLOCKS = 16_384
 """Blocks of an engine whose GPU is not named."""
-TimingKind = Literal["constant", "polynomial", "table", "roofline", "operators", "aiconfigurator"]
+TimingKind = Literal["polynomial", "table", "roofline", "operators", "aiconfigurator"]
 Scheduling = Literal["fcfs", "priority"]
 Preemption = Literal["lifo", "fifo"]
 Pulling = Literal["full_prompt", "missing"]
@@ -81,7 +81,7 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
     kind: Annotated[
         TimingKind,
         Knob(
-            "constant: per pass and token; polynomial: the fit of Dynamo's mocker to a large GPU; table: an NPZ file; "
+            "polynomial: the fit of Dynamo's mocker to a large GPU, or prefill and decode as set; table: an NPZ file; "
             "roofline: from a model's config.json and a GPU's data sheet; operators: from a profile of its layers; "
             "aiconfigurator: what that package predicts, where it is installed."
         ),
@@ -148,15 +148,6 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
             "name that is not given keeps its default."
         ),
     ] = Calibration()
-    constant_prefill_ms: Annotated[
-        float, Knob("Constant kind: what a pass with prefill costs before its first token.", unit="ms", ge=0)
-    ] = 5.0
-    constant_prefill_token_ms: Annotated[
-        float, Knob("Constant kind: what each prefill token adds.", unit="ms", ge=0)
-    ] = 0.02
-    constant_decode_ms: Annotated[
-        float, Knob("Constant kind: one decode step, whatever its batch.", unit="ms", gt=0)
-    ] = 10.0
     prefill: Annotated[
         tuple[float, float, float],
         Knob(
@@ -272,15 +263,6 @@ class SimSettings(Settings, frozen=True, kw_only=True):
         int,
         Knob("Tokens per streamed chunk after the first; more costs less CPU, arrives in lumps.", unit="tokens", gt=0),
     ] = 1
-    tick: Annotated[
-        float,
-        Knob(
-            "Shortest time between two writes of the live server; what falls due together goes as one chunk.",
-            unit="s",
-            ge=0,
-        ),
-    ] = 0.004
-    seed: Annotated[int, Knob("Seed of generated text and of accepted drafts.", ge=0)] = 0
     timing: TimingSettings = TimingSettings()
     transfer: TransferSettings = TransferSettings()
 

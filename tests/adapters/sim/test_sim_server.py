@@ -21,7 +21,7 @@ from penstock.kernel.hashing import block_hashes
 from penstock.kernel.values import KvStored, StepStats, WorkerId
 
 FAST = SimSettings(block_size=16, kv_blocks=512, max_len=4096, timing=TimingSettings(speed_up=50.0))
-SLOW = msgspec.structs.replace(FAST, timing=TimingSettings(kind="constant", constant_decode_ms=20.0))
+SLOW = msgspec.structs.replace(FAST, timing=TimingSettings(prefill=(0.0, 0.02, 5.0), decode=(0.0, 0.0, 20.0)))
 
 
 @asynccontextmanager

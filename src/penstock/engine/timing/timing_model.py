@@ -1,4 +1,4 @@
-"""`TimingModel`: the protocol for the duration of a forward pass; here with constant, polynomial and table models.
+"""`TimingModel`: the protocol for the duration of a forward pass; here with polynomial and table models.
 
 For these three a pass takes ``prefill(new tokens)`` plus ``decode(KV tokens read, sequences)``. Those of
 `penstock.engine.timing.roofline` and `penstock.engine.timing.operators` look at the pass as a whole. Nothing here knows
@@ -74,8 +74,6 @@ def timing_of(settings: TimingSettings, capacity: int, table: Mapping[str, Any] 
     Raises:
         ConfigError: the table is absent or malformed, or the polynomial falls as load grows.
     """
-    if settings.kind == "constant":
-        return ConstantTiming(settings)
     if settings.kind == "polynomial":
         return PolynomialTiming(settings, capacity)
     if table is None:
@@ -156,33 +154,6 @@ def _shape(settings: TimingSettings, table: Mapping[str, Any]) -> ModelShape:
             f"timing.kind is {settings.kind}, but no model was handed in", hint="set timing.model to a config.json"
         )
     return shape_of(table["model"], settings.model or "config.json")
-
-
-class ConstantTiming:
-    """Prefill by the token, decode by the step."""
-
-    def __init__(self, settings: TimingSettings) -> None:
-        self.lookups = self.extrapolated = 0
-        self.uneven = False
-        scale = MILLISECOND / settings.speed_up
-        self._base = settings.constant_prefill_ms * scale
-        self._token = settings.constant_prefill_token_ms * scale
-        self._step = settings.constant_decode_ms * scale
-
-    def prefill(self, tokens: int) -> float:
-        return self._base + self._token * tokens if tokens else 0.0
-
-    def mixed(self, tokens: int, chunks: Iterable[tuple[int, int]], kv: int, seqs: int, longest: int = 0) -> float:
-        return self.prefill(tokens) + self.decode(kv, seqs)
-
-    def decode(self, kv: int, seqs: int) -> float:
-        return self._step if seqs else 0.0
-
-    def run(self, kv: int, seqs: int, steps: int, longest: int = 0) -> DecodeSteps:
-        return QuadraticSteps(self._step, 0.0, 0.0, steps, steps)
-
-    def over(self, kv: npt.NDArray[np.int64], seqs: int) -> DecodeSteps:
-        return QuadraticSteps(self._step, 0.0, 0.0, len(kv), len(kv))
 
 
 class PolynomialTiming:

@@ -44,7 +44,7 @@ KINDS = (
 class Faults:
     """The faults that are on; those with a ``count`` run out."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self) -> None:
         self.error_rate = 0.0
         self.refusals = 0
         self.refusal_status = 503
@@ -54,7 +54,7 @@ class Faults:
         self.stall = 0.0
         self.die = False
         self.events: dict[str, int] = dict.fromkeys(("drop", "lose", "reorder", "repeat"), 0)
-        self._rng = random.Random(seed)
+        self._rng = random.Random(0)
 
     def switch(self, body: Any) -> None:
         """Switch a fault on, or all off.
