@@ -114,12 +114,11 @@ def _programs(settings: ClusterSettings) -> Iterator[Complaint]:
         for name, pool in entry.pools.items():
             if pool.urls or pool.engine not in _PROGRAMS:
                 continue
-            path = ("models", model, "pools", name, pool.engine)
-            program = pool.vllm.command if pool.engine == "vllm" else pool.llamacpp.command
-            if shutil.which(program) is None:
-                yield (*path, "command"), f"{program} is no program that can be started", _PROGRAMS[pool.engine]
-            if pool.engine == "llamacpp" and not Path(pool.llamacpp.model or "").expanduser().is_file():
-                yield (*path, "model"), f"there is no file {pool.llamacpp.model}", "name the model's GGUF file"
+            path = ("models", model, "pools", name)
+            if shutil.which(pool.program) is None:
+                yield (*path, "command"), f"{pool.program} is no program that can be started", _PROGRAMS[pool.engine]
+            if pool.engine == "llamacpp" and not Path(pool.model_path or "").expanduser().is_file():
+                yield (*path, "model_path"), f"there is no file {pool.model_path}", "name the model's GGUF file"
 
 
 def _models(settings: ClusterSettings) -> Iterator[Complaint]:

@@ -19,59 +19,14 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 BUILTIN_TOKENIZER = "builtin:sim"
 
 
-STARTED = ("sim", "vllm", "llamacpp")
+PROGRAMS = {"vllm": "vllm", "llamacpp": "llama-server"}
+"""Kind of engine -> the program that serves it, where no other is named."""
+STARTED = ("sim", *PROGRAMS)
 """Kinds of engine that Penstock starts where no URL is given."""
 START_TIMEOUT = 60.0
 """Longest start, in seconds, of a frontend, a planner or a simulated engine, where nothing else is set."""
 RESTART_BACKOFF_MAX = 30.0
 """Longest wait, in seconds, before a crashed process is started again."""
-
-
-class ProgramSettings(Settings, frozen=True, kw_only=True):
-    """An engine's server that is started here."""
-
-    args: Annotated[
-        tuple[str, ...],
-        Knob("More flags of the server, one word each; a flag that stands here replaces ours of the same name."),
-    ] = ()
-    env: Annotated[
-        dict[str, str],
-        Knob("More environment of the server, such as VLLM_CPU_KVCACHE_SPACE; wins over ours.", secret=True),
-    ] = {}
-
-
-class LlamacppSettings(ProgramSettings, frozen=True, kw_only=True):
-    """A llama.cpp server that is started here."""
-
-    command: Annotated[
-        str,
-        Knob(
-            "llama-server, or the Python of an environment with llama-cpp-python[server] in it: a name found in PATH, "
-            "or a path."
-        ),
-    ] = "llama-server"
-    model: Annotated[str | None, Knob("The GGUF file; it must be set.")] = None
-
-
-class VllmSettings(ProgramSettings, frozen=True, kw_only=True):
-    """A vLLM server that is started here."""
-
-    command: Annotated[
-        str, Knob("The vllm program: a name found in PATH, or the path of the one in an environment of its own.")
-    ] = "vllm"
-    model: Annotated[
-        str | None, Knob("Folder or hub id of the checkpoint; unset takes the name under which clients ask for it.")
-    ] = None
-    kv_events: Annotated[
-        bool, Knob("Let it announce what its KV cache holds; without it routing by prefix is only a guess.")
-    ] = True
-    iteration_stats: Annotated[
-        bool | None,
-        Knob(
-            "Let it tell every forward pass through the plug-in that comes with penstock; unset does so where that is "
-            "installed in the program's environment. Without the plug-in vLLM logs a line for each pass instead."
-        ),
-    ] = None
 
 
 class PoolSettings(Settings, frozen=True, kw_only=True):
@@ -164,9 +119,34 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
             "Unset does so for engines that are started here and do."
         ),
     ] = None
+    command: Annotated[
+        str | None,
+        Knob(
+            "Program that is started, a name found in PATH or a path: vllm, possibly of an environment of its own; "
+            "llama-server, or the Python of an environment with llama-cpp-python[server]; unset is the kind's own name."
+        ),
+    ] = None
+    args: Annotated[
+        tuple[str, ...],
+        Knob("More flags of the program, one word each; a flag that stands here replaces ours of the same name."),
+    ] = ()
+    env: Annotated[
+        dict[str, str],
+        Knob("More environment of the program, such as VLLM_CPU_KVCACHE_SPACE; wins over ours.", secret=True),
+    ] = {}
+    model_path: Annotated[
+        str | None,
+        Knob(
+            "Folder or hub id of the checkpoint, for llamacpp the GGUF file; unset takes the name under which clients "
+            "ask for it."
+        ),
+    ] = None
     sim: SimSettings = SimSettings()
-    vllm: VllmSettings = VllmSettings()
-    llamacpp: LlamacppSettings = LlamacppSettings()
+
+    @property
+    def program(self) -> str:
+        """The program that is started for an engine of this pool that is not simulated."""
+        return self.command or PROGRAMS[self.engine]
 
 
 class ModelSettings(Settings, frozen=True, kw_only=True):

@@ -67,7 +67,7 @@ class Faults:
             raise ClientError(f"Unknown fault {kind!r}; there are {', '.join(KINDS)}.", param="kind")
         count = int(_number(body, "count", 1))
         if kind == "none":
-            self.__init__(0)  # type: ignore[misc]
+            self.__init__()  # type: ignore[misc]
         elif kind == "stall":
             self.stall = _number(body, "seconds", 1)
         elif kind == "error_rate":
