@@ -22,7 +22,7 @@ KINDS = {
     "level": TimingSettings(prefill=(0.0, 0.02, 5.0), decode=(0.0, 0.0, 10.0)),
     "polynomial": TimingSettings(),
     "low": TimingSettings(decode=(0.0, 54.01, 0.2)),
-    "table": TimingSettings(kind="table", table="given"),
+    "table": TimingSettings(kind="table", profile="given"),
     "fast": TimingSettings(speed_up=8.0),
     "roofline": TimingSettings(kind="roofline", model="given", gpu="h100"),
     "windowed": TimingSettings(kind="roofline", model="given", gpu="given", tensor_parallel=2, speed_up=3.0),

@@ -43,8 +43,6 @@ def test_clusters_with_odd_names_have_subjects_of_their_own() -> None:
     prefixes = [nats_prefix(ClusterSettings(name=name)) for name in names]
     assert len(set(prefixes)) == len(names)
     assert all(prefix.count(".") == 1 and not set(" *>") & set(prefix) for prefix in prefixes)
-    given = DiscoverySettings(nats=NatsSettings(prefix="our.own"))
-    assert nats_prefix(ClusterSettings(discovery=given)) == "our.own"
 
 
 async def test_load_and_sessions_of_one_router_are_known_to_the_other(settings: ClusterSettings) -> None:

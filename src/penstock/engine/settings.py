@@ -89,13 +89,6 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
     speed_up: Annotated[
         float, Knob("Every duration is divided by this; higher runs the same schedule in less time.", gt=0)
     ] = 1.0
-    table: Annotated[
-        str | None,
-        Knob(
-            "NPZ file of the table kind, with prefill_isl, prefill_ttft_ms, decode_active_kv_tokens, "
-            "decode_context_length and decode_itl."
-        ),
-    ] = None
     model: Annotated[
         str | None,
         Knob(
@@ -115,7 +108,8 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
         str | None,
         Knob(
             "Operators kind: folder with dense.csv, per_sequence.csv, attention.csv, for experts moe.csv, and for "
-            "sequences of uneven lengths skew.csv."
+            "sequences of uneven lengths skew.csv. Table kind: NPZ file with prefill_isl, prefill_ttft_ms, "
+            "decode_active_kv_tokens, decode_context_length and decode_itl."
         ),
     ] = None
     tensor_parallel: Annotated[
@@ -310,7 +304,7 @@ def checked(settings: SimSettings) -> SimSettings:
 def _check_files(timing: TimingSettings) -> None:
     """Raise `ConfigError` where the kind of timing needs a file that is not named."""
     needs = {
-        "table": ({"table": timing.table}, "set timing.table to an NPZ file"),
+        "table": ({"profile": timing.profile}, "set timing.profile to an NPZ file"),
         "roofline": ({"model": timing.model, "gpu": timing.gpu}, "set timing.model to a config.json and timing.gpu"),
         "aiconfigurator": (
             {"model": timing.model, "gpu": timing.gpu},
@@ -324,7 +318,7 @@ def _check_files(timing: TimingSettings) -> None:
     named, hint = needs.get(timing.kind, ({}, ""))
     for name, value in named.items():
         if value is None:
-            what = "GPU" if name == "gpu" else "folder" if name == "profile" else "file"
+            what = "GPU" if name == "gpu" else "folder" if (timing.kind, name) == ("operators", "profile") else "file"
             raise ConfigError(f"timing.kind is {timing.kind}, but timing.{name} names no {what}", hint=hint)
     several = max(timing.tensor_parallel, timing.expert_parallel)
     if timing.kind == "operators" and several > 1 and timing.gpu is None and timing.link is None:

@@ -148,7 +148,7 @@ async def _serve(
                 task.cancel()
             await asyncio.gather(retired, stopped, return_exceptions=True)
         log.info("draining %d requests", service.inflight)
-        await server.drain(service.settings.frontend.drain_timeout)
+        await server.drain(service.settings.supervise.drain_timeout)
     finally:
         await server.close()
         writing.cancel()

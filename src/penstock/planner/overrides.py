@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.kernel.values import Pool
-from penstock.planner.observation import Health, ModelState, Observation
+from penstock.planner.observation import BROKEN_AFTER, Health, ModelState, Observation
 from penstock.planner.plugins.proposals import CEILING, Reason
 
 TOLD_AGAIN = 600.0
@@ -44,11 +44,11 @@ class OverrideTracker:
                 self.orders[name] = [*self.orders.get(name, ()), count][-ORDERS:]
             self.ordered[name] = count
 
-    def observe(self, seen: Observation, hold: float, stale_after: float) -> list[Reason]:
+    def observe(self, seen: Observation, hold: float) -> list[Reason]:
         """Compare an observation with the orders; return what an operator should know."""
         told = self._others(seen, hold)
         for model, each in seen.models.items():
-            told += self._source(model, each, seen.at, stale_after)
+            told += self._source(model, each, seen.at)
         return told
 
     def _others(self, seen: Observation, hold: float) -> list[Reason]:
@@ -68,12 +68,12 @@ class OverrideTracker:
         self.manual = {name: until for name, until in self.manual.items() if until > seen.at}
         return told
 
-    def _source(self, model: str, seen: ModelState, at: float, stale_after: float) -> list[Reason]:
+    def _source(self, model: str, seen: ModelState, at: float) -> list[Reason]:
         if seen.traffic is not None and seen.health != "broken":
             self.readable[model], self.health[model] = at, seen.health
             return []
         silent = at - self.readable.setdefault(model, at)
-        now: Health = "broken" if seen.health == "broken" or silent >= stale_after else "stale"
+        now: Health = "broken" if seen.health == "broken" or silent >= BROKEN_AFTER else "stale"
         before, self.health[model] = self.health.get(model), now
         if now != "broken" or before == "broken":
             return []

@@ -148,7 +148,7 @@ class Planner:
         self._looks.append(seen)
         while self._looks[0].at < seen.at - HISTORY:
             del self._looks[0]
-        for because in self.standing.observe(seen, self.settings.manual_hold, self.settings.stale_after):
+        for because in self.standing.observe(seen, self.settings.manual_hold):
             self._out.append(planning.Alarm(reason=because))
         deadline = self.settings.start.deadline
         for model, name, state in seen.pools():

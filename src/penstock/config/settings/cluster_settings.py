@@ -241,8 +241,8 @@ class SuperviseSettings(Settings, frozen=True, kw_only=True):
     drain_timeout: Annotated[
         float,
         Knob(
-            "How long an engine that is drained, by drain, scale or restart, may take to finish its requests before it "
-            "is ended with what still runs.",
+            "How long an engine or a frontend that is drained, by drain, scale, restart or the end of the cluster, may "
+            "take to finish its requests before it is ended with what still runs.",
             unit="s",
             ge=0,
             live=True,
@@ -308,7 +308,12 @@ def _default_models() -> dict[str, ModelSettings]:
 class ClusterSettings(Settings, frozen=True, kw_only=True):
     """A cluster: models, the endpoint before them, and the router between."""
 
-    name: Annotated[str, Knob("Name of the cluster, as status and the page show it.")] = "penstock"
+    name: Annotated[
+        str,
+        Knob(
+            "Name of the cluster in status and on the page; clusters that share an etcd or a NATS have different ones."
+        ),
+    ] = "penstock"
     cluster_secret: Annotated[
         str | None,
         Knob(

@@ -15,10 +15,6 @@ class EtcdSettings(Settings, frozen=True, kw_only=True):
     urls: Annotated[
         tuple[str, ...], Knob("Client URLs of its members; the next one is asked where one does not answer.")
     ] = ("http://127.0.0.1:2379",)
-    prefix: Annotated[
-        str | None,
-        Knob("Begin of all keys, so that several clusters share an etcd; unset is /penstock/ and the cluster's name."),
-    ] = None
     user: Annotated[str | None, Knob("User of etcd, where its authentication is on.")] = None
     password: Annotated[str | None, Knob("Password of that user.", secret=True)] = None
     ca: Annotated[str | None, Knob("File of the certificates that sign etcd's; unset trusts those of the system.")] = (
@@ -41,10 +37,6 @@ class NatsSettings(Settings, frozen=True, kw_only=True):
     urls: Annotated[tuple[str, ...], Knob("URLs of the servers, nats://HOST:PORT or tls://HOST:PORT.")] = (
         "nats://127.0.0.1:4222",
     )
-    prefix: Annotated[
-        str | None,
-        Knob("Begin of all subjects and streams; unset is penstock and the cluster's name."),
-    ] = None
     user: Annotated[str | None, Knob("User, where the servers ask for one.")] = None
     password: Annotated[str | None, Knob("Password of that user.", secret=True)] = None
     token: Annotated[str | None, Knob("Token, where the servers ask for one instead.", secret=True)] = None

@@ -148,10 +148,6 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         tuple[str, ...],
         Knob("Routes under /v1 that are passed to the least loaded engine as they are; others are 404."),
     ] = PROXIED_ROUTES
-    drain_timeout: Annotated[
-        float,
-        Knob("How long a stopping frontend lets running requests finish; 0 cuts them off.", unit="s", ge=0, live=True),
-    ] = 30.0
     otlp_endpoint: Annotated[
         str | None, Knob("URL that receives OTLP spans over HTTP; unset sends none. Needs the extra penstock[otel].")
     ] = None

@@ -77,7 +77,7 @@ def timing_of(settings: TimingSettings, capacity: int, table: Mapping[str, Any] 
     if settings.kind == "polynomial":
         return PolynomialTiming(settings, capacity)
     if table is None:
-        knob = "model" if settings.kind in ("roofline", "operators") else "table"
+        knob = "model" if settings.kind in ("roofline", "operators") else "profile"
         raise ConfigError(
             f"timing.kind is {settings.kind}, but no {knob} was handed in", hint=f"set timing.{knob} to a file"
         )
@@ -101,7 +101,7 @@ def source_of(settings: TimingSettings) -> str:
     if settings.kind == "aiconfigurator":
         return f"aiconfigurator's kernels of {where}"
     if settings.kind == "table":
-        return f"table {settings.table}"
+        return f"table {settings.profile}"
     return f"{settings.kind}, of no particular model and GPU"
 
 
