@@ -325,10 +325,9 @@ def _discovery(settings: ClusterSettings) -> Iterator[Complaint]:
             yield (*path, "user"), "and password come together", None
         if (group.cert is None) != (group.key is None):
             yield (*path, "cert"), "and key come together", None
-    for side in ("publish", "subscribe"):
-        endpoint = getattr(found.forwarder, side)
+    for endpoint in found.forwarder:
         if not re.match(r"(tcp|ipc)://.", endpoint):
-            yield ("discovery", "forwarder", side), f"{endpoint!r} is no ZMQ endpoint", "write it as tcp://HOST:PORT"
+            yield ("discovery", "forwarder"), f"{endpoint!r} is no ZMQ endpoint", "write it as tcp://HOST:PORT"
 
 
 def _secret(settings: ClusterSettings) -> Iterator[Complaint]:

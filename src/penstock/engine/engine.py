@@ -251,7 +251,7 @@ class Engine:
     # --- the machine's state ----------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """Return the whole state as plain data. Answers are functions of their requests: no state."""
+        """Return the whole state as plain data. The generators are functions of the settings' seed: no state."""
         core = self._core
         op = core.op
         return {

@@ -257,6 +257,7 @@ class SimSettings(Settings, frozen=True, kw_only=True):
         int,
         Knob("Tokens per streamed chunk after the first; more costs less CPU, arrives in lumps.", unit="tokens", gt=0),
     ] = 1
+    seed: Annotated[int, Knob("Seed of generated text and of accepted drafts.", ge=0)] = 0
     timing: TimingSettings = TimingSettings()
     transfer: TransferSettings = TransferSettings()
 

@@ -1,4 +1,4 @@
-"""`SimulatedOutput`: the made-up words of an answer and where it ends, fixed by the prompt."""
+"""`SimulatedOutput`: the made-up words of an answer and where it ends, fixed by prompt and seed."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -24,7 +24,7 @@ _MASK = (1 << 64) - 1
 class SimulatedOutput:
     """One answer: ``length`` tokens that end for ``reason``, made as far as they are requested.
 
-    It is a function of the request and the words alone, so it may be made twice. As with a real
+    It is a function of the request, the settings' seed and the words alone, so it may be made twice. As with a real
     model at temperature 0 each word follows from all tokens before it, so a prompt that has the beginning of an
     answer behind it is answered with its rest (word by word; a word of several tokens is not taken up in its middle).
 
@@ -33,7 +33,7 @@ class SimulatedOutput:
             the prompt already; a prompt without one is no turn, and its answer has no end but its limit.
     """
 
-    __slots__ = ("_done", "_end", "_forced", "_key", "_made", "_state", "_submit", "_words", "length", "reason")
+    __slots__ = ("_done", "_end", "_forced", "_key", "_made", "_state", "_submit", "_words", "length", "reason", "seed")
 
     length: int
     reason: Literal["stop", "length"]
@@ -46,6 +46,7 @@ class SimulatedOutput:
         end: int | None = None,
         turn: int | None = None,
     ) -> None:
+        self.seed = settings.seed
         self._submit = submit
         self._words = words
         self._end: int | None = None
@@ -72,7 +73,7 @@ class SimulatedOutput:
 
     @property
     def key(self) -> int:
-        """64 bits that stand for the prompt up to the model's turn, and the choice among several answers."""
+        """64 bits that stand for the prompt up to the model's turn, the seed and the choice among several answers."""
         if self._key is None:
             submit = self._submit
             if submit.tokens is not None:
@@ -81,7 +82,7 @@ class SimulatedOutput:
                 prompt = submit.prompt or Prompt(0)
                 raw = b"".join(block.to_bytes(8, "little") for block in prompt.blocks[-1:])
                 raw += prompt.isl.to_bytes(8, "little")
-            raw += (submit.variant & _MASK).to_bytes(8, "little")
+            raw += (self.seed & _MASK).to_bytes(8, "little") + (submit.variant & _MASK).to_bytes(8, "little")
             self._key = xxhash.xxh3_64_intdigest(raw, SEED)
         return self._key
 
@@ -110,7 +111,8 @@ class SimulatedOutput:
         submit = self._submit
         if submit.tokens is None:
             return xxhash.xxh3_64(self.key.to_bytes(8, "little"), SEED)
-        state = xxhash.xxh3_64((submit.variant & _MASK).to_bytes(8, "little"), SEED)
+        state = xxhash.xxh3_64((self.seed & _MASK).to_bytes(8, "little"), SEED)
+        state.update((submit.variant & _MASK).to_bytes(8, "little"))
         state.update(token_bytes(submit.tokens))
         return state
 

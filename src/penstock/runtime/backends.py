@@ -81,8 +81,7 @@ def open_plane(settings: ClusterSettings, name: str, secret: ClusterSecret | Non
     if discovery.plane == "nats":
         return NatsPlane(name, discovery.nats, prefix=nats_prefix(settings), secret=secret)
     if discovery.plane == "forwarder":
-        ends = discovery.forwarder
-        return ForwardedPlane(name, ends.publish, ends.subscribe, secret=secret)
+        return ForwardedPlane(name, *discovery.forwarder, secret=secret)
     return ZmqPlane(name, discovery.host, secret=secret)
 
 

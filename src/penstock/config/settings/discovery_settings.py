@@ -24,13 +24,6 @@ class EtcdSettings(Settings, frozen=True, kw_only=True):
     key: Annotated[str | None, Knob("File of that certificate's key.")] = None
 
 
-class ForwarderSettings(Settings, frozen=True, kw_only=True):
-    """The `penstock forward` between the frontends, where discovery.plane is forwarder."""
-
-    publish: Annotated[str, Knob("Endpoint (ZMQ) to which the processes publish.")] = "tcp://127.0.0.1:5557"
-    subscribe: Annotated[str, Knob("Endpoint (ZMQ) from which they hear the others.")] = "tcp://127.0.0.1:5558"
-
-
 class NatsSettings(Settings, frozen=True, kw_only=True):
     """The NATS servers, where discovery.plane or discovery.kv_events go by NATS."""
 
@@ -87,6 +80,12 @@ class DiscoverySettings(Settings, frozen=True, kw_only=True):
             "engines and a broker; jetstream the same, kept by the broker for routers that start late."
         ),
     ] = "direct"
+    forwarder: Annotated[
+        tuple[str, str],
+        Knob(
+            "Endpoints (ZMQ) of the `penstock forward` between the frontends, where plane is forwarder: to which they "
+            "publish, and from which they hear the others."
+        ),
+    ] = ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
     etcd: EtcdSettings = EtcdSettings()
-    forwarder: ForwarderSettings = ForwarderSettings()
     nats: NatsSettings = NatsSettings()

@@ -44,7 +44,7 @@ KINDS = (
 class Faults:
     """The faults that are on; those with a ``count`` run out."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
         self.error_rate = 0.0
         self.refusals = 0
         self.refusal_status = 503
@@ -54,7 +54,7 @@ class Faults:
         self.stall = 0.0
         self.die = False
         self.events: dict[str, int] = dict.fromkeys(("drop", "lose", "reorder", "repeat"), 0)
-        self._rng = random.Random(0)
+        self._rng = random.Random(seed)
 
     def switch(self, body: Any) -> None:
         """Switch a fault on, or all off.
@@ -67,7 +67,7 @@ class Faults:
             raise ClientError(f"Unknown fault {kind!r}; there are {', '.join(KINDS)}.", param="kind")
         count = int(_number(body, "count", 1))
         if kind == "none":
-            self.__init__()  # type: ignore[misc]
+            self.__init__(0)  # type: ignore[misc]
         elif kind == "stall":
             self.stall = _number(body, "seconds", 1)
         elif kind == "error_rate":

@@ -133,7 +133,7 @@ class SimServer:
         self.model = model
         self.adapters = adapters
         self.role = role
-        self.faults = Faults()
+        self.faults = Faults(settings.seed)
         self.draining = False
         self.text = SimText(tokenizer)
         self._topic = topic
