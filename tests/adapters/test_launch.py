@@ -113,7 +113,7 @@ def test_the_card_says_over_how_many_gpus_an_engine_is_spread(args, found) -> No
 
 def test_a_simulated_engine_takes_priorities_where_it_schedules_by_them() -> None:
     assert "labels" not in launch_of("w", "sim", PoolSettings(), port=0).card
-    sim = PoolSettings(sim=SimSettings(scheduling="priority"))
+    sim = PoolSettings(sim=SimSettings(scheduling_policy="priority"))
     assert launch_of("w", "sim", sim, port=0).card["labels"] == {"priority": "on"}
 
 

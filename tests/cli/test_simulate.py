@@ -99,7 +99,7 @@ class One:
         return {"main": 1}
 
 
-@pytest.mark.parametrize("knob", ["gpus", "sim.timing.tensor_parallel"])
+@pytest.mark.parametrize("knob", ["gpus", "sim.timing.tensor_parallel_size"])
 def test_a_replica_of_several_gpus_costs_as_many(tmp_path: Path, knob: str) -> None:
     found = variants(tmp_path, *SHORT, "--set", f"models.sim.pools.main.{knob}=2")[0]
     assert found["gpu_hours"] == pytest.approx(2 * 4 * found["simulated_s"] / 3600)

@@ -43,9 +43,9 @@ def test_a_boolean_flag_takes_a_word_or_none_and_leaves_the_next_argument(pensto
     (tmp_path / "c.yaml").write_text("")
     assert penstock("up", "--router.track_output", "c.yaml").exit_code == 0
     assert penstock("up", "--router.track_output", "off", "c.yaml").exit_code == 0
-    assert penstock("up", "--models.sim.pools.main.sim.prefix_caching", "false").exit_code == 0
+    assert penstock("up", "--models.sim.pools.main.sim.enable_prefix_caching", "false").exit_code == 0
     assert [settings.router.track_output for _, settings in started] == [True, False, False]
-    assert started[2][1].models["sim"].pools["main"].sim.prefix_caching is False
+    assert started[2][1].models["sim"].pools["main"].sim.enable_prefix_caching is False
 
 
 @pytest.mark.parametrize(

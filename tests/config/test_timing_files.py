@@ -150,7 +150,7 @@ def test_a_profile_without_a_table_is_refused(folder: Path) -> None:
         (TimingSettings(kind="roofline", model="x"), r"timing\.gpu names no GPU"),
         (TimingSettings(kind="operators", model="x"), r"timing\.profile names no folder"),
         (TimingSettings(kind="operators", profile="x"), r"timing\.model names no file"),
-        (TimingSettings(kind="operators", model="x", profile="x", tensor_parallel=2), r"timing\.gpu names no GPU"),
+        (TimingSettings(kind="operators", model="x", profile="x", tensor_parallel_size=2), r"timing\.gpu names no GPU"),
     ],
 )
 def test_a_kind_without_its_files_is_refused(timing: TimingSettings, says: str) -> None:

@@ -25,10 +25,10 @@ KINDS = {
     "table": TimingSettings(kind="table", profile="given"),
     "fast": TimingSettings(speed_up=8.0),
     "roofline": TimingSettings(kind="roofline", model="given", gpu="h100"),
-    "windowed": TimingSettings(kind="roofline", model="given", gpu="given", tensor_parallel=2, speed_up=3.0),
+    "windowed": TimingSettings(kind="roofline", model="given", gpu="given", tensor_parallel_size=2, speed_up=3.0),
     "operators": TimingSettings(kind="operators", model="given", profile="given"),
     "operators over two": TimingSettings(
-        kind="operators", model="given", profile="given", gpu="h100", tensor_parallel=2
+        kind="operators", model="given", profile="given", gpu="h100", tensor_parallel_size=2
     ),
 }
 FILES = {

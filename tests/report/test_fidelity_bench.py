@@ -250,7 +250,7 @@ def test_a_run_says_what_its_engine_was(bench: dict[str, ModuleType], tmp_path: 
     (tmp_path / "profile_H100_moe" / "bf16" / "tp1").mkdir(parents=True)
     (run,) = measured.runs_of([tmp_path])
     assert (run.name, run.gpu, run.kv_blocks, run.block_size) == ("H100_moe", "h100", 100, 16)
-    assert (run.tensor_parallel, run.data_parallel, run.expert_parallel, run.max_seqs) == (1, 2, 2, 64)
+    assert (run.tensor_parallel_size, run.data_parallel, run.expert_parallel_size, run.max_seqs) == (1, 2, 2, 64)
     assert run.profile == tmp_path / "profile_H100_moe" / "bf16" / "tp1"
     with pytest.raises(measured.NotARun, match="no measured run"):
         measured.runs_of([tmp_path / "profile_H100_moe"])
@@ -262,7 +262,7 @@ def test_a_preempted_request_finds_its_own_blocks_again(bench: dict[str, ModuleT
     timing = TimingSettings(prefill=(0.0, 1.0, 5.0), decode=(0.0, 0.0, 10.0))
     tight = SimSettings(block_size=4, kv_blocks=90, max_seqs=4, max_batched_tokens=64, timing=timing)
     named, unnamed = (
-        bench["replay"].replay(arrivals, msgspec.structs.replace(tight, prefix_caching=caching), None)
+        bench["replay"].replay(arrivals, msgspec.structs.replace(tight, enable_prefix_caching=caching), None)
         for caching in (True, False)
     )
     assert max(one.last for one in named) < max(one.last for one in unnamed) - 0.02

@@ -63,7 +63,7 @@ def resume(core: "Scheduler", at: Nanos, budget: int, prefills: list[tuple[Engin
         request = landed.head()
         chunk = request.tokens_so_far - request.computed
         if chunk > budget:
-            if settings.chunked_prefill:
+            if settings.enable_chunked_prefill:
                 chunk = budget
             elif chunk <= settings.max_batched_tokens or prefills:
                 break

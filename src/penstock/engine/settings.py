@@ -112,14 +112,14 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
             "decode_active_kv_tokens, decode_context_length and decode_itl."
         ),
     ] = None
-    tensor_parallel: Annotated[
+    tensor_parallel_size: Annotated[
         int, Knob("GPUs that share each layer; more is faster until collectives weigh as much.", unit="count", ge=1)
     ] = 1
-    expert_parallel: Annotated[
+    expert_parallel_size: Annotated[
         int,
         Knob(
-            "Roofline and operators kinds: GPUs that whole experts are spread over; above tensor_parallel attention is "
-            "data-parallel.",
+            "Roofline and operators kinds: GPUs that whole experts are spread over; above tensor_parallel_size "
+            "attention is data-parallel.",
             unit="count",
             ge=1,
         ),
@@ -134,7 +134,9 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
     weight_dtype: Annotated[
         Dtype | None, Knob("Roofline kind: data type of the layers' weights; unset takes the config's.")
     ] = None
-    kv_dtype: Annotated[Dtype | None, Knob("Roofline kind: data type of the KV cache; unset takes the model's.")] = None
+    kv_cache_dtype: Annotated[
+        Dtype | None, Knob("Roofline kind: data type of the KV cache; unset takes the model's.")
+    ] = None
     calibration: Annotated[
         Calibration,
         Knob(
@@ -221,15 +223,17 @@ class SimSettings(Settings, frozen=True, kw_only=True):
         float,
         Knob("Share of the blocks kept free when a request is admitted; more preempts less.", unit="ratio", ge=0, lt=1),
     ] = 0.0
-    preemption: Annotated[
+    preemption_mode: Annotated[
         Preemption, Knob("Request that gives up its blocks when they run short: lifo the youngest, fifo the oldest.")
     ] = "lifo"
-    scheduling: Annotated[
+    scheduling_policy: Annotated[
         Scheduling,
         Knob("Order of waiting: fcfs by arrival; priority lower numbers first, and they are preempted last."),
     ] = "fcfs"
-    prefix_caching: Annotated[bool, Knob("Keep full blocks of finished requests for others with that prefix.")] = True
-    chunked_prefill: Annotated[
+    enable_prefix_caching: Annotated[
+        bool, Knob("Keep full blocks of finished requests for others with that prefix.")
+    ] = True
+    enable_chunked_prefill: Annotated[
         bool, Knob("Split prompts over passes, so that decoding goes on; without it a prompt is one pass.")
     ] = True
     async_scheduling: Annotated[
@@ -243,7 +247,7 @@ class SimSettings(Settings, frozen=True, kw_only=True):
         bool,
         Knob("Cache and announce blocks of generated tokens too; the next turn of a chat hits them, at some cost."),
     ] = True
-    speculative_tokens: Annotated[
+    num_speculative_tokens: Annotated[
         int, Knob("Draft tokens per decode step; 0 switches speculation off.", unit="tokens", ge=0, le=16)
     ] = 0
     accept_rate: Annotated[
@@ -291,7 +295,7 @@ def checked(settings: SimSettings) -> SimSettings:
     Raises:
         ConfigError: the token budget can't hold one step of max_seqs requests, or the watermark leaves no block.
     """
-    width = 1 + settings.speculative_tokens
+    width = 1 + settings.num_speculative_tokens
     if settings.max_batched_tokens < settings.max_seqs * width:
         raise ConfigError(
             f"max_batched_tokens is {settings.max_batched_tokens}, below max_seqs {settings.max_seqs} * {width} "
@@ -321,9 +325,9 @@ def _check_files(timing: TimingSettings) -> None:
         if value is None:
             what = "GPU" if name == "gpu" else "folder" if (timing.kind, name) == ("operators", "profile") else "file"
             raise ConfigError(f"timing.kind is {timing.kind}, but timing.{name} names no {what}", hint=hint)
-    several = max(timing.tensor_parallel, timing.expert_parallel)
+    several = max(timing.tensor_parallel_size, timing.expert_parallel_size)
     if timing.kind == "operators" and several > 1 and timing.gpu is None and timing.link is None:
-        knob = "tensor_parallel" if timing.tensor_parallel > 1 else "expert_parallel"
+        knob = "tensor_parallel_size" if timing.tensor_parallel_size > 1 else "expert_parallel_size"
         raise ConfigError(
             f"timing.{knob} is {several}, but timing.gpu names no GPU",
             hint="profiles have no collectives in them; those come from the GPU's link, or from timing.link",

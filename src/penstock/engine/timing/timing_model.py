@@ -92,7 +92,7 @@ def timing_of(settings: TimingSettings, capacity: int, table: Mapping[str, Any] 
 
 def source_of(settings: TimingSettings) -> str:
     """Describe in words where durations come from, and how far they were compared with real engines."""
-    gpus = max(settings.tensor_parallel, settings.expert_parallel)
+    gpus = max(settings.tensor_parallel_size, settings.expert_parallel_size)
     where = f"{settings.model} on {gpus} {settings.gpu}"
     if settings.kind == "roofline":
         return f"roofline of {where}, by the data sheet: {UNSEEN}"
@@ -115,21 +115,21 @@ def roofline_of(settings: TimingSettings, table: Mapping[str, Any]) -> Roofline:
         _shape(settings, table),
         gpu_of_settings(settings, table),
         settings.calibration,
-        tensor_parallel=settings.tensor_parallel,
-        expert_parallel=settings.expert_parallel,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        expert_parallel_size=settings.expert_parallel_size,
         weight_dtype=settings.weight_dtype,
-        kv_dtype=settings.kv_dtype,
+        kv_cache_dtype=settings.kv_cache_dtype,
         link=table.get("link"),
     )
 
 
 def _exchanges(settings: TimingSettings, table: Mapping[str, Any]) -> Collectives | None:
     """Return what an engine's GPUs exchange in a pass, which a profile of one of them lacks; None where it is one."""
-    tensor, gpus = settings.tensor_parallel, max(settings.tensor_parallel, settings.expert_parallel)
+    tensor, gpus = settings.tensor_parallel_size, max(settings.tensor_parallel_size, settings.expert_parallel_size)
     if gpus == 1:
         return None
     shape, link = _shape(settings, table), table.get("link")
-    check_parallel(shape, tensor, settings.expert_parallel)
+    check_parallel(shape, tensor, settings.expert_parallel_size)
     if link is None:
         gpu = gpu_of_settings(settings, table)
         within, across = (link_of(gpu, count, settings.calibration) for count in (tensor, gpus))

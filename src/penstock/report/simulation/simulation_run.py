@@ -104,7 +104,7 @@ def _named(options: SimulateOptions) -> list[str]:
     """Return the settings of a model on GPUs of the table, where ``--gpu`` is given."""
     if options.gpu is None or options.model is None:
         return []
-    timing = {"kind": "roofline", "model": options.model, "gpu": options.gpu, "tensor_parallel": options.gpus}
+    timing = {"kind": "roofline", "model": options.model, "gpu": options.gpu, "tensor_parallel_size": options.gpus}
     sim = {"timing": timing, "async_scheduling": True, "block_size": 16}
     pools = {"main": {"replicas": 1, "sim": sim}}
     return [f"models={json.dumps({ON_GPU: {'tokenizer': 'builtin:sim', 'pools': pools}})}"]
@@ -133,7 +133,7 @@ def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> 
         replicas = wished or options.workers or (len(pool.urls) if pool.urls else pool.replicas)
         # A timing model that is composed from the data of one GPU knows how many GPUs an engine takes.
         timing = pool.sim.timing
-        gpus = max(timing.tensor_parallel, timing.expert_parallel) if pool.gpus is None else pool.gpus
+        gpus = max(timing.tensor_parallel_size, timing.expert_parallel_size) if pool.gpus is None else pool.gpus
         pools[f"{prefix}{pool_name}"] = PoolPlan(
             sim=pool.sim,
             replicas=replicas,
