@@ -69,7 +69,7 @@ def plan_of(cell: Cell) -> SimulationPlan:
         role: PoolPlan(
             sim=sim_of(model, chunks.get(role, 8192), layout.link, whole=layout.whole),
             replicas=count,
-            gpus=model.tensor_parallel,
+            gpus=model.tensor_parallel_size,
             role=role,
             table={"model": model.config},
         )
@@ -83,15 +83,15 @@ def plan_of(cell: Cell) -> SimulationPlan:
 
 def sim_of(model: Model, chunk: int, link: float = 1.0, *, whole: bool = False) -> SimSettings:
     """Return the engine of a model: by its shape and the GPU's data sheet, with the KV blocks that fit."""
-    shape, gpu, width = shape_of(model.config), GPUS[GPU], model.tensor_parallel
+    shape, gpu, width = shape_of(model.config), GPUS[GPU], model.tensor_parallel_size
     return SimSettings(
         block_size=BLOCK,
-        kv_blocks=kv_blocks_of(shape, gpu, block_size=BLOCK, tensor_parallel=width),
+        kv_blocks=kv_blocks_of(shape, gpu, block_size=BLOCK, tensor_parallel_size=width),
         max_len=MAX_LEN,
         max_batched_tokens=chunk,
-        chunked_prefill=not whole,
+        enable_chunked_prefill=not whole,
         emit_decode_blocks=False,
-        timing=TimingSettings(kind="roofline", model=model.name, gpu=GPU, tensor_parallel=width),
+        timing=TimingSettings(kind="roofline", model=model.name, gpu=GPU, tensor_parallel_size=width),
         transfer=TransferSettings(
             bandwidth=link * gpu.network_gb_per_s * 1e9 * width, kv_bytes_per_token=kv_bytes(model)
         ),

@@ -27,7 +27,7 @@ class Model:
     """A model on so many GPUs; ``config`` is what its config.json says, as far as time depends on it."""
 
     name: str
-    tensor_parallel: int
+    tensor_parallel_size: int
     config: Mapping[str, Any]
 
 

@@ -146,7 +146,7 @@ def tables(rows: Sequence[Row]) -> str:
         ]
     for work in works:
         mine = [row for row in by_part["sweep"] if row["work"] == work.name]
-        gpus = WORKERS * work.model.tensor_parallel
+        gpus = WORKERS * work.model.tensor_parallel_size
         parts += [
             f"### {work.name.capitalize()}: {work.model.name} on {gpus} GPUs",
             f"Requests per second that are held with {HELD:.0%} in SLO, by the best layout of each family:",

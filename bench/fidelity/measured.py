@@ -58,7 +58,7 @@ class Run:
         return max((name for name in GPUS if told.startswith(name)), key=len, default=self.name)
 
     @property
-    def tensor_parallel(self) -> int:
+    def tensor_parallel_size(self) -> int:
         return int(self.kwargs.get("tensor_parallel_size") or 1)
 
     @property
@@ -66,8 +66,8 @@ class Run:
         return int(self.kwargs.get("data_parallel_size") or 1)
 
     @property
-    def expert_parallel(self) -> int:
-        return self.tensor_parallel * self.data_parallel if self.kwargs.get("enable_expert_parallel") else 1
+    def expert_parallel_size(self) -> int:
+        return self.tensor_parallel_size * self.data_parallel if self.kwargs.get("enable_expert_parallel") else 1
 
     @property
     def max_seqs(self) -> int:
@@ -84,10 +84,10 @@ class Run:
         Raises:
             NotARun: there is none for that many GPUs.
         """
-        found = sorted((self.folder / f"profile_{self.name}").glob(f"*/tp{self.tensor_parallel}"))
+        found = sorted((self.folder / f"profile_{self.name}").glob(f"*/tp{self.tensor_parallel_size}"))
         if not found:
             raise NotARun(
-                f"{self.name} has no profile_{self.name}/<data type>/tp{self.tensor_parallel} in {self.folder}"
+                f"{self.name} has no profile_{self.name}/<data type>/tp{self.tensor_parallel_size} in {self.folder}"
             )
         return found[0]
 
@@ -212,8 +212,8 @@ def timings(run: Run, model: Path) -> dict[str, TimingSettings]:
     common = {
         "model": str(model),
         "gpu": run.gpu,
-        "tensor_parallel": run.tensor_parallel,
-        "expert_parallel": run.expert_parallel,
+        "tensor_parallel_size": run.tensor_parallel_size,
+        "expert_parallel_size": run.expert_parallel_size,
     }
     profile = {"kind": "operators", "profile": str(run.profile), **common}
     return {OPERATORS: TimingSettings(**profile), ROOFLINE: TimingSettings(kind="roofline", **common)}

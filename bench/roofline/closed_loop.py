@@ -40,15 +40,15 @@ class Looped:
 def closed_loop(point: Point, calibration: Calibration) -> Looped:
     """Return what the engine makes of a point."""
     measured = point.measured
-    ranks = max(1, measured.expert_parallel // measured.tensor_parallel)
+    ranks = max(1, measured.expert_parallel_size // measured.tensor_parallel_size)
     blocks = kv_blocks_of(
         measured.shape,
         measured.gpu,
         block_size=BLOCK,
-        tensor_parallel=measured.tensor_parallel,
-        expert_parallel=measured.expert_parallel,
+        tensor_parallel_size=measured.tensor_parallel_size,
+        expert_parallel_size=measured.expert_parallel_size,
         weight_dtype=measured.weight_dtype,
-        kv_dtype=measured.kv_dtype,
+        kv_cache_dtype=measured.kv_cache_dtype,
         length=measured.request.isl + measured.request.osl // 2,
     )
     settings = SimSettings(
@@ -56,7 +56,7 @@ def closed_loop(point: Point, calibration: Calibration) -> Looped:
         kv_blocks=max(blocks, -(-(measured.request.isl + measured.request.osl) // BLOCK)),
         max_seqs=measured.concurrency,
         max_batched_tokens=max(MAX_BATCHED * ranks, measured.concurrency),
-        prefix_caching=False,
+        enable_prefix_caching=False,
         async_scheduling=point.group[0] == "vllm",
     )
     engine = Engine(settings)
@@ -96,8 +96,8 @@ def roofline_of(measured: MeasuredPoint, calibration: Calibration) -> Roofline:
         measured.shape,
         measured.gpu,
         calibration,
-        tensor_parallel=measured.tensor_parallel,
-        expert_parallel=measured.expert_parallel,
+        tensor_parallel_size=measured.tensor_parallel_size,
+        expert_parallel_size=measured.expert_parallel_size,
         weight_dtype=measured.weight_dtype,
-        kv_dtype=measured.kv_dtype,
+        kv_cache_dtype=measured.kv_cache_dtype,
     )

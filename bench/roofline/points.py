@@ -79,10 +79,10 @@ def _point(row: dict[str, str]) -> Point | str:
         measured=MeasuredPoint(
             shape=shape,
             gpu=GPUS[gpu],
-            tensor_parallel=tensor,
-            expert_parallel=experts if shape.experts and experts <= gpus else 1,
+            tensor_parallel_size=tensor,
+            expert_parallel_size=experts if shape.experts and experts <= gpus else 1,
             weight_dtype=None if own_dtype else WEIGHTS.get(quantised, "bf16"),
-            kv_dtype="fp8" if engine == "trtllm" and quantised else None,
+            kv_cache_dtype="fp8" if engine == "trtllm" and quantised else None,
             request=RequestShape(int(row["isl"]), int(row["osl"])),
             concurrency=int(row["batch_size"]) * replicas,
             prefill_first=engine == "sglang",

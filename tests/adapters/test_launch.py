@@ -7,7 +7,7 @@ import pytest
 
 from penstock.adapters.engines.launch import Launch, launch_of
 from penstock.adapters.engines.pool_overrides import overrides_of
-from penstock.config.settings.cluster_settings import LlamacppSettings, PoolSettings, VllmSettings
+from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.pass_report import STATS_ENV
@@ -20,11 +20,11 @@ def flag(launch: Launch, name: str) -> str:
 
 
 def vllm(**settings: object) -> PoolSettings:
-    return PoolSettings(engine="vllm", vllm=VllmSettings(**settings))
+    return PoolSettings(engine="vllm", **settings)
 
 
 def test_vllm_is_told_to_announce_its_cache_on_loopback_and_to_say_what_it_reused() -> None:
-    launch = launch_of("main-0", "tiny", vllm(model="/models/tiny", command="/opt/bin/vllm"), port=8123)
+    launch = launch_of("main-0", "tiny", vllm(model_path="/models/tiny", command="/opt/bin/vllm"), port=8123)
     assert launch.argv[:3] == ("/opt/bin/vllm", "serve", "/models/tiny")
     assert flag(launch, "--host") == "127.0.0.1"
     assert flag(launch, "--port") == "8123"
@@ -40,17 +40,21 @@ def test_vllm_is_told_to_announce_its_cache_on_loopback_and_to_say_what_it_reuse
     assert launch.card["engine"] == "vllm"
 
 
-def test_the_statistics_plug_in_is_switched_on_by_its_environment_and_named_in_the_card() -> None:
-    on = launch_of("main-0", "tiny", vllm(iteration_stats=True), port=8123)
+def test_the_statistics_plug_in_is_switched_on_by_its_environment_and_named_in_the_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.adapters.engines.launch.plugin_installed", lambda program, env: True)
+    on = launch_of("main-0", "tiny", vllm(), port=8123)
     assert on.env[STATS_ENV].startswith("tcp://127.0.0.1:")
     assert on.card["stats"] == on.env[STATS_ENV]
     assert "--enable-logging-iteration-details" in on.argv
-    off = launch_of("main-0", "tiny", vllm(iteration_stats=False), port=8123)
+    elsewhere = launch_of("w", "tiny", vllm(env={STATS_ENV: "tcp://127.0.0.1:5"}), port=8123)
+    assert elsewhere.card["stats"] == "tcp://127.0.0.1:5"
+    monkeypatch.undo()
+    off = launch_of("main-0", "tiny", vllm(command="nowhere"), port=8123)
     assert STATS_ENV not in off.env
     assert "stats" not in off.card
     assert "--enable-logging-iteration-details" not in off.argv
-    elsewhere = launch_of("w", "tiny", vllm(iteration_stats=True, env={STATS_ENV: "tcp://127.0.0.1:5"}), port=8123)
-    assert elsewhere.card["stats"] == "tcp://127.0.0.1:5"
 
 
 def test_details_of_passes_are_asked_for_only_where_the_plug_in_takes_them(tmp_path: Path) -> None:
@@ -70,7 +74,8 @@ def test_details_of_passes_are_asked_for_only_where_the_plug_in_takes_them(tmp_p
     assert flag in launch_of("w", "m", on_path, port=1).argv
     elsewhere = vllm(command="nowhere", env={"PYTHONPATH": f"{tmp_path}:{installed.parent}"})
     assert flag in launch_of("w", "m", elsewhere, port=1).argv
-    assert flag not in launch_of("w", "m", vllm(command=str(program), iteration_stats=False), port=1).argv
+    refused = vllm(command=str(program), args=("--no-enable-logging-iteration-details",))
+    assert flag not in launch_of("w", "m", refused, port=1).argv
 
 
 def test_own_flags_and_environment_win() -> None:
@@ -108,7 +113,7 @@ def test_the_card_says_over_how_many_gpus_an_engine_is_spread(args, found) -> No
 
 def test_a_simulated_engine_takes_priorities_where_it_schedules_by_them() -> None:
     assert "labels" not in launch_of("w", "sim", PoolSettings(), port=0).card
-    sim = PoolSettings(sim=SimSettings(scheduling="priority"))
+    sim = PoolSettings(sim=SimSettings(scheduling_policy="priority"))
     assert launch_of("w", "sim", sim, port=0).card["labels"] == {"priority": "on"}
 
 
@@ -178,11 +183,11 @@ def test_what_can_not_be_started_is_refused_with_the_way_out() -> None:
 
 
 def llamacpp(**settings: object) -> PoolSettings:
-    return PoolSettings(engine="llamacpp", max_len=4096, llamacpp=LlamacppSettings(**settings))
+    return PoolSettings(engine="llamacpp", max_len=4096, **settings)
 
 
 def test_llama_server_gets_its_port_its_name_and_the_pages_that_are_read_of_it() -> None:
-    launch = launch_of("main-0", "tiny", llamacpp(command="/opt/llama-server", model="/m/a.gguf"), port=8123)
+    launch = launch_of("main-0", "tiny", llamacpp(command="/opt/llama-server", model_path="/m/a.gguf"), port=8123)
     assert launch.argv[0] == "/opt/llama-server"
     assert flag(launch, "--model") == "/m/a.gguf" and flag(launch, "--alias") == "tiny"
     assert flag(launch, "--port") == "8123" and flag(launch, "--host") == "127.0.0.1"
@@ -193,17 +198,17 @@ def test_llama_server_gets_its_port_its_name_and_the_pages_that_are_read_of_it()
 
 
 def test_the_server_of_the_python_package_finishes_what_it_began_and_takes_one_at_a_time() -> None:
-    launch = launch_of("main-0", "tiny", llamacpp(command="/venv/bin/python", model="/m/a.gguf"), port=8123)
+    launch = launch_of("main-0", "tiny", llamacpp(command="/venv/bin/python", model_path="/m/a.gguf"), port=8123)
     assert launch.argv[:3] == ("/venv/bin/python", "-m", "llama_cpp.server")
     assert flag(launch, "--model_alias") == "tiny" and flag(launch, "--n_ctx") == "4096"
     assert flag(launch, "--interrupt_requests") == "false"
     assert launch.card["max_seqs"] == 1
-    own = launch_of("w", "tiny", llamacpp(command="python3", model="/m/a.gguf", args=("--n_ctx", "512")), port=1)
+    own = launch_of("w", "tiny", llamacpp(command="python3", model_path="/m/a.gguf", args=("--n_ctx", "512")), port=1)
     assert flag(own, "--n_ctx") == "512"
 
 
 def test_llamacpp_gets_its_gpus_and_must_be_given_a_port() -> None:
-    launch = launch_of("w", "tiny", llamacpp(model="/m/a.gguf", env={"A": "b"}), port=1, gpus=(2, 3))
+    launch = launch_of("w", "tiny", llamacpp(model_path="/m/a.gguf", env={"A": "b"}), port=1, gpus=(2, 3))
     assert launch.env == {"CUDA_VISIBLE_DEVICES": "2,3", "A": "b"}
     with pytest.raises(ConfigError, match="port"):
-        launch_of("w", "tiny", llamacpp(model="/m/a.gguf"), port=0)
+        launch_of("w", "tiny", llamacpp(model_path="/m/a.gguf"), port=0)

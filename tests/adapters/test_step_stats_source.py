@@ -209,7 +209,7 @@ async def test_a_simulated_engine_tells_all_and_its_metrics_agree(http: aiohttp.
         kv_blocks=512,
         max_len=4096,
         reply_tokens=0,
-        timing=TimingSettings(kind="constant", constant_decode_ms=2.0, constant_prefill_ms=1.0),
+        timing=TimingSettings(prefill=(0.0, 0.02, 1.0), decode=(0.0, 0.0, 2.0)),
     )
     server = await start(settings)
     try:

@@ -55,7 +55,7 @@ def test_show_says_where_values_came_from_and_hides_secrets(penstock, tmp_path):
     assert "level: debug  # environment PENSTOCK_LOGS__LEVEL" in result.output
     assert "port: 81  # flag frontend.port" in result.output
     assert "hush" not in result.output
-    assert yaml.safe_load(result.output)["frontend"]["heartbeat"] == "15s"
+    assert yaml.safe_load(result.output)["supervise"]["drain_timeout"] == "1m"
     found = json.loads(penstock("config", "show", "c.yaml", "--json", env=env).output)
     assert found["settings"]["router"]["mode"] == "random"
     assert found["origins"]["router.mode"] == "c.yaml:1:16"

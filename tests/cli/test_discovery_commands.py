@@ -19,7 +19,7 @@ TEXT = "the secret of the forward tests"
 
 async def test_forward_carries_events_until_it_is_told_to_end() -> None:
     ends = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
-    flags = ["--discovery.forwarder.publish", ends[0], "--discovery.forwarder.subscribe", ends[1]]
+    flags = ["--discovery.forwarder", ",".join(ends)]
     words = [sys.executable, "-m", "penstock", "forward", *flags, "--cluster_secret", TEXT]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
     planes = [ForwardedPlane(name, *ends, secret=ClusterSecret(TEXT)) for name in ("a", "b")]

@@ -99,7 +99,7 @@ class One:
         return {"main": 1}
 
 
-@pytest.mark.parametrize("knob", ["gpus", "sim.timing.tensor_parallel"])
+@pytest.mark.parametrize("knob", ["gpus", "sim.timing.tensor_parallel_size"])
 def test_a_replica_of_several_gpus_costs_as_many(tmp_path: Path, knob: str) -> None:
     found = variants(tmp_path, *SHORT, "--set", f"models.sim.pools.main.{knob}=2")[0]
     assert found["gpu_hours"] == pytest.approx(2 * 4 * found["simulated_s"] / 3600)
@@ -168,9 +168,9 @@ def test_a_shape_begins_with_the_run_for_sessions_too(tmp_path: Path) -> None:
 
 
 def test_a_closed_loop_waits_for_answers(tmp_path: Path) -> None:
-    slow = ("--set", "models.sim.pools.main.sim.timing.kind=constant")
-    asked = ("--workload", "chat", "--rate", "6", "--requests", "60", "--no-html", *slow)
-    slower = (*asked, "--set", "models.sim.pools.main.sim.timing.constant_decode_ms=500")
+    timing = "models.sim.pools.main.sim.timing"
+    slow = ("--set", f"{timing}.prefill=[0, 0.02, 5]", "--set", f"{timing}.decode=[0, 0, 500]")
+    slower = ("--workload", "chat", "--rate", "6", "--requests", "60", "--no-html", *slow)
     open_loop, closed = variants(tmp_path, *slower)[0], variants(tmp_path, *slower, "--closed-loop")[0]
     assert closed["requests"]["ok"] == open_loop["requests"]["ok"] == 60
     assert closed["simulated_s"] > open_loop["simulated_s"]

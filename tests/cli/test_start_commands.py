@@ -43,9 +43,9 @@ def test_a_boolean_flag_takes_a_word_or_none_and_leaves_the_next_argument(pensto
     (tmp_path / "c.yaml").write_text("")
     assert penstock("up", "--router.track_output", "c.yaml").exit_code == 0
     assert penstock("up", "--router.track_output", "off", "c.yaml").exit_code == 0
-    assert penstock("up", "--models.sim.pools.main.sim.prefix_caching", "false").exit_code == 0
+    assert penstock("up", "--models.sim.pools.main.sim.enable_prefix_caching", "false").exit_code == 0
     assert [settings.router.track_output for _, settings in started] == [True, False, False]
-    assert started[2][1].models["sim"].pools["main"].sim.prefix_caching is False
+    assert started[2][1].models["sim"].pools["main"].sim.enable_prefix_caching is False
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def checkpoint(tmp_path):
 
 def test_serve_starts_vllm_on_a_folder(penstock, started, checkpoint):
     folder, program = checkpoint
-    arguments = ["--engine", "vllm", "--vllm.command", program, "--vllm.args=--dtype,bfloat16", "--vllm.env", "{A: b}"]
+    arguments = ["--engine", "vllm", "--command", program, "--args=--dtype,bfloat16", "--env", "{A: b}"]
     assert penstock("serve", str(folder), *arguments, "--block_size", "32").exit_code == 0
     (model,) = started[0][1].models.items()
     assert (model[0], model[1].tokenizer) == ("tiny-1.5", str(folder))
     pool = model[1].pools["main"]
     assert (pool.engine, pool.replicas, pool.block_size) == ("vllm", 1, 32)
-    assert (pool.vllm.model, pool.vllm.args, pool.vllm.env) == (str(folder), ("--dtype", "bfloat16"), {"A": "b"})
+    assert (pool.model_path, pool.args, pool.env) == (str(folder), ("--dtype", "bfloat16"), {"A": "b"})
     assert penstock("serve", str(folder), *arguments, "--served-name", "mine", "--replicas", "2").exit_code == 0
     assert started[1][1].models["mine"].pools["main"].replicas == 2
 
@@ -118,7 +118,7 @@ def test_serve_starts_vllm_on_a_folder(penstock, started, checkpoint):
 def test_serve_finds_the_tokenizer_of_a_hub_model_that_was_fetched_before(penstock, started, checkpoint, tmp_path):
     program = checkpoint[1]
     snapshot = tmp_path / "hub" / "models--org--model" / "snapshots" / "abc"
-    arguments = ["serve", "org/model", "--engine", "vllm", "--vllm.command", program]
+    arguments = ["serve", "org/model", "--engine", "vllm", "--command", program]
     env = {"HF_HUB_CACHE": str(tmp_path / "hub")}
     assert penstock(*arguments, env=env).exit_code == 0
     snapshot.mkdir(parents=True)
@@ -127,11 +127,11 @@ def test_serve_finds_the_tokenizer_of_a_hub_model_that_was_fetched_before(pensto
     assert penstock(*arguments, env=env).exit_code == 0
     models = [settings.models["org/model"] for _, settings in started]
     assert [model.tokenizer for model in models] == [None, None, str(snapshot)]
-    assert models[0].pools["main"].vllm.model == "org/model"
+    assert models[0].pools["main"].model_path == "org/model"
 
 
 def test_serve_without_the_program_or_the_folder_starts_nothing(penstock, started, checkpoint, tmp_path):
-    result = penstock("serve", str(checkpoint[0]), "--engine", "vllm", "--vllm.command", str(tmp_path / "none"))
+    result = penstock("serve", str(checkpoint[0]), "--engine", "vllm", "--command", str(tmp_path / "none"))
     assert result.exit_code == 2 and "is no program that can be started" in result.output
     result = penstock("serve", "./nowhere", "--engine", "vllm")
     assert result.exit_code == 2 and "there is no folder ./nowhere" in result.output
@@ -205,8 +205,8 @@ def test_join_takes_a_cluster_in_an_etcd_by_flags_and_by_its_config(penstock, st
 def test_help_all_lists_every_setting(penstock):
     short, whole = penstock("up", "--help").output, penstock("up", "--help-all").output
     assert "--router.mode" in short
-    assert "--router.index.audit_every" not in short
-    assert "--router.index.audit_every" in whole
+    assert "--router.index.predicted_ttl" not in short
+    assert "--router.index.predicted_ttl" in whole
     assert "--models.NAME.pools.NAME.sim.timing.speed_up" in whole
     assert "--sim.timing.speed_up" in penstock("serve", "--help").output
 

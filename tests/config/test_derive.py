@@ -17,6 +17,8 @@ from penstock.config.settings.cluster_settings import ClusterSettings, ModelSett
 from penstock.kernel.settings import Field, Knob, Settings, fields_of, is_group
 
 KNOBS = derive(ClusterSettings)
+KNOBS_MAX = 250
+"""Settings of a whole cluster: what no test, bench or page of the docs turns is a constant with its reason instead."""
 SCHEMA = json_schema()
 PAGE = configuration_page()
 
@@ -44,6 +46,10 @@ def test_every_field_of_every_settings_struct_has_a_knob_with_a_sentence():
                 continue
             assert field.knob is not None, f"{group.__name__}.{field.name}"
             assert field.knob.help.endswith("."), f"{group.__name__}.{field.name}: {field.knob.help}"
+
+
+def test_settings_do_not_become_more_unseen():
+    assert len(KNOBS) <= KNOBS_MAX
 
 
 def test_every_settings_struct_hangs_in_the_tree():

@@ -18,7 +18,7 @@ from penstock.config.reading.problems import ConfigProblems
         ("discovery.nats.urls=http://10.0.0.5:4222", "is no URL of nats"),
         ("discovery.nats.urls=nats://token@10.0.0.5", "which status and logs would show"),
         ("discovery.nats.password=word", "and password come together"),
-        ("discovery.forwarder.publish=10.0.0.5:5557", "write it as tcp://HOST:PORT"),
+        ("discovery.forwarder=10.0.0.5:5557,tcp://10.0.0.5:5558", "write it as tcp://HOST:PORT"),
         ("discovery.store=memory", "etcd"),
         ("discovery.ttl=0.5", "1"),
     ],

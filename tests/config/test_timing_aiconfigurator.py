@@ -13,7 +13,7 @@ from penstock.engine.settings import SimSettings, TimingSettings, checked
 from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.errors import ConfigError
 
-SETTINGS = TimingSettings(kind="aiconfigurator", model="Qwen/Qwen3-32B", gpu="h200", tensor_parallel=2)
+SETTINGS = TimingSettings(kind="aiconfigurator", model="Qwen/Qwen3-32B", gpu="h200", tensor_parallel_size=2)
 installed = pytest.mark.skipif(
     importlib.util.find_spec("aiconfigurator_core") is None, reason="aiconfigurator-core is not installed"
 )
@@ -75,7 +75,7 @@ def test_its_own_predictions_are_what_the_engine_s_passes_take() -> None:
     [
         ({"gpu": "h900"}, "no timing of Qwen/Qwen3-32B on 2 h900"),
         ({"weight_dtype": "mxfp4"}, "weight_dtype is mxfp4"),
-        ({"kv_dtype": "fp4"}, "kv_dtype is fp4"),
+        ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is fp4"),
     ],
 )
 def test_what_it_has_no_data_on_is_named(fields: dict, says: str) -> None:

@@ -43,17 +43,17 @@ def test_kinds_without_files_read_none(model: str) -> None:
     assert load_timing(TimingSettings(model=model)) is None
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):  # a GPU says how many KV blocks there are
         load_timing(TimingSettings(model=model, gpu="nowhere.yaml"))
-    assert load_timing(TimingSettings(kind="constant")) is None
+    assert load_timing(TimingSettings()) is None
 
 
 def test_an_array_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "table.npz"
     np.savez(path, prefill_isl=[1.0, 2.0])
-    found = load_timing(TimingSettings(kind="table", table=str(path)))
+    found = load_timing(TimingSettings(kind="table", profile=str(path)))
     assert found is not None and list(found["prefill_isl"]) == [1.0, 2.0]
     path.write_text("no zip")
     with pytest.raises(ConfigError, match=r"table\.npz"):
-        load_timing(TimingSettings(kind="table", table=str(path)))
+        load_timing(TimingSettings(kind="table", profile=str(path)))
 
 
 def test_a_model_is_named_by_file_or_folder(model: str) -> None:
@@ -145,12 +145,12 @@ def test_a_profile_without_a_table_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("timing", "says"),
     [
-        (TimingSettings(kind="table"), r"timing\.table names no file"),
+        (TimingSettings(kind="table"), r"timing\.profile names no file"),
         (TimingSettings(kind="roofline", gpu="h100"), r"timing\.model names no file"),
         (TimingSettings(kind="roofline", model="x"), r"timing\.gpu names no GPU"),
         (TimingSettings(kind="operators", model="x"), r"timing\.profile names no folder"),
         (TimingSettings(kind="operators", profile="x"), r"timing\.model names no file"),
-        (TimingSettings(kind="operators", model="x", profile="x", tensor_parallel=2), r"timing\.gpu names no GPU"),
+        (TimingSettings(kind="operators", model="x", profile="x", tensor_parallel_size=2), r"timing\.gpu names no GPU"),
     ],
 )
 def test_a_kind_without_its_files_is_refused(timing: TimingSettings, says: str) -> None:
@@ -167,7 +167,7 @@ def test_files_that_are_named_and_not_there_are_problems_of_the_config(tmp_path:
     assert [problem.path for problem in problems] == ["models.m.pools.p.sim.timing.gpu"]
     assert problems[0].hint is not None and "rtxpro6000" in problems[0].hint
     assert timing_files(TimingSettings(kind="roofline", model="a", gpu="B200")) == {"model": "a"}
-    assert timing_files(TimingSettings(kind="table", table="t", model="a")) == {"table": "t"}
+    assert timing_files(TimingSettings(kind="table", profile="t", model="a")) == {"profile": "t"}
 
 
 def test_a_well_known_model_needs_no_file() -> None:

@@ -130,7 +130,7 @@ class OverHttp:
         if kind == "remote":
             self.connector = AdminApiConnector(self.url, "key")
         else:
-            settings = WebhookSettings(url=f"{self.url}/hook", secret="s" * 16, tries=1)
+            settings = WebhookSettings(url=f"{self.url}/hook", secret="s" * 16)
             pools = {name: Pool(model="m", role=name, desired=1) for name in self.wanted}  # type: ignore[arg-type]
             self.connector = WebhookConnector(settings, pools=pools)
         return self

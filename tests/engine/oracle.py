@@ -125,7 +125,7 @@ class Oracle:
         if isinstance(event, SubmitRequest):
             seq = Seq(event, self.number, self.s)
             total = seq.prompt + (min(1, event.max_tokens) if event.hold else event.max_tokens)
-            need = ceil((total - 1 + self.s.speculative_tokens) / self.s.block_size)
+            need = ceil((total - 1 + self.s.num_speculative_tokens) / self.s.block_size)
             usable = self.s.blocks - int(self.s.blocks * self.s.watermark)
             there = self.running + self.waiting + self.pulling + self.landed + [seq for _, seq in self.held]
             taken = any(event.id == other.submit.id for other in there)
@@ -135,7 +135,7 @@ class Oracle:
             self.number += 1
             self.waiting.append(seq)
             self.tokens_out[event.id] = []
-            if self.s.scheduling == "priority":
+            if self.s.scheduling_policy == "priority":
                 self.waiting.sort(key=lambda seq: seq.key)
         elif isinstance(event, AbortRequest):
             for line in (self.waiting, self.running, self.pulling, self.landed):
@@ -172,13 +172,13 @@ class Oracle:
             seq.computed = min(seq.prompt - 1, reach)
             self.name(seq, reach, now)
             self.landed.append(seq)
-            self.landed.sort(key=lambda seq: seq.key if self.s.scheduling == "priority" else (0, 0))
+            self.landed.sort(key=lambda seq: seq.key if self.s.scheduling_policy == "priority" else (0, 0))
         else:
             self.failed += 1
             self.drop(seq)
             seq.brought = 0
             self.waiting.insert(0, seq)
-            if self.s.scheduling == "priority":
+            if self.s.scheduling_policy == "priority":
                 self.waiting.sort(key=lambda seq: seq.key)
         seq.remote = 0
 
@@ -214,7 +214,7 @@ class Oracle:
 
     def hashes(self, seq: Seq, tokens: int) -> list[int]:
         """Return the names of the full blocks among the first ``tokens`` tokens, as far as they have any."""
-        if not self.s.prefix_caching:
+        if not self.s.enable_prefix_caching:
             return []
         submit = seq.submit
         if submit.prompt is not None and submit.tokens is None:
@@ -255,7 +255,7 @@ class Oracle:
                 continue
             decode = seq.decodes
             if decode:
-                spent = 1 + s.speculative_tokens
+                spent = 1 + s.num_speculative_tokens
                 n, slots = 1, seq.computed + spent
                 assert spent <= budget
             else:
@@ -263,21 +263,21 @@ class Oracle:
                 slots = seq.computed + n
             while ceil(slots / s.block_size) - len(seq.blocks) > self.available():
                 preempted = True
-                if s.scheduling == "priority":
+                if s.scheduling_policy == "priority":
                     victim = max(self.running, key=lambda other: other.key)
                 else:
-                    victim = self.running[-1 if s.preemption == "lifo" else 0]
+                    victim = self.running[-1 if s.preemption_mode == "lifo" else 0]
                 for entry in work:
                     if entry[0] is victim:
                         work.remove(entry)
-                        budget += 1 + s.speculative_tokens if entry[2] else entry[1]
+                        budget += 1 + s.num_speculative_tokens if entry[2] else entry[1]
                         break
                 self.running.remove(victim)
                 self.drop(victim)
                 victim.preempted += 1
                 victim.brought = 0
                 self.waiting.insert(0, victim)
-                if s.scheduling == "priority":
+                if s.scheduling_policy == "priority":
                     self.waiting.sort(key=lambda other: other.key)
                 if victim is seq:
                     break
@@ -294,7 +294,7 @@ class Oracle:
             seq = self.landed[0]
             n = seq.known - seq.computed
             if n > budget:
-                if s.chunked_prefill:
+                if s.enable_chunked_prefill:
                     n = budget
                 elif n <= s.max_batched_tokens or any(not decode for _, _, decode in work):
                     break
@@ -316,7 +316,7 @@ class Oracle:
             names = self.hashes(seq, seq.known - 1)[:hit]
             n = seq.known - hit * s.block_size
             if n > budget and not seq.remote:
-                if s.chunked_prefill:
+                if s.enable_chunked_prefill:
                     n = budget
                 elif seq.known <= s.max_batched_tokens or any(not decode for _, _, decode in work):
                     break
@@ -370,17 +370,11 @@ class Oracle:
                 else self.timing.mixed(new, chunks, sum(reads), len(reads))
             )
         ms = 0.0
-        if t.kind == "constant":
-            if new:
-                ms += t.constant_prefill_ms + t.constant_prefill_token_ms * new
-            if reads:
-                ms += t.constant_decode_ms
-        else:
-            if new:
-                ms += t.prefill[0] * new * new + t.prefill[1] * new + t.prefill[2]
-            if reads:
-                u = min(1.0, sum(reads) / (self.s.blocks * self.s.block_size))
-                ms += max(1.0, t.decode[0] * u * u + t.decode[1] * u + t.decode[2])
+        if new:
+            ms += t.prefill[0] * new * new + t.prefill[1] * new + t.prefill[2]
+        if reads:
+            u = min(1.0, sum(reads) / (self.s.blocks * self.s.block_size))
+            ms += max(1.0, t.decode[0] * u * u + t.decode[1] * u + t.decode[2])
         return ms * 1e6 / t.speed_up
 
     def finish_pass(self, work: list[tuple[Seq, int, bool]], end: int) -> None:
@@ -392,8 +386,8 @@ class Oracle:
                 continue
             seq.decodes = True
             gain = 1
-            if decode and self.s.speculative_tokens:
-                ladder = accepted(seq.answer.key, self.s.accept_rate, self.s.speculative_tokens, seq.answer.length)
+            if decode and self.s.num_speculative_tokens:
+                ladder = accepted(seq.answer.key, self.s.accept_rate, self.s.num_speculative_tokens, seq.answer.length)
                 gain = int(ladder[seq.decode_steps + 1] - ladder[seq.decode_steps])
                 gain = min(gain, seq.answer.length - seq.out)
                 seq.decode_steps += 1

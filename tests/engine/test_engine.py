@@ -22,9 +22,7 @@ from penstock.kernel.machine import MILLISECOND, Wake, Woken
 from penstock.kernel.values import KvCleared, KvStored, Prompt
 from tests.engine.driving import Driven
 
-CONSTANT = TimingSettings(
-    kind="constant", constant_prefill_ms=10.0, constant_prefill_token_ms=0.0, constant_decode_ms=5.0
-)
+CONSTANT = TimingSettings(prefill=(0.0, 0.0, 10.0), decode=(0.0, 0.0, 5.0))
 SMALL = SimSettings(block_size=4, kv_blocks=64, max_seqs=8, max_batched_tokens=64, max_len=200, timing=CONSTANT)
 
 
@@ -151,7 +149,7 @@ def test_what_can_never_run_is_rejected_with_the_reason() -> None:
 
 def test_the_youngest_is_preempted_and_comes_back_first() -> None:
     settings = SimSettings(
-        block_size=1, kv_blocks=20, max_seqs=3, max_batched_tokens=64, prefix_caching=False, timing=CONSTANT
+        block_size=1, kv_blocks=20, max_seqs=3, max_batched_tokens=64, enable_prefix_caching=False, timing=CONSTANT
     )
     events = [
         (0, SubmitRequest(id="a", prompt=Prompt(6), max_tokens=14)),
@@ -203,7 +201,7 @@ def test_forced_answers_end_with_their_last_token() -> None:
 
 def test_speculation_shortens_answers_by_its_accept_rate() -> None:
     def ends(drafts: int, rate: float) -> int:
-        settings = SimSettings(speculative_tokens=drafts, accept_rate=rate, timing=CONSTANT)
+        settings = SimSettings(num_speculative_tokens=drafts, accept_rate=rate, timing=CONSTANT)
         driven = Driven(settings, [(0, SubmitRequest(id="a", prompt=Prompt(10), max_tokens=401))]).run()
         return driven.told[-1][2] // MILLISECOND
 

@@ -19,7 +19,7 @@ from tests.engine.oracle import Oracle
 
 MICROSECOND = 1_000
 TIMINGS = [
-    TimingSettings(kind="constant"),
+    TimingSettings(prefill=(0.0, 0.02, 5.0), decode=(0.0, 0.0, 10.0)),
     TimingSettings(kind="polynomial"),
     TimingSettings(kind="roofline", model="given", gpu="given"),
     TimingSettings(kind="operators", model="given", profile="given"),
@@ -48,12 +48,12 @@ def small_engines(draw: st.DrawFn) -> SimSettings:
         max_batched_tokens=max(max_seqs * (1 + drafts), draw(st.integers(1, 64))),
         max_len=400,
         watermark=draw(st.sampled_from([0.0, 0.0, 0.1, 0.25])),
-        preemption=draw(st.sampled_from(["lifo", "fifo"])),
-        scheduling=draw(st.sampled_from(["fcfs", "priority"])),
-        prefix_caching=draw(st.sampled_from([True, True, False])),
-        chunked_prefill=draw(st.booleans()),
+        preemption_mode=draw(st.sampled_from(["lifo", "fifo"])),
+        scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
+        enable_prefix_caching=draw(st.sampled_from([True, True, False])),
+        enable_chunked_prefill=draw(st.booleans()),
         emit_decode_blocks=draw(st.booleans()),
-        speculative_tokens=drafts,
+        num_speculative_tokens=drafts,
         accept_rate=draw(st.sampled_from([0.0, 0.5, 1.0])),
         reply_tokens=draw(st.sampled_from([0, 6])),
         timing=draw(st.sampled_from(TIMINGS)),

@@ -155,7 +155,7 @@ def test_collectives_come_from_the_gpu_s_link() -> None:
     settings = msgspec.structs.replace(
         SETTINGS,
         gpu="h100",
-        tensor_parallel=2,
+        tensor_parallel_size=2,
         calibration=Calibration(link_latency_ms=0.01, link_efficiency=1.0),
     )
     sent = 2 * LAYERS * (2 * 1 / 2) * 4 * 64 * 2 / 450e9
@@ -164,7 +164,7 @@ def test_collectives_come_from_the_gpu_s_link() -> None:
 
 
 def test_a_link_can_be_given_and_measured() -> None:
-    settings = msgspec.structs.replace(SETTINGS, gpu="rtxpro6000", tensor_parallel=2)
+    settings = msgspec.structs.replace(SETTINGS, gpu="rtxpro6000", tensor_parallel_size=2)
     alone = model().decode(400, 4)
     sent = 2 * LAYERS * 4 * 64 * 2
     by_table = model(settings=settings).decode(400, 4) - alone
@@ -182,7 +182,7 @@ def test_a_link_can_be_given_and_measured() -> None:
 
 
 def test_ranks_with_experts_between_them_wait_for_the_fullest() -> None:
-    settings = msgspec.structs.replace(SETTINGS, gpu="h100", expert_parallel=2)
+    settings = msgspec.structs.replace(SETTINGS, gpu="h100", expert_parallel_size=2)
     spread, whole = (model(profile_with_experts(), each) for each in (settings, SETTINGS))
     # Each rank decodes half of the sequences; all of them go through the experts of both.
     assert spread.decode(64 * 8, 8) < whole.decode(64 * 8, 8) + 1e6

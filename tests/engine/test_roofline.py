@@ -50,7 +50,7 @@ def test_one_token_of_one_sequence_reads_the_weights() -> None:
 
 def test_kv_is_read_at_the_memory_s_rate_and_half_as_long_in_fp8() -> None:
     for dtype, width in (("bf16", 2), ("fp8", 1)):
-        roofline = ideal(LLAMA_8B, kv_dtype=dtype)
+        roofline = ideal(LLAMA_8B, kv_cache_dtype=dtype)
         more = step(roofline, 1_001_000, 64) - step(roofline, 1000, 64)
         assert more == pytest.approx(1_000_000 * 2 * 32 * 8 * 128 * width / 3.35e12)
 
@@ -94,17 +94,19 @@ def test_narrower_weights_are_read_faster_unless_they_must_be_widened() -> None:
 
 
 def test_tensor_parallel_divides_the_work_and_adds_two_all_reduces_per_layer() -> None:
-    one, eight = ideal(LLAMA_70B), ideal(LLAMA_70B, tensor_parallel=8)
+    one, eight = ideal(LLAMA_70B), ideal(LLAMA_70B, tensor_parallel_size=8)
     tokens = 4096
     sent = 2 * 80 * (2 * 7 / 8) * tokens * 8192 * 2 / 450e9
     assert prompt(eight, 0, tokens) == pytest.approx(prompt(one, 0, tokens) / 8 + sent, rel=1e-9)
-    late = Roofline(shape_of(LLAMA_70B), H100, msgspec.structs.replace(IDEAL, link_latency_ms=0.01), tensor_parallel=8)
+    late = Roofline(
+        shape_of(LLAMA_70B), H100, msgspec.structs.replace(IDEAL, link_latency_ms=0.01), tensor_parallel_size=8
+    )
     assert prompt(late, 0, tokens) - prompt(eight, 0, tokens) == pytest.approx(160 * 10e-6)
 
 
 def test_kv_heads_are_split_no_further_than_there_are_and_a_latent_cache_not_at_all() -> None:
     def per_token(config: dict, gpus: int) -> float:
-        far, _ = ideal(config, tensor_parallel=gpus).read_seconds()
+        far, _ = ideal(config, tensor_parallel_size=gpus).read_seconds()
         return far
 
     assert per_token(LLAMA_70B, 16) == pytest.approx(per_token(LLAMA_70B, 8))
@@ -133,8 +135,8 @@ def test_a_lone_token_reads_its_own_experts_only() -> None:
 
 def test_experts_on_gpus_of_their_own_get_their_tokens_by_all_to_all() -> None:
     shape, tokens = shape_of(DEEPSEEK_V3), 4096
-    sliced = ideal(DEEPSEEK_V3, tensor_parallel=8)
-    spread = ideal(DEEPSEEK_V3, tensor_parallel=1, expert_parallel=8)
+    sliced = ideal(DEEPSEEK_V3, tensor_parallel_size=8)
+    spread = ideal(DEEPSEEK_V3, tensor_parallel_size=1, expert_parallel_size=8)
     assert sliced.gpus == spread.gpus == 8
     exchanged = 2 * 58 * (tokens / 8) * 8 * 7168 * 2 * (7 / 8) / 450e9
     assert spread.collectives.token * tokens == pytest.approx(exchanged)
@@ -151,9 +153,9 @@ def test_collectives_are_counted_by_kind_of_layer() -> None:
         return round(found.collectives.fixed * 1e3)
 
     assert count() == 0
-    assert count(tensor_parallel=8) == count(tensor_parallel=8, expert_parallel=8) == 2 * 61
-    assert count(expert_parallel=8) == 2 * 58
-    assert count(tensor_parallel=2, expert_parallel=8) == 61 + 3 + 2 * 58
+    assert count(tensor_parallel_size=8) == count(tensor_parallel_size=8, expert_parallel_size=8) == 2 * 61
+    assert count(expert_parallel_size=8) == 2 * 58
+    assert count(tensor_parallel_size=2, expert_parallel_size=8) == 61 + 3 + 2 * 58
 
 
 @given(
@@ -194,15 +196,15 @@ def test_speed_up_divides_everything() -> None:
 @pytest.mark.parametrize(
     ("config", "tensor", "expert", "says"),
     [
-        (LLAMA_8B, 3, 1, "tensor_parallel is 3"),
+        (LLAMA_8B, 3, 1, "tensor_parallel_size is 3"),
         (LLAMA_8B, 1, 4, "has no experts"),
-        (MIXTRAL_8X7B, 1, 3, "expert_parallel is 3"),
-        (DEEPSEEK_V3, 4, 2 * 3, "expert_parallel is 6"),
+        (MIXTRAL_8X7B, 1, 3, "expert_parallel_size is 3"),
+        (DEEPSEEK_V3, 4, 2 * 3, "expert_parallel_size is 6"),
     ],
 )
 def test_gpus_that_do_not_divide_the_model_are_refused(config: dict, tensor: int, expert: int, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        ideal(config, tensor_parallel=tensor, expert_parallel=expert)
+        ideal(config, tensor_parallel_size=tensor, expert_parallel_size=expert)
 
 
 def test_a_gpu_that_is_not_known_or_a_model_that_is_not_there_is_named() -> None:

@@ -35,10 +35,10 @@ def points() -> list[MeasuredPoint]:
                         blank = MeasuredPoint(
                             shape=shape_of(config),
                             gpu=named(gpu),
-                            tensor_parallel=tensor,
-                            expert_parallel=1,
+                            tensor_parallel_size=tensor,
+                            expert_parallel_size=1,
                             weight_dtype=dtype,
-                            kv_dtype=None,
+                            kv_cache_dtype=None,
                             request=RequestShape(isl, osl),
                             concurrency=clients,
                             prefill_first=clients == 64,

@@ -19,16 +19,16 @@ TABLE = {
     "decode_itl": [[5.0, 6.0], [7.0, 6.5], [20.0, 30.0]],
 }
 KINDS = {
-    "constant": TimingSettings(kind="constant"),
+    "level": TimingSettings(prefill=(0.0, 0.02, 5.0), decode=(0.0, 0.0, 10.0)),
     "polynomial": TimingSettings(),
     "low": TimingSettings(decode=(0.0, 54.01, 0.2)),
-    "table": TimingSettings(kind="table", table="given"),
+    "table": TimingSettings(kind="table", profile="given"),
     "fast": TimingSettings(speed_up=8.0),
     "roofline": TimingSettings(kind="roofline", model="given", gpu="h100"),
-    "windowed": TimingSettings(kind="roofline", model="given", gpu="given", tensor_parallel=2, speed_up=3.0),
+    "windowed": TimingSettings(kind="roofline", model="given", gpu="given", tensor_parallel_size=2, speed_up=3.0),
     "operators": TimingSettings(kind="operators", model="given", profile="given"),
     "operators over two": TimingSettings(
-        kind="operators", model="given", profile="given", gpu="h100", tensor_parallel=2
+        kind="operators", model="given", profile="given", gpu="h100", tensor_parallel_size=2
     ),
 }
 FILES = {
@@ -99,7 +99,7 @@ def test_a_pass_takes_at_least_what_its_parts_take(
 
 
 def test_models_that_know_no_mixed_pass_add_its_parts_exactly() -> None:
-    for kind in ("constant", "polynomial", "table"):
+    for kind in ("level", "polynomial", "table"):
         model = timing(kind)
         assert model.mixed(700, iter([(5, 700)]), 9000, 9) == model.prefill(700) + model.decode(9000, 9)
         assert model.mixed(700, iter([(5, 700)]), 0, 0) == model.prefill(700)

@@ -218,7 +218,7 @@ async def stand(
         tickets=tickets,
         engines=open_calls(HTTP == "fast", connect_timeout=5.0),
         tokenizers=dict.fromkeys(base.models, tokenizer),
-        metrics=FrontendMetrics("router", base.frontend.context_types_max),
+        metrics=FrontendMetrics("router"),
         records=records,
         decisions=decisions,
         run_offset=offset,

@@ -302,8 +302,9 @@ async def test_silent_engine_is_given_up() -> None:
         assert b"silent for" in body
 
 
-async def test_heartbeat_keeps_a_quiet_stream_alive() -> None:
-    async with stand(frontend=FrontendSettings(heartbeat=0.05)) as s:
+async def test_heartbeat_keeps_a_quiet_stream_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.frontend.exchange.attempt.HEARTBEAT", 0.05)
+    async with stand() as s:
 
         async def quiet(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
             return await answer(request, body, 3, gap=0.4)
@@ -466,8 +467,9 @@ async def test_metrics_of_a_stream() -> None:
         assert "dynamo_component_router_kv_hit_rate_bucket" in text
 
 
-async def test_context_types_are_bounded() -> None:
-    async with stand(frontend=FrontendSettings(context_types_max=2)) as s:
+async def test_context_types_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.adapters.telemetry.frontend_metrics.CONTEXT_TYPES_MAX", 2)
+    async with stand() as s:
         for name in ("a", "b", "c", "d", "a"):
             await s.chat(nvext={"context_type": name})
         text = await (await s.http.get("/metrics")).text()

@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def arguments(program: Path, model: Path) -> list[str]:
-    flags = ["--engine", "vllm", "--vllm.command", str(program), "--vllm.args=--extra,7", "--block_size", "32"]
+    flags = ["--engine", "vllm", "--command", str(program), "--args=--extra,7", "--block_size", "32"]
     return ["serve", str(model), *flags, "--frontend.port", "0", "--supervise.restart_backoff", "50ms"]
 
 
@@ -71,11 +71,11 @@ def test_a_running_cluster_is_joined_by_one_more(tmp_path: Path, program: Path, 
         flags = [
             "--engine",
             "vllm",
-            "--vllm.command",
+            "--command",
             str(program),
-            "--vllm.model",
+            "--model_path",
             str(model),
-            "--vllm.args=--extra,7",
+            "--args=--extra,7",
         ]
         more = Served(["join", "--run", str(up.run), "--model", "tiny-1.5", *flags, "--block_size", "32"], tmp_path)
         try:

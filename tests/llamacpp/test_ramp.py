@@ -22,7 +22,8 @@ def config(python: Path, gguf: Path) -> dict[str, Any]:
         "engine": "llamacpp",
         "replicas": 1,
         "max_len": 2048,
-        "llamacpp": {"command": str(python), "model": str(gguf)},
+        "command": str(python),
+        "model_path": str(gguf),
     }
     planner = {
         "policy": "slo",

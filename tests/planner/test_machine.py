@@ -460,8 +460,9 @@ def test_a_source_that_says_it_is_stale_takes_nothing_away():
     assert not scales(world.tick())
 
 
-def test_a_broken_source_is_said_aloud_once_and_again_only_after_it_was_well():
-    world = Driven(Says("s", Accept()), stale_after=20.0)
+def test_a_broken_source_is_said_aloud_once_and_again_only_after_it_was_well(monkeypatch):
+    monkeypatch.setattr("penstock.planner.overrides.BROKEN_AFTER", 20.0)
+    world = Driven(Says("s", Accept()))
     world.tick()
     world.traffic, world.model = None, {"why": "401 Unauthorized"}
     effects = world.ticks(10)

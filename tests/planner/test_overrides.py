@@ -18,7 +18,7 @@ def seen(at: float, desired: int = 2, traffic=SOME, **more) -> Observation:
 
 
 def look(standing: OverrideTracker, found: Observation, hold: float = 60.0) -> list[str]:
-    return [because.code for because in standing.observe(found, hold, 20.0)]
+    return [because.code for because in standing.observe(found, hold)]
 
 
 def test_a_first_look_is_how_it_is_and_nobodys_doing():
@@ -82,10 +82,10 @@ def test_nothing_is_taken_away_where_traffic_is_not_known(traffic, health, expec
 
 def test_unreadable_for_long_is_broken_which_is_said_once():
     standing = OverrideTracker()
-    found = [look(standing, seen(at, traffic=None)) for at in (0.0, 10.0, 19.0, 20.0, 25.0)]
+    found = [look(standing, seen(at, traffic=None)) for at in (0.0, 10.0, 59.0, 60.0, 65.0)]
     assert found == [[], [], [], ["source_broken"], []]
     assert standing.health == {"m": "broken"}
-    assert look(standing, seen(30.0)) == [] and standing.health == {"m": "fresh"}
+    assert look(standing, seen(70.0)) == [] and standing.health == {"m": "fresh"}
 
 
 def test_a_source_that_says_itself_that_it_is_broken_is_believed_at_once():

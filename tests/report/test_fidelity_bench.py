@@ -143,7 +143,7 @@ def test_the_trace_is_not_in_the_sweep(bench: dict[str, ModuleType]) -> None:
 
 def test_replay_keeps_the_order_and_refuses_to_lose_a_request(bench: dict[str, ModuleType]) -> None:
     replay, arrival = bench["replay"].replay, bench["replay"].Arrival
-    timing = TimingSettings(kind="constant", constant_prefill_ms=10, constant_prefill_token_ms=0, constant_decode_ms=5)
+    timing = TimingSettings(prefill=(0.0, 0.0, 10.0), decode=(0.0, 0.0, 5.0))
     settings = SimSettings(max_len=100, timing=timing)
     found = replay([arrival(0.0, 20, 3), arrival(1.0, 20, 1)], settings, None)
     assert [(row.at, row.first, row.last, row.tokens) for row in found] == [(0.0, 0.01, 0.02, 3), (1.0, 1.01, 1.01, 1)]
@@ -162,7 +162,7 @@ def rows(bench: dict[str, ModuleType], error: float) -> list[Any]:
 
 
 def test_steps_at_the_end_are_counted_from_tokens(bench: dict[str, ModuleType]) -> None:
-    measured, settings = bench["measured"], TimingSettings(kind="constant", constant_decode_ms=10)
+    measured, settings = bench["measured"], TimingSettings(prefill=(0.0, 0.02, 5.0), decode=(0.0, 0.0, 10.0))
     # Two sequences, then one, a token of each every 12.5 ms; the series' clock is ten seconds ahead.
     requests = [measured.Request(0.0, 0.0, 0.0, 0.5, last, 100, osl) for last, osl in ((3.5, 241), (4.75, 341))]
     tokens = {11.0: 40.0, 12.0: 160.0, 13.0: 160.0, 14.0: 120.0, 15.0: 60.0}
@@ -250,7 +250,7 @@ def test_a_run_says_what_its_engine_was(bench: dict[str, ModuleType], tmp_path: 
     (tmp_path / "profile_H100_moe" / "bf16" / "tp1").mkdir(parents=True)
     (run,) = measured.runs_of([tmp_path])
     assert (run.name, run.gpu, run.kv_blocks, run.block_size) == ("H100_moe", "h100", 100, 16)
-    assert (run.tensor_parallel, run.data_parallel, run.expert_parallel, run.max_seqs) == (1, 2, 2, 64)
+    assert (run.tensor_parallel_size, run.data_parallel, run.expert_parallel_size, run.max_seqs) == (1, 2, 2, 64)
     assert run.profile == tmp_path / "profile_H100_moe" / "bf16" / "tp1"
     with pytest.raises(measured.NotARun, match="no measured run"):
         measured.runs_of([tmp_path / "profile_H100_moe"])
@@ -259,10 +259,10 @@ def test_a_run_says_what_its_engine_was(bench: dict[str, ModuleType], tmp_path: 
 def test_a_preempted_request_finds_its_own_blocks_again(bench: dict[str, ModuleType]) -> None:
     """A real engine names the blocks of prompts and answers: what was preempted is not all computed again."""
     arrivals = [bench["replay"].Arrival(0.0, 100, 60) for _ in range(3)]
-    timing = TimingSettings(kind="constant", constant_prefill_token_ms=1.0, constant_decode_ms=10.0)
+    timing = TimingSettings(prefill=(0.0, 1.0, 5.0), decode=(0.0, 0.0, 10.0))
     tight = SimSettings(block_size=4, kv_blocks=90, max_seqs=4, max_batched_tokens=64, timing=timing)
     named, unnamed = (
-        bench["replay"].replay(arrivals, msgspec.structs.replace(tight, prefix_caching=caching), None)
+        bench["replay"].replay(arrivals, msgspec.structs.replace(tight, enable_prefix_caching=caching), None)
         for caching in (True, False)
     )
     assert max(one.last for one in named) < max(one.last for one in unnamed) - 0.02

@@ -25,6 +25,7 @@ from penstock.router.events import (
 from penstock.router.router import Router
 from penstock.router.settings import AffinitySettings, CostSettings, IndexSettings, QueueSettings, RouterSettings
 from penstock.router.status import findings
+from penstock.router.workers.replica_sync import STALE_AFTER
 from tests.router.worlds import BLOCK, World, arrived, card, only, prompt
 
 A, B = WorkerId("a"), WorkerId("b")
@@ -242,12 +243,12 @@ def test_another_routers_placements_count_as_load_until_it_is_gone() -> None:
 
 
 def test_a_silent_peers_request_expires() -> None:
-    world = World(card("a"), stale_after=10.0)
+    world = World(card("a"))
     other = Router(RouterSettings(), shared=True)
     other.handle(0, WorkerJoined(card=card("a")))
     placement = only(other.handle(0, arrived("x")), Publish).placement
     world.post(PeerUpdate(router="other", placement=placement))
-    world.post(Woken(), after=10.5)
+    world.post(Woken(), after=STALE_AFTER + 0.5)
     assert len(world.router.pools["m"].active) == 0
 
 

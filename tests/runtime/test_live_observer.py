@@ -117,7 +117,7 @@ class Frontends:
         async def urls() -> list[str]:
             return ["http://127.0.0.1:1", self.url]  # the first one does not answer: the next one is asked
 
-        return FrontendSource(urls, lambda url: {"x-key": "let me in"}, stale_after=60.0, models=["m"], **more)
+        return FrontendSource(urls, lambda url: {"x-key": "let me in"}, models=["m"], **more)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from penstock.adapters.planes.nats_plane import NatsPlane
 from penstock.adapters.planes.zmq_forwarder import Forwarder
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.config.settings.cluster_settings import ClusterSettings
-from penstock.config.settings.discovery_settings import DiscoverySettings, ForwarderSettings, NatsSettings
+from penstock.config.settings.discovery_settings import DiscoverySettings, NatsSettings
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import Target, WorkerCard, WorkerId
 from penstock.router.events import OperatorNote, Placement, Publish, WorkerJoined
@@ -30,7 +30,7 @@ async def settings(request: pytest.FixtureRequest, tmp_path) -> AsyncIterator[Cl
         yield ClusterSettings()
     elif request.param == "forwarder":
         forwarder = Forwarder("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", secret=SECRET).start()
-        ends = ForwarderSettings(publish=forwarder.publish_endpoint, subscribe=forwarder.subscribe_endpoint)
+        ends = forwarder.publish_endpoint, forwarder.subscribe_endpoint
         yield ClusterSettings(discovery=DiscoverySettings(plane="forwarder", forwarder=ends))
         forwarder.close()
     else:
@@ -43,8 +43,6 @@ def test_clusters_with_odd_names_have_subjects_of_their_own() -> None:
     prefixes = [nats_prefix(ClusterSettings(name=name)) for name in names]
     assert len(set(prefixes)) == len(names)
     assert all(prefix.count(".") == 1 and not set(" *>") & set(prefix) for prefix in prefixes)
-    given = DiscoverySettings(nats=NatsSettings(prefix="our.own"))
-    assert nats_prefix(ClusterSettings(discovery=given)) == "our.own"
 
 
 async def test_load_and_sessions_of_one_router_are_known_to_the_other(settings: ClusterSettings) -> None:

@@ -14,6 +14,7 @@ from penstock.kernel.values import Prompt, RequestId, Target, WorkerCard, Worker
 from penstock.router.events import OperatorNote, PeerUpdate, Placement, Publish, WorkerJoined
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
+from penstock.router.workers.replica_sync import STALE_AFTER
 from penstock.runtime.cluster_state.placement_sync import FrontendCard, PlacementSync
 from penstock.runtime.live_driver import LiveDriver
 
@@ -111,8 +112,7 @@ async def test_steps_that_no_longer_matter_are_left_out() -> None:
 
 
 def test_one_look_for_silent_requests_is_planned_however_many_there_are() -> None:
-    settings = RouterSettings(stale_after=10.0)
-    router = Router(settings, shared=True)
+    router = Router(RouterSettings(), shared=True)
     card = WorkerCard(id=WorkerId("w"), url="u", model="m", block_size=4, epoch=1)
     router.handle(0, WorkerJoined(card=card))
 
@@ -127,8 +127,8 @@ def test_one_look_for_silent_requests_is_planned_however_many_there_are() -> Non
     assert len([timer for timer in router.timers if timer[1] == "sweep"]) == 1
     while router.armed is not None:
         now = router.armed
-        assert now <= nanos(12.1)
+        assert now <= nanos(STALE_AFTER + 2.1)
         left = len(router.pools["m"].active)
         router.handle(now, Woken())
-        assert len(router.pools["m"].active) < left or now <= nanos(10.0)
+        assert len(router.pools["m"].active) < left or now <= nanos(STALE_AFTER)
     assert len(router.pools["m"].active) == 0

@@ -197,7 +197,7 @@ def test_a_drained_worker_finishes_what_it_has() -> None:
 
 
 def test_a_drain_that_takes_too_long_hands_its_requests_on() -> None:
-    slow = msgspec.structs.replace(SIM, timing=TimingSettings(kind="constant", constant_decode_ms=100.0))
+    slow = msgspec.structs.replace(SIM, timing=TimingSettings(prefill=(0.0, 0.02, 5.0), decode=(0.0, 0.0, 100.0)))
     long = [TrafficRequest(at=n * 0.1, isl=100, osl=400) for n in range(9)]
     run = Run(
         plan(
@@ -273,7 +273,7 @@ def test_nothing_goes_missing_whatever_befalls(seed: int) -> None:
 
 
 def test_closed_loop_sessions_wait_for_their_answers() -> None:
-    slow = msgspec.structs.replace(SIM, timing=TimingSettings(kind="constant", constant_decode_ms=200.0))
+    slow = msgspec.structs.replace(SIM, timing=TimingSettings(prefill=(0.0, 0.02, 5.0), decode=(0.0, 0.0, 200.0)))
     asked = chat(30)
     run = Run(plan(pools={"main": PoolPlan(sim=slow, replicas=3)}), Sessions(asked))
     assert len(run.records) == len(asked)

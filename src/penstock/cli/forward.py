@@ -10,7 +10,7 @@ from penstock.cli.shared.settings_flags import SettingsCommand, load_to_start, s
 EPILOG = """\b
 Examples:
   penstock forward cluster.yaml
-  penstock forward --discovery.forwarder.publish tcp://10.0.0.5:5557 --discovery.forwarder.subscribe tcp://10.0.0.5:5558
+  penstock forward --discovery.forwarder tcp://10.0.0.5:5557,tcp://10.0.0.5:5558
 
 The frontends of a cluster with discovery.plane forwarder connect to it. It needs the cluster's secret, by
 PENSTOCK_CLUSTER_SECRET or cluster_secret_file; without one it speaks plain. While it is away each router decides by
@@ -32,8 +32,7 @@ def command(config: str | None, overrides: tuple[str, ...]) -> int:
     settings = load_to_start(config, overrides).settings
     given = settings.cluster_secret is not None or settings.cluster_secret_file is not None
     secret = ClusterSecret(secret_text(settings)) if given else None
-    ends = settings.discovery.forwarder
-    forwarder = Forwarder(ends.publish, ends.subscribe, secret=secret).start()
+    forwarder = Forwarder(*settings.discovery.forwarder, secret=secret).start()
     spoken = "with the cluster's secret" if given else "plain: any process that reaches it can publish and subscribe"
     click.echo(f"Forwarding {forwarder.publish_endpoint} to {forwarder.subscribe_endpoint}, {spoken}. Ctrl-C stops.")
     _wait((signal.SIGINT, signal.SIGTERM))

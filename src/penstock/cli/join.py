@@ -14,7 +14,7 @@ Examples:
   penstock join --replicas 4 --sim.kv_blocks 8192
   penstock join --run runs/20260101T120000Z-up-1a2b3c --model sim
   penstock join --urls http://127.0.0.1:8001 --engine vllm --model my-model
-  penstock join --engine vllm --model my-model --vllm.model ./my-model
+  penstock join --engine vllm --model my-model --model_path ./my-model
   penstock join --config cluster.yaml --model sim --discovery.host 10.0.0.2
 
 A cluster that keeps its membership in its run folder is joined on its own machine. One that keeps it in an etcd is

@@ -13,8 +13,8 @@ Examples:
   penstock serve sim --replicas 2
   penstock serve my-model --replicas 8 --sim.kv_blocks 4096 --sim.timing.speed_up 10
   penstock serve ./my-model --engine vllm
-  penstock serve org/my-model --engine vllm --replicas 2 --vllm.args='--dtype,bfloat16'
-  penstock serve my-model.gguf --engine llamacpp --llamacpp.command ~/llama.cpp/llama-server
+  penstock serve org/my-model --engine vllm --replicas 2 --args='--dtype,bfloat16'
+  penstock serve my-model.gguf --engine llamacpp --command ~/llama.cpp/llama-server
 
 Servers of other engines that run already are taken in with 'penstock attach'.
 """
@@ -43,9 +43,9 @@ def command(
 
         checkpoint = checkpoint_of(model)
         name, tokenizer = checkpoint.name, tokenizer or checkpoint.tokenizer
-        pool["vllm"] = {"model": checkpoint.model}
+        pool["model_path"] = checkpoint.model
     elif engine == "llamacpp":
-        pool["llamacpp"] = {"model": str(Path(model).expanduser().resolve())}
+        pool["model_path"] = str(Path(model).expanduser().resolve())
         name = Path(model).stem
     name = served or name
     models = {name: {"tokenizer": tokenizer or ("builtin:sim" if engine == "sim" else None), "pools": {"main": pool}}}

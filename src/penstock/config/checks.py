@@ -114,12 +114,11 @@ def _programs(settings: ClusterSettings) -> Iterator[Complaint]:
         for name, pool in entry.pools.items():
             if pool.urls or pool.engine not in _PROGRAMS:
                 continue
-            path = ("models", model, "pools", name, pool.engine)
-            program = pool.vllm.command if pool.engine == "vllm" else pool.llamacpp.command
-            if shutil.which(program) is None:
-                yield (*path, "command"), f"{program} is no program that can be started", _PROGRAMS[pool.engine]
-            if pool.engine == "llamacpp" and not Path(pool.llamacpp.model or "").expanduser().is_file():
-                yield (*path, "model"), f"there is no file {pool.llamacpp.model}", "name the model's GGUF file"
+            path = ("models", model, "pools", name)
+            if shutil.which(pool.program) is None:
+                yield (*path, "command"), f"{pool.program} is no program that can be started", _PROGRAMS[pool.engine]
+            if pool.engine == "llamacpp" and not Path(pool.model_path or "").expanduser().is_file():
+                yield (*path, "model_path"), f"there is no file {pool.model_path}", "name the model's GGUF file"
 
 
 def _models(settings: ClusterSettings) -> Iterator[Complaint]:
@@ -326,10 +325,9 @@ def _discovery(settings: ClusterSettings) -> Iterator[Complaint]:
             yield (*path, "user"), "and password come together", None
         if (group.cert is None) != (group.key is None):
             yield (*path, "cert"), "and key come together", None
-    for side in ("publish", "subscribe"):
-        endpoint = getattr(found.forwarder, side)
+    for endpoint in found.forwarder:
         if not re.match(r"(tcp|ipc)://.", endpoint):
-            yield ("discovery", "forwarder", side), f"{endpoint!r} is no ZMQ endpoint", "write it as tcp://HOST:PORT"
+            yield ("discovery", "forwarder"), f"{endpoint!r} is no ZMQ endpoint", "write it as tcp://HOST:PORT"
 
 
 def _secret(settings: ClusterSettings) -> Iterator[Complaint]:

@@ -55,7 +55,7 @@ class BlockAllocation:
         self.notify = True
         """Whether there is a listener for what changes."""
         self.changes: list[KvEvent] = []
-        self.decoded = settings.emit_decode_blocks and settings.prefix_caching
+        self.decoded = settings.emit_decode_blocks and settings.enable_prefix_caching
         """Whether blocks of generated tokens are named."""
         self._settings = settings
 
@@ -73,7 +73,7 @@ class BlockAllocation:
     def name(self, request: EngineRequest, blocks: int) -> None:
         """Name a request's private blocks up to ``blocks``, as far as their hashes are known."""
         start, end = request.named, min(blocks, len(request.chain))
-        if not self._settings.prefix_caching or end <= start:
+        if not self._settings.enable_prefix_caching or end <= start:
             return
         known = self.cache.name(request.chain, start, end)
         request.named = end

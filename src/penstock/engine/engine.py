@@ -383,7 +383,7 @@ class Engine:
             core.out.append(EngineRejected(id=event.id, at=now, why=why))
             return
         chain = core.cache.chain(())
-        if self.settings.prefix_caching:
+        if self.settings.enable_prefix_caching:
             if given is not None:
                 most = prompt // self.settings.block_size
                 chain = core.cache.chain(given.blocks if len(given.blocks) <= most else given.blocks[:most])

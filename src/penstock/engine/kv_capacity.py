@@ -23,10 +23,10 @@ def kv_blocks_of(
     gpu: Gpu,
     *,
     block_size: int,
-    tensor_parallel: int = 1,
-    expert_parallel: int = 1,
+    tensor_parallel_size: int = 1,
+    expert_parallel_size: int = 1,
     weight_dtype: Dtype | None = None,
-    kv_dtype: Dtype | None = None,
+    kv_cache_dtype: Dtype | None = None,
     utilisation: float = UTILISATION,
     reserved: float | None = None,
     tokens: int = 8192,
@@ -44,30 +44,32 @@ def kv_blocks_of(
     Raises:
         ConfigError: the weights alone don't fit.
     """
-    per_gpu = weight_bytes_per_gpu(shape, tensor_parallel, expert_parallel, weight_dtype)
-    other = reserved_of(shape, tokens, seqs, tensor_parallel) if reserved is None else reserved
+    per_gpu = weight_bytes_per_gpu(shape, tensor_parallel_size, expert_parallel_size, weight_dtype)
+    other = reserved_of(shape, tokens, seqs, tensor_parallel_size) if reserved is None else reserved
     usable = (gpu.memory - DRIVER) * utilisation - other
     room = usable - per_gpu
     if room <= 0:
         raise ConfigError(
-            f"{shape.name} takes {per_gpu / GIB:.1f} GiB on each of {max(tensor_parallel, expert_parallel)} "
+            f"{shape.name} takes {per_gpu / GIB:.1f} GiB on each of {max(tensor_parallel_size, expert_parallel_size)} "
             f"{gpu.name}, of which {usable / GIB:.1f} GiB can be used",
-            hint="raise tensor_parallel or take a narrower weight_dtype",
+            hint="raise tensor_parallel_size or take a narrower weight_dtype",
         )
     far, near = shape.layers - shape.window_layers, shape.window_layers
     layers = far if shape.window is None else far + near * min(1.0, shape.window / length)
-    per_token = layers * shape.kv_values * BYTES[kv_dtype or shape.dtype] / min(tensor_parallel, shape.kv_heads)
-    replicas = max(tensor_parallel, expert_parallel) // tensor_parallel
+    per_token = (
+        layers * shape.kv_values * BYTES[kv_cache_dtype or shape.dtype] / min(tensor_parallel_size, shape.kv_heads)
+    )
+    replicas = max(tensor_parallel_size, expert_parallel_size) // tensor_parallel_size
     return int(room * replicas / per_token) // block_size
 
 
-def reserved_of(shape: ModelShape, tokens: int, seqs: int, tensor_parallel: int = 1) -> float:
+def reserved_of(shape: ModelShape, tokens: int, seqs: int, tensor_parallel_size: int = 1) -> float:
     """Return the bytes per GPU that the largest pass takes besides weights and cache.
 
     One layer's activations at a time: of a token what goes in and out, the residual, and the MLP's columns (gate, up
     and their product); the logits of all sequences, in fp32, and their copy that is sampled from.
     """
-    each = 4 * shape.hidden + 3 * shape.columns / tensor_parallel
+    each = 4 * shape.hidden + 3 * shape.columns / tensor_parallel_size
     return CONTEXT + tokens * each * BYTES[shape.dtype] + 8.0 * seqs * shape.head / shape.hidden
 
 
@@ -98,10 +100,10 @@ def with_blocks(settings: SimSettings, table: Mapping[str, Any] | None) -> SimSe
             shape,
             gpu,
             block_size=settings.block_size,
-            tensor_parallel=timing.tensor_parallel,
-            expert_parallel=timing.expert_parallel,
+            tensor_parallel_size=timing.tensor_parallel_size,
+            expert_parallel_size=timing.expert_parallel_size,
             weight_dtype=timing.weight_dtype,
-            kv_dtype=timing.kv_dtype,
+            kv_cache_dtype=timing.kv_cache_dtype,
             utilisation=utilisation,
             reserved=reserved,
             tokens=settings.max_batched_tokens,
@@ -114,17 +116,17 @@ def with_blocks(settings: SimSettings, table: Mapping[str, Any] | None) -> SimSe
     if settings.blocks > most:
         raise ConfigError(
             f"kv_blocks is {settings.blocks:,} of {settings.block_size} tokens; beside the weights of {shape.name} "
-            f"{timing.tensor_parallel} {gpu.name} can hold {most:,} at the very most",
+            f"{timing.tensor_parallel_size} {gpu.name} can hold {most:,} at the very most",
             hint="set kv_blocks to auto, which leaves what engines leave for activations",
         )
     return settings
 
 
 def weight_bytes_per_gpu(
-    shape: ModelShape, tensor_parallel: int, expert_parallel: int, weight_dtype: Dtype | None
+    shape: ModelShape, tensor_parallel_size: int, expert_parallel_size: int, weight_dtype: Dtype | None
 ) -> float:
     """Return the bytes of weights on each GPU: layers and projections split by tensor, experts over all GPUs."""
     linear = shape.linear * BYTES[weight_dtype or shape.linear_dtype]
     plain = (shape.embedding + (0 if shape.tied else shape.head)) * BYTES[shape.dtype]
     experts = shape.moe_layers * shape.experts * shape.expert * BYTES[weight_dtype or shape.expert_dtype]
-    return (linear + plain) / tensor_parallel + experts / max(tensor_parallel, expert_parallel)
+    return (linear + plain) / tensor_parallel_size + experts / max(tensor_parallel_size, expert_parallel_size)

@@ -87,7 +87,7 @@ def resume(core: PassScheduler, at: Nanos, budget: int, prefills: list[tuple[Eng
         request = landed.head()
         chunk = request.tokens_so_far - request.computed
         if chunk > budget:
-            if settings.chunked_prefill:
+            if settings.enable_chunked_prefill:
                 chunk = budget
             elif chunk <= settings.max_batched_tokens or prefills:
                 break

@@ -47,15 +47,15 @@ class Scheduler:
         self.timing = timing
         self.out: list[Effect] = []
         self.requests: dict[str, EngineRequest] = {}
-        line = ByPriority if settings.scheduling == "priority" else Fcfs
+        line = ByPriority if settings.scheduling_policy == "priority" else Fcfs
         self.waiting: WaitingQueue = line()
         self.handoffs = KvHandoffs(line())
         self.holdings = BlockAllocation(settings, cache)
         self.cache = self.holdings.cache
         fills = self._exact = self.holdings.decoded
         self.group = (
-            SpeculativeDecodeBatch(settings.block_size, fills, settings.speculative_tokens, settings.accept_rate)
-            if settings.speculative_tokens
+            SpeculativeDecodeBatch(settings.block_size, fills, settings.num_speculative_tokens, settings.accept_rate)
+            if settings.num_speculative_tokens
             else DecodeBatch(settings.block_size, fills)
         )
         self.partial: EngineRequest | None = None
@@ -77,7 +77,7 @@ class Scheduler:
         self.waiting_prefill = 0
         self.waiting_decode = 0
         self.admissions = 0
-        self._width = 1 + settings.speculative_tokens
+        self._width = 1 + settings.num_speculative_tokens
         self._hold_timeout = nanos(settings.transfer.hold_timeout)
 
     @property
@@ -131,7 +131,7 @@ class Scheduler:
         """Let a new request wait."""
         self.requests[request.submit.id] = request
         self.settle(now)  # the steps so far had a shorter line
-        blocked = self.queued > 0 and self.settings.scheduling == "fcfs"
+        blocked = self.queued > 0 and self.settings.scheduling_policy == "fcfs"
         if not blocked and len(self.group.members) < self.settings.max_seqs:
             self.cut()
         self.waiting.add(request)
@@ -325,7 +325,7 @@ class Scheduler:
                 return
             known = request.tokens_so_far
             hit = referenced = 0
-            if settings.prefix_caching:
+            if settings.enable_prefix_caching:
                 if request.generated:
                     self.holdings.extend_chain(request, known // size)
                 # At least the last token is computed: its logits are the answer's beginning.
@@ -333,7 +333,7 @@ class Scheduler:
                 referenced = cache.referenced_depth(request.chain, hit)
             chunk = known - hit * size
             if chunk > budget and not request.remote:
-                if settings.chunked_prefill:
+                if settings.enable_chunked_prefill:
                     chunk = budget
                 elif known <= settings.max_batched_tokens or prefills:
                     return
@@ -471,12 +471,12 @@ class Scheduler:
     def _victim(self) -> EngineRequest:
         """Return the request that gives up its blocks; at least one runs."""
         members = self.group.members
-        if self.settings.scheduling == "priority":
+        if self.settings.scheduling_policy == "priority":
             running = list(members.values())
             if self.partial is not None:
                 running.append(self.partial)
             return max(running, key=rank)
-        if self.settings.preemption == "lifo":
+        if self.settings.preemption_mode == "lifo":
             return self.partial if self.partial is not None else members[next(reversed(members))]
         if members:
             return members[next(iter(members))]
@@ -538,7 +538,7 @@ def fits(settings: SimSettings, prompt: int, max_tokens: int) -> str | None:
         return "a request needs at least one prompt token and one output token"
     if prompt + max_tokens > settings.max_len:
         return f"{prompt} prompt tokens and {max_tokens} output tokens exceed max_len {settings.max_len}"
-    most = prompt + max_tokens - 1 + settings.speculative_tokens
+    most = prompt + max_tokens - 1 + settings.num_speculative_tokens
     blocks = -(-most // settings.block_size)
     usable = settings.blocks - settings.watermark_blocks
     if blocks > usable:

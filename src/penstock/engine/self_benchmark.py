@@ -26,7 +26,9 @@ def perf_metrics(settings: SimSettings, table: Mapping[str, Any] | None = None) 
     Cost: some 40 short simulations, about 20 ms.
     """
     settings = with_blocks(settings, table)
-    quiet = msgspec.structs.replace(settings, prefix_caching=False, speculative_tokens=0, emit_decode_blocks=False)
+    quiet = msgspec.structs.replace(
+        settings, enable_prefix_caching=False, num_speculative_tokens=0, emit_decode_blocks=False
+    )
     quiet = msgspec.structs.replace(quiet, watermark=0.0)
     longest = min(quiet.max_len, quiet.capacity) - STEPS
     prefill = []

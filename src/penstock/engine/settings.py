@@ -8,7 +8,7 @@ from penstock.kernel.settings import Knob, Settings
 
 DEFAULT_BLOCKS = 16_384
 """Blocks of an engine whose GPU is not named."""
-TimingKind = Literal["constant", "polynomial", "table", "roofline", "operators", "aiconfigurator"]
+TimingKind = Literal["polynomial", "table", "roofline", "operators", "aiconfigurator"]
 Scheduling = Literal["fcfs", "priority"]
 Preemption = Literal["lifo", "fifo"]
 Pulling = Literal["full_prompt", "missing"]
@@ -81,7 +81,7 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
     kind: Annotated[
         TimingKind,
         Knob(
-            "constant: per pass and token; polynomial: the fit of Dynamo's mocker to a large GPU; table: an NPZ file; "
+            "polynomial: the fit of Dynamo's mocker to a large GPU, or prefill and decode as set; table: an NPZ file; "
             "roofline: from a model's config.json and a GPU's data sheet; operators: from a profile of its layers; "
             "aiconfigurator: what that package predicts, where it is installed."
         ),
@@ -89,13 +89,6 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
     speed_up: Annotated[
         float, Knob("Every duration is divided by this; higher runs the same schedule in less time.", gt=0)
     ] = 1.0
-    table: Annotated[
-        str | None,
-        Knob(
-            "NPZ file of the table kind, with prefill_isl, prefill_ttft_ms, decode_active_kv_tokens, "
-            "decode_context_length and decode_itl."
-        ),
-    ] = None
     model: Annotated[
         str | None,
         Knob(
@@ -115,17 +108,18 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
         str | None,
         Knob(
             "Operators kind: folder with dense.csv, per_sequence.csv, attention.csv, for experts moe.csv, and for "
-            "sequences of uneven lengths skew.csv."
+            "sequences of uneven lengths skew.csv. Table kind: NPZ file with prefill_isl, prefill_ttft_ms, "
+            "decode_active_kv_tokens, decode_context_length and decode_itl."
         ),
     ] = None
-    tensor_parallel: Annotated[
+    tensor_parallel_size: Annotated[
         int, Knob("GPUs that share each layer; more is faster until collectives weigh as much.", unit="count", ge=1)
     ] = 1
-    expert_parallel: Annotated[
+    expert_parallel_size: Annotated[
         int,
         Knob(
-            "Roofline and operators kinds: GPUs that whole experts are spread over; above tensor_parallel attention is "
-            "data-parallel.",
+            "Roofline and operators kinds: GPUs that whole experts are spread over; above tensor_parallel_size "
+            "attention is data-parallel.",
             unit="count",
             ge=1,
         ),
@@ -140,7 +134,9 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
     weight_dtype: Annotated[
         Dtype | None, Knob("Roofline kind: data type of the layers' weights; unset takes the config's.")
     ] = None
-    kv_dtype: Annotated[Dtype | None, Knob("Roofline kind: data type of the KV cache; unset takes the model's.")] = None
+    kv_cache_dtype: Annotated[
+        Dtype | None, Knob("Roofline kind: data type of the KV cache; unset takes the model's.")
+    ] = None
     calibration: Annotated[
         Calibration,
         Knob(
@@ -148,15 +144,6 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
             "name that is not given keeps its default."
         ),
     ] = Calibration()
-    constant_prefill_ms: Annotated[
-        float, Knob("Constant kind: what a pass with prefill costs before its first token.", unit="ms", ge=0)
-    ] = 5.0
-    constant_prefill_token_ms: Annotated[
-        float, Knob("Constant kind: what each prefill token adds.", unit="ms", ge=0)
-    ] = 0.02
-    constant_decode_ms: Annotated[
-        float, Knob("Constant kind: one decode step, whatever its batch.", unit="ms", gt=0)
-    ] = 10.0
     prefill: Annotated[
         tuple[float, float, float],
         Knob(
@@ -236,15 +223,17 @@ class SimSettings(Settings, frozen=True, kw_only=True):
         float,
         Knob("Share of the blocks kept free when a request is admitted; more preempts less.", unit="ratio", ge=0, lt=1),
     ] = 0.0
-    preemption: Annotated[
+    preemption_mode: Annotated[
         Preemption, Knob("Request that gives up its blocks when they run short: lifo the youngest, fifo the oldest.")
     ] = "lifo"
-    scheduling: Annotated[
+    scheduling_policy: Annotated[
         Scheduling,
         Knob("Order of waiting: fcfs by arrival; priority lower numbers first, and they are preempted last."),
     ] = "fcfs"
-    prefix_caching: Annotated[bool, Knob("Keep full blocks of finished requests for others with that prefix.")] = True
-    chunked_prefill: Annotated[
+    enable_prefix_caching: Annotated[
+        bool, Knob("Keep full blocks of finished requests for others with that prefix.")
+    ] = True
+    enable_chunked_prefill: Annotated[
         bool, Knob("Split prompts over passes, so that decoding goes on; without it a prompt is one pass.")
     ] = True
     async_scheduling: Annotated[
@@ -258,7 +247,7 @@ class SimSettings(Settings, frozen=True, kw_only=True):
         bool,
         Knob("Cache and announce blocks of generated tokens too; the next turn of a chat hits them, at some cost."),
     ] = True
-    speculative_tokens: Annotated[
+    num_speculative_tokens: Annotated[
         int, Knob("Draft tokens per decode step; 0 switches speculation off.", unit="tokens", ge=0, le=16)
     ] = 0
     accept_rate: Annotated[
@@ -272,14 +261,6 @@ class SimSettings(Settings, frozen=True, kw_only=True):
         int,
         Knob("Tokens per streamed chunk after the first; more costs less CPU, arrives in lumps.", unit="tokens", gt=0),
     ] = 1
-    tick: Annotated[
-        float,
-        Knob(
-            "Shortest time between two writes of the live server; what falls due together goes as one chunk.",
-            unit="s",
-            ge=0,
-        ),
-    ] = 0.004
     seed: Annotated[int, Knob("Seed of generated text and of accepted drafts.", ge=0)] = 0
     timing: TimingSettings = TimingSettings()
     transfer: TransferSettings = TransferSettings()
@@ -314,7 +295,7 @@ def checked(settings: SimSettings) -> SimSettings:
     Raises:
         ConfigError: the token budget can't hold one step of max_seqs requests, or the watermark leaves no block.
     """
-    width = 1 + settings.speculative_tokens
+    width = 1 + settings.num_speculative_tokens
     if settings.max_batched_tokens < settings.max_seqs * width:
         raise ConfigError(
             f"max_batched_tokens is {settings.max_batched_tokens}, below max_seqs {settings.max_seqs} * {width} "
@@ -328,7 +309,7 @@ def checked(settings: SimSettings) -> SimSettings:
 def _check_files(timing: TimingSettings) -> None:
     """Raise `ConfigError` where the kind of timing needs a file that is not named."""
     needs = {
-        "table": ({"table": timing.table}, "set timing.table to an NPZ file"),
+        "table": ({"profile": timing.profile}, "set timing.profile to an NPZ file"),
         "roofline": ({"model": timing.model, "gpu": timing.gpu}, "set timing.model to a config.json and timing.gpu"),
         "aiconfigurator": (
             {"model": timing.model, "gpu": timing.gpu},
@@ -342,11 +323,11 @@ def _check_files(timing: TimingSettings) -> None:
     named, hint = needs.get(timing.kind, ({}, ""))
     for name, value in named.items():
         if value is None:
-            what = "GPU" if name == "gpu" else "folder" if name == "profile" else "file"
+            what = "GPU" if name == "gpu" else "folder" if (timing.kind, name) == ("operators", "profile") else "file"
             raise ConfigError(f"timing.kind is {timing.kind}, but timing.{name} names no {what}", hint=hint)
-    several = max(timing.tensor_parallel, timing.expert_parallel)
+    several = max(timing.tensor_parallel_size, timing.expert_parallel_size)
     if timing.kind == "operators" and several > 1 and timing.gpu is None and timing.link is None:
-        knob = "tensor_parallel" if timing.tensor_parallel > 1 else "expert_parallel"
+        knob = "tensor_parallel_size" if timing.tensor_parallel_size > 1 else "expert_parallel_size"
         raise ConfigError(
             f"timing.{knob} is {several}, but timing.gpu names no GPU",
             hint="profiles have no collectives in them; those come from the GPU's link, or from timing.link",

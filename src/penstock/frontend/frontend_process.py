@@ -100,7 +100,7 @@ async def _serve(
             settings.frontend.http == "fast", connect_timeout=settings.frontend.upstream.connect_timeout
         ),
         tokenizers=tokenizers,
-        metrics=FrontendMetrics(node.name, settings.frontend.context_types_max, settings.router.migration.limit),
+        metrics=FrontendMetrics(node.name, settings.router.migration.limit),
         tracer=OtelTracer(settings.frontend.otlp_endpoint),
         records=requests,
         decisions=decisions,
@@ -149,7 +149,7 @@ async def _serve(
                 task.cancel()
             await asyncio.gather(retired, stopped, return_exceptions=True)
         log.info("draining %d requests", service.gate.inflight)
-        await server.drain(service.settings.frontend.drain_timeout)
+        await server.drain(service.settings.supervise.drain_timeout)
     finally:
         await server.close()
         writing.cancel()

@@ -12,6 +12,8 @@ from penstock.kernel.values import UNKNOWN_LIMITS, EngineLimits, Pool, Role, Ste
 
 Health = Literal["fresh", "stale", "broken"]
 """State of a source: read just now; read a while ago; not readable."""
+BROKEN_AFTER = 60.0
+"""Seconds without a reading after which a source is broken: a restart of a frontend or of a Prometheus takes less."""
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.kernel.values import Pool
-from penstock.planner.observation import Health, ModelState, Observation
+from penstock.planner.observation import BROKEN_AFTER, Health, ModelState, Observation
 from penstock.planner.plugins.proposals import CEILING, Reason
 
 REPEAT_AFTER = 600.0
@@ -44,11 +44,11 @@ class OverrideTracker:
                 self.orders[name] = [*self.orders.get(name, ()), count][-ORDERS:]
             self.ordered[name] = count
 
-    def observe(self, observation: Observation, hold: float, stale_after: float) -> list[Reason]:
+    def observe(self, observation: Observation, hold: float) -> list[Reason]:
         """Compare an observation with the orders; return what an operator should know."""
         reasons = self._others(observation, hold)
         for model, each in observation.models.items():
-            reasons += self._source(model, each, observation.at, stale_after)
+            reasons += self._source(model, each, observation.at)
         return reasons
 
     def _others(self, observation: Observation, hold: float) -> list[Reason]:
@@ -68,12 +68,12 @@ class OverrideTracker:
         self.manual = {name: until for name, until in self.manual.items() if until > observation.at}
         return reasons
 
-    def _source(self, model: str, observed: ModelState, at: float, stale_after: float) -> list[Reason]:
+    def _source(self, model: str, observed: ModelState, at: float) -> list[Reason]:
         if observed.traffic is not None and observed.health != "broken":
             self.readable[model], self.health[model] = at, observed.health
             return []
         silent = at - self.readable.setdefault(model, at)
-        now: Health = "broken" if observed.health == "broken" or silent >= stale_after else "stale"
+        now: Health = "broken" if observed.health == "broken" or silent >= BROKEN_AFTER else "stale"
         before, self.health[model] = self.health.get(model), now
         if now != "broken" or before == "broken":
             return []

@@ -148,7 +148,7 @@ class Planner:
         self._looks.append(observation)
         while self._looks[0].at < observation.at - HISTORY:
             del self._looks[0]
-        for reason in self.standing.observe(observation, self.settings.manual_hold, self.settings.stale_after):
+        for reason in self.standing.observe(observation, self.settings.manual_hold):
             self._out.append(planning.Alarm(reason=reason))
         deadline = self.settings.start.deadline
         for model, name, state in observation.pools():

@@ -160,10 +160,6 @@ class PlannerSettings(Settings, frozen=True, kw_only=True):
             live=True,
         ),
     ] = 600.0
-    stale_after: Annotated[
-        float,
-        Knob("A source that could not be read for so long is broken: nothing is taken away then.", unit="s", gt=0),
-    ] = 60.0
 
     @property
     def may_be_none(self) -> bool:

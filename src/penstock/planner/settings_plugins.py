@@ -7,6 +7,8 @@ from penstock.kernel.settings import Knob, Settings
 StageName = Literal["predict", "propose", "reconcile", "constrain"]
 HoldName = Literal["accept_when_idle", "hold_last"]
 
+PLUGINS_MAX = 64
+"""Most plugins of other processes at a time: who registers ever new ids must not fill the planner's memory."""
 MESSAGE_MAX = 10 << 20
 """Bytes of a message from or to a plugin; longer ones count as failures. Dynamo's default."""
 
@@ -85,4 +87,3 @@ class PluginSettings(Settings, frozen=True, kw_only=True):
     ca: Annotated[
         str | None, Knob("File of the certificates that sign plugins'; with cert, who registers must have one as well.")
     ] = None
-    most: Annotated[int, Knob("Most plugins that may be registered at a time.", unit="count", ge=1)] = 64

@@ -75,7 +75,7 @@ class ModelPool:
         self.history: HistoryIndexer | None = None
         self.predicted: HistoryIndexer | None = None
         if settings.hears_engines:
-            self.exact = form.exact(self.block_size, index)
+            self.exact = form.exact(self.block_size)
             if index.predicted_ttl > 0:
                 self.predicted = form.history(nanos(index.predicted_ttl))
         if self.indexed and index.kind != "exact":

@@ -10,7 +10,6 @@ from penstock.router.kv_index.exact_index import ExactIndex
 from penstock.router.kv_index.indexer import EventIndexer, HistoryIndexer
 from penstock.router.kv_index.runs.run_history import RunHistory
 from penstock.router.kv_index.runs.run_index import RunIndex
-from penstock.router.settings import IndexSettings
 from penstock.router.workers.active_sequences import TargetLoad
 from penstock.router.workers.run_load import RunLoad
 
@@ -28,7 +27,7 @@ class PromptForm(NamedTuple):
     """
 
     name: Literal["blocks", "runs"]
-    exact: Callable[[int, IndexSettings], EventIndexer]
+    exact: Callable[[int], EventIndexer]
     history: Callable[[Nanos], HistoryIndexer]
     load: type[TargetLoad]
 
@@ -37,20 +36,16 @@ class PromptForm(NamedTuple):
         return Prompt(prompt.isl, self.load.chain(prompt.blocks), prompt.estimated)
 
 
-def _exact(block_size: int, settings: IndexSettings) -> ExactIndex:
-    return ExactIndex(block_size, blocks_max=settings.blocks_max, audit_every=settings.audit_every)
-
-
 BLOCKS = PromptForm(
     name="blocks",
-    exact=_exact,
+    exact=ExactIndex,
     history=lambda ttl: ApproximateIndex(ttl=ttl, blocks_max=APPROXIMATE_BLOCKS_MAX),
     load=TargetLoad,
 )
 """Every block by its chained hash, as live requests and engines name it."""
 RUNS = PromptForm(
     name="runs",
-    exact=lambda block_size, settings: RunIndex(block_size),
+    exact=RunIndex,
     history=lambda ttl: RunHistory(ttl=ttl, blocks_max=APPROXIMATE_BLOCKS_MAX),
     load=RunLoad,
 )

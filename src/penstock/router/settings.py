@@ -71,9 +71,6 @@ class IndexSettings(Settings, frozen=True):
         IndexKind,
         Knob("Where overlap comes from: auto is exact where a worker announces KV events, else approximate."),
     ] = "auto"
-    blocks_max: Annotated[
-        int, Knob("Most (worker, block) pairs kept per model; beyond it the oldest go.", unit="blocks", gt=0)
-    ] = 16_777_216
     approximate_ttl: Annotated[
         float, Knob("How long a routing decision counts as cached on a worker without events.", unit="s", gt=0)
     ] = 120.0
@@ -85,9 +82,6 @@ class IndexSettings(Settings, frozen=True):
             ge=0,
         ),
     ] = 5.0
-    audit_every: Annotated[
-        int, Knob("One of so many look-ups is repeated exactly and compared; 0 never.", unit="requests", ge=0)
-    ] = 256
 
 
 class QueueSettings(Settings, frozen=True):
@@ -345,15 +339,6 @@ class RouterSettings(Settings, frozen=True):
     request_timeout: Annotated[
         float, Knob("Deadline of a request from arrival to its last token.", unit="s", gt=0, live=True)
     ] = 600.0
-    stale_after: Annotated[
-        float,
-        Knob(
-            "A request of another router that is silent for this long no longer counts as load.",
-            unit="s",
-            gt=0,
-            live=True,
-        ),
-    ] = 300.0
 
     @property
     def weighs_overlap(self) -> bool:

@@ -63,9 +63,8 @@ def open_etcd(settings: EtcdSettings) -> EtcdClient:
 
 
 def etcd_prefix(settings: ClusterSettings) -> str:
-    """Return the prefix of all keys of a cluster in etcd; it ends in a slash."""
-    prefix = settings.discovery.etcd.prefix
-    return f"/penstock/{settings.name}/" if prefix is None else prefix.rstrip("/") + "/"
+    """Return the prefix of all keys of a cluster in etcd; clusters that share an etcd differ in their names."""
+    return f"/penstock/{settings.name}/"
 
 
 Plane = ZmqPlane | NatsPlane
@@ -82,8 +81,7 @@ def open_plane(settings: ClusterSettings, name: str, secret: ClusterSecret | Non
     if discovery.plane == "nats":
         return NatsPlane(name, discovery.nats, prefix=nats_prefix(settings), secret=secret)
     if discovery.plane == "forwarder":
-        ends = discovery.forwarder
-        return ForwardedPlane(name, ends.publish, ends.subscribe, secret=secret)
+        return ForwardedPlane(name, *discovery.forwarder, secret=secret)
     return ZmqPlane(name, discovery.host, secret=secret)
 
 
@@ -120,6 +118,5 @@ def _durable(settings: ClusterSettings, link: NatsLink, secret: ClusterSecret | 
 
 
 def nats_prefix(settings: ClusterSettings) -> str:
-    """Return the prefix of all subjects of a cluster in NATS."""
-    prefix = settings.discovery.nats.prefix
-    return f"penstock.{subject_of(settings.name)}" if prefix is None else prefix
+    """Return the prefix of all subjects of a cluster in NATS; clusters that share a broker differ in their names."""
+    return f"penstock.{subject_of(settings.name)}"

@@ -100,7 +100,7 @@ class SimulatedFleet:
         if not self.plan.router.hears_engines:
             engine.mute_kv_events()
         made = SimulatedWorker(_card(self.plan.model, worker, epoch, kind), pool, engine, life)
-        if not kind.sim.speculative_tokens:
+        if not kind.sim.num_speculative_tokens:
             self.gaps.append(made.engine.count_gaps())
         self.workers[worker] = made
         return made, now + self._start_up()

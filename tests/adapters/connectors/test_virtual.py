@@ -42,8 +42,8 @@ class Namespace:
         self.raw = EtcdClient([url])
         self.clock = Clock()
 
-    def connector(self, **settings: object) -> VirtualConnector:
-        known = VirtualSettings(namespace=self.name, **settings)  # type: ignore[arg-type]
+    def connector(self) -> VirtualConnector:
+        known = VirtualSettings(namespace=self.name)
         pools = {"prefill": 1, "decode": 1}
         keys = keys_of(EtcdClient([self.url]), self.name)
         return VirtualConnector(keys, known, model="m", pools=pools, clock=self.clock)  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ async def test_equal_targets_write_nothing_and_say_so(namespace, caplog):
 
 
 async def test_a_decision_waits_until_the_one_before_is_acknowledged_or_its_time_is_over(namespace):
-    connector = namespace.connector(wait_max=1800.0)
+    connector = namespace.connector()
     await connector.scale({"decode": 3}, (), WHY)
     refused = await connector.scale({"decode": 4}, (), WHY)
     assert "decision 0 is not acknowledged" in refused["decode"]
@@ -103,18 +103,6 @@ async def test_a_decision_waits_until_the_one_before_is_acknowledged_or_its_time
     assert (await namespace.keys())["decision_id"] == "1"
     await namespace.put("scaled_decision_id", "1")
     assert await connector.scale({"decode": 5}, (), WHY) == {}
-
-
-async def test_in_blocking_mode_a_scaling_ends_with_its_acknowledgement(namespace, monkeypatch):
-    monkeypatch.setattr("penstock.adapters.connectors.virtual_connector.CHECK_INTERVAL", 0.02)
-    connector = namespace.connector(blocking=True)
-    scaling = asyncio.create_task(connector.scale({"decode": 3}, (), WHY))
-    decision = await namespace.client().wait(timeout=10)
-    assert decision == VirtualDecision(1, 3, 0)
-    assert not scaling.done()
-    assert await connector.scale({"decode": 9}, (), WHY) == {"decode": "the decision before it is still waited for"}
-    await namespace.client().complete(decision)
-    assert await asyncio.wait_for(scaling, 10) == {}
 
 
 async def test_values_out_of_order_are_reported_and_ids_never_go_back(namespace, caplog):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from penstock.adapters.connectors.webhook import WebhookConnector, signature
+from penstock.adapters.connectors.webhook import TRIES, WebhookConnector, signature
 from penstock.config.settings.planning_settings import WebhookSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import Pool
@@ -66,9 +66,8 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.adapters.connectors.webhook.BACKOFF", 0.001)
 
 
-def connector(url: str, **more: Any) -> WebhookConnector:
-    settings = WebhookSettings(url=url, secret=SECRET, **more)
-    return WebhookConnector(settings, pools=POOLS)
+def connector(url: str) -> WebhookConnector:
+    return WebhookConnector(WebhookSettings(url=url, secret=SECRET), pools=POOLS)
 
 
 async def test_a_decision_is_posted_whole_and_counts_as_wanted():
@@ -85,12 +84,12 @@ async def test_a_decision_is_posted_whole_and_counts_as_wanted():
 
 async def test_what_was_not_taken_is_posted_again_under_the_same_id():
     async with receiver() as there:
-        mine = connector(there.url, tries=3)
+        mine = connector(there.url)
         there.answers = [503, 502]
         assert await mine.scale({"decode": 4}, (), WHY) == {}
         assert len(there.ids) == 3
         assert len(set(there.ids)) == 1
-        there.answers = [503, 503, 503]
+        there.answers = [503] * TRIES
         assert "answers 503: busy" in (await mine.scale({"decode": 5}, (), WHY))["decode"]
         assert (await mine.look())["decode"].desired == 4
         assert await mine.scale({"decode": 5}, (), WHY) == {}
@@ -108,7 +107,7 @@ async def test_a_refusal_is_not_tried_again():
 
 
 async def test_nobody_there_is_a_problem_and_no_error():
-    mine = connector("http://127.0.0.1:1/", tries=2)
+    mine = connector("http://127.0.0.1:1/")
     assert "can't be reached" in (await mine.scale({"decode": 4}, (), WHY))["decode"]
     await mine.close()
 

@@ -208,13 +208,14 @@ async def test_one_that_was_put_out_by_mistake_registers_again(tmp_path: Path) -
         await stand.until(lambda: stand.seat("p") is not None and server.session not in (None, first))
 
 
-async def test_a_plugin_outlives_its_planner(tmp_path: Path) -> None:
+async def test_a_plugin_outlives_its_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.adapters.plugins.registry_service.PLUGINS_MAX", 1)
     stand = await Stand(settings(tmp_path), []).__aenter__()
     async with serving(Most(3), stand.host.address) as server:
         await stand.until(lambda: stand.seat("p").evaluations.get("override"))
         first = server.session
         await stand.__aexit__()
-        async with Stand(settings(tmp_path, most=1, heartbeat=0.5), [Wants(5)]) as after:
+        async with Stand(settings(tmp_path, heartbeat=0.5), [Wants(5)]) as after:
             # Its place is taken at first; that passes, and so the plugin does not give up.
             after.planner.registry.add(PluginSpec(id="other", stage="predict", outside=True), None, 0.0)
             await after.until(lambda: after.desired["decode"] == 3)
@@ -273,8 +274,9 @@ async def test_nobody_takes_the_id_of_a_built_in_one(tmp_path: Path) -> None:
         assert stand.seat("wants").plugin is not None
 
 
-async def test_there_are_never_more_than_allowed(tmp_path: Path) -> None:
-    async with Stand(settings(tmp_path, most=1), []) as stand, serving(Most(3), stand.host.address):
+async def test_there_are_never_more_than_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.adapters.plugins.registry_service.PLUGINS_MAX", 1)
+    async with Stand(settings(tmp_path), []) as stand, serving(Most(3), stand.host.address):
         with pytest.raises(RegistrationRefused, match="full"):
             async with serving(Most(3, id="q"), stand.host.address, OTHER):
                 raise AssertionError

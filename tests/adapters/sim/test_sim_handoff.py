@@ -131,7 +131,7 @@ async def test_an_answer_that_stops_with_its_first_token_holds_nothing() -> None
 
 
 async def test_both_legs_of_a_push_run_at_once_and_meet_by_the_request_s_id() -> None:
-    slow = msgspec.structs.replace(SLOW, timing=msgspec.structs.replace(SLOW.timing, constant_prefill_ms=200.0))
+    slow = msgspec.structs.replace(SLOW, timing=msgspec.structs.replace(SLOW.timing, prefill=(0.0, 0.02, 200.0)))
     async with pair(prefill=slow) as two:
         address = {"remote_host": "127.0.0.1", "remote_port": two.prefill.live.exchange.port}
         decode = {"do_remote_prefill": True, "remote_engine_id": "p", **address, "tp_size": 1}
@@ -248,7 +248,7 @@ async def test_a_push_whose_second_leg_went_away_holds_nothing() -> None:
 
 
 async def test_a_client_that_goes_away_during_a_prefill_leaves_nothing_behind() -> None:
-    slow = msgspec.structs.replace(SLOW, timing=msgspec.structs.replace(SLOW.timing, constant_prefill_ms=30_000.0))
+    slow = msgspec.structs.replace(SLOW, timing=msgspec.structs.replace(SLOW.timing, prefill=(0.0, 0.02, 30_000.0)))
     async with pair(prefill=slow) as two:
         body = {**BODY, "kv_transfer_params": WANTED}
         leg = asyncio.create_task(post(two.p, "/v1/completions", body, **{"x-request-id": "x"}))

@@ -30,7 +30,7 @@ def engine(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def test_it_tells_its_url_serves_and_finishes_what_runs_when_it_is_terminated() -> None:
-    settings = {"timing": {"kind": "constant", "constant_decode_ms": 20.0}}
+    settings = {"timing": {"prefill": (0.0, 0.02, 5.0), "decode": (0.0, 0.0, 20.0)}}
     with engine("--model", "m", "--settings", json.dumps(settings)) as (process, url):
         body = json.dumps({"model": "m", "prompt": "x", "max_tokens": 20, "ignore_eos": True, "stream": True}).encode()
         sent = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})

@@ -21,7 +21,7 @@ from penstock.kernel.hashing import block_hashes
 from penstock.kernel.values import KvStored, StepStats, WorkerId
 
 FAST = SimSettings(block_size=16, kv_blocks=512, max_len=4096, timing=TimingSettings(speed_up=50.0))
-SLOW = msgspec.structs.replace(FAST, timing=TimingSettings(kind="constant", constant_decode_ms=20.0))
+SLOW = msgspec.structs.replace(FAST, timing=TimingSettings(prefill=(0.0, 0.02, 5.0), decode=(0.0, 0.0, 20.0)))
 
 
 @asynccontextmanager
@@ -446,10 +446,10 @@ async def test_a_timing_table_is_read_from_a_file(tmp_path: Any) -> None:
         decode_context_length=[1.0, 10_000.0],
         decode_itl=[[1.0, 1.0], [2.0, 2.0]],
     )
-    timing = TimingSettings(kind="table", table=str(path))
+    timing = TimingSettings(kind="table", profile=str(path))
     async with serving(msgspec.structs.replace(FAST, timing=timing)) as (http, _):
         status, _ = await post(http, "/v1/completions", {"prompt": "x", "max_tokens": 9})
         assert status == 200
-    timing = TimingSettings(kind="table", table=str(tmp_path / "absent.npz"))
+    timing = TimingSettings(kind="table", profile=str(tmp_path / "absent.npz"))
     with pytest.raises(ConfigError, match=r"absent\.npz"):
         await start(msgspec.structs.replace(FAST, timing=timing))

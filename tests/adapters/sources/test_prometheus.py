@@ -22,7 +22,7 @@ WINDOW = 2.0
 
 def source(url: str, models: tuple[str, ...] = ("m",), **settings: Any) -> PrometheusSource:
     known = PrometheusSettings(url=url, **settings)
-    return PrometheusSource(known, models=models, window=WINDOW, stale_after=60.0)
+    return PrometheusSource(known, models=models, window=WINDOW)
 
 
 @asynccontextmanager

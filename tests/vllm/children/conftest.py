@@ -17,8 +17,8 @@ def cluster(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("serve")
     pool = f"models.{MODEL}.pools.main"
     arguments = ["serve", str(checkpoint), "--engine", "vllm", "--replicas", "2", "--served-name", MODEL]
-    arguments += ["--frontend.port", str(free_port()), f"--vllm.command={venv / 'bin' / 'vllm'}"]
-    arguments += [f"--vllm.args={','.join(CPU_FLAGS)}", "--supervise.start_timeout", str(START_LIMIT)]
+    arguments += ["--frontend.port", str(free_port()), f"--command={venv / 'bin' / 'vllm'}"]
+    arguments += [f"--args={','.join(CPU_FLAGS)}", "--supervise.start_timeout", str(START_LIMIT)]
     arguments += ["--canary.idle", "4", "--canary.timeout", "3"]
     for knob, value in (("block_size", BLOCK), ("kv_blocks", BLOCKS), ("max_len", 2048)):
         arguments += ["--set", f"{pool}.{knob}={value}"]

@@ -24,12 +24,10 @@ def config(venv: Path, checkpoint: Path) -> str:
             "block_size": BLOCK,
             "kv_blocks": BLOCKS,
             "max_len": 2048,
-            "vllm": {
-                "command": str(venv / "bin" / "vllm"),
-                "model": str(checkpoint),
-                "args": [*CPU_FLAGS, "--enable-prompt-tokens-details", f"--kv-transfer-config={json.dumps(KV)}"],
-                "env": WIRE,
-            },
+            "command": str(venv / "bin" / "vllm"),
+            "model_path": str(checkpoint),
+            "args": [*CPU_FLAGS, "--enable-prompt-tokens-details", f"--kv-transfer-config={json.dumps(KV)}"],
+            "env": WIRE,
         }
 
     model = {"tokenizer": str(checkpoint), "pools": {"prefill": pool("prefill"), "decode": pool("decode")}}

@@ -38,7 +38,9 @@ def config(venv: Path, checkpoint: Path, policy: dict[str, Any]) -> dict[str, An
         "block_size": BLOCK,
         "kv_blocks": 256,
         "max_len": 2048,
-        "vllm": {"command": str(venv / "bin" / "vllm"), "model": str(checkpoint), "args": flags},
+        "command": str(venv / "bin" / "vllm"),
+        "model_path": str(checkpoint),
+        "args": flags,
     }
     planner = {
         **policy,

@@ -24,8 +24,11 @@ from penstock.planner.plugins.proposals import Flip, Reason
 
 log = logging.getLogger("penstock.planner")
 
-CHECK_INTERVAL = 10.0
-"""Seconds between two looks whether a scaling was carried out, while it is waited for: Dynamo's default."""
+WAIT_MAX = 1800.0
+"""Longest, in seconds, that a scaling may take to be acknowledged before the next one is written all the same.
+
+Dynamo's default; its planner never waits inside a scaling either.
+"""
 
 
 class VirtualConnector:
@@ -82,7 +85,7 @@ class VirtualConnector:
         self, targets: Mapping[str, int], flips: Sequence[Flip], reasons: Sequence[Reason]
     ) -> dict[str, str]:
         if self._busy.locked():
-            return dict.fromkeys(targets, "the decision before it is still waited for")
+            return dict.fromkeys(targets, "the decision before it is still being written")
         async with self._busy:
             try:
                 return await self._scale(targets, flips)
@@ -110,7 +113,7 @@ class VirtualConnector:
             return {}
         if not counts.acknowledged and not self._waited_enough(counts.decision):
             text = f"decision {counts.decision} is not acknowledged; {DECISION} {counts.decision + 1} waits for it"
-            return dict.fromkeys(targets, f"{text}, for at most {self._settings.wait_max:g} s")
+            return dict.fromkeys(targets, f"{text}, for at most {WAIT_MAX:g} s")
         decision = max(counts.decision, self._newest) + 1  # ids never go back, even where the keys did
         values = {PREFILL: str(prefill), DECODE: str(decode), DECISION: str(decision)}
         if not await self._keys.write({name: raw.get(name) for name in values}, values):
@@ -118,8 +121,6 @@ class VirtualConnector:
         log.info("decision %d: prefill=%d, decode=%d", decision, prefill, decode)
         self._newest = decision
         self._since = {decision: self._clock()}
-        if self._settings.blocking:
-            await self._acknowledgement(decision)
         return {}
 
     def _wanted(self, counts: VirtualCounts, targets: Mapping[str, int]) -> tuple[int, int] | None:
@@ -136,19 +137,12 @@ class VirtualConnector:
 
     def _waited_enough(self, decision: int) -> bool:
         waited = self._clock() - self._since.setdefault(decision, self._clock())
-        if waited < self._settings.wait_max:
+        if waited < WAIT_MAX:
             return False
         log.warning(
             "decision %d was not acknowledged for %.0f s; the next decision is written all the same", decision, waited
         )
         return True
-
-    async def _acknowledgement(self, decision: int) -> None:
-        """Wait until a decision is acknowledged, or for the longest time that it may take."""
-        while not self._waited_enough(decision):
-            if standing(await self._keys.read()).scaled >= decision:
-                return
-            await asyncio.sleep(CHECK_INTERVAL)
 
     def _check(self, counts: VirtualCounts) -> None:
         """Log what is out of order, once each time that it changes."""

@@ -27,6 +27,11 @@ SIGNATURE, TIMESTAMP, IDEMPOTENCY = "x-penstock-signature", "x-penstock-timestam
 SECRET_MIN = 16
 TIMEOUT = 10.0
 """Seconds that one POST may take; a receiver that needs longer should accept it first and scale afterwards."""
+TRIES = 5
+"""How often a POST is sent before it counts as failed, 7.5 s of waiting in all: a restart of the receiver fits in.
+
+The planner posts a decision that failed again with its next tick.
+"""
 BACKOFF = 0.5
 BACKOFF_MAX = 30.0
 """Seconds of the wait after the first failure, which doubles with each, and of the longest wait."""
@@ -65,7 +70,6 @@ class WebhookConnector:
             )
         self._url = settings.url
         self._secret = settings.secret
-        self._settings = settings
         self._pools = dict(pools)
         self._life = secrets.token_hex(6)
         """Ids of another run must not be confused with those of this run."""
@@ -115,7 +119,7 @@ class WebhookConnector:
         """Post until it is accepted; return why it was not, or None."""
         body = msgspec.json.encode(posted)
         why = ""
-        for number in range(self._settings.tries):
+        for number in range(TRIES):
             if number:
                 await asyncio.sleep(min(BACKOFF_MAX, BACKOFF * 2 ** (number - 1)))
             at = str(int(time.time()))

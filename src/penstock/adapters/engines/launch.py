@@ -95,7 +95,6 @@ def _sim(model: str, pool: PoolSettings, port: int, host: str) -> Launch:
 
 
 def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence[int], host: str) -> Launch:
-    own = pool.vllm
     if port == 0:
         raise ConfigError("vLLM does not say which port it took", hint="give it a free port")
     flags: dict[str, str | None] = {
@@ -120,18 +119,17 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
     ):
         if number is not None:
             flags[flag] = str(number)
-    if own.kv_events:
-        # The star makes it bind; an address would make it connect. With port 0 it takes free ports, one more for each
-        # data-parallel rank, and lists them at /kv_event_sources.
-        flags["--kv-events-config"] = json.dumps(
-            {
-                "enable_kv_cache_events": True,
-                "publisher": "zmq",
-                "endpoint": "tcp://*:0",
-                "replay_endpoint": "tcp://*:0",
-                "topic": f"kv@{worker}",
-            }
-        )
+    # The star makes it bind; an address would make it connect. With port 0 it takes free ports, one more for each
+    # data-parallel rank, and lists them at /kv_event_sources.
+    flags["--kv-events-config"] = json.dumps(
+        {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": "tcp://*:0",
+            "replay_endpoint": "tcp://*:0",
+            "topic": f"kv@{worker}",
+        }
+    )
     if pool.role in ("prefill", "decode") or pool.handoff is not None:
         # Both roles: `penstock flip` changes what it does while it runs.
         flags["--kv-transfer-config"] = json.dumps(
@@ -140,34 +138,31 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
         # Other engines fetch KV from here; it also takes the ports behind it, one for each further rank.
         env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
         card["bootstrap"] = f"{host}:{env['VLLM_NIXL_SIDE_CHANNEL_PORT']}"
-    reports = own.iteration_stats
-    if reports is None:
-        reports = plugin_installed(own.command, {**os.environ, **own.env})
-    if reports:
+    if plugin_installed(pool.program, {**os.environ, **pool.env}):
         flags["--enable-logging-iteration-details"] = None
         env[STATS_ENV] = f"tcp://{host}:{free_port()}"
     if gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in gpus)
         if len(gpus) > 1:
             flags["--tensor-parallel-size"] = str(len(gpus))
-    env.update(own.env)
+    env.update(pool.env)
     if env.get(STATS_ENV):
         card["stats"] = env[STATS_ENV]
-    given = {_plain(arg.partition("=")[0]) for arg in own.args if arg.startswith("-")}
+    given = {_plain(arg.partition("=")[0]) for arg in pool.args if arg.startswith("-")}
     labels = dict(card.get("labels", {}))
     if "scheduling-policy" in given:
         labels.pop("priority", None)  # the operator decides now whether it schedules by priority
-    seqs = _value(own.args, "max-num-seqs")
+    seqs = _value(pool.args, "max-num-seqs")
     if seqs is not None and seqs.isdecimal():
         card["max_seqs"] = int(seqs)  # the server itself does not report it
     for label, flag in ((TP_SIZE, "tensor-parallel-size"), (PP_SIZE, "pipeline-parallel-size")):
-        size = _value(own.args, flag) or flags.get(f"--{flag}")
+        size = _value(pool.args, flag) or flags.get(f"--{flag}")
         if size is not None and size != "1":
             labels.setdefault(label, size)
     if labels or "labels" in card:
         card["labels"] = labels
     return Launch(
-        argv=(own.command, "serve", own.model or model, *_words(flags, own.args), *own.args),
+        argv=(pool.program, "serve", pool.model_path or model, *_words(flags, pool.args), *pool.args),
         env=env,
         url=f"http://{host}:{port}",
         start_timeout=SERVER_START_TIMEOUT,
@@ -176,18 +171,17 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
 
 
 def _llamacpp(model: str, pool: PoolSettings, port: int, gpus: Sequence[int], host: str) -> Launch:
-    own = pool.llamacpp
     if port == 0:
         raise ConfigError("llama.cpp does not say which port it took", hint="give it a free port")
-    file = str(Path(own.model or "").expanduser())
+    file = str(Path(pool.model_path or "").expanduser())
     flags: dict[str, str | None] = {"--host": host, "--port": str(port), "--model": file}
     card: dict[str, Any] = {**overrides_of(pool), "engine": "llamacpp"}
-    if Path(own.command).name.startswith("llama-server"):
-        argv: tuple[str, ...] = (own.command,)
+    if Path(pool.program).name.startswith("llama-server"):
+        argv: tuple[str, ...] = (pool.program,)
         flags |= {"--alias": model, "--metrics": None, "--slots": None}
         context = {"--ctx-size": pool.max_len}
     else:  # the server of the Python package
-        argv = (own.command, "-m", "llama_cpp.server")
+        argv = (pool.program, "-m", "llama_cpp.server")
         # It serves one request at a time, and by default drops the running one when the next one comes.
         flags |= {"--model_alias": model, "--interrupt_requests": "false"}
         context = {"--n_ctx": pool.max_len or 0}  # 0 is the model's own
@@ -195,8 +189,8 @@ def _llamacpp(model: str, pool: PoolSettings, port: int, gpus: Sequence[int], ho
     flags |= {flag: str(number) for flag, number in context.items() if number is not None}
     env = {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus)} if gpus else {}
     return Launch(
-        argv=(*argv, *_words(flags, own.args), *own.args),
-        env={**env, **own.env},
+        argv=(*argv, *_words(flags, pool.args), *pool.args),
+        env={**env, **pool.env},
         url=f"http://{host}:{port}",
         start_timeout=SERVER_START_TIMEOUT,
         card=card,

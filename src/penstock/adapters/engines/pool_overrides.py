@@ -39,7 +39,7 @@ def takes_priority(pool: PoolSettings) -> bool:
         return pool.priority
     if pool.urls:
         return False  # the operator started them
-    return pool.engine == "vllm" or (pool.engine == "sim" and pool.sim.scheduling == "priority")
+    return pool.engine == "vllm" or (pool.engine == "sim" and pool.sim.scheduling_policy == "priority")
 
 
 def endpoints(given: Iterable[str], url: str) -> tuple[str, ...]:

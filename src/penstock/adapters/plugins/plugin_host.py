@@ -17,7 +17,7 @@ from penstock.adapters.plugins.registry_service import BEATS, RegistryService
 from penstock.kernel.machine import Event
 from penstock.planner.events import AskPlugin, PluginAlive, PluginAnswered, PluginRegistered
 from penstock.planner.plugins.plugin_registry import PluginSlot, PluginSpec
-from penstock.planner.settings_plugins import MESSAGE_MAX, PluginSettings
+from penstock.planner.settings_plugins import MESSAGE_MAX, PLUGINS_MAX, PluginSettings
 
 log = logging.getLogger("penstock.planner.plugins")
 
@@ -74,7 +74,7 @@ class PluginHost:
                 ("grpc.so_reuseport", 0),  # a second planner on the same port is a mistake, not a partner
             ]
             # More calls at a time than all plugins need are a fault of some caller, and are refused.
-            most = 4 * self._settings.most
+            most = 4 * PLUGINS_MAX
             self._server = self._grpc.aio.server(options=options, maximum_concurrent_rpcs=most)
             self._server.add_generic_rpc_handlers((self.registry.handler(),))
             self.address = bind(self._server, self._settings.listen, self._settings)

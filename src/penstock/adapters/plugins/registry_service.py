@@ -16,7 +16,7 @@ from penstock.adapters.plugins.protobuf_messages import PROTOCOL, handler_of, me
 from penstock.adapters.plugins.stage_messages import spec_message, spec_of
 from penstock.planner.events import PluginAlive, PluginLeft, PluginRegistered
 from penstock.planner.plugins.plugin_registry import PluginSlot, PluginSpec
-from penstock.planner.settings_plugins import PluginSettings
+from penstock.planner.settings_plugins import PLUGINS_MAX, PluginSettings
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
 NEEDS = ("pools", "traffic", "engines")
@@ -148,10 +148,8 @@ class RegistryService:
         return msgspec.structs.replace(spec, version=spec.version[:64] or "v1")
 
     def _admit(self, spec: PluginSpec) -> None:
-        if sum(seat.spec.outside for seat in self._seats().values()) >= self._settings.most:
-            raise RegistrationDenied(
-                "full", f"there are {self._settings.most} plugins already; see planner.plugins.most"
-            )
+        if sum(seat.spec.outside for seat in self._seats().values()) >= PLUGINS_MAX:
+            raise RegistrationDenied("full", f"there are {PLUGINS_MAX} plugins already")
         why = self._refuses(spec)
         if why is not None:
             code, _, text = why.partition(": ")

@@ -19,7 +19,7 @@ from penstock.adapters.sources.traffic_source import ModelReading, Reading, Work
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.message_version import NewerVersion, VersionedDecoder
 from penstock.kernel.values import StepStats, Traffic, WorkerId
-from penstock.planner.observation import EngineState, Health
+from penstock.planner.observation import BROKEN_AFTER, EngineState, Health
 
 log = logging.getLogger("penstock.planner")
 
@@ -57,16 +57,12 @@ class FrontendSource:
     the window is as long as the silence. So no count is lost or doubled.
 
     Args:
-        stale_after: seconds without a whole reading after which the source is broken.
         models: those of the config; others are added as they appear.
     """
 
-    def __init__(
-        self, urls: Urls, sign: Sign, *, stale_after: float, models: Iterable[str] = (), description: str = "frontends"
-    ) -> None:
+    def __init__(self, urls: Urls, sign: Sign, *, models: Iterable[str] = (), description: str = "frontends") -> None:
         self._urls = urls
         self._sign = sign
-        self._stale_after = stale_after
         self._models = set(models)
         self._description = description
         self._mark = CounterMark()
@@ -146,7 +142,7 @@ class FrontendSource:
         if self._readable is None:
             self._readable = at
         silent = at - self._readable
-        health: Health = "broken" if silent >= self._stale_after else "stale"
+        health: Health = "broken" if silent >= BROKEN_AFTER else "stale"
         unread = ModelReading(traffic=None, health=health, why=why)
         return Reading(models=dict.fromkeys(sorted(self._models), unread))
 

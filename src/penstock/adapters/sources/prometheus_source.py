@@ -20,7 +20,7 @@ from penstock.adapters.sources.traffic_source import ModelReading, Reading
 from penstock.config.settings.planning_settings import PROMETHEUS_TIMEOUT, PrometheusSettings
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.values import Traffic
-from penstock.planner.observation import Health
+from penstock.planner.observation import BROKEN_AFTER, Health
 
 log = logging.getLogger("penstock.planner")
 
@@ -53,14 +53,11 @@ class PrometheusSource:
     Args:
         models: of the config, as spelt there; the label is compared without regard to case.
         window: seconds that a query looks back.
-        stale_after: seconds without a reading after which it is broken.
     Raises:
         ConfigError: a file can't be read, or the router's metrics are to serve several models.
     """
 
-    def __init__(
-        self, settings: PrometheusSettings, *, models: Sequence[str], window: float, stale_after: float
-    ) -> None:
+    def __init__(self, settings: PrometheusSettings, *, models: Sequence[str], window: float) -> None:
         if settings.throughput_metrics_source == "router" and len(models) != 1:
             raise ConfigError(
                 f"the router's metrics are of one model, and the config has {len(models)}",
@@ -72,7 +69,6 @@ class PrometheusSource:
         self._settings = settings
         self._models = {model.lower(): model for model in models}
         self._window = window
-        self._stale_after = stale_after
         self._state = _SourceState()
         self._readable: float | None = None
         self._tls = _tls(settings)
@@ -190,7 +186,7 @@ class PrometheusSource:
     def _unread(self, at: float, why: str) -> ModelReading:
         if self._readable is None:
             self._readable = at
-        health: Health = "broken" if at - self._readable >= self._stale_after else "stale"
+        health: Health = "broken" if at - self._readable >= BROKEN_AFTER else "stale"
         return ModelReading(traffic=None, health=health, why=why)
 
     # --- queries ------------------------------------------------------------------------------------------------------
@@ -262,7 +258,7 @@ class PrometheusSource:
 
     def _token(self) -> str | None:
         if self._settings.token_file is None:
-            return self._settings.token
+            return None
         try:
             return Path(self._settings.token_file).read_text().strip()
         except OSError as error:

@@ -383,7 +383,7 @@ def _refusal(error: dict[str, Any], url: str) -> StoreUnavailable:
     if code == _NOT_FOUND and "lease" in text:
         return LeaseNotFound(f"etcd at {url}: {text}")
     hint = {
-        _DENIED: "give discovery.etcd.user the right to read and write under discovery.etcd.prefix",
+        _DENIED: "give discovery.etcd.user the right to read and write under /penstock/",
         _EXHAUSTED: "etcd is full: compact and defragment it, or raise its quota",
         _PRECONDITION: "is authentication on in etcd? leave discovery.etcd.user out where it is not",
         _UNAUTHENTICATED: "see discovery.etcd.user and discovery.etcd.password",

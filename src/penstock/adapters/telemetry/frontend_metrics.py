@@ -18,6 +18,8 @@ NAMESPACE, COMPONENT = "dynamo", "backend"
 WORKER_TYPE = "decode"
 """Dynamo's name for a worker that does both prefill and decode."""
 OTHER = "other"
+CONTEXT_TYPES_MAX = 16
+"""Distinct values of the label ``context_type``; clients choose them, and each is a series for Prometheus to keep."""
 
 SAME_IN_EVERY_PROCESS = (
     *("dynamo_frontend_worker_active_decode_blocks", "dynamo_frontend_worker_active_prefill_tokens"),
@@ -128,15 +130,13 @@ class FrontendMetrics(MetricNamesOf):
 
     Args:
         router: name of this process's router, a label of its metrics.
-        context_types_max: distinct values of the label ``context_type``; further ones count as ``other``.
         migration_limit: how often one answer may continue on another worker.
     """
 
-    def __init__(self, router: str, context_types_max: int = 16, migration_limit: int = 0) -> None:
+    def __init__(self, router: str, migration_limit: int = 0) -> None:
         super().__init__()
         self.router = router
         self.migration_limit = migration_limit
-        self._context_types_max = context_types_max
         self._context_types: set[str] = set()
         self._models: dict[str, _OfModel] = {}
         self._of_router = _OfRouter(self, router)
@@ -313,7 +313,7 @@ class FrontendMetrics(MetricNamesOf):
     def _bounded(self, value: str) -> str:
         if value in self._context_types:
             return value
-        if len(self._context_types) >= self._context_types_max:
+        if len(self._context_types) >= CONTEXT_TYPES_MAX:
             return OTHER
         self._context_types.add(value)
         return value

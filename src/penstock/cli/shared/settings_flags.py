@@ -29,16 +29,14 @@ COMMON = (
 )
 """Settings that ``--help`` shows; ``--help-all`` shows all of them."""
 COMMON_OF_POOL = (
+    "command",
+    "args",
+    "env",
     "sim.block_size",
     "sim.kv_blocks",
     "sim.max_seqs",
     "sim.max_batched_tokens",
     "sim.timing.speed_up",
-    "vllm.command",
-    "vllm.args",
-    "vllm.env",
-    "llamacpp.command",
-    "llamacpp.args",
 )
 _BOOLEAN_WORDS = ("true", "false", "yes", "no", "on", "off")
 

@@ -84,7 +84,7 @@ def _predictions(settings: TimingSettings) -> Predictions:
         raise ConfigError(
             "timing.kind is aiconfigurator, which is not installed", hint="pip install aiconfigurator-core"
         ) from error
-    tensor, expert = settings.tensor_parallel, settings.expert_parallel
+    tensor, expert = settings.tensor_parallel_size, settings.expert_parallel_size
     system = SYSTEMS.get((settings.gpu or "").lower(), settings.gpu)
     try:
         handle = EngineHandle.compile(
@@ -97,7 +97,7 @@ def _predictions(settings: TimingSettings) -> Predictions:
             moe_ep_size=expert,
             gemm_quant_mode=_mode("weight_dtype", settings.weight_dtype, MODES),
             moe_quant_mode=_mode("weight_dtype", settings.weight_dtype, MODES),
-            kvcache_quant_mode=_mode("kv_dtype", settings.kv_dtype, KV_MODES),
+            kvcache_quant_mode=_mode("kv_cache_dtype", settings.kv_cache_dtype, KV_MODES),
         )
         handle.predict_decode_latency(1, 1024)
     except ConfigError:

@@ -23,8 +23,8 @@ def load_timing(settings: TimingSettings) -> Mapping[str, Any] | None:
         ConfigError: a file does not exist or is not as it must be; the message names it.
     """
     found: dict[str, Any] = {}
-    if settings.kind == "table" and settings.table is not None:
-        found |= _arrays(settings.table)
+    if settings.kind == "table" and settings.profile is not None:
+        found |= _arrays(settings.profile)
     if settings.kind == "aiconfigurator":
         from penstock.config.files.aiconfigurator_timing import predicted_profile  # paid only where used
 
@@ -57,9 +57,7 @@ def timing_files(settings: TimingSettings) -> dict[str, str]:
     named: dict[str, str | None] = {}
     if settings.kind in ("roofline", "operators") or (settings.gpu is not None and settings.kind != "aiconfigurator"):
         named = {"model": settings.model, "gpu": settings.gpu}
-    if settings.kind == "table":
-        named["table"] = settings.table
-    if settings.kind == "operators":
+    if settings.kind in ("table", "operators"):
         named["profile"] = settings.profile
     return {
         knob: path
@@ -77,7 +75,9 @@ def _arrays(path: str) -> Mapping[str, Any]:
         with np.load(path, allow_pickle=False) as table:
             return {name: table[name] for name in table.files}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"timing.table {path} can't be read: {error}", hint="it must be a NumPy .npz file") from error
+        raise ConfigError(
+            f"timing.profile {path} can't be read: {error}", hint="it must be a NumPy .npz file"
+        ) from error
 
 
 def _model(named: str) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ from penstock.config.importing.option_rules import (
 from penstock.router.requests.stage_graph import NEW_SHARE_MAX
 from penstock.router.selection.cost import CREDIT_DECAY
 
-STORE = "a cluster has one store of its own (discovery.store), whose keys discovery.etcd.prefix names"
+STORE = "a cluster has one store of its own (discovery.store), whose keys begin with the cluster's name"
 HTTP = "engines are called over their own HTTP, so there is no plane for requests"
 CHAT = "the engine renders chats and parses what comes of them: its answers are passed on as they are"
 UNKEYED = "hashes between frontends are not keyed; the cluster's secret signs who may speak"

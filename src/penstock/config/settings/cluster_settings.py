@@ -14,65 +14,19 @@ from penstock.router.settings import RouterSettings
 
 EngineKind = Literal["sim", "vllm", "sglang", "trtllm", "llamacpp", "openai"]
 LogFormat = Literal["text", "json"]
-StatsSource = Literal["auto", "metrics"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 BUILTIN_TOKENIZER = "builtin:sim"
 
 
-STARTED = ("sim", "vllm", "llamacpp")
+PROGRAMS = {"vllm": "vllm", "llamacpp": "llama-server"}
+"""Kind of engine -> the program that serves it, where no other is named."""
+STARTED = ("sim", *PROGRAMS)
 """Kinds of engine that Penstock starts where no URL is given."""
 START_TIMEOUT = 60.0
 """Longest start, in seconds, of a frontend, a planner or a simulated engine, where nothing else is set."""
 RESTART_BACKOFF_MAX = 30.0
 """Longest wait, in seconds, before a crashed process is started again."""
-
-
-class ProgramSettings(Settings, frozen=True, kw_only=True):
-    """An engine's server that is started here."""
-
-    args: Annotated[
-        tuple[str, ...],
-        Knob("More flags of the server, one word each; a flag that stands here replaces ours of the same name."),
-    ] = ()
-    env: Annotated[
-        dict[str, str],
-        Knob("More environment of the server, such as VLLM_CPU_KVCACHE_SPACE; wins over ours.", secret=True),
-    ] = {}
-
-
-class LlamacppSettings(ProgramSettings, frozen=True, kw_only=True):
-    """A llama.cpp server that is started here."""
-
-    command: Annotated[
-        str,
-        Knob(
-            "llama-server, or the Python of an environment with llama-cpp-python[server] in it: a name found in PATH, "
-            "or a path."
-        ),
-    ] = "llama-server"
-    model: Annotated[str | None, Knob("The GGUF file; it must be set.")] = None
-
-
-class VllmSettings(ProgramSettings, frozen=True, kw_only=True):
-    """A vLLM server that is started here."""
-
-    command: Annotated[
-        str, Knob("The vllm program: a name found in PATH, or the path of the one in an environment of its own.")
-    ] = "vllm"
-    model: Annotated[
-        str | None, Knob("Folder or hub id of the checkpoint; unset takes the name under which clients ask for it.")
-    ] = None
-    kv_events: Annotated[
-        bool, Knob("Let it announce what its KV cache holds; without it routing by prefix is only a guess.")
-    ] = True
-    iteration_stats: Annotated[
-        bool | None,
-        Knob(
-            "Let it tell every forward pass through the plug-in that comes with penstock; unset does so where that is "
-            "installed in the program's environment. Without the plug-in vLLM logs a line for each pass instead."
-        ),
-    ] = None
 
 
 class PoolSettings(Settings, frozen=True, kw_only=True):
@@ -165,9 +119,34 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
             "Unset does so for engines that are started here and do."
         ),
     ] = None
+    command: Annotated[
+        str | None,
+        Knob(
+            "Program that is started, a name found in PATH or a path: vllm, possibly of an environment of its own; "
+            "llama-server, or the Python of an environment with llama-cpp-python[server]; unset is the kind's own name."
+        ),
+    ] = None
+    args: Annotated[
+        tuple[str, ...],
+        Knob("More flags of the program, one word each; a flag that stands here replaces ours of the same name."),
+    ] = ()
+    env: Annotated[
+        dict[str, str],
+        Knob("More environment of the program, such as VLLM_CPU_KVCACHE_SPACE; wins over ours.", secret=True),
+    ] = {}
+    model_path: Annotated[
+        str | None,
+        Knob(
+            "Folder or hub id of the checkpoint, for llamacpp the GGUF file; unset takes the name under which clients "
+            "ask for it."
+        ),
+    ] = None
     sim: SimSettings = SimSettings()
-    vllm: VllmSettings = VllmSettings()
-    llamacpp: LlamacppSettings = LlamacppSettings()
+
+    @property
+    def program(self) -> str:
+        """The program that is started for an engine of this pool that is not simulated."""
+        return self.command or PROGRAMS[self.engine]
 
 
 class ModelSettings(Settings, frozen=True, kw_only=True):
@@ -219,16 +198,6 @@ class RunSettings(Settings, frozen=True, kw_only=True):
         bool,
         Knob("Write down what each router hears and decides, hashes and lengths only, so that it can be replayed."),
     ] = True
-    journal_bytes: Annotated[
-        int,
-        Knob(
-            "Most bytes kept of each router's journal, in 4 segments of which the oldest goes; each begins with all "
-            "that "
-            "the router knows, so that larger ones hold it up more rarely.",
-            unit="bytes",
-            ge=1 << 18,
-        ),
-    ] = 128 << 20
     records_bytes: Annotated[
         int,
         Knob(
@@ -272,8 +241,8 @@ class SuperviseSettings(Settings, frozen=True, kw_only=True):
     drain_timeout: Annotated[
         float,
         Knob(
-            "How long an engine that is drained, by drain, scale or restart, may take to finish its requests before it "
-            "is ended with what still runs.",
+            "How long an engine or a frontend that is drained, by drain, scale, restart or the end of the cluster, may "
+            "take to finish its requests before it is ended with what still runs.",
             unit="s",
             ge=0,
             live=True,
@@ -313,10 +282,6 @@ class EngineStatsSettings(Settings, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 5.0
-    source: Annotated[
-        StatsSource,
-        Knob("auto takes the most exact there is (plug-in, then /metrics); metrics looks at /metrics only."),
-    ] = "auto"
 
 
 class CanarySettings(Settings, frozen=True, kw_only=True):
@@ -334,10 +299,6 @@ class CanarySettings(Settings, frozen=True, kw_only=True):
     timeout: Annotated[float, Knob("Longest that its token may take before it counts as missed.", unit="s", gt=0)] = (
         10.0
     )
-    unknown: Annotated[
-        bool,
-        Knob("Send them also to servers that do not report their kind; each token may cost money."),
-    ] = False
 
 
 def _default_models() -> dict[str, ModelSettings]:
@@ -347,7 +308,12 @@ def _default_models() -> dict[str, ModelSettings]:
 class ClusterSettings(Settings, frozen=True, kw_only=True):
     """A cluster: models, the endpoint before them, and the router between."""
 
-    name: Annotated[str, Knob("Name of the cluster, as status and the page show it.")] = "penstock"
+    name: Annotated[
+        str,
+        Knob(
+            "Name of the cluster in status and on the page; clusters that share an etcd or a NATS have different ones."
+        ),
+    ] = "penstock"
     cluster_secret: Annotated[
         str | None,
         Knob(

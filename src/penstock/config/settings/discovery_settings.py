@@ -15,10 +15,6 @@ class EtcdSettings(Settings, frozen=True, kw_only=True):
     urls: Annotated[
         tuple[str, ...], Knob("Client URLs of its members; the next one is asked where one does not answer.")
     ] = ("http://127.0.0.1:2379",)
-    prefix: Annotated[
-        str | None,
-        Knob("Begin of all keys, so that several clusters share an etcd; unset is /penstock/ and the cluster's name."),
-    ] = None
     user: Annotated[str | None, Knob("User of etcd, where its authentication is on.")] = None
     password: Annotated[str | None, Knob("Password of that user.", secret=True)] = None
     ca: Annotated[str | None, Knob("File of the certificates that sign etcd's; unset trusts those of the system.")] = (
@@ -28,23 +24,12 @@ class EtcdSettings(Settings, frozen=True, kw_only=True):
     key: Annotated[str | None, Knob("File of that certificate's key.")] = None
 
 
-class ForwarderSettings(Settings, frozen=True, kw_only=True):
-    """The `penstock forward` between the frontends, where discovery.plane is forwarder."""
-
-    publish: Annotated[str, Knob("Endpoint (ZMQ) to which the processes publish.")] = "tcp://127.0.0.1:5557"
-    subscribe: Annotated[str, Knob("Endpoint (ZMQ) from which they hear the others.")] = "tcp://127.0.0.1:5558"
-
-
 class NatsSettings(Settings, frozen=True, kw_only=True):
     """The NATS servers, where discovery.plane or discovery.kv_events go by NATS."""
 
     urls: Annotated[tuple[str, ...], Knob("URLs of the servers, nats://HOST:PORT or tls://HOST:PORT.")] = (
         "nats://127.0.0.1:4222",
     )
-    prefix: Annotated[
-        str | None,
-        Knob("Begin of all subjects and streams; unset is penstock and the cluster's name."),
-    ] = None
     user: Annotated[str | None, Knob("User, where the servers ask for one.")] = None
     password: Annotated[str | None, Knob("Password of that user.", secret=True)] = None
     token: Annotated[str | None, Knob("Token, where the servers ask for one instead.", secret=True)] = None
@@ -95,6 +80,12 @@ class DiscoverySettings(Settings, frozen=True, kw_only=True):
             "engines and a broker; jetstream the same, kept by the broker for routers that start late."
         ),
     ] = "direct"
+    forwarder: Annotated[
+        tuple[str, str],
+        Knob(
+            "Endpoints (ZMQ) of the `penstock forward` between the frontends, where plane is forwarder: to which they "
+            "publish, and from which they hear the others."
+        ),
+    ] = ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
     etcd: EtcdSettings = EtcdSettings()
-    forwarder: ForwarderSettings = ForwarderSettings()
     nats: NatsSettings = NatsSettings()

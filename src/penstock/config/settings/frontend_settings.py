@@ -47,10 +47,6 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
             live=True,
         ),
     ] = 4096
-    deadline: Annotated[
-        float | None,
-        Knob("Deadline of a request that names none; unset leaves router.request_timeout.", unit="s", gt=0, live=True),
-    ] = None
     rate: Annotated[
         float | None,
         Knob(
@@ -152,25 +148,6 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         tuple[str, ...],
         Knob("Routes under /v1 that are passed to the least loaded engine as they are; others are 404."),
     ] = PROXIED_ROUTES
-    drain_timeout: Annotated[
-        float,
-        Knob("How long a stopping frontend lets running requests finish; 0 cuts them off.", unit="s", ge=0, live=True),
-    ] = 30.0
-    heartbeat: Annotated[
-        float,
-        Knob(
-            "Silence in a stream after which a comment line keeps proxies from closing it; 0 sends none.",
-            unit="s",
-            ge=0,
-            live=True,
-        ),
-    ] = 15.0
-    context_types_max: Annotated[
-        int,
-        Knob(
-            "Most distinct context_type labels in metrics; further ones count as 'other'.", unit="count", ge=0, le=1000
-        ),
-    ] = 16
     otlp_endpoint: Annotated[
         str | None, Knob("URL that receives OTLP spans over HTTP; unset sends none. Needs the extra penstock[otel].")
     ] = None

@@ -16,4 +16,3 @@ class PlannerReportSettings(Settings, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 3600.0
-    target: Annotated[float, Knob("Attainment that the report holds the run against.", unit="ratio", gt=0, le=1)] = 0.99

@@ -35,8 +35,9 @@ class PrometheusSettings(Settings, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = None
-    token: Annotated[str | None, Knob("Bearer token that it asks for.", secret=True)] = None
-    token_file: Annotated[str | None, Knob("File that holds that token, read anew for each query.")] = None
+    token_file: Annotated[
+        str | None, Knob("File that holds the bearer token that it asks for, read anew for each query.")
+    ] = None
     ca: Annotated[str | None, Knob("File of the certificates that sign its own; unset trusts the system's.")] = None
     verify: Annotated[bool, Knob("Check its certificate; false trusts any server that answers.")] = True
     params: Annotated[dict[str, str], Knob("More parameters of every query, such as a tenant's.")] = {}
@@ -51,17 +52,6 @@ class VirtualSettings(Settings, frozen=True, kw_only=True):
     model: Annotated[str | None, Knob("Model whose workers are meant; unset is the only one of the config.")] = None
     gpus_prefill: Annotated[int, Knob("GPUs of a prefill worker.", unit="count", ge=1)] = 1
     gpus_decode: Annotated[int, Knob("GPUs of a decode worker, or of one that does both.", unit="count", ge=1)] = 1
-    wait_max: Annotated[
-        float,
-        Knob(
-            "Longest that a scaling may take to be acknowledged before the next one is written all the same.",
-            unit="s",
-            ge=0,
-        ),
-    ] = 1800.0
-    blocking: Annotated[bool, Knob("Wait with everything until a scaling is acknowledged, or wait_max is over.")] = (
-        False
-    )
 
 
 class WebhookSettings(Settings, frozen=True, kw_only=True):
@@ -71,7 +61,6 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
     secret: Annotated[
         str | None, Knob("By which each POST is signed (HMAC-SHA256), 16 characters or more.", secret=True)
     ] = None
-    tries: Annotated[int, Knob("How often a POST is sent before it counts as failed.", unit="count", ge=1)] = 5
 
 
 class PlanningSettings(PlannerSettings, frozen=True, kw_only=True):
@@ -87,9 +76,13 @@ class PlanningSettings(PlannerSettings, frozen=True, kw_only=True):
             "webhook a server that takes a signed POST."
         ),
     ] = "process"
-    metrics_host: Annotated[str, Knob("Address on which the planner shows its metrics.")] = "127.0.0.1"
     metrics_port: Annotated[
-        int, Knob("Port for the planner's metrics (dynamo_planner_*) at /metrics; 0 shows none.", ge=0, le=65535)
+        int,
+        Knob(
+            "Port on discovery.host for the planner's metrics (dynamo_planner_*) at /metrics; 0 shows none.",
+            ge=0,
+            le=65535,
+        ),
     ] = 0
     report: PlannerReportSettings = PlannerReportSettings()
     tensorboard: Annotated[

@@ -85,7 +85,7 @@ def link_measured(lines: Iterable[str], where: str) -> Link:
 
 
 def collectives(
-    shape: ModelShape, within: Link, across: Link, tensor_parallel: int, replicas: int, *, gathered: bool = False
+    shape: ModelShape, within: Link, across: Link, tensor_parallel_size: int, replicas: int, *, gathered: bool = False
 ) -> Collectives:
     """Return what the exchanges of one pass cost.
 
@@ -97,11 +97,11 @@ def collectives(
         gathered: every token goes to every GPU (all-gather and reduce-scatter, vLLM's default), not only to its
             experts (all-to-all).
     """
-    gpus, width = tensor_parallel * replicas, shape.hidden * BYTES[shape.dtype]
+    gpus, width = tensor_parallel_size * replicas, shape.hidden * BYTES[shape.dtype]
     reduces = 2 * shape.layers - (shape.moe_layers if replicas > 1 else 0)
-    reduces = reduces if tensor_parallel > 1 else 0
+    reduces = reduces if tensor_parallel_size > 1 else 0
     exchanges = 2 * shape.moe_layers if replicas > 1 else 0
-    reduced = 2.0 * (tensor_parallel - 1) / tensor_parallel * reduces * width / replicas
+    reduced = 2.0 * (tensor_parallel_size - 1) / tensor_parallel_size * reduces * width / replicas
     copies = gpus if gathered else shape.experts_per_token
     exchanged = exchanges * copies * width / gpus * (gpus - 1) / gpus
     return Collectives(

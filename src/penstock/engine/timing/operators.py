@@ -71,8 +71,12 @@ class OperatorTiming:
         if link is not None:
             self._fixed += link.fixed * 1000 * MILLISECOND / settings.speed_up
             self._token = link.token * 1000 * MILLISECOND / settings.speed_up
-        gpus = settings.tensor_parallel if shape is None else max(settings.tensor_parallel, settings.expert_parallel)
-        self._replicas = gpus // settings.tensor_parallel
+        gpus = (
+            settings.tensor_parallel_size
+            if shape is None
+            else max(settings.tensor_parallel_size, settings.expert_parallel_size)
+        )
+        self._replicas = gpus // settings.tensor_parallel_size
         self._dense = _Curve.of(_table(tables, "dense"), shape, scale)
         self._outputs = _Curve.of(_table(tables, "per_sequence"), shape, scale)
         self._attention = _Grid(_table(tables, "attention"), scale * (1 if shape is None else shape.layers))

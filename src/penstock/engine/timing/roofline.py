@@ -82,9 +82,9 @@ class Roofline:
     """Seconds of a pass of one model on one kind of GPU.
 
     Args:
-        tensor_parallel: GPUs that share each layer.
-        expert_parallel: GPUs that whole experts are spread over; 1 slices each expert over the tensor-parallel GPUs.
-        weight_dtype, kv_dtype: None takes what the config says of the weights, and the model's own for the cache.
+        tensor_parallel_size: GPUs that share each layer.
+        expert_parallel_size: GPUs that whole experts are spread over; 1 slices each expert as the layers are sliced.
+        weight_dtype, kv_cache_dtype: None takes what the config says of the weights, and the model's own for the cache.
         link: what collectives reach; None takes the table's.
     Raises:
         ConfigError: the GPUs don't divide the heads or the experts.
@@ -96,23 +96,25 @@ class Roofline:
         gpu: Gpu,
         calibration: Calibration,
         *,
-        tensor_parallel: int = 1,
-        expert_parallel: int = 1,
+        tensor_parallel_size: int = 1,
+        expert_parallel_size: int = 1,
         weight_dtype: Dtype | None = None,
-        kv_dtype: Dtype | None = None,
+        kv_cache_dtype: Dtype | None = None,
         link: Link | None = None,
     ) -> None:
-        check_parallel(shape, tensor_parallel, expert_parallel)
+        check_parallel(shape, tensor_parallel_size, expert_parallel_size)
         self.shape = shape
-        self.gpus = max(tensor_parallel, expert_parallel)
-        replicas = self.replicas = self.gpus // tensor_parallel
+        self.gpus = max(tensor_parallel_size, expert_parallel_size)
+        replicas = self.replicas = self.gpus // tensor_parallel_size
         linear_dtype, expert_dtype = weight_dtype or shape.linear_dtype, weight_dtype or shape.expert_dtype
-        kv = shape.kv_values * BYTES[kv_dtype or shape.dtype]
+        kv = shape.kv_values * BYTES[kv_cache_dtype or shape.dtype]
         reached = calibration.gddr_efficiency if gpu.gddr else calibration.bandwidth_efficiency
         bandwidth = gpu.bandwidth * reached
         widened = {True: bandwidth * calibration.widening_efficiency, False: bandwidth}
         rate = calibration.compute_efficiency
-        self._linear_read = shape.linear * BYTES[linear_dtype] / tensor_parallel / widened[gpu.widens(linear_dtype)]
+        self._linear_read = (
+            shape.linear * BYTES[linear_dtype] / tensor_parallel_size / widened[gpu.widens(linear_dtype)]
+        )
         self._linear_token = 2.0 * shape.linear / self.gpus / (gpu.flops(linear_dtype) * rate)
         self._expert_read = (
             shape.moe_layers * shape.expert * BYTES[expert_dtype] / self.gpus / widened[gpu.widens(expert_dtype)]
@@ -120,18 +122,18 @@ class Roofline:
         per_token = 2.0 * shape.moe_layers * shape.experts_per_token * shape.expert
         expert_rate = gpu.flops(expert_dtype) * rate * calibration.expert_efficiency
         self._expert_token = per_token / self.gpus / expert_rate
-        self._head_read = shape.head * BYTES[shape.dtype] / tensor_parallel / bandwidth
+        self._head_read = shape.head * BYTES[shape.dtype] / tensor_parallel_size / bandwidth
         self._head_token = 2.0 * shape.head / self.gpus / (gpu.flops(shape.dtype) * rate)
         self._activation_token = shape.activations * BYTES[shape.dtype] / self.gpus / bandwidth
-        split = min(tensor_parallel, shape.kv_heads) * replicas
+        split = min(tensor_parallel_size, shape.kv_heads) * replicas
         flops = gpu.flops(shape.dtype) * rate * self.gpus
         self._near_layers = shape.window_layers
         self._far_layers = shape.layers - shape.window_layers
         self._pair = shape.pair_flops / flops
         self._context = kv / split / bandwidth
         self._read = max(self._context, shape.read_flops / flops)
-        within, across = (link or link_of(gpu, gpus, calibration) for gpus in (tensor_parallel, self.gpus))
-        self.collectives = collectives(shape, within, across, tensor_parallel, replicas)
+        within, across = (link or link_of(gpu, gpus, calibration) for gpus in (tensor_parallel_size, self.gpus))
+        self.collectives = collectives(shape, within, across, tensor_parallel_size, replicas)
         host = calibration.layer_overhead_ms * shape.layers + calibration.pass_overhead_ms
         host += calibration.expert_layer_overhead_ms * shape.moe_layers
         self._fixed = MILLISECONDS * host + self.collectives.fixed
@@ -220,22 +222,25 @@ def experts_touched(experts: int, per_token: int, tokens: int) -> float:
     return experts * (1.0 - (1.0 - per_token / experts) ** tokens)
 
 
-def check_parallel(shape: ModelShape, tensor_parallel: int, expert_parallel: int) -> None:
+def check_parallel(shape: ModelShape, tensor_parallel_size: int, expert_parallel_size: int) -> None:
     """Raise `ConfigError` where so many GPUs can't share a model's heads or experts."""
-    if shape.heads % tensor_parallel:
+    if shape.heads % tensor_parallel_size:
         raise ConfigError(
-            f"tensor_parallel is {tensor_parallel}, which does not divide the {shape.heads} heads of {shape.name}",
+            f"tensor_parallel_size is {tensor_parallel_size}, which does not divide the "
+            f"{shape.heads} heads of {shape.name}",
             hint="take a power of two",
         )
-    if expert_parallel == 1:
+    if expert_parallel_size == 1:
         return
     if not shape.experts:
         raise ConfigError(
-            f"expert_parallel is {expert_parallel}, but {shape.name} has no experts", hint="leave it at 1"
+            f"expert_parallel_size is {expert_parallel_size}, but {shape.name} has no experts", hint="leave it at 1"
         )
-    if shape.experts % expert_parallel or (expert_parallel % tensor_parallel and tensor_parallel % expert_parallel):
+    if shape.experts % expert_parallel_size or (
+        expert_parallel_size % tensor_parallel_size and tensor_parallel_size % expert_parallel_size
+    ):
         raise ConfigError(
-            f"expert_parallel is {expert_parallel}; {shape.name} has {shape.experts} experts, and tensor_parallel is "
-            f"{tensor_parallel}",
-            hint="it must divide the experts, and be a multiple of tensor_parallel or divide it",
+            f"expert_parallel_size is {expert_parallel_size}; {shape.name} has {shape.experts} experts, and "
+            f"tensor_parallel_size is {tensor_parallel_size}",
+            hint="it must divide the experts, and be a multiple of tensor_parallel_size or divide it",
         )

@@ -56,10 +56,10 @@ class MeasuredPoint:
 
     shape: ModelShape
     gpu: Gpu
-    tensor_parallel: int
-    expert_parallel: int
+    tensor_parallel_size: int
+    expert_parallel_size: int
     weight_dtype: Dtype | None
-    kv_dtype: Dtype | None
+    kv_cache_dtype: Dtype | None
     request: RequestShape[int]
     concurrency: int
     prefill_first: bool
@@ -90,10 +90,10 @@ def predicted(point: MeasuredPoint, calibration: Calibration) -> PredictedPoint:
         shape,
         point.gpu,
         calibration,
-        tensor_parallel=point.tensor_parallel,
-        expert_parallel=point.expert_parallel,
+        tensor_parallel_size=point.tensor_parallel_size,
+        expert_parallel_size=point.expert_parallel_size,
         weight_dtype=point.weight_dtype,
-        kv_dtype=point.kv_dtype,
+        kv_cache_dtype=point.kv_cache_dtype,
     )
     length = point.request.isl + point.request.osl // 2
     batch = _running(point, length)
@@ -110,10 +110,10 @@ def _running(point: MeasuredPoint, length: int) -> int:
         point.shape,
         point.gpu,
         block_size=1,
-        tensor_parallel=point.tensor_parallel,
-        expert_parallel=point.expert_parallel,
+        tensor_parallel_size=point.tensor_parallel_size,
+        expert_parallel_size=point.expert_parallel_size,
         weight_dtype=point.weight_dtype,
-        kv_dtype=point.kv_dtype,
+        kv_cache_dtype=point.kv_cache_dtype,
         length=length,
     )
     return max(1, min(point.concurrency, tokens // length))

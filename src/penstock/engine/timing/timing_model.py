@@ -1,4 +1,4 @@
-"""`TimingModel`: the protocol for the duration of a forward pass; here with constant, polynomial and table models.
+"""`TimingModel`: the protocol for the duration of a forward pass; here with polynomial and table models.
 
 For these three a pass takes ``prefill(new tokens)`` plus ``decode(KV tokens read, sequences)``. Those of
 `penstock.engine.timing.roofline` and `penstock.engine.timing.operators` look at the pass as a whole. Nothing here knows
@@ -74,12 +74,10 @@ def timing_of(settings: TimingSettings, capacity: int, table: Mapping[str, Any] 
     Raises:
         ConfigError: the table is absent or malformed, or the polynomial falls as load grows.
     """
-    if settings.kind == "constant":
-        return ConstantTiming(settings)
     if settings.kind == "polynomial":
         return PolynomialTiming(settings, capacity)
     if table is None:
-        knob = "model" if settings.kind in ("roofline", "operators") else "table"
+        knob = "model" if settings.kind in ("roofline", "operators") else "profile"
         raise ConfigError(
             f"timing.kind is {settings.kind}, but no {knob} was handed in", hint=f"set timing.{knob} to a file"
         )
@@ -94,7 +92,7 @@ def timing_of(settings: TimingSettings, capacity: int, table: Mapping[str, Any] 
 
 def source_of(settings: TimingSettings) -> str:
     """Describe in words where durations come from, and how far they were compared with real engines."""
-    gpus = max(settings.tensor_parallel, settings.expert_parallel)
+    gpus = max(settings.tensor_parallel_size, settings.expert_parallel_size)
     where = f"{settings.model} on {gpus} {settings.gpu}"
     if settings.kind == "roofline":
         return f"roofline of {where}, by the data sheet: {UNSEEN}"
@@ -103,7 +101,7 @@ def source_of(settings: TimingSettings) -> str:
     if settings.kind == "aiconfigurator":
         return f"aiconfigurator's kernels of {where}"
     if settings.kind == "table":
-        return f"table {settings.table}"
+        return f"table {settings.profile}"
     return f"{settings.kind}, of no particular model and GPU"
 
 
@@ -117,21 +115,21 @@ def roofline_of(settings: TimingSettings, table: Mapping[str, Any]) -> Roofline:
         _shape(settings, table),
         gpu_of_settings(settings, table),
         settings.calibration,
-        tensor_parallel=settings.tensor_parallel,
-        expert_parallel=settings.expert_parallel,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        expert_parallel_size=settings.expert_parallel_size,
         weight_dtype=settings.weight_dtype,
-        kv_dtype=settings.kv_dtype,
+        kv_cache_dtype=settings.kv_cache_dtype,
         link=table.get("link"),
     )
 
 
 def _exchanges(settings: TimingSettings, table: Mapping[str, Any]) -> Collectives | None:
     """Return what an engine's GPUs exchange in a pass, which a profile of one of them lacks; None where it is one."""
-    tensor, gpus = settings.tensor_parallel, max(settings.tensor_parallel, settings.expert_parallel)
+    tensor, gpus = settings.tensor_parallel_size, max(settings.tensor_parallel_size, settings.expert_parallel_size)
     if gpus == 1:
         return None
     shape, link = _shape(settings, table), table.get("link")
-    check_parallel(shape, tensor, settings.expert_parallel)
+    check_parallel(shape, tensor, settings.expert_parallel_size)
     if link is None:
         gpu = gpu_of_settings(settings, table)
         within, across = (link_of(gpu, count, settings.calibration) for count in (tensor, gpus))
@@ -156,33 +154,6 @@ def _shape(settings: TimingSettings, table: Mapping[str, Any]) -> ModelShape:
             f"timing.kind is {settings.kind}, but no model was handed in", hint="set timing.model to a config.json"
         )
     return shape_of(table["model"], settings.model or "config.json")
-
-
-class ConstantTiming:
-    """Prefill by the token, decode by the step."""
-
-    def __init__(self, settings: TimingSettings) -> None:
-        self.lookups = self.extrapolated = 0
-        self.uneven = False
-        scale = MILLISECOND / settings.speed_up
-        self._base = settings.constant_prefill_ms * scale
-        self._token = settings.constant_prefill_token_ms * scale
-        self._step = settings.constant_decode_ms * scale
-
-    def prefill(self, tokens: int) -> float:
-        return self._base + self._token * tokens if tokens else 0.0
-
-    def mixed(self, tokens: int, chunks: Iterable[tuple[int, int]], kv: int, seqs: int, longest: int = 0) -> float:
-        return self.prefill(tokens) + self.decode(kv, seqs)
-
-    def decode(self, kv: int, seqs: int) -> float:
-        return self._step if seqs else 0.0
-
-    def run(self, kv: int, seqs: int, steps: int, longest: int = 0) -> DecodeSteps:
-        return QuadraticSteps(self._step, 0.0, 0.0, steps, steps)
-
-    def over(self, kv: npt.NDArray[np.int64], seqs: int) -> DecodeSteps:
-        return QuadraticSteps(self._step, 0.0, 0.0, len(kv), len(kv))
 
 
 class PolynomialTiming:

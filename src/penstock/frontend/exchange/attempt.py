@@ -18,6 +18,8 @@ from penstock.router.events import Dispatch
 
 HOLD_MAX = 1 << 20
 """Most bytes held back before the first token; an engine's longer answer without one is passed on as it is."""
+HEARTBEAT = 15.0
+"""Seconds of silence after which a stream gets a comment line: proxies close a silent one, many after 30 s."""
 
 
 class AttemptLost(NamedTuple):
@@ -156,12 +158,7 @@ class Attempt:
             self._call.stop(f"its worker is gone and has been silent for {silent:.1f} s")
         elif silent > frontend.upstream.stall_timeout:
             self._call.stop(f"the engine was silent for {silent:.1f} s inside its answer")
-        elif (
-            frontend.heartbeat
-            and silent > frontend.heartbeat
-            and now - self._last_beat > frontend.heartbeat
-            and self.tap.at_boundary
-        ):
+        elif silent > HEARTBEAT and now - self._last_beat > HEARTBEAT and self.tap.at_boundary:
             self._last_beat = now
             caller.write(b": waiting\n\n")
             try:

@@ -74,7 +74,6 @@ async def carry(
     hints = job.hints or RoutingHints(read_hints(caller.headers, {}, {}).preferences)
     model = resolved.model
     span = service.tracer.start(job.endpoint, caller.headers.get("traceparent"), caller.headers.get("tracestate"))
-    limit = hints.timeout or service.settings.frontend.limits.deadline
 
     def event(request_id: RequestId) -> Arrived:
         return Arrived(
@@ -84,7 +83,7 @@ async def carry(
             media=0 if job.parsed is None else len(job.parsed.media),
             whole=job.parsed is None or is_whole(job.parsed),
             adapter=resolved.adapter,
-            deadline=None if limit is None else service.cluster.now() + nanos(limit),
+            deadline=None if hints.timeout is None else service.cluster.now() + nanos(hints.timeout),
             preferences=hints.preferences,
         )
 

@@ -24,7 +24,7 @@ FAULTS = ("error", "timeout")
 SMOOTH = 60.0
 """Seconds over which the rate is averaged for the perfect bound."""
 TARGET = 0.99
-"""Default attainment target."""
+"""Attainment that a report holds a run against, where none is given: what objectives of latency usually name."""
 
 
 class AnalysedRequest(Protocol):

@@ -25,7 +25,7 @@ class PlannerDiagnostics:
         self._report: ScheduledReport | None = None
         self._tensorboard: TensorBoardLog | None = None
         if run is not None and settings.report.interval:
-            self._report = ScheduledReport(run, settings.report.interval, target=settings.report.target)
+            self._report = ScheduledReport(run, settings.report.interval)
             self.watchers.append(self._report.ticked)
         if settings.tensorboard is not None:
             self._tensorboard = TensorBoardLog(settings.tensorboard)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from penstock.kernel.errors import ConfigError
 from penstock.planner.tick_record import TickRecord
-from penstock.report.planner.planner_analysis import TARGET
 from penstock.report.planner.planner_report_page import write_planner_report
 
 REQUESTS_MAX = 1 << 30
@@ -22,14 +21,12 @@ class ScheduledReport:
 
     Args:
         interval: seconds of the run between two reports.
-        target: attainment target, 0..1.
     """
 
-    def __init__(self, folder: Path, interval: float, *, target: float = TARGET) -> None:
+    def __init__(self, folder: Path, interval: float) -> None:
         self.folder = folder
         self.drawn = 0
         self._interval = interval
-        self._target = target
         self._due: float | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -54,9 +51,7 @@ class ScheduledReport:
 
     async def _draw(self) -> None:
         try:
-            path = await asyncio.to_thread(
-                write_planner_report, self.folder, target=self._target, requests_max=REQUESTS_MAX
-            )
+            path = await asyncio.to_thread(write_planner_report, self.folder, requests_max=REQUESTS_MAX)
         except ConfigError as error:
             log.warning("no report of the planner: %s", error)
             return

@@ -35,7 +35,6 @@ from penstock.router.journal import RouterBook
 from penstock.router.status import status_row
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.records.run_folder import CsvRows, LineWriter, RunFolder
-from penstock.runtime.records.segments import SEGMENTS
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan, StartUp, checked
 from penstock.traffic.sessions import Sessions
@@ -105,7 +104,7 @@ def _named(options: SimulateOptions) -> list[str]:
     """Return the settings of a model on GPUs of the table, where ``--gpu`` is given."""
     if options.gpu is None or options.model is None:
         return []
-    timing = {"kind": "roofline", "model": options.model, "gpu": options.gpu, "tensor_parallel": options.gpus}
+    timing = {"kind": "roofline", "model": options.model, "gpu": options.gpu, "tensor_parallel_size": options.gpus}
     sim = {"timing": timing, "async_scheduling": True, "block_size": 16}
     pools = {"main": {"replicas": 1, "sim": sim}}
     return [f"models={json.dumps({ON_GPU: {'tokenizer': 'builtin:sim', 'pools': pools}})}"]
@@ -134,7 +133,7 @@ def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> 
         replicas = requested or options.workers or (len(pool.urls) if pool.urls else pool.replicas)
         # A timing model that is composed from the data of one GPU knows how many GPUs an engine takes.
         timing = pool.sim.timing
-        gpus = max(timing.tensor_parallel, timing.expert_parallel) if pool.gpus is None else pool.gpus
+        gpus = max(timing.tensor_parallel_size, timing.expert_parallel_size) if pool.gpus is None else pool.gpus
         pools[f"{prefix}{pool_name}"] = PoolPlan(
             sim=pool.sim,
             replicas=replicas,
@@ -262,7 +261,6 @@ def run(options: SimulateOptions, variant: SimulationVariant, traffic: Traffic) 
             folder.path / "journal" / cluster.router.name,
             RouterBook(cluster.router),
             wall_ns=time.time_ns(),
-            segment_bytes=keep.journal_bytes // SEGMENTS,
         )
         journal.begin(0)
         files.append(journal)

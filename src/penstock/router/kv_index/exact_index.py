@@ -18,6 +18,10 @@ from penstock.router.kv_index.spans.span_walk import walk, walk_linear
 from penstock.router.kv_index.spans.spans import Spans
 from penstock.router.kv_index.worker_bitmap import BitLedger, WorkerBits
 
+BLOCKS_MAX = 1 << 24
+"""Most (target, block) pairs of one model: 1,024 engines of 16,384 blocks, in some 170 MB."""
+AUDIT_EVERY = 256
+"""One look-up of so many is repeated block by block: a fault shows within seconds of load, and the cost is not felt."""
 _SWEEP_STEP = 64
 """Spans and blocks that one event sweeps after targets that are gone."""
 
@@ -32,7 +36,7 @@ class ExactIndex:
     Budget: a look-up 8 us at any depth, an event of 256 blocks 50 us, 10 bytes a pair (docs/bench/kv-index.md).
     """
 
-    def __init__(self, block_size: int, *, blocks_max: int = 1 << 24, audit_every: int = 256) -> None:
+    def __init__(self, block_size: int, *, blocks_max: int = BLOCKS_MAX, audit_every: int = AUDIT_EVERY) -> None:
         self.block_size = block_size
         self.blocks_max = blocks_max
         self.audit_every = audit_every

@@ -4,6 +4,9 @@ from penstock.kernel.machine import Nanos, nanos
 from penstock.router.events import PeerGone, PeerUpdate
 from penstock.router.router_state import RouterState
 
+STALE_AFTER = 300.0
+"""Seconds of silence after which a request of another router counts as load no more: as Dynamo's router has it."""
+
 
 def peer_update(core: RouterState, now: Nanos, event: PeerUpdate) -> None:
     placement = event.placement
@@ -30,7 +33,7 @@ def peer_update(core: RouterState, now: Nanos, event: PeerUpdate) -> None:
             # One sweep for silent requests is planned at a time: one per placement would be as many as there are
             # placements in minutes.
             pool.active.sweeping = True
-            core.timer(now + nanos(core.settings.stale_after), "sweep", placement.model)
+            core.timer(now + nanos(STALE_AFTER), "sweep", placement.model)
     elif placement.step == "first":
         pool.active.first_token(placement.id, now, event.router)
     elif placement.step == "grown":
@@ -48,7 +51,7 @@ def peer_gone(core: RouterState, now: Nanos, event: PeerGone) -> None:
 
 def sweep(core: RouterState, now: Nanos, model: str) -> None:
     """Forget requests of other routers that have gone silent, and sweep again when the next may be due."""
-    active, stale = core.pools[model].active, nanos(core.settings.stale_after)
+    active, stale = core.pools[model].active, nanos(STALE_AFTER)
     active.expire(now - stale)
     longest = active.longest_silent()
     active.sweeping = longest is not None

@@ -64,9 +64,9 @@ class Canary:
         self._http: aiohttp.ClientSession | None = None
 
     def start(self, card: WorkerCard) -> None:
-        """Begin to watch a worker; a server of unknown kind only where the settings say so."""
+        """Begin to watch a worker, unless its server is of no known kind: there each token may cost money."""
         self.stop(card)
-        if self._settings.idle and (card.engine != "openai" or self._settings.unknown):
+        if self._settings.idle and card.engine != "openai":
             self._watched[card.id] = CanaryTarget(card, time.monotonic())
 
     def stop(self, card: WorkerCard) -> None:

@@ -72,7 +72,7 @@ class EngineStats:
         if self._settings.interval:
             if self._http is None:
                 self._http = aiohttp.ClientSession()
-            source = steps_of(card, self._http, self._reader, scrape=self._settings.source == "metrics")
+            source = steps_of(card, self._http, self._reader)
             self._watched[card.id] = _WatchedEngine(card, source, time.monotonic())
 
     def stop(self, card: WorkerCard) -> None:

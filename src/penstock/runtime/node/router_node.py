@@ -37,7 +37,6 @@ from penstock.runtime.node.tickets import Tickets
 from penstock.runtime.node.worker_observers import WorkerObservers
 from penstock.runtime.planning.planner_status import PlannerStatus
 from penstock.runtime.records.journal_writer import JournalWriter
-from penstock.runtime.records.segments import SEGMENTS
 from penstock.runtime.supervision.revoked_leases import RevokedLeases
 
 log = logging.getLogger("penstock.node")
@@ -65,7 +64,6 @@ class RouterNode:
                 run / "journal" / self.name,
                 RouterBook(self.router),
                 wall_ns=time.time_ns(),
-                segment_bytes=settings.runs.journal_bytes // SEGMENTS,
             )
             self.journal.begin(0)
         self.live = LiveDriver({"router": self.router}, watch=None if self.journal is None else self.journal.watch)

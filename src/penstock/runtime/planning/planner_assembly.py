@@ -47,9 +47,7 @@ def build_source(settings: ClusterSettings, store: Store | None, secret: Cluster
         from penstock.adapters.sources.prometheus_source import PrometheusSource
 
         window = planning.prometheus.window or min(60.0, planning.throughput_interval)
-        return PrometheusSource(
-            planning.prometheus, models=list(settings.models), window=window, stale_after=planning.stale_after
-        )
+        return PrometheusSource(planning.prometheus, models=list(settings.models), window=window)
     if store is None:
         raise ConfigError(
             "planner.source is streams, but no cluster is named whose frontends could be asked",
@@ -58,7 +56,6 @@ def build_source(settings: ClusterSettings, store: Store | None, secret: Cluster
     return FrontendSource(
         FrontendsOf(store).urls,
         partial(signed, secret),
-        stale_after=planning.stale_after,
         models=settings.models,
     )
 
@@ -144,7 +141,7 @@ def pools_of(settings: ClusterSettings) -> dict[str, Pool]:
 def gpus_of(pool: PoolSettings) -> int:
     """Return the GPUs of a replica: by its settings, or by its timing model; at least one."""
     timing = pool.sim.timing
-    simulated = max(timing.tensor_parallel, timing.expert_parallel) if pool.engine == "sim" else 1
+    simulated = max(timing.tensor_parallel_size, timing.expert_parallel_size) if pool.engine == "sim" else 1
     return max(1, simulated if pool.gpus is None else pool.gpus)
 
 

@@ -39,7 +39,6 @@ from penstock.runtime.planning.planner_report import RECORDS, STATE
 from penstock.runtime.planning.tick_log import Listener, TickLog
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.records.run_folder import Cap, LineWriter
-from penstock.runtime.records.segments import SEGMENTS
 
 log = logging.getLogger("penstock.planner")
 
@@ -118,7 +117,7 @@ class PlannerNode:
             benchmarks = EngineBenchmarks(self._store, self.driver.post)
             self._tasks.append(asyncio.create_task(benchmarks.run(), name="benchmarks"))
         if self.settings.planner.metrics_port:
-            self.metrics_url = await self._show(self.settings.planner.metrics_host, self.settings.planner.metrics_port)
+            self.metrics_url = await self._show(self.settings.discovery.host, self.settings.planner.metrics_port)
         await self.driver.start()
 
     async def close(self) -> None:
@@ -221,5 +220,4 @@ def _journal(run: Path, settings: ClusterSettings, planner: Planner, inputs: Pol
         run / "journal" / f"planner-{os.getpid()}",
         PlannerBook(planner, inputs),
         wall_ns=time.time_ns() - (0 if start is None else time.monotonic_ns() - start),
-        segment_bytes=settings.runs.journal_bytes // SEGMENTS,
     )

@@ -100,7 +100,7 @@ def parts_of(settings: ClusterSettings, url: str | None, key: str | None) -> tup
 
     source: TrafficSource
     if planning.source == "streams":
-        source = FrontendSource(urls, headers, stale_after=planning.stale_after, description=f"the frontends at {base}")
+        source = FrontendSource(urls, headers, description=f"the frontends at {base}")
     else:
         source = build_source(settings, None, None)
     connector = AdminApiConnector(base, key) if planning.connector == "process" else build_connector(settings, None)

@@ -17,6 +17,11 @@ from penstock.runtime.records.segments import SEGMENTS
 
 log = logging.getLogger("penstock.journal")
 
+SEGMENT_BYTES = 32 << 20
+"""Size of a full segment; `SEGMENTS` of them are 128 MiB for each router.
+
+Each begins with all that the router knows, so that smaller ones would hold it up more often.
+"""
 SNAPSHOT_MAX = 0.1
 """Seconds; where a router's snapshot takes longer, no further segment is begun: routing goes first."""
 ROUTERS = 16
@@ -55,7 +60,13 @@ class JournalWriter:
     """
 
     def __init__(
-        self, folder: Path, book: JournalBook, *, wall_ns: int, segment_bytes: int, segments: int = SEGMENTS
+        self,
+        folder: Path,
+        book: JournalBook,
+        *,
+        wall_ns: int,
+        segment_bytes: int = SEGMENT_BYTES,
+        segments: int = SEGMENTS,
     ) -> None:
         self.folder = folder
         self.lost = 0

@@ -88,7 +88,7 @@ class FrontendProcesses:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         self._close_all()
-        grace = self.settings.frontend.drain_timeout + self.settings.supervise.stop_grace
+        grace = self.settings.supervise.drain_timeout + self.settings.supervise.stop_grace
         children = [*self._children.values(), *self._retired]
         drain = asyncio.gather(*(child.stop(grace) for child in children))
         hurried = asyncio.create_task(hurry.wait())
@@ -116,7 +116,7 @@ class FrontendProcesses:
         if child.process.returncode is None:
             child.process.send_signal(RETIRE)
         try:
-            await asyncio.wait_for(child.wait(), self.settings.frontend.drain_timeout)
+            await asyncio.wait_for(child.wait(), self.settings.supervise.drain_timeout)
         except TimeoutError:
             await child.stop(self.settings.supervise.stop_grace)
             return False

@@ -122,7 +122,7 @@ class _Cluster:
             relays=open_relays(settings, cluster_secret),
             orphan_grace=namespace.grace,
             # The frontends of a killed supervisor let their streams finish for so long.
-            end=settings.frontend.drain_timeout + settings.supervise.stop_grace,
+            end=settings.supervise.drain_timeout + settings.supervise.stop_grace,
         )
         self.frontends = FrontendProcesses(settings, folder.path, self.give_up, self.fleet.crashes)
         self.operator = Reconciler(self.store, self.fleet, ttl=settings.discovery.ttl, frontends=self.frontends)

@@ -172,7 +172,7 @@ def render(metrics: SimMetrics, engine: Engine, settings: SimSettings, model: st
             lines.append(f'{full}_bucket{{{labels},le="{bound}"}} {float(reached)}')
         lines.append(f"{full}_count{{{labels}}} {float(reached)}\n{full}_sum{{{labels}}} {histogram.total}")
     config = (
-        f'block_size="{settings.block_size}",cache_dtype="auto",enable_prefix_caching="{settings.prefix_caching}",'
+        f'block_size="{settings.block_size}",cache_dtype="auto",enable_prefix_caching="{settings.enable_prefix_caching}",'
         f'kv_cache_size_tokens="{settings.capacity}",num_gpu_blocks="{settings.blocks}",'
         f'max_num_seqs="{settings.max_seqs}",max_num_batched_tokens="{settings.max_batched_tokens}"'
     )

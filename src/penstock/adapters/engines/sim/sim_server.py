@@ -177,7 +177,7 @@ class SimServer:
 
     async def _life(self, app: web.Application) -> AsyncIterator[None]:
         replay: asyncio.Task[None] | None = None
-        if self._kv_events and self.settings.prefix_caching:
+        if self._kv_events and self.settings.enable_prefix_caching:
             self.publisher = FaultyPublisher(
                 self.faults,
                 host=self._host,
