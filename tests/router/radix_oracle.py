@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock.kernel.values import TIERS, Target, Tier
+from penstock.router.kv_index.indexer import HeldBlocks
 
 Path = tuple[int, ...]
 """Contents of the blocks from the root on; it names its last block."""
@@ -37,7 +38,7 @@ class RadixOracle:
     def holds(self, target: Target, path: Path, tier: Tier | None = None) -> bool:
         return any(target in self.node(path).holders[t] for t in TIERS if tier in (None, t))
 
-    def overlap(self, path: Path, targets: Sequence[Target]) -> dict[Target, tuple[int, int, int]]:
+    def overlap(self, path: Path, targets: Sequence[Target]) -> dict[Target, HeldBlocks]:
         """Per target: leading blocks on the device, then on the host, then on disk; who has none is absent."""
         found = {}
         for target in targets:
@@ -48,7 +49,7 @@ class RadixOracle:
                     depth += 1
                 per_tier.append(depth - start)
             if depth:
-                found[target] = (per_tier[0], per_tier[1], per_tier[2])
+                found[target] = HeldBlocks(*per_tier)
         return found
 
     def held(self, target: Target) -> set[tuple[Tier, Path]]:

@@ -3,23 +3,31 @@
 import random
 from collections import Counter
 from itertools import pairwise
+from typing import Any
+from unittest import mock
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.kernel.block_runs import plain
 from penstock.kernel.values import Prompt, RequestId, Target, WorkerId
 from penstock.router.events import Cost
+from penstock.router.kv_index.indexer import HeldBlocks
 from penstock.router.selection.cost import (
+    COSTS,
+    NOTHING,
     TRANSFER_MS_PER_BLOCK,
     Candidate,
-    Overlapped,
     RequestDemand,
     Speed,
     block_cost,
     latency_cost,
 )
-from penstock.router.selection.select import probabilities, select
+from penstock.router.selection.cost_table import Candidates, CostTable, active_requests_of, totals_of
+from penstock.router.selection.select import discounted, probabilities, select
 from penstock.router.settings import CostSettings
 from penstock.router.workers.active_sequences import ActiveSequences, TargetLoad
 
@@ -49,13 +57,13 @@ def load(prefill: int = 0, blocks: int = 0, requests: int = 0) -> TargetLoad:
     return made
 
 
-def candidate(name: str = "a", overlap: Overlapped | None = None, on: TargetLoad | None = None) -> Candidate:
-    return Candidate(target(name), overlap or Overlapped(), on or load(), SPEED)
+def candidate(name: str = "a", overlap: HeldBlocks | None = None, on: TargetLoad | None = None) -> Candidate:
+    return Candidate(target(name), overlap or HeldBlocks(), on or load(), SPEED)
 
 
 def test_the_fields_formula_by_hand() -> None:
     # (32 queued + 160 own) / 16 = 12 blocks of prefill, 4 of them cached; 7 blocks in use and 10 to come.
-    cost = block_cost(demand(), candidate(overlap=Overlapped(4), on=load(32, 7, 2)), CostSettings())
+    cost = block_cost(demand(), candidate(overlap=HeldBlocks(4), on=load(32, 7, 2)), CostSettings())
     assert cost.total == 12 - 4 + 7 + 10
     assert (cost.prefill, cost.queue, cost.decode) == (6.0, 2.0, 17.0)
     assert cost.overlap_tokens == 64
@@ -63,28 +71,28 @@ def test_the_fields_formula_by_hand() -> None:
 
 def test_weights_scale_their_terms() -> None:
     settings = CostSettings(prefill_scale=2.0, request_weight=3.0, host_credit=0.5, disk_credit=0.25)
-    cost = block_cost(demand(), candidate(overlap=Overlapped(4, 2, 4), on=load(0, 0, 2)), settings)
+    cost = block_cost(demand(), candidate(overlap=HeldBlocks(4, 2, 4), on=load(0, 0, 2)), settings)
     assert cost.total == 2 * (10 - 4 - 1 - 1) + 10 + 3 * 2
 
 
 def test_credit_fades_on_the_busier_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.router.selection.cost.CREDIT_DECAY", 1.0)
-    busy = block_cost(demand(), candidate(overlap=Overlapped(10), on=load(160)), CostSettings())
+    busy = block_cost(demand(), candidate(overlap=HeldBlocks(10), on=load(160)), CostSettings())
     assert busy.total == pytest.approx(10 + 10 - 10 / (1 + 1) + 10)
 
 
 def test_terms_add_up_to_the_total() -> None:
     for price in (block_cost, latency_cost):
-        cost = price(demand(), candidate(overlap=Overlapped(3, 1), on=load(64, 5, 1)), CostSettings())
+        cost = price(demand(), candidate(overlap=HeldBlocks(3, 1), on=load(64, 5, 1)), CostSettings())
         assert cost.total == pytest.approx(cost.prefill + cost.queue + cost.decode + cost.transfer)
 
 
 def test_a_full_hit_still_computes_the_last_block() -> None:
-    assert block_cost(demand(), candidate(overlap=Overlapped(10)), CostSettings()).overlap_tokens == 144
+    assert block_cost(demand(), candidate(overlap=HeldBlocks(10)), CostSettings()).overlap_tokens == 144
 
 
 def test_latency_by_hand() -> None:
-    cost = latency_cost(demand(), candidate(overlap=Overlapped(2, 1), on=load(1000, 20, 3)), CostSettings())
+    cost = latency_cost(demand(), candidate(overlap=HeldBlocks(2, 1), on=load(1000, 20, 3)), CostSettings())
     assert cost.prefill == pytest.approx(5 + 0.1 * (160 - 48))
     assert cost.queue == pytest.approx(100.0)
     assert cost.transfer == pytest.approx(TRANSFER_MS_PER_BLOCK)
@@ -162,5 +170,103 @@ def test_active_sequences_feed_the_cost() -> None:
     active = ActiveSequences()
 
     active.place(RequestId("r"), target("a"), prefill_tokens=160, blocks=[1, 2, 3], unhashed_blocks=0, now=0)
-    cost = block_cost(demand(), Candidate(target("a"), Overlapped(), active.load(target("a")), SPEED), CostSettings())
+    cost = block_cost(demand(), Candidate(target("a"), HeldBlocks(), active.load(target("a")), SPEED), CostSettings())
     assert cost.total == 20 + 10  # three of the ten blocks are in use there already
+
+
+NUMBERS = st.floats(0, 5, allow_subnormal=False)
+CANDIDATE = st.fixed_dictionaries(
+    {
+        "queued": st.integers(0, 50_000),
+        "requests": st.integers(0, 40),
+        "unhashed": st.integers(0, 500),
+        "shared": st.integers(0, 12),
+        "held": st.tuples(st.integers(0, 12), st.integers(0, 3), st.integers(0, 3)),
+        "speed": st.tuples(st.floats(0, 0.1), st.floats(1e-6, 1e-2), st.floats(0, 1e-4)),
+        "distance": st.sampled_from([1.0, 2.0, 8.0, 0.3]),
+    }
+)
+
+
+@given(
+    st.lists(CANDIDATE, min_size=1, max_size=40),
+    st.builds(
+        CostSettings,
+        kind=st.sampled_from(["blocks", "latency"]),
+        host_credit=NUMBERS,
+        disk_credit=NUMBERS,
+        prefill_scale=NUMBERS,
+        decode_scale=NUMBERS,
+        transfer_scale=NUMBERS,
+        request_weight=NUMBERS,
+    ),
+    st.tuples(st.integers(0, 12), st.integers(1, 3_000), st.integers(1, 100)),
+    st.tuples(NUMBERS, st.floats(1, 3_000), st.booleans(), NUMBERS, st.sampled_from([0.0, 1.0])),
+)
+def test_columns_price_as_one_by_one_does(
+    found: list[dict[str, Any]],
+    settings: CostSettings,
+    sizes: tuple[int, int, int],
+    wishes: tuple[float, float, bool, float, float],
+) -> None:
+    (blocks, isl, size), (credit, osl, handed, ms, decay) = sizes, wishes
+    chain = list(range(1, blocks + 1))
+    asked = RequestDemand(
+        prompt=Prompt(isl, chain),
+        unhashed_blocks=isl % 3,
+        block_size=size,
+        osl=osl,
+        least_prefill=min(one["queued"] if one["requests"] else 0 for one in found),
+        overlap_credit=credit,
+        handed=handed,
+        ms_per_block=ms,
+    )
+    active = ActiveSequences()
+    targets = [(target(f"w{place}"), None) for place in range(len(found))]
+    for (to, _), one in zip(targets, found):
+        for number in range(one["requests"]):
+            active.place(
+                RequestId(f"{to}.{number}"),
+                to,
+                prefill_tokens=0 if number else one["queued"],
+                blocks=chain[: one["shared"]],
+                unhashed_blocks=0 if number else one["unhashed"],
+                now=0,
+            )
+    held = {to: HeldBlocks(*one["held"]) for (to, _), one in zip(targets, found) if any(one["held"])}
+    with mock.patch("penstock.router.selection.cost.CREDIT_DECAY", decay):
+        price = COSTS[settings.kind]
+        rows = [
+            price(
+                asked,
+                Candidate(to, held.get(to, NOTHING), active.load(to), Speed(*one["speed"]), one["distance"]),
+                settings,
+            )
+            for (to, _), one in zip(targets, found)
+        ]
+        columns = active.columns("aggregated", targets)
+        tiers = [np.array([held.get(to, NOTHING)[tier] for to, _ in targets]) for tier in range(3)]
+        table = CostTable(
+            asked,
+            settings,
+            targets,
+            Candidates(
+                *columns.numbers.copy(),
+                active.shared(columns, chain),
+                tiers[0],
+                tiers[1:] if tiers[1].any() or tiers[2].any() else [],
+                np.array([one["speed"] for one in found]).T,
+                np.array([one["distance"] for one in found]),
+            ),
+            held,
+        )
+    active.check()
+    assert list(table) == rows and [table[place] for place in range(len(rows))] == rows and len(table) == len(rows)
+    assert table.totals == totals_of(rows) and table.active_requests == active_requests_of(rows)
+    assert msgspec.json.encode(table, enc_hook=plain) == msgspec.json.encode(rows)
+    for mode in ("kv", "least_loaded", "power_of_two"):
+        for temperature in (0.0, 0.5):
+            choices = [select(mode, costs, random.Random(1), temperature=temperature) for costs in (table, rows)]
+            assert choices[0] == choices[1]
+    home = targets[len(rows) // 2][0]
+    assert discounted(table, home) == discounted(rows, home) and discounted(table, None) is table

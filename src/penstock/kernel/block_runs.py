@@ -153,13 +153,13 @@ def stretches_of(names: Sequence[int]) -> Sequence[Stretch]:
     return found
 
 
-def plain(value: object) -> list[int]:
-    """Write a chain or stretches as a list of names: what `msgspec` asks for a type that it does not know.
+def plain(value: object) -> list[Any]:
+    """Write a sequence that is kept in another form as a list: what `msgspec` asks for a type that it does not know.
 
     Raises:
         TypeError: it is something else.
     """
-    if isinstance(value, (Chain, Stretches)):
+    if isinstance(value, Sequence):
         return list(value)
     raise TypeError(f"a {type(value).__name__} is no plain data")
 

@@ -4,6 +4,7 @@ Token bytes never pass here: the router receives a request's milestones and the 
 Times are kernel nanoseconds; token and block counts as in `penstock.kernel.values`.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -304,7 +305,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     queued: float
     """Seconds that it waited for a worker."""
-    candidates: list[Cost]
+    candidates: Sequence[Cost]
+    """Made row by row where they are read; what writes a decision down needs `penstock.kernel.block_runs.plain`."""
     excluded: list[Excluded] = []
     expected_cached_tokens: int = 0
     resumed: int = 0

@@ -2,23 +2,26 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from penstock.kernel.hashing import BYTES_PER_TOKEN, TEXT_BLOCK_BYTES
 from penstock.kernel.machine import Nanos, nanos
 from penstock.kernel.statistics import LineFit
 from penstock.kernel.values import Prompt, RequestId, Role, Target, WorkerCard
 from penstock.router.events import Cost
-from penstock.router.kv_index.indexer import EventIndexer, HistoryIndexer
+from penstock.router.kv_index.indexer import EventIndexer, HeldBlocks, HistoryIndexer
 from penstock.router.kv_index.kv_event_stream import KvEventStream
 from penstock.router.prompt_forms import BLOCKS, PromptForm
 from penstock.router.requests.request_queue import RequestQueue
 from penstock.router.requests.routed_request import RoutedRequest
 from penstock.router.requests.stage_graph import FINAL, splits
-from penstock.router.selection.cost import COSTS, TRANSFER_MS_PER_BLOCK, Candidate, Overlapped, RequestDemand, Speed
+from penstock.router.selection.cost import COSTS, NOTHING, TRANSFER_MS_PER_BLOCK, Candidate, RequestDemand, Speed
+from penstock.router.selection.cost_table import Candidates, CostTable
 from penstock.router.selection.session_affinity import SessionAffinity
 from penstock.router.settings import CostSettings, RouterSettings
 from penstock.router.workers.active_sequences import ActiveSequences
@@ -40,7 +43,10 @@ FALLBACK_SHARE = 0.1
 FALLBACK_BURST = 10
 """Most such fallbacks at once, before the share counts."""
 
-_NOTHING = Overlapped()
+COLUMNS_MIN = 24
+"""Candidates from which on they are priced in columns: below, numpy's calls cost more than the candidates."""
+
+Targets = Sequence[tuple[Target, RosterWorker]]
 
 HANDOFF_COUNTS = ("remote", "done", "empty", "failed", "fallback", "lost", "released", "local")
 """Counts of hand-offs: prefills that were sent to a worker of their own, that were handed over, that held nothing, that
@@ -185,28 +191,30 @@ class ModelPool:
 
     # --- overlap and cost -------------------------------------------------------------------------------------------
 
-    def overlaps(self, prompt: Prompt, now: Nanos) -> dict[Target, Overlapped]:
+    def overlaps(self, prompt: Prompt, now: Nanos) -> dict[Target, HeldBlocks]:
         """Return how many leading blocks each target holds, by the best source that is known for it."""
         blocks, text = prompt.blocks, prompt.estimated
         if not self.indexed or not blocks:
             return {}
-        found: dict[Target, Overlapped] = {}
+        found: dict[Target, HeldBlocks] = {}
         if self.history is not None:
             for target, depth in self.history.overlap(blocks, now).items():
                 if text or self.kv_state(target) != "exact":
-                    found[target] = Overlapped(depth, index="approximate")
+                    found[target] = HeldBlocks(depth, source="approximate")
         if text or self.exact is None:
             return found
-        for target, held in self.exact.overlap(blocks).items():
-            known = found.get(target)
-            if known is None or held.device >= known.device:
-                found[target] = Overlapped(held.device, held.host, held.disk, "exact")
+        exact = self.exact.overlap(blocks).items()
+        found.update(
+            [(target, held) for target, held in exact if target not in found or held.device >= found[target].device]
+            if found
+            else exact
+        )
         if self.predicted is not None:
             for target, depth in self.predicted.overlap(blocks, now).items():
-                known = found.get(target, _NOTHING)
+                known = found.get(target, NOTHING)
                 if depth > known.device:
                     beyond = max(0, known.device + known.host - depth)
-                    found[target] = Overlapped(depth, beyond, min(known.disk, beyond + known.disk), "predicted")
+                    found[target] = HeldBlocks(depth, beyond, min(known.disk, beyond + known.disk), "predicted")
         return found
 
     def kv_state(self, target: Target) -> str:
@@ -227,11 +235,11 @@ class ModelPool:
     def costs(
         self,
         request: RoutedRequest,
-        targets: Iterable[tuple[Target, RosterWorker]],
+        targets: Targets,
         now: Nanos,
         stage: Role = "aggregated",
         source: WorkerCard | None = None,
-    ) -> tuple[list[Cost], int]:
+    ) -> tuple[Sequence[Cost], int]:
         """Price every candidate; return the costs and the request's blocks without a hash.
 
         Args:
@@ -243,8 +251,8 @@ class ModelPool:
         overlaps = self.overlaps(prompt, now)
         size = TEXT_BLOCK_BYTES // BYTES_PER_TOKEN if prompt.estimated else self.block_size
         unhashed_blocks = max(0, -(-prompt.isl // size) - len(prompt.blocks))
-        load = self.active.load
-        priced = [(target, worker, load(target)) for target, worker in targets]
+        many, load = len(targets) >= COLUMNS_MIN, self.active.load
+        priced = [] if many else [(target, worker, load(target)) for target, worker in targets]
         demand = RequestDemand(
             prompt=prompt,
             unhashed_blocks=unhashed_blocks,
@@ -257,22 +265,64 @@ class ModelPool:
             handed=source is not None,
             ms_per_block=self.ms_per_block if source is not None else 0.0,
         )
-        price = COSTS[settings.kind]
         usual = self._usual_speed()
+        far = partial(distance, self.settings.handoff.distance, source) if source is not None else None
+        if many:
+            columns = self._columns(prompt.blocks, targets, overlaps, stage, usual, far)
+            return CostTable(demand, settings, targets, columns, overlaps), unhashed_blocks
+        price = COSTS[settings.kind]
         return [
             price(
                 demand,
                 Candidate(
                     target,
-                    overlaps.get(target, _NOTHING),
+                    overlaps.get(target, NOTHING),
                     used,
                     usual if worker.speed is None else self._speed(worker.speed),
-                    1.0 if source is None else distance(self.settings.handoff.distance, source, worker.card),
+                    1.0 if far is None else far(worker.card),
                 ),
                 settings,
             )
             for target, worker, used in priced
         ], unhashed_blocks
+
+    def _columns(
+        self,
+        blocks: Sequence[int],
+        targets: Targets,
+        overlaps: Mapping[Target, HeldBlocks],
+        stage: Role,
+        usual: Speed,
+        far: Callable[[WorkerCard], float] | None,
+    ) -> Candidates:
+        """Return what is known of many candidates in columns."""
+        columns = self.active.columns(stage, targets)
+        place, count = columns.place, len(targets)
+        device, lower = [0] * count, []
+        for target, (held, host, disk, _) in overlaps.items():
+            at = place.get(target)
+            if at is not None:
+                device[at] = held
+                if host or disk:
+                    lower.append((at, host, disk))
+        tiers = list(np.zeros((2, count), dtype=np.int64)) if lower else []
+        for at, host, disk in lower:
+            tiers[0][at], tiers[1][at] = host, disk
+        speeds = msgspec.structs.astuple(usual)
+        if self.settings.cost.kind == "latency":
+            own = [usual if worker.speed is None else self._speed(worker.speed) for _, worker in targets]
+            speeds = tuple(np.array([msgspec.structs.astuple(speed) for speed in own]).T)
+        queued, requests, in_use = columns.numbers.copy()
+        return Candidates(
+            queued,
+            requests,
+            in_use,
+            self.active.shared(columns, blocks),
+            np.array(device),
+            tiers,
+            speeds,
+            1.0 if far is None else np.array([far(worker.card) for _, worker in targets]),
+        )
 
     @property
     def ms_per_block(self) -> float:

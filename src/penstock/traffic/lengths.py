@@ -43,8 +43,8 @@ class Lognormal(msgspec.Struct, frozen=True):
 
     def sample(self, rng: random.Random) -> int:
         """Draw one length."""
-        drawn = rng.lognormvariate(math.log(self.median), self.sigma)
-        return max(self.least, min(self.most, round(drawn)))
+        drawn = round(rng.lognormvariate(math.log(self.median), self.sigma))
+        return self.least if drawn < self.least else self.most if drawn > self.most else drawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,8 +90,7 @@ TENANTS = Plain(prompt=Lognormal(200, 0.9, 4, 4096), answer=Lognormal(200, 0.7, 
 """Many tenants, each with a long system prompt, and short questions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Part of a prompt: a run of ids that stands for the same tokens wherever it is used."""
 
     role: str
@@ -281,21 +280,22 @@ def _interleave(starts: Arrivals, session: Session) -> Iterator[tuple[int, Turn]
     for number, start in enumerate(starts):
         while waiting and waiting[0][0] <= start:
             yield _pop(waiting)
-        _push(waiting, number, session(start))
+        turns = session(start)
+        first = next(turns, None)
+        if first is not None:
+            heapq.heappush(waiting, (first.at, number, first, turns))
     while waiting:
         yield _pop(waiting)
 
 
 def _pop(waiting: list[tuple[float, int, Turn, Iterator[Turn]]]) -> tuple[int, Turn]:
-    _, owner, turn, rest = heapq.heappop(waiting)
-    _push(waiting, owner, rest)
+    _, owner, turn, rest = waiting[0]
+    following = next(rest, None)
+    if following is None:
+        heapq.heappop(waiting)
+    else:
+        heapq.heapreplace(waiting, (following.at, owner, following, rest))
     return owner, turn
-
-
-def _push(waiting: list[tuple[float, int, Turn, Iterator[Turn]]], owner: int, rest: Iterator[Turn]) -> None:
-    turn = next(rest, None)
-    if turn is not None:
-        heapq.heappush(waiting, (turn.at, owner, turn, rest))
 
 
 def _starts(starts: Starts | None, rate: float, rng: random.Random) -> Arrivals:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.kernel.block_runs import plain
 from penstock.kernel.machine import Nanos
 from penstock.router.events import Closed, Decision
 
@@ -44,7 +45,7 @@ class RequestHistory:
         self._closed_max = closed_max
         self._leads: dict[str, Nanos] = {}
         """Decisions of the requests that have not ended."""
-        self._encode = msgspec.json.Encoder().encode
+        self._encode = msgspec.json.Encoder(enc_hook=plain).encode
 
     def decided(self, decision: Decision) -> msgspec.Raw:
         """Remember where a request went and why; return the decision as JSON, so that no caller encodes it again."""

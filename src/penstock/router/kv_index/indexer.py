@@ -3,12 +3,13 @@
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import compress
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import KvEvent, Target
 from penstock.router.kv_index.worker_bitmap import GONE, bits
 
+IndexName = Literal["exact", "approximate", "predicted", "none"]
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 
@@ -55,9 +56,11 @@ class Indexer(Protocol[Answer_co]):
 class HeldBlocks(NamedTuple):
     """What one target holds of a prompt, in blocks: leading ones, then what follows in each lower tier."""
 
-    device: int
+    device: int = 0
     host: int = 0
     disk: int = 0
+    source: IndexName = "exact"
+    """Which index says so; none where none does."""
 
     @property
     def total(self) -> int:

@@ -40,13 +40,17 @@ def eligible(
     pin = pin_of(core, request, stage)
     picky = pin is not None or wish.allowed is not None or event.adapter is not None
     isl = request.prompt.isl
+    if pool.plain and not picky and wish.rank is None and not request.tried:
+        usual = core.roster.usual(model)
+        if usual is not None and isl < usual.isl_max:
+            return Eligible(usual.targets, usual.excluded, False)
     for worker, places in core.roster.places.values():
         card = worker.card
         if card.model != model:
             continue
         if not pool.plain and not _does(pool, worker, stage) and not (event.whole and pin == card.id):
             continue
-        # All of the fleet passes here with every request: the usual answer takes no call.
+        # All of the fleet may pass here with every request: the usual answer takes no call.
         plain = worker.state == "ready" and not worker.cordons and worker.breaker.until is None
         reason = None if plain else worker.why_not(now)
         if reason is None and request.tried and (card.id, card.incarnation) in request.tried:

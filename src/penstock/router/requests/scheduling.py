@@ -1,5 +1,7 @@
 """Scheduling of requests: admits one, lets it wait in the queue, chooses its worker and dispatches it."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from penstock.kernel.machine import Nanos, nanos, seconds
@@ -193,7 +195,7 @@ def _begin_stage(
     pool: ModelPool,
     step: NextStage,
     choice: Selection,
-    costs: list[Cost],
+    costs: Sequence[Cost],
     unhashed_blocks: int,
 ) -> None:
     """Send a request to a stage before its last, and where the protocol asks both at once to the last one as well."""
@@ -244,7 +246,7 @@ def _mode(core: RouterState, stage: Role) -> Mode:
 
 def _decide(
     core: RouterState, request: RoutedRequest, pool: ModelPool, step: NextStage, now: Nanos
-) -> tuple[Selection | None, list[Cost], int]:
+) -> tuple[Selection | None, Sequence[Cost], int]:
     """Choose a target; return the choice, what was priced for it, and the request's blocks without a hash."""
     mode, targets = _mode(core, step.stage), step.eligible.targets
     if mode in BLIND and not _directed(core, request):
@@ -253,7 +255,8 @@ def _decide(
         costs, unhashed_blocks = pool.costs(request, targets[place : place + 1], now, step.stage, step.source)
         return Selection(costs[0], because), costs, unhashed_blocks
     costs, unhashed_blocks = pool.costs(request, targets, now, step.stage, step.source)
-    return _choose(core, request, pool, costs, now, step.stage), costs, unhashed_blocks
+    choice, costs = _choose(core, request, pool, costs, now, step.stage)
+    return choice, costs, unhashed_blocks
 
 
 def preview(core: RouterState, request: RoutedRequest, was: Dispatch, now: Nanos) -> tuple[Selection, Cost] | None:
@@ -287,7 +290,7 @@ def hedge(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
     if not targets or _all_busy(core, pool, targets):
         return
     costs, unhashed_blocks = pool.costs(request, targets, now)
-    choice = _choose(core, request, pool, costs, now, "aggregated")
+    choice, costs = _choose(core, request, pool, costs, now, "aggregated")
     if choice is None:
         return
     cost = choice.cost
@@ -315,7 +318,7 @@ def _send(
     request: RoutedRequest,
     pool: ModelPool,
     choice: Selection,
-    costs: list[Cost],
+    costs: Sequence[Cost],
     step: NextStage,
     handoff: Handoff | None,
 ) -> None:
@@ -361,25 +364,26 @@ def _send(
 
 
 def _choose(
-    core: RouterState, request: RoutedRequest, pool: ModelPool, costs: list[Cost], now: Nanos, stage: Role
-) -> Selection | None:
-    """Take the pin, the session's home or the mode's choice; None where mode direct has no pin."""
+    core: RouterState, request: RoutedRequest, pool: ModelPool, costs: Sequence[Cost], now: Nanos, stage: Role
+) -> tuple[Selection | None, Sequence[Cost]]:
+    """Take the pin, the session's home or the mode's choice, None where mode direct has no pin; with what all cost."""
     wish, mode = request.event.preferences, _mode(core, stage)
     if pin_of(core, request, stage) is not None:
         best = min(costs, key=lambda cost: cost.total)
-        return pinned(best, f"pinned to {best.target} by the request")
+        return pinned(best, f"pinned to {best.target} by the request"), costs
     if mode == "direct":
-        return None
+        return None, costs
     affinity = core.settings.affinity
     if wish.session is not None and affinity.mode != "off":
         home = pool.affinity.target(_home(wish.session, stage), now)
-        if affinity.mode == "hard":
+        if affinity.mode == "soft":
+            costs = discounted(costs, home)
+        elif home is not None:
             for cost in costs:
                 if cost.target == home:
-                    return pinned(cost, f"session {wish.session} is at home on {home}")
-        else:
-            costs[:] = [discounted(cost, home) for cost in costs]
-    return select(mode, costs, core.rng, temperature=_temperature(core, request), turn=pool.placements[stage])
+                    return pinned(cost, f"session {wish.session} is at home on {home}"), costs
+    turn = pool.placements[stage]
+    return select(mode, costs, core.rng, temperature=_temperature(core, request), turn=turn), costs
 
 
 def _temperature(core: RouterState, request: RoutedRequest) -> float:

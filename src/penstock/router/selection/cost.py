@@ -16,12 +16,12 @@ lower tiers, and what the worker's KV in use adds to its decode steps over the e
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 
 from penstock.kernel.values import Prompt, Target
 from penstock.router.events import Cost
+from penstock.router.kv_index.indexer import HeldBlocks
 from penstock.router.settings import CostSettings
 from penstock.router.workers.active_sequences import TargetLoad
 
@@ -30,16 +30,8 @@ CREDIT_DECAY = 0.0
 TRANSFER_MS_PER_BLOCK = 0.05
 """What bringing a block from host, disk or a prefill worker takes, until hand-offs have been measured."""
 
-IndexName = Literal["exact", "approximate", "predicted", "none"]
-
-
-class Overlapped(msgspec.Struct, frozen=True):
-    """Leading prompt blocks that a target holds: ``host`` and ``disk`` count those beyond the tier above."""
-
-    device: int = 0
-    host: int = 0
-    disk: int = 0
-    index: IndexName = "none"
+NOTHING = HeldBlocks(source="none")
+"""What a target holds that is known to hold nothing."""
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -54,7 +46,7 @@ class Candidate(msgspec.Struct, frozen=True):
     """A target and all that a cost function may know of it."""
 
     target: Target
-    overlap: Overlapped
+    overlap: HeldBlocks
     load: TargetLoad
     speed: Speed
     distance: float = 1.0
@@ -89,7 +81,7 @@ def block_cost(demand: RequestDemand, candidate: Candidate, settings: CostSettin
     transfer = 0.0
     if demand.handed:
         transfer = settings.transfer_scale * candidate.distance * _missing(demand, overlap)
-        isl, overlap = 0, _HELD
+        isl, overlap = 0, NOTHING  # no cached block saves any prefill here
     queued, device = load.prefill_tokens, overlap.device
     excess = (queued - demand.least_prefill) / size / (len(blocks) + demand.unhashed_blocks or 1)
     credit = demand.overlap_credit / (1.0 + CREDIT_DECAY * (excess if excess > 0.0 else 0.0)) * device
@@ -115,18 +107,18 @@ def block_cost(demand: RequestDemand, candidate: Candidate, settings: CostSettin
         queue=scale * (work - own),
         transfer=transfer,
         overlap_blocks=candidate.overlap.device,
-        overlap_tokens=_cached_tokens(demand, candidate.overlap),
+        overlap_tokens=cached_tokens(demand, candidate.overlap),
         active_requests=load.requests,
         active_prefill_tokens=queued,
         active_blocks=load.blocks,
-        index=overlap.index,
+        index=overlap.source,
     )
 
 
 def latency_cost(demand: RequestDemand, candidate: Candidate, settings: CostSettings) -> Cost:
     """Predicted milliseconds until the first token, and slow-down of the tokens after it."""
     load, overlap, speed = candidate.load, candidate.overlap, candidate.speed
-    cached = _cached_tokens(demand, overlap)
+    cached = cached_tokens(demand, overlap)
     new = 0 if demand.handed else demand.prompt.isl - cached
     prefill = 1e3 * (speed.prefill_intercept + speed.prefill_slope * new)
     queue = 1e3 * speed.prefill_slope * load.prefill_tokens
@@ -148,23 +140,20 @@ def latency_cost(demand: RequestDemand, candidate: Candidate, settings: CostSett
         active_requests=load.requests,
         active_prefill_tokens=load.prefill_tokens,
         active_blocks=load.blocks,
-        index=overlap.index,
+        index=overlap.source,
     )
 
 
 COSTS: dict[str, CostFunction] = {"blocks": block_cost, "latency": latency_cost}
 
 
-_HELD = Overlapped()
-"""Overlap of a prompt whose KV comes from elsewhere: no cached block saves any prefill here."""
-
-
-def _missing(demand: RequestDemand, overlap: Overlapped) -> int:
+def _missing(demand: RequestDemand, overlap: HeldBlocks) -> int:
     """Return how many of a prompt's blocks a worker does not hold on its device."""
     return max(0, len(demand.prompt.blocks) + demand.unhashed_blocks - overlap.device)
 
 
-def _cached_tokens(demand: RequestDemand, overlap: Overlapped) -> int:
+def cached_tokens(demand: RequestDemand, overlap: HeldBlocks) -> int:
+    """Return the prompt tokens that are expected to come from a target's cache, all tiers."""
     blocks = overlap.device + overlap.host + overlap.disk
     if not blocks:
         return 0

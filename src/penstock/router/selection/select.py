@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.kernel.values import Target
 from penstock.router.events import Cost
+from penstock.router.selection.cost_table import CostTable, active_requests_of, totals_of
 from penstock.router.settings import Mode
 
 SESSION_DISCOUNT = 0.3
@@ -49,11 +50,13 @@ def select(
     if mode == "round_robin" or mode == "random":
         place, because = blind(mode, len(costs), rng, turn)
         return Selection(costs[place], because)
+    places: Sequence[int] = range(len(costs))
     if mode == "least_loaded":
-        return _least_loaded(costs, rng, f"of {_workers(costs)}")
+        return _least_loaded(costs, places, rng, f"of {_workers(costs)}")
     if mode == "power_of_two":
-        pair = list(costs) if len(costs) <= 2 else rng.sample(list(costs), 2)
-        return _least_loaded(pair, rng, "of two drawn at random: " + " and ".join(str(c.target) for c in pair))
+        pair = places if len(costs) <= 2 else rng.sample(places, 2)
+        drawn = " and ".join(str(costs[place].target) for place in pair)
+        return _least_loaded(costs, pair, rng, f"of two drawn at random: {drawn}")
     raise ValueError(f"mode {mode!r} needs a pinned worker: send x-penstock-worker or nvext.backend_instance_id")
 
 
@@ -76,12 +79,12 @@ def probabilities(totals: Sequence[float], temperature: float) -> list[float]:
 
 
 def _cheapest(costs: Sequence[Cost], rng: random.Random) -> Selection:
-    totals = [cost.total for cost in costs]
+    totals = list(totals_of(costs))
     low = min(totals)
     equal = totals.count(low)
     if equal > 1:
-        ties = [cost for cost in costs if cost.total == low]
-        chosen = ties[int(rng.random() * equal)]
+        ties = [place for place, total in enumerate(totals) if total == low]
+        chosen = costs[ties[int(rng.random() * equal)]]
         return Selection(chosen, f"{_price(chosen)}, drawn among {equal} equal ones")
     at = totals.index(low)
     chosen = costs[at]
@@ -94,16 +97,18 @@ def _cheapest(costs: Sequence[Cost], rng: random.Random) -> Selection:
 
 
 def _sampled(costs: Sequence[Cost], rng: random.Random, temperature: float) -> Selection:
-    shares = probabilities([cost.total for cost in costs], temperature)
-    cost, share = rng.choices(list(zip(costs, shares)), weights=shares)[0]
-    return Selection(cost, f"{_price(cost)}, drawn with probability {share:.2f} at temperature {temperature:g}")
+    shares = probabilities(totals_of(costs), temperature)
+    place = rng.choices(range(len(costs)), weights=shares)[0]
+    cost = costs[place]
+    return Selection(cost, f"{_price(cost)}, drawn with probability {shares[place]:.2f} at temperature {temperature:g}")
 
 
-def _least_loaded(costs: Sequence[Cost], rng: random.Random, whom: str) -> Selection:
-    least = min(cost.active_requests for cost in costs)
-    ties = [cost for cost in costs if cost.active_requests == least]
+def _least_loaded(costs: Sequence[Cost], places: Sequence[int], rng: random.Random, whom: str) -> Selection:
+    running = active_requests_of(costs)
+    least = min(running[place] for place in places)
+    ties = [place for place in places if running[place] == least]
     chosen = ties[0] if len(ties) == 1 else ties[int(rng.random() * len(ties))]
-    return Selection(chosen, f"fewest running requests ({least}), {whom}")
+    return Selection(costs[chosen], f"fewest running requests ({least}), {whom}")
 
 
 def _price(cost: Cost) -> str:
@@ -119,9 +124,12 @@ def pinned(cost: Cost, by: str) -> Selection:
     return Selection(cost, f"{by}; {_price(cost)}")
 
 
-def discounted(cost: Cost, home: Target | None) -> Cost:
+def discounted(costs: Sequence[Cost], home: Target | None) -> Sequence[Cost]:
     """Take the soft session discount off the home target's cost."""
-    if home is None or cost.target != home:
-        return cost
     left = 1.0 - SESSION_DISCOUNT
-    return msgspec.structs.replace(cost, total=cost.total * left, discount=left)
+    if home is None:
+        return costs
+    if isinstance(costs, CostTable):
+        return costs.discounted(home, left)
+    replace = msgspec.structs.replace
+    return [replace(cost, total=cost.total * left, discount=left) if cost.target == home else cost for cost in costs]

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import Target, WorkerCard, WorkerId
+from penstock.router.events import Excluded
 from penstock.router.workers.circuit_breaker import CircuitBreaker
 
 State = Literal["joined", "ready", "draining"]
@@ -64,6 +65,17 @@ def _place(worker: RosterWorker) -> tuple[RosterWorker, list[tuple[Target, Roste
     return worker, [(target, worker) for target in worker.targets]
 
 
+class UsualCandidates(NamedTuple):
+    """What a request without wishes finds of a model: candidates, and those excluded by their state.
+
+    ``isl_max``: the least maximum context length of the candidates; a longer prompt has to look at each.
+    """
+
+    targets: list[tuple[Target, RosterWorker]]
+    excluded: list[Excluded]
+    isl_max: float
+
+
 class Roster:
     """All workers by id. An event about an epoch that is not the present one is ignored and counted."""
 
@@ -74,12 +86,39 @@ class Roster:
         self.epochs: dict[WorkerId, int] = {}
         """Last known epoch of every worker, gone ones included, so that a late event of theirs is known as late."""
         self.stale = 0
+        self._usual: dict[str, UsualCandidates] = {}
+        """By model, until anything about a worker changes."""
 
     def __iter__(self) -> Iterator[RosterWorker]:
         return iter(self.workers.values())
 
     def get(self, worker: WorkerId) -> RosterWorker | None:
         return self.workers.get(worker)
+
+    def changed(self) -> None:
+        """What makes a worker a candidate has changed: its state, its cordons, its breaker or its card."""
+        self._usual.clear()
+
+    def usual(self, model: str) -> UsualCandidates | None:
+        """Return the candidates of a model for a request without wishes; None while a breaker makes it depend on time.
+
+        Cost: constant, but for the first call after a change.
+        """
+        known = self._usual.get(model)
+        if known is None:
+            places = [place for place in self.places.values() if place[0].card.model == model]
+            if any(worker.breaker.until is not None for worker, _ in places):
+                return None
+            known = self._usual[model] = UsualCandidates([], [], float("inf"))
+            for worker, targets in places:
+                reason = worker.why_not(0)
+                if reason is None:
+                    known.targets.extend(targets)
+                else:
+                    known.excluded.extend([Excluded(target=target, reason=reason) for target, _ in targets])
+            lengths = [worker.card.max_len for _, worker in known.targets if worker.card.max_len is not None]
+            known = self._usual[model] = known._replace(isl_max=min(lengths, default=known.isl_max))
+        return known
 
     def join(self, card: WorkerCard, ready: bool, now: Nanos) -> RosterWorker | None:
         """Take a worker in; return it where it is new (or came back with a newer epoch), None where it is known.
@@ -95,6 +134,7 @@ class Roster:
             if ready and known.state == "joined":
                 self.move(card.id, card.epoch, "ready", now)
             return None
+        self.changed()
         worker = RosterWorker(card, "ready" if ready else "joined", now)
         self.workers[card.id] = worker
         self.places[card.id] = _place(worker)
@@ -103,6 +143,7 @@ class Roster:
 
     def renew(self, card: WorkerCard, ready: bool, now: Nanos) -> None:
         """The engine of a worker that is known goes on under a newer epoch; what it has counted stays."""
+        self.changed()
         worker = self.workers[card.id]
         worker.card, worker.state, worker.since = card, "ready" if ready else "joined", now
         self.places[card.id] = _place(worker)
@@ -121,6 +162,7 @@ class Roster:
         if state != found.state:
             found.state = state
             found.since = now
+            self.changed()
         return True
 
     def leave(self, worker: WorkerId, epoch: int) -> RosterWorker | None:
@@ -129,6 +171,7 @@ class Roster:
         if found is None or found.card.epoch != epoch:
             self.stale += 1
             return None
+        self.changed()
         del self.workers[worker], self.places[worker]
         return found
 
@@ -145,8 +188,13 @@ class Roster:
         self.places = {worker.card.id: _place(worker) for worker in workers}
         self.epochs = dict(state["epochs"])
         self.stale = state["stale"]
+        self.changed()
 
     def check(self) -> None:
+        known = dict(self._usual)
+        self.changed()
+        if known != {model: self.usual(model) for model in known}:
+            raise InvariantError("the usual candidates are not those that a fresh look finds")
         if [worker for worker, _ in self.places.values()] != list(self.workers.values()):
             raise InvariantError("the candidates are not the workers")
         for worker, entry in self.workers.items():

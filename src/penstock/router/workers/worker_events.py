@@ -96,6 +96,7 @@ def cordoned(core: RouterState, now: Nanos, event: WorkerCordoned) -> None:
         core.note("worker_cordoned", f"worker {event.worker}: {event.reason}", worker=event.worker)
     elif not event.on and event.reason in worker.cordons:
         worker.cordons.remove(event.reason)
+    core.roster.changed()
     core.freed[worker.card.model] = None
 
 
@@ -117,6 +118,7 @@ def failure_of(core: RouterState, now: Nanos, name: WorkerId, reason: str, *, at
         return
     worker.failures += 1
     if worker.breaker.failed(now, core.settings.breaker) and worker.breaker.until is not None:
+        core.roster.changed()
         core.note(
             "breaker_opened",
             f"worker {name} takes no requests for {seconds(worker.breaker.until - now):.1f} s: "

@@ -25,6 +25,7 @@ import msgspec
 import penstock
 from penstock.config.redact import without_secrets
 from penstock.config.settings.cluster_settings import RunSettings
+from penstock.kernel.block_runs import plain
 from penstock.kernel.errors import ConfigError
 from penstock.runtime.records.segments import SEGMENTS, rotate
 
@@ -113,7 +114,7 @@ class LineWriter:
         self.failing: str | None = None
         self._lines: list[bytes] = []
         self._most = lines_max
-        self._encode = msgspec.json.Encoder().encode
+        self._encode = msgspec.json.Encoder(enc_hook=plain).encode
         self._lock = threading.Lock()
 
     def write(self, record: Any) -> None:

@@ -33,7 +33,9 @@ class RunIndex:
     def overlap(self, blocks: Chain, now: Nanos = 0) -> dict[Target, HeldBlocks]:
         """Count, per target, how many leading blocks of a prompt it holds; those that hold nothing are absent."""
         self.counters.finds += 1
-        return {target: HeldBlocks(depth) for target, depth in self._reach.overlap(blocks).items()}
+        depths = self._reach.overlap(blocks)
+        held = {depth: HeldBlocks(depth) for depth in set(depths.values())}
+        return {target: held[depth] for target, depth in depths.items()}
 
     def join(self, target: Target, *, native: bool, alike: str | None = None, copies: bool = False) -> None:
         """Names of runs are the same everywhere: there is nothing to know beforehand."""

@@ -62,9 +62,10 @@ class RunReach:
             if held is None:
                 break
             here = held if on is None else {target: held[target] for target in on if target in held}
-            for target, blocks in here.items():
-                found[target] = before + (blocks if blocks < count else count)
             on = {target: blocks for target, blocks in here.items() if blocks >= count}
+            found.update(dict.fromkeys(on, before + count))
+            if len(on) < len(here):
+                found.update([(target, before + blocks) for target, blocks in here.items() if blocks < count])
             if not on:
                 break
             before += count

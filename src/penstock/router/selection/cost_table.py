@@ -1,0 +1,173 @@
+"""Cost table of many candidates: `penstock.router.selection.cost` over numpy columns, to the last bit the same.
+
+A row is made when it is read. In a simulation most decisions are never read.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.kernel.values import Target
+from penstock.router.events import Cost
+from penstock.router.kv_index.indexer import HeldBlocks
+from penstock.router.selection import cost
+from penstock.router.selection.cost import NOTHING, RequestDemand, cached_tokens
+from penstock.router.settings import CostSettings
+
+Column = npt.NDArray[Any]
+"""A number for each candidate."""
+
+
+class Candidates(NamedTuple):
+    """What a cost function may know of many candidates; see `penstock.router.selection.cost.Candidate`."""
+
+    queued: Column
+    """Tokens still to prefill."""
+    requests: Column
+    blocks: Column
+    """In use."""
+    shared: Column
+    """Leading blocks of the prompt among those in use."""
+    device: Column
+    lower: Sequence[Column]
+    """Blocks in host memory and on disk; empty where no candidate has any."""
+    speed: Sequence[Column | float]
+    distance: Column | float
+
+
+class CostTable(Sequence[Cost]):
+    """What candidates would cost, in their order.
+
+    Args:
+        targets: the candidates, each with anything behind it.
+        overlaps: what targets hold of the prompt; those that hold nothing are absent.
+    Cost: some 15 us, and 1 us for each row that is read.
+    """
+
+    def __init__(
+        self,
+        demand: RequestDemand,
+        settings: CostSettings,
+        targets: Sequence[tuple[Target, Any]],
+        candidates: Candidates,
+        overlaps: Mapping[Target, HeldBlocks],
+    ) -> None:
+        price = _latency_terms if settings.kind == "latency" else _block_terms
+        total, *terms = price(demand, candidates, settings)
+        self.totals: list[float] = total.tolist()
+        """What is compared; lower wins."""
+        self._columns = [*terms, candidates.queued, candidates.requests, candidates.blocks]
+        self._demand, self._in_blocks, self._targets = demand, settings.kind == "blocks", targets
+        self._overlaps = overlaps
+        self._discounts: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    @overload
+    def __getitem__(self, index: int) -> Cost: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Cost]: ...
+    def __getitem__(self, index: int | slice) -> Cost | list[Cost]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        return self._row(index, [one[index].item() if isinstance(one, np.ndarray) else one for one in self._columns])
+
+    def __iter__(self) -> Iterator[Cost]:
+        columns = [one.tolist() if isinstance(one, np.ndarray) else [one] * len(self) for one in self._columns]
+        return map(self._row, range(len(self)), zip(*columns, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    @property
+    def active_requests(self) -> list[int]:
+        """Requests running on each candidate."""
+        found: list[int] = self._columns[-2].tolist()
+        return found
+
+    def discounted(self, home: Target, left: float) -> "CostTable":
+        """Let a target, if it is a candidate, cost only so much of its total; return the table."""
+        for place, (target, _) in enumerate(self._targets):
+            if target == home:
+                self.totals[place] *= left
+                self._discounts[place] = left
+        return self
+
+    def _row(self, place: int, numbers: Sequence[Any]) -> Cost:
+        prefill, decode, queue, transfer, queued, requests, blocks = numbers
+        target = self._targets[place][0]
+        overlap = self._overlaps.get(target, NOTHING)
+        return Cost(
+            target=target,
+            unit="blocks" if self._in_blocks else "ms",
+            total=self.totals[place],
+            prefill=prefill,
+            decode=decode,
+            queue=queue,
+            transfer=transfer,
+            overlap_blocks=overlap.device,
+            overlap_tokens=cached_tokens(self._demand, overlap),
+            active_requests=requests,
+            active_prefill_tokens=queued,
+            active_blocks=blocks,
+            discount=self._discounts.get(place, 1.0),
+            index="none" if self._in_blocks and self._demand.handed else overlap.source,
+        )
+
+
+def _block_terms(demand: RequestDemand, of: Candidates, settings: CostSettings) -> Sequence[Any]:
+    """Return total, prefill, decode, queue and transfer, as `penstock.router.selection.cost.block_cost` does."""
+    size, prompt, blocks = demand.block_size, demand.prompt, len(demand.prompt.blocks)
+    isl, lower = prompt.isl, of.lower
+    saved: Column | int = of.device
+    transfer: Column | float = 0.0
+    if demand.handed:
+        transfer = settings.transfer_scale * of.distance * _missing(demand, of)
+        isl, saved, lower = 0, 0, ()
+    worth: Any = demand.overlap_credit
+    if cost.CREDIT_DECAY:
+        excess = (of.queued - of.queued.min()) / size / (blocks + demand.unhashed_blocks or 1)
+        worth = worth / (1.0 + cost.CREDIT_DECAY * np.maximum(excess, 0.0))
+    queue = of.queued / size
+    work = queue + isl / size - worth * saved
+    if lower:
+        work = work - (settings.host_credit * lower[0] + settings.disk_credit * lower[1])
+    work = np.maximum(work, 0.0)
+    own = np.maximum(work - queue, 0.0)
+    in_use = of.blocks + (blocks + demand.unhashed_blocks) - of.shared
+    decode = settings.decode_scale * (in_use + settings.request_weight * of.requests)
+    scale = settings.prefill_scale
+    return scale * work + decode + transfer, scale * own, decode, scale * (work - own), transfer
+
+
+def _latency_terms(demand: RequestDemand, of: Candidates, settings: CostSettings) -> Sequence[Any]:
+    """Return the same as `penstock.router.selection.cost.latency_cost` does."""
+    intercept, slope, decode_slope = of.speed
+    size, isl = demand.block_size, demand.prompt.isl
+    lower = of.lower[0] + of.lower[1] if of.lower else 0
+    new = 0 if demand.handed else isl - np.minimum((of.device + lower) * size, max(0, isl - 1) // size * size)
+    prefill = 1e3 * (intercept + slope * new)
+    queue = 1e3 * slope * of.queued
+    transfer = cost.TRANSFER_MS_PER_BLOCK * lower
+    if demand.handed:
+        transfer = demand.ms_per_block * of.distance * _missing(demand, of)
+    in_use = of.blocks + (len(demand.prompt.blocks) + demand.unhashed_blocks) - of.shared
+    decode = 1e3 * decode_slope * in_use * demand.osl
+    return prefill + queue + transfer + decode, prefill, decode, queue, transfer
+
+
+def _missing(demand: RequestDemand, of: Candidates) -> Any:
+    return np.maximum(len(demand.prompt.blocks) + demand.unhashed_blocks - of.device, 0)
+
+
+def totals_of(costs: Sequence[Cost]) -> list[float]:
+    """Return the totals of a table or of a list of costs."""
+    return costs.totals if isinstance(costs, CostTable) else [one.total for one in costs]
+
+
+def active_requests_of(costs: Sequence[Cost]) -> list[int]:
+    """Return the running requests of the candidates of a table or of a list of costs."""
+    return costs.active_requests if isinstance(costs, CostTable) else [one.active_requests for one in costs]
