@@ -23,7 +23,7 @@ PRONOUN_ENGLISH = {
 """Words that say how a value came instead of what it is; the glossary has the noun."""
 PRONOUN_ENGLISH_WRITTEN = {"plugin_asked"}
 """Fields of snapshots: another name would change the bytes of old journals."""
-PRONOUN_ENGLISH_LEFT = {"config": 11, "kernel": 5, "router": 26, "simulate": 24}
+PRONOUN_ENGLISH_LEFT = {"config": 10, "kernel": 1, "router": 11}
 """Rooms that still have some, with how many there are at most: empty it when they are renamed."""
 PROMPT_LENGTHS = 8
 """Classes that may have a field ``isl``; others hold a `RequestShape`, or a request that has one."""

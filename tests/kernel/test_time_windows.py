@@ -120,7 +120,7 @@ def test_loads_come_back_as_they_were_and_names_are_shared() -> None:
 
 
 def test_the_oldest_windows_go() -> None:
-    line = Timeline(5.0, kept=3)
+    line = Timeline(5.0, windows_max=3)
     for at in (0.0, 5.0, 10.0, 15.0):
         line.arrived(at, 1)
     assert sorted(line.windows) == [1, 2, 3]

@@ -17,26 +17,26 @@ T = TypeVar("T")
 class NewerVersion(PenstockError):
     """A message is of a newer major version than this process understands; it is refused, never guessed at."""
 
-    def __init__(self, what: str, said: int, known: int) -> None:
+    def __init__(self, what: str, version: int, known: int) -> None:
         super().__init__(
-            f"{what} has version {said}, and this process reads up to {known}",
+            f"{what} has version {version}, and this process reads up to {known}",
             hint="processes of one cluster run the same release; update this one",
         )
-        self.version = said
+        self.version = version
 
 
 class _Versioned(msgspec.Struct):
     version: int = 1
 
 
-def refuse_newer(said: int, known: int, what: str) -> None:
+def refuse_newer(version: int, known: int, what: str) -> None:
     """Refuse a version above the one that is known.
 
     Raises:
         NewerVersion: it is.
     """
-    if said > known:
-        raise NewerVersion(what, said, known)
+    if version > known:
+        raise NewerVersion(what, version, known)
 
 
 class VersionedDecoder:

@@ -127,12 +127,12 @@ class Timeline:
 
     Args:
         width: seconds of a window.
-        kept: most windows that are kept, the oldest go; None keeps all.
+        windows_max: most windows that are kept, the oldest go; None keeps all.
     """
 
-    def __init__(self, width: float, kept: int | None = None) -> None:
+    def __init__(self, width: float, windows_max: int | None = None) -> None:
         self.width = width
-        self.kept = kept
+        self.windows_max = windows_max
         self.windows: dict[int, TimeWindow] = {}
 
     def window(self, at: float) -> TimeWindow:
@@ -141,9 +141,9 @@ class Timeline:
         found = self.windows.get(number)
         if found is None:
             found = self.windows[number] = TimeWindow()
-            if self.kept is not None:
+            if self.windows_max is not None:
                 # Made in the order of time, so the first in the dict is the oldest.
-                while len(self.windows) > self.kept or next(iter(self.windows)) <= number - self.kept:
+                while len(self.windows) > self.windows_max or next(iter(self.windows)) <= number - self.windows_max:
                     del self.windows[next(iter(self.windows))]
         return found
 

@@ -147,7 +147,8 @@ class ModelPool:
         wire = None if card.handoff is None else (card.handoff, card.layout)
         if wire is not None and staged and self.wire is not None and not _alike(wire, self.wire):
             return (
-                f"it hands KV over as {_told(wire)}, the other workers of {self.model} as {_told(self.wire)}: "
+                f"it hands KV over as {_wire_text(wire)}, "
+                f"the other workers of {self.model} as {_wire_text(self.wire)}: "
                 "what one writes the other could not read"
             )
         if wire is not None and staged and (self.wire is None or self.wire[1] is None):
@@ -471,5 +472,5 @@ def _alike(one: tuple[str, str | None], other: tuple[str, str | None]) -> bool:
     return one[0] == other[0] and (one[1] == other[1] or one[1] is None or other[1] is None)
 
 
-def _told(wire: tuple[str, str | None]) -> str:
+def _wire_text(wire: tuple[str, str | None]) -> str:
     return wire[0] if wire[1] is None else f"{wire[0]} with layout {wire[1]}"

@@ -58,7 +58,7 @@ HANDLERS: Mapping[type[Event], Callable[[RouterState, Nanos, Any], None]] = {
     events.ReplayEnded: kv_event_handlers.replay_ended,
     events.KvSourceLost: kv_event_handlers.source_lost,
     events.PeerUpdate: replica_sync.peer_update,
-    events.PeerGone: replica_sync.peer_gone,
+    events.PeerGone: replica_sync.peer_left,
     events.SettingsChanged: settings_change.settings_changed,
     Woken: woken,
 }

@@ -132,13 +132,13 @@ class EffectHandlers:
 
     def broken(self, worker: SimulatedWorker, now: Nanos, why: str) -> list[Event]:
         """Everything that a worker runs breaks off: return the events for the router."""
-        told: list[Event] = []
+        failures: list[Event] = []
         for key, id in worker.running.items():
             opened = self.open.get(id)
             if opened is None:
                 continue
             if key in worker.stages:
-                told.append(routing.Failed(id=id, attempt=_attempt(key), reason=why, retryable=True))
+                failures.append(routing.Failed(id=id, attempt=_attempt(key), reason=why, retryable=True))
                 continue
             # Before the first token came, nothing is out, even where it would come at this very moment.
             out = 0 if opened.first is None else worker.engine.tokens_at(key, now)
@@ -149,12 +149,12 @@ class EffectHandlers:
                 # The trace has no names for a request's own output: only the prompt can be found in a cache again.
                 isl = opened.request.isl + opened.got
                 resume = routing.Resume(prompt=Prompt(isl, opened.blocks), tokens=opened.got)
-            told.append(
+            failures.append(
                 routing.Failed(id=id, attempt=_attempt(key), reason=why, retryable=not opened.got, resume=resume)
             )
         worker.running.clear()
         worker.stages.clear()
-        return told
+        return failures
 
     def cut_off(self, worker: SimulatedWorker, now: Nanos) -> list[Answer]:
         """A worker is about to be gone: return events for workers that wait for its KV, or hold some for it."""
@@ -176,19 +176,19 @@ class EffectHandlers:
 
     # --- what becomes of effects -------------------------------------------------------------------------------------
 
-    def _dispatched(self, now: Nanos, sender: str, word: routing.Dispatch) -> Iterable[Answer]:
-        self._decided(word.decision)
-        worker = self._fleet.workers.get(word.target.worker)
-        if worker is None or worker.card.epoch != word.card.epoch:
+    def _dispatched(self, now: Nanos, sender: str, effect: routing.Dispatch) -> Iterable[Answer]:
+        self._decided(effect.decision)
+        worker = self._fleet.workers.get(effect.target.worker)
+        if worker is None or worker.card.epoch != effect.card.epoch:
             gone = "connection refused: it is gone"
-            return ((now, ROUTER, routing.Failed(id=word.id, attempt=word.attempt, reason=gone, retryable=True)),)
-        opened = self.open[word.id]
-        key = f"{word.id}.{word.attempt}"
-        worker.running[key] = word.id
-        isl, leg, last = opened.request.isl + opened.got, leg_of(word), word.stage in FINAL
+            return ((now, ROUTER, routing.Failed(id=effect.id, attempt=effect.attempt, reason=gone, retryable=True)),)
+        opened = self.open[effect.id]
+        key = f"{effect.id}.{effect.attempt}"
+        worker.running[key] = effect.id
+        isl, leg, last = opened.request.isl + opened.got, leg_of(effect), effect.stage in FINAL
         if not last:
             worker.stages.add(key)
-        if leg is not None and word.stage == "prefill":
+        if leg is not None and effect.stage == "prefill":
             self.handoffs.makes(leg, worker, key)
         elif leg is not None and last:
             self.handoffs.takes(leg, worker, key)
@@ -196,19 +196,19 @@ class EffectHandlers:
             id=RequestId(key),
             prompt=Prompt(isl, opened.blocks),
             max_tokens=opened.request.osl - opened.got if last else 1,
-            hold=word.stage == "prefill",
+            hold=effect.stage == "prefill",
             remote=isl if leg is not None and last else 0,
         )
         return ((now, worker.id, submit),)
 
-    def _pull(self, now: Nanos, sender: str, told: engine.PullKv) -> Iterable[Answer]:
-        return self.handoffs.start_fetch(now, told)
+    def _pull(self, now: Nanos, sender: str, effect: engine.PullKv) -> Iterable[Answer]:
+        return self.handoffs.start_fetch(now, effect)
 
-    def _transferred(self, now: Nanos, sender: str, told: Transferred) -> Iterable[Answer]:
-        return [*self.handoffs.arrived(now, told), *self._drained(now)]
+    def _transferred(self, now: Nanos, sender: str, effect: Transferred) -> Iterable[Answer]:
+        return [*self.handoffs.arrived(now, effect), *self._drained(now)]
 
-    def _released(self, now: Nanos, sender: str, word: routing.Release) -> Iterable[Answer]:
-        return [*self.handoffs.unwanted(now, (word.id, word.attempt)), *self._drained(now)]
+    def _released(self, now: Nanos, sender: str, effect: routing.Release) -> Iterable[Answer]:
+        return [*self.handoffs.unwanted(now, (effect.id, effect.attempt)), *self._drained(now)]
 
     def _drained(self, now: Nanos) -> list[Answer]:
         """Let go of the workers that were drained and from which everything has been fetched."""
@@ -222,81 +222,81 @@ class EffectHandlers:
         card = self._fleet.flip(worker, worker.becomes)
         return [(now, ROUTER, routing.WorkerJoined(card=card))]
 
-    def _aborted(self, now: Nanos, sender: str, word: routing.Abort) -> Iterable[Answer]:
-        key = f"{word.id}.{word.attempt}"
-        worker = self._fleet.workers.get(word.target.worker)
+    def _aborted(self, now: Nanos, sender: str, effect: routing.Abort) -> Iterable[Answer]:
+        key = f"{effect.id}.{effect.attempt}"
+        worker = self._fleet.workers.get(effect.target.worker)
         if worker is None or worker.running.pop(key, None) is None:
             return ()
         if key in worker.stages:
             worker.stages.discard(key)
-            freed = self.handoffs.lost(now, (word.id, word.attempt))
+            freed = self.handoffs.lost(now, (effect.id, effect.attempt))
         else:
             freed = self.handoffs.given_up(now, key, release=True)
         return ((now, worker.id, engine.AbortRequest(id=RequestId(key))), *freed)
 
-    def _first_token(self, now: Nanos, sender: str, told: engine.EngineFirstToken) -> Iterable[Answer]:
+    def _first_token(self, now: Nanos, sender: str, effect: engine.EngineFirstToken) -> Iterable[Answer]:
         worker = self._fleet.workers[WorkerId(sender)]
-        id = None if told.id in worker.stages else worker.running.get(told.id)
+        id = None if effect.id in worker.stages else worker.running.get(effect.id)
         opened = None if id is None else self.open.get(id)
         if id is None or opened is None:
             return ()
         if opened.first is None:
-            opened.first = told.at
-        return ((told.at, ROUTER, routing.FirstToken(id=id, attempt=_attempt(told.id))),)
+            opened.first = effect.at
+        return ((effect.at, ROUTER, routing.FirstToken(id=id, attempt=_attempt(effect.id))),)
 
-    def _finished(self, now: Nanos, sender: str, told: engine.EngineFinished) -> Iterable[Answer]:
+    def _finished(self, now: Nanos, sender: str, effect: engine.EngineFinished) -> Iterable[Answer]:
         worker = self._fleet.workers[WorkerId(sender)]
-        id = worker.running.pop(told.id, None)
+        id = worker.running.pop(effect.id, None)
         answers: list[Answer] = []
-        if told.id in worker.stages:
-            worker.stages.discard(told.id)
-            if id is not None and told.reason != "abort":
-                answers += self._staged(id, told)
-        elif id is not None and told.reason != "abort":
+        if effect.id in worker.stages:
+            worker.stages.discard(effect.id)
+            if id is not None and effect.reason != "abort":
+                answers += self._staged(id, effect)
+        elif id is not None and effect.reason != "abort":
             opened = self.open[id]
-            opened.got += told.tokens
-            opened.last = told.at
-            self._made += told.tokens
-            done = routing.Finished(id=id, attempt=_attempt(told.id), tokens=opened.got, cached=told.cached)
-            answers.append((told.at, ROUTER, done))
-        self.preemptions += told.preemptions
+            opened.got += effect.tokens
+            opened.last = effect.at
+            self._made += effect.tokens
+            done = routing.Finished(id=id, attempt=_attempt(effect.id), tokens=opened.got, cached=effect.cached)
+            answers.append((effect.at, ROUTER, done))
+        self.preemptions += effect.preemptions
         if worker.state == "draining" and worker.idle:
             answers += self.done(worker, now)
         return answers
 
-    def _staged(self, id: RequestId, told: engine.EngineFinished) -> list[Answer]:
+    def _staged(self, id: RequestId, effect: engine.EngineFinished) -> list[Answer]:
         """A stage before a request's last one is done."""
-        attempt = _attempt(told.id)
-        done = routing.Staged(id=id, attempt=attempt, kv_retained=told.blocks_retained > 0, cached=told.cached)
-        freed = self.handoffs.prefilled(told.at, (id, attempt)) if told.blocks_retained else ()
+        attempt = _attempt(effect.id)
+        done = routing.Staged(id=id, attempt=attempt, kv_retained=effect.blocks_retained > 0, cached=effect.cached)
+        freed = self.handoffs.prefilled(effect.at, (id, attempt)) if effect.blocks_retained else ()
         # Where the request has ended meanwhile, its KV is only let go.
-        return [*freed, *([(told.at, ROUTER, done)] if id in self.open else [])]
+        return [*freed, *([(effect.at, ROUTER, done)] if id in self.open else [])]
 
-    def _rejected(self, now: Nanos, sender: str, told: engine.EngineRejected) -> Iterable[Answer]:
-        id = self._fleet.workers[WorkerId(sender)].running.pop(told.id, None)
+    def _rejected(self, now: Nanos, sender: str, effect: engine.EngineRejected) -> Iterable[Answer]:
+        id = self._fleet.workers[WorkerId(sender)].running.pop(effect.id, None)
         if id is None:
             return ()
         failed = routing.Failed(
-            id=id, attempt=_attempt(told.id), reason=told.why, retryable=False, worker_at_fault=False, status=400
+            id=id, attempt=_attempt(effect.id), reason=effect.why, retryable=False, worker_at_fault=False, status=400
         )
-        return ((told.at, ROUTER, failed),)
+        return ((effect.at, ROUTER, failed),)
 
-    def _kv_changed(self, now: Nanos, sender: str, told: engine.KvChanged) -> Iterable[Answer]:
+    def _kv_changed(self, now: Nanos, sender: str, effect: engine.KvChanged) -> Iterable[Answer]:
         worker = self._fleet.workers.get(WorkerId(sender))
         pool = self._router.pools.get(self._plan.model)
         if worker is None or pool is None or pool.exact is None:
             return ()  # no listener: without a weight on overlap no index is kept
         batch = routing.KvObserved(
-            worker=worker.id, rank=0, epoch=worker.card.incarnation, sequence=worker.sequence, events=told.events
+            worker=worker.id, rank=0, epoch=worker.card.incarnation, sequence=worker.sequence, events=effect.events
         )
         worker.sequence += 1
         return ((now, ROUTER, batch),)
 
-    def _replay_wanted(self, now: Nanos, sender: str, word: routing.ReplayWanted) -> Iterable[Answer]:
-        raise InvariantError(f"the router misses KV events of {word.worker}, although none can be lost here")
+    def _replay_wanted(self, now: Nanos, sender: str, effect: routing.ReplayWanted) -> Iterable[Answer]:
+        raise InvariantError(f"the router misses KV events of {effect.worker}, although none can be lost here")
 
-    def _noted(self, now: Nanos, sender: str, word: routing.OperatorNote) -> Iterable[Answer]:
-        self.notes[word.kind] = self.notes.get(word.kind, 0) + 1
+    def _noted(self, now: Nanos, sender: str, effect: routing.OperatorNote) -> Iterable[Answer]:
+        self.notes[effect.kind] = self.notes.get(effect.kind, 0) + 1
         return ()
 
     def _ended(self, now: Nanos, sender: str, closed: routing.Closed) -> Iterable[Answer]:

@@ -47,61 +47,61 @@ class KvTransfers:
     fetched: int = 0
     recomputed: int = 0
     """Fetches that failed, so that the engine computed the prompt itself."""
-    _held: dict[Leg, HeldKv] = field(default_factory=dict)
+    _offers: dict[Leg, HeldKv] = field(default_factory=dict)
     _fetches: dict[str, KvFetch] = field(default_factory=dict)
 
     def makes(self, leg: Leg, worker: SimulatedWorker, key: str) -> None:
         """A worker is to make KV."""
-        self._held[leg] = HeldKv(worker.id, key)
+        self._offers[leg] = HeldKv(worker.id, key)
 
     def takes(self, leg: Leg, worker: SimulatedWorker, key: str) -> None:
         """A worker is to take KV."""
         self._fetches[key] = KvFetch(leg, worker.id)
-        held = self._held.get(leg)
-        if held is not None:
-            held.fetch = key
+        offer = self._offers.get(leg)
+        if offer is not None:
+            offer.fetch = key
 
     def prefilled(self, now: Nanos, leg: Leg) -> Iterable[Answer]:
         """The KV is there, in full."""
-        held = self._held[leg]
-        held.done = True
-        self.fleet.workers[held.worker].kv_retained.add(held.key)
-        if held.unwanted:
+        offer = self._offers[leg]
+        offer.done = True
+        self.fleet.workers[offer.worker].kv_retained.add(offer.key)
+        if offer.unwanted:
             return self._release(now, leg)
-        fetch = None if held.fetch is None else self._fetches.get(held.fetch)
-        if held.fetch is None or fetch is None or fetch.tokens is None:
+        fetch = None if offer.fetch is None else self._fetches.get(offer.fetch)
+        if offer.fetch is None or fetch is None or fetch.tokens is None:
             return ()
-        return self._move(now, held.fetch, fetch)
+        return self._move(now, offer.fetch, fetch)
 
-    def start_fetch(self, now: Nanos, told: engine.PullKv) -> Iterable[Answer]:
+    def start_fetch(self, now: Nanos, effect: engine.PullKv) -> Iterable[Answer]:
         """An engine has room for the KV that it is to take."""
-        fetch = self._fetches.get(told.id)
+        fetch = self._fetches.get(effect.id)
         if fetch is None:
             return ()
-        fetch.tokens = told.tokens
-        held = self._held.get(fetch.leg)
-        if held is None:
-            return self._failed(now, told.id, fetch)
-        return self._move(now, told.id, fetch) if held.done else ()
+        fetch.tokens = effect.tokens
+        offer = self._offers.get(fetch.leg)
+        if offer is None:
+            return self._failed(now, effect.id, fetch)
+        return self._move(now, effect.id, fetch) if offer.done else ()
 
-    def arrived(self, now: Nanos, told: Transferred) -> Iterable[Answer]:
+    def arrived(self, now: Nanos, effect: Transferred) -> Iterable[Answer]:
         """The KV has arrived."""
-        fetch = self._fetches.pop(told.id, None)
+        fetch = self._fetches.pop(effect.id, None)
         if fetch is None:
             return ()
         self.fetched += 1
         return (
-            (now, fetch.worker, engine.KvPulled(id=RequestId(told.id))),
+            (now, fetch.worker, engine.KvPulled(id=RequestId(effect.id))),
             *self._release(now, fetch.leg),
         )
 
     def unwanted(self, now: Nanos, leg: Leg) -> Iterable[Answer]:
         """No worker will take the KV."""
-        held = self._held.get(leg)
-        if held is None:
+        offer = self._offers.get(leg)
+        if offer is None:
             return ()
-        held.unwanted = True
-        return self._release(now, leg) if held.done else ()
+        offer.unwanted = True
+        return self._release(now, leg) if offer.done else ()
 
     def given_up(self, now: Nanos, key: str, *, release: bool) -> Iterable[Answer]:
         """A request that was to take KV has been stopped.
@@ -117,8 +117,8 @@ class KvTransfers:
 
     def lost(self, now: Nanos, leg: Leg) -> Iterable[Answer]:
         """A worker that made KV, or held it, is gone, or was stopped."""
-        held = self._held.pop(leg, None)
-        key = None if held is None else held.fetch
+        offer = self._offers.pop(leg, None)
+        key = None if offer is None else offer.fetch
         fetch = None if key is None else self._fetches.get(key)
         if key is None or fetch is None or fetch.tokens is None:
             return ()
@@ -127,20 +127,20 @@ class KvTransfers:
 
     def of(self, worker: SimulatedWorker) -> list[Leg]:
         """Return what a worker makes or holds."""
-        return [leg for leg, held in self._held.items() if held.worker == worker.id]
+        return [leg for leg, offer in self._offers.items() if offer.worker == worker.id]
 
     @property
     def open(self) -> int:
         """Hand-offs that are not over."""
-        return len(self._held) + len(self._fetches)
+        return len(self._offers) + len(self._fetches)
 
     def _move(self, now: Nanos, key: str, fetch: KvFetch) -> Iterable[Answer]:
-        held = self._held[fetch.leg]
-        source = self.fleet.workers[held.worker]
+        offer = self._offers[fetch.leg]
+        source = self.fleet.workers[offer.worker]
         size = (fetch.tokens or 0) * self.fleet.plan.pools[source.pool].sim.transfer.kv_bytes_per_token
         self.bytes_moved += size
         fetch.moving = True
-        return ((now, LINKS, StartTransfer(id=key, source=held.worker, target=fetch.worker, size=size)),)
+        return ((now, LINKS, StartTransfer(id=key, source=offer.worker, target=fetch.worker, size=size)),)
 
     def _failed(self, now: Nanos, key: str, fetch: KvFetch) -> Iterable[Answer]:
         del self._fetches[key]
@@ -148,16 +148,16 @@ class KvTransfers:
         return ((now, fetch.worker, engine.KvPulled(id=RequestId(key), ok=False)),)
 
     def _release(self, now: Nanos, leg: Leg) -> Iterable[Answer]:
-        held = self._held.pop(leg)
-        worker = self.fleet.workers.get(held.worker)
-        if worker is None or held.key not in worker.kv_retained:
+        offer = self._offers.pop(leg)
+        worker = self.fleet.workers.get(offer.worker)
+        if worker is None or offer.key not in worker.kv_retained:
             return ()
-        worker.kv_retained.discard(held.key)
-        return ((now, worker.id, engine.ReleaseKv(id=RequestId(held.key))),)
+        worker.kv_retained.discard(offer.key)
+        return ((now, worker.id, engine.ReleaseKv(id=RequestId(offer.key))),)
 
 
-def leg_of(word: routing.Dispatch) -> Leg | None:
+def leg_of(dispatch: routing.Dispatch) -> Leg | None:
     """Return the leg whose KV a dispatch takes, or makes; None where it has no part in a hand-off."""
-    if word.handoff is None:
+    if dispatch.handoff is None:
         return None
-    return (word.id, word.attempt if word.handoff.source is None else word.handoff.source_attempt)
+    return (dispatch.id, dispatch.attempt if dispatch.handoff.source is None else dispatch.handoff.source_attempt)

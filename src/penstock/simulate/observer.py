@@ -23,7 +23,7 @@ class Observer:
         self._fleet = fleet
         self._asks = asks_engines
         self._at: Nanos = 0
-        self._came: set[int] = set()
+        self._reported: set[int] = set()
         """Places in the fleet's ``lives`` of workers whose start-up was reported."""
 
     def look(self, now: Nanos, pools: Mapping[str, Pool], queued: int) -> Observation:
@@ -48,9 +48,9 @@ class Observer:
         fresh = {
             place: (life.ready - life.started) / SECOND
             for place, life in enumerate(self._fleet.lives)
-            if life.pool == name and life.ready and place not in self._came
+            if life.pool == name and life.ready and place not in self._reported
         }
-        self._came |= fresh.keys()
+        self._reported |= fresh.keys()
         starting = sorted((now - w.life.started) / SECOND for w in workers if w.state == "starting")
         return PoolState(
             pool=pool,

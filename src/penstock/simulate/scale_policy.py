@@ -10,11 +10,11 @@ from penstock.planner.observation import Observation
 class ScalePolicy(Protocol):
     """Any object with this method can be judged in a simulation: ``--policy MODULE:NAME``."""
 
-    def decide(self, seen: Observation) -> Mapping[str, int] | None:
+    def decide(self, observation: Observation) -> Mapping[str, int] | None:
         """Return how many workers each pool should have; pools that are left out, and None, stay as they are.
 
         Called once in each window, in order of time. The workers that are to go drain first; new ones take their
-        start-up time. It must not read a clock: the same ``seen`` must lead to the same answer.
+        start-up time. It must not read a clock: the same ``observation`` must lead to the same answer.
         """
         ...
 
@@ -31,7 +31,7 @@ class ScheduledSteps:
         self._pool = pool
         self._steps = sorted(steps.items())
 
-    def decide(self, seen: Observation) -> Mapping[str, int] | None:
+    def decide(self, observation: Observation) -> Mapping[str, int] | None:
         """Return the last step that has come."""
-        due = [count for at, count in self._steps if at <= seen.at]
+        due = [count for at, count in self._steps if at <= observation.at]
         return {self._pool: due[-1]} if due else None

@@ -289,8 +289,8 @@ class SimulatedCluster:
             self._post(event)
 
     def _carry_out(self, answers: Iterable[Answer]) -> None:
-        for at, machine, told in answers:
-            self.simulation.post(at, machine, told)
+        for at, machine, event in answers:
+            self.simulation.post(at, machine, event)
 
     def _remove(self, worker: SimulatedWorker, why: str) -> None:
         self._post(self.world.left(worker, self.simulation.now, why))
@@ -329,24 +329,24 @@ class SimulatedCluster:
 
     # --- what a planner wants ----------------------------------------------------------------------------------------
 
-    def _look_for(self, now: Nanos, sender: str, word: planning.Observe) -> Iterable[Answer]:
-        return ((now, sender, planning.Observed(id=word.id, observation=self._see(now))),)
+    def _look_for(self, now: Nanos, sender: str, effect: planning.Observe) -> Iterable[Answer]:
+        return ((now, sender, planning.Observed(id=effect.id, observation=self._see(now))),)
 
-    def _scale_for(self, now: Nanos, sender: str, word: planning.Scale) -> Iterable[Answer]:
-        problems = self._scale(word.targets)
-        for flip in word.flips:
+    def _scale_for(self, now: Nanos, sender: str, effect: planning.Scale) -> Iterable[Answer]:
+        problems = self._scale(effect.targets)
+        for flip in effect.flips:
             able = [w for w in self.fleet.workers.values() if w.state == "ready" and w.card.role == flip.frm]
             able.sort(key=lambda worker: len(worker.running))  # those with least to finish
             for worker in able[: flip.count]:
                 self._drain(worker, flip.to)
-        return ((now, sender, planning.Scaled(id=word.id, problems=problems)),)
+        return ((now, sender, planning.Scaled(id=effect.id, problems=problems)),)
 
-    def _ticked_of(self, now: Nanos, sender: str, word: planning.Ticked) -> Iterable[Answer]:
-        self._ticked(word.record)
+    def _ticked_of(self, now: Nanos, sender: str, effect: planning.Ticked) -> Iterable[Answer]:
+        self._ticked(effect.record)
         return ()
 
-    def _alarmed(self, now: Nanos, sender: str, word: planning.Alarm) -> Iterable[Answer]:
-        self.alarms[word.reason.code] = self.alarms.get(word.reason.code, 0) + 1
+    def _alarmed(self, now: Nanos, sender: str, effect: planning.Alarm) -> Iterable[Answer]:
+        self.alarms[effect.reason.code] = self.alarms.get(effect.reason.code, 0) + 1
         return ()
 
     def _look(self) -> None:

@@ -175,10 +175,10 @@ def _first_line(group: type[Settings]) -> str:
 
 
 def _key(text: str) -> str:
-    return text if _is_word(text) else yaml.safe_dump(text, default_style='"', width=1_000_000).strip()
+    return text if _is_plain_scalar(text) else yaml.safe_dump(text, default_style='"', width=1_000_000).strip()
 
 
-def _is_word(text: str) -> bool:
+def _is_plain_scalar(text: str) -> bool:
     """Return whether YAML needs no quotes around a text: a path or a name, not a number or a word like null."""
     return bool(_WORD.fullmatch(text)) and text.lower() not in ("null", "true", "false", "yes", "no", "on", "off")
 

@@ -58,7 +58,7 @@ async def timeline(request: web.Request) -> web.Response:
             "zero": time.time() - store.now,
             "now": store.now,
             "width": store.timeline.width,
-            "kept": store.timeline.kept,
+            "kept": store.timeline.windows_max,
             "first": first,
             "columns": columns,
             "pools": pools_of(windows),

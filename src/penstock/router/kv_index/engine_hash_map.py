@@ -41,7 +41,7 @@ class EngineHashMap:
             return
         parent: int | None = None
         if event.parent is not None:
-            place = self._held(bit, event.parent & _UNSIGNED ^ salt)
+            place = self._place_of(bit, event.parent & _UNSIGNED ^ salt)
             if place is None:
                 self._counters.parents_unknown += 1
                 self.misplace(bit, names)
@@ -66,14 +66,14 @@ class EngineHashMap:
         """Store blocks that came without tokens (a copy into a lower tier) as those that the worker holds already."""
         i = 0
         while i < len(names):
-            place = self._held(bit, names[i])
+            place = self._place_of(bit, names[i])
             if place is None:
                 self._counters.unplaced += 1
                 i += 1
                 continue
             source, (number, first) = place
             j = i + 1
-            while j < len(names) and self._held(bit, names[j]) == (source, (number, first + j - i)):
+            while j < len(names) and self._place_of(bit, names[j]) == (source, (number, first + j - i)):
                 j += 1
             span = source.span(number)
             parent = span.hashes[first - 1] if first else span.parent
@@ -117,7 +117,7 @@ class EngineHashMap:
             if given_up is not None:
                 spans.remove(bit, [given_up])
 
-    def _held(self, bit: int, name: int) -> tuple[Spans, tuple[int, int]] | None:
+    def _place_of(self, bit: int, name: int) -> tuple[Spans, tuple[int, int]] | None:
         """Return where the block stands that a worker holds under a name of its own, or None."""
         for spans in self._tiers:
             place = spans.where_engine(bit, name)

@@ -43,16 +43,16 @@ class ImagePlaceholders:
     def __init__(self) -> None:
         self.placeholder: int | None = None
         """Token that stands for images, as it was learnt last."""
-        self._seen: OrderedDict[str, Image] = OrderedDict()
+        self._images: OrderedDict[str, Image] = OrderedDict()
 
     def find(self, id: str) -> Image | None:
         """Return what is known of an image."""
-        return self._seen.get(id)
+        return self._images.get(id)
 
     @property
     def usual(self) -> int:
         """Tokens of the image that was learnt last; 0 where none was."""
-        return next(reversed(self._seen.values())).length if self._seen else 0
+        return next(reversed(self._images.values())).length if self._images else 0
 
     def learn(self, event: KvStored, block_size: int) -> None:
         """Take in an event that still has its tokens.
@@ -63,7 +63,7 @@ class ImagePlaceholders:
         for id, start in starts.items():
             first = max(0, start)
             end = min((other for other in starts.values() if other > first), default=len(event.tokens))
-            run, known = first, self._seen.get(id)
+            run, known = first, self._images.get(id)
             before = () if known is None else known.before
             if start >= 0:
                 run = _repeats(event.tokens, first, end)
@@ -79,13 +79,13 @@ class ImagePlaceholders:
             self._put(id, Image(token, run + marks - start, before, after))
 
     def _put(self, id: str, image: Image) -> None:
-        known = self._seen.get(id)
+        known = self._images.get(id)
         if known is None or (known.token == image.token and image.length > known.length):
-            self._seen[id] = image
+            self._images[id] = image
             self.placeholder = image.token
-        self._seen.move_to_end(id)
-        if len(self._seen) > KEPT:
-            self._seen.popitem(last=False)
+        self._images.move_to_end(id)
+        if len(self._images) > KEPT:
+            self._images.popitem(last=False)
 
 
 def _repeats(tokens: Sequence[int], first: int, end: int) -> int:

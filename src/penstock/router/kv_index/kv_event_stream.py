@@ -71,7 +71,7 @@ class KvEventStream:
         self._waiting: dict[int, list[KvEvent]] = {}
         self._suspect = False
         """What waits may be of a publisher that started over, or a late duplicate: only a replay can decide."""
-        self._held: list[KvEvent] | None = None
+        self._repeated: list[KvEvent] | None = None
         """A batch 0 that may be a new beginning, where no replay could decide: the batch after it will."""
         self._heard = -1
         """Highest sequence that came without a replay; an answer may run ahead of it."""
@@ -96,9 +96,9 @@ class KvEventStream:
         if fresh:
             self.restarts += 1
             self._begin()
-            outcome = self._told(batch)
+            outcome = self._apply_batch(batch)
             return msgspec.structs.replace(outcome, clear=True, note=outcome.note or "it started over")
-        return self._told(batch)
+        return self._apply_batch(batch)
 
     def replayed(self, answer: ReplayEnded) -> StreamOutcome:
         """Take the answer to the replay request that is open."""
@@ -141,7 +141,7 @@ class KvEventStream:
 
     # --- the cases --------------------------------------------------------------------------------------------------
 
-    def _told(self, batch: KvObserved) -> StreamOutcome:
+    def _apply_batch(self, batch: KvObserved) -> StreamOutcome:
         if not batch.whole:
             return self._received(batch.sequence, batch.events)
         if batch.sequence < self.next and self.state == "exact":
@@ -163,8 +163,8 @@ class KvEventStream:
         return StreamOutcome(clear=True, events=passed, replay_from=ask, note="all that it holds was told anew")
 
     def _received(self, number: int, events: list[KvEvent]) -> StreamOutcome:
-        if self._held is not None:
-            held, self._held = self._held, None
+        if self._repeated is not None:
+            held, self._repeated = self._repeated, None
             if number == 1:
                 self.restarts += 1
                 self.next = 2
@@ -172,7 +172,7 @@ class KvEventStream:
                 return StreamOutcome(events=self._pass_on([(0, held), (1, events)]), note="it started over")
             self.duplicates += 1
             if number == 0:
-                self._held = events  # the same again, or one more start
+                self._repeated = events  # the same again, or one more start
                 return StreamOutcome()
             self.next = number  # that was a late duplicate: the numbering goes on where it was
         ahead, self._heard = number > self._heard, max(number, self._heard)
@@ -236,7 +236,7 @@ class KvEventStream:
         self._complete = False
         self._learnt = 0
         self.next = max(self._waiting) + 1
-        self._held = self._waiting[0] if set(self._waiting) == {0} else None
+        self._repeated = self._waiting[0] if set(self._waiting) == {0} else None
         self._waiting = {}
         return StreamOutcome(
             clear=True, note="it may have started over and could not be asked: learning its cache anew"
@@ -267,7 +267,7 @@ class KvEventStream:
         self._recovering = self._suspect = False
         self._stale = self._asked
         self._waiting = {}
-        self._held = None
+        self._repeated = None
         self._heard = self._late_next = -1
         self._late_run = 0
 
@@ -305,11 +305,11 @@ class KvEventStream:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the whole state as plain data."""
-        state = {name: value for name, value in vars(self).items() if name not in ("_waiting", "_held")}
+        state = {name: value for name, value in vars(self).items() if name not in ("_waiting", "_repeated")}
         return {
             **state,
             "waiting": [[number, msgspec.to_builtins(events)] for number, events in self._waiting.items()],
-            "held": None if self._held is None else msgspec.to_builtins(self._held),
+            "held": None if self._repeated is None else msgspec.to_builtins(self._repeated),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -319,7 +319,7 @@ class KvEventStream:
         for name, value in state.items():
             setattr(self, name, value)
         self._waiting = {number: msgspec.convert(events, list[KvEvent]) for number, events in waiting}
-        self._held = None if held is None else msgspec.convert(held, list[KvEvent])
+        self._repeated = None if held is None else msgspec.convert(held, list[KvEvent])
 
     def check(self) -> None:
         """Raise `InvariantError` where the state contradicts itself."""

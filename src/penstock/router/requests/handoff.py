@@ -54,10 +54,10 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
     if not pool.splits or event.whole:
         return NextStage("aggregated", final)
     if event.media and not request.encoded and pool.roles["encode"]:
-        who = eligible(core, request, pool, now, "encode")
-        if who.targets:
+        candidates = eligible(core, request, pool, now, "encode")
+        if candidates.targets:
             request.flow = f"{event.media} images or the like are to be encoded first"
-            return NextStage("encode", who)
+            return NextStage("encode", candidates)
     remote, request.flow = _remote(core, now, request, pool, final)
     return NextStage("aggregated", final) if remote is None else NextStage("prefill", remote)
 
@@ -91,11 +91,11 @@ def _remote(
 
 
 def _cheapest(
-    request: RoutedRequest, pool: ModelPool, who: Eligible, now: Nanos, stage: Role
+    request: RoutedRequest, pool: ModelPool, candidates: Eligible, now: Nanos, stage: Role
 ) -> tuple[RosterWorker, Cost]:
-    costs, _ = pool.costs(request, who.targets, now, stage)
+    costs, _ = pool.costs(request, candidates.targets, now, stage)
     cost = min(costs, key=lambda one: one.total)
-    return next(worker for target, worker in who.targets if target == cost.target), cost
+    return next(worker for target, worker in candidates.targets if target == cost.target), cost
 
 
 def _way(request: RoutedRequest, pool: ModelPool, worker: RosterWorker, cost: Cost, *, transfer_ms: float) -> StagePath:
@@ -120,7 +120,7 @@ def _way(request: RoutedRequest, pool: ModelPool, worker: RosterWorker, cost: Co
 
 
 def done(
-    core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, *, held: bool, cached: int | None
+    core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, *, kv_retained: bool, cached: int | None
 ) -> bool:
     """A stage before the last is done; tell whether the next one is to be chosen now."""
     remote = request.remote
@@ -142,7 +142,7 @@ def done(
             if request.phase == "streaming":
                 arrived(core, request, pool)
             return False  # the worker that goes on has had the request all the time
-        if not held:
+        if not kv_retained:
             pool.handoffs["empty"] += 1
             request.local = f"no hand-off: {remote.target} holds nothing of it"
             core.unstage(request, pool)

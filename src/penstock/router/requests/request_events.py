@@ -56,7 +56,7 @@ def staged(core: RouterState, now: Nanos, event: Staged) -> None:
         core.dropped += 1
         return
     pool = core.pools[request.event.model]
-    if handoff.done(core, now, request, pool, held=event.kv_retained, cached=event.cached):
+    if handoff.done(core, now, request, pool, kv_retained=event.kv_retained, cached=event.cached):
         admit(core, now, request, pool)
 
 

@@ -103,12 +103,12 @@ def _sampled(costs: Sequence[Cost], rng: random.Random, temperature: float) -> S
     return Selection(cost, f"{_price(cost)}, drawn with probability {shares[place]:.2f} at temperature {temperature:g}")
 
 
-def _least_loaded(costs: Sequence[Cost], places: Sequence[int], rng: random.Random, whom: str) -> Selection:
+def _least_loaded(costs: Sequence[Cost], places: Sequence[int], rng: random.Random, among: str) -> Selection:
     running = active_requests_of(costs)
     least = min(running[place] for place in places)
     ties = [place for place in places if running[place] == least]
     chosen = ties[0] if len(ties) == 1 else ties[int(rng.random() * len(ties))]
-    return Selection(costs[chosen], f"fewest running requests ({least}), {whom}")
+    return Selection(costs[chosen], f"fewest running requests ({least}), {among}")
 
 
 def _price(cost: Cost) -> str:

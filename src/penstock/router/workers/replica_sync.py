@@ -43,7 +43,7 @@ def peer_update(core: RouterState, now: Nanos, event: PeerUpdate) -> None:
     core.freed[pool.model] = None
 
 
-def peer_gone(core: RouterState, now: Nanos, event: PeerGone) -> None:
+def peer_left(core: RouterState, now: Nanos, event: PeerGone) -> None:
     for pool in core.pools.values():
         pool.active.drop_router(event.router)
         core.freed[pool.model] = None

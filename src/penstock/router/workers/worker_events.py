@@ -24,7 +24,7 @@ def joined(core: RouterState, now: Nanos, event: WorkerJoined) -> None:
     if known is not None and card.epoch > known.card.epoch and card.incarnation == known.card.incarnation:
         return _changed(core, now, pool, known, event)
     if known is not None and card.epoch > known.card.epoch:
-        _gone(core, known, f"it came back with epoch {card.epoch}")
+        _remove(core, known, f"it came back with epoch {card.epoch}")
     core.freed[pool.model] = None
     worker = core.roster.join(card, event.ready, now)
     if worker is None:
@@ -83,7 +83,7 @@ def left(core: RouterState, now: Nanos, event: WorkerLeft) -> None:
     if worker is None or worker.card.epoch != event.epoch:
         core.roster.stale += 1
         return
-    _gone(core, worker, event.reason)
+    _remove(core, worker, event.reason)
 
 
 def cordoned(core: RouterState, now: Nanos, event: WorkerCordoned) -> None:
@@ -138,7 +138,7 @@ def works(core: RouterState, name: WorkerId) -> None:
     worker.breaker.succeeded()
 
 
-def _gone(core: RouterState, worker: RosterWorker, reason: str) -> None:
+def _remove(core: RouterState, worker: RosterWorker, reason: str) -> None:
     card = worker.card
     core.roster.leave(card.id, card.epoch)
     core.pools[card.model].drop(worker)
