@@ -86,3 +86,19 @@ def test_every_machine_checks_after_every_event(mode: str) -> None:
         "faults": [Fault(at=10.0, kind="fail", worker="main-1"), Fault(at=20.0, kind="drain", worker="main-0")],
     }
     Run(msgspec.structs.replace(plans(case), checked=True), chat(30, rate=random.Random(1).uniform(3, 5)))
+
+
+@settings(max_examples=deep(30), deadline=None)
+@given(CASES, st.booleans(), st.booleans())
+def test_prices_in_columns_and_one_by_one_come_to_the_same(case: dict[str, Any], split: bool, by_block: bool) -> None:
+    plan = plans({**case, "kv_blocks": 4000} if split else case)
+    if split:
+        main = plan.pools["main"]
+        pools = {role: msgspec.structs.replace(main, role=role, replicas=2) for role in ("prefill", "decode")}
+        plan = msgspec.structs.replace(plan, pools=pools)
+    plan = msgspec.structs.replace(plan, by_block=by_block)
+    traffic = chat(20, rate=4.0, seed=case["seed"])
+    one_by_one = Run(plan, traffic)
+    with mock.patch("penstock.router.model_pool.COLUMNS_MIN", 1):
+        columns = Run(msgspec.structs.replace(plan, checked=True), traffic)
+    assert columns.bytes() == one_by_one.bytes()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.engine.engine import Engine
 from penstock.engine.events import EngineFinished, SubmitRequest
 from penstock.engine.settings import SimSettings, TimingSettings
+from penstock.kernel.block_runs import plain
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import SECOND
 from penstock.kernel.request_record import RequestRecord
@@ -67,7 +68,7 @@ class Run:
         self.cluster.run()
 
     def bytes(self) -> bytes:
-        return msgspec.json.encode([self.records, self.decisions])
+        return msgspec.json.encode([self.records, self.decisions], enc_hook=plain)
 
     def outcomes(self) -> dict[str, int]:
         found: dict[str, int] = {}
