@@ -16,11 +16,18 @@ from penstock.planner.policies import slo as policy
 from penstock.planner.settings import BudgetSettings, PlannerSettings, StartSettings
 from penstock.report.journal_replay import replay
 from penstock.report.study.study_scenario import ITL, LAYOUTS, TTFT, known_speeds, plan_of
+from penstock.runtime.records import journal_writer
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from tests.planner.test_scenarios import arrivals, edge
 
 SECONDS = 600.0
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine one snapshot may take longer than a live planner lets it; that is not what these tests are of."""
+    monkeypatch.setattr(journal_writer, "SNAPSHOT_MAX", 60.0)
 
 
 class Journalled(Planner):
