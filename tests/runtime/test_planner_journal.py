@@ -26,7 +26,7 @@ SECONDS = 600.0
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine one snapshot may take longer than a live planner lets it; that is not what these tests are of."""
+    """A machine that is busy with other things ends no journal."""
     monkeypatch.setattr(journal_writer, "SNAPSHOT_MAX", 60.0)
 
 
