@@ -227,12 +227,15 @@ class EffectHandlers:
         worker = self._fleet.workers.get(effect.target.worker)
         if worker is None or worker.running.pop(key, None) is None:
             return ()
+        stop = engine.AbortRequest(id=RequestId(key))
+        return ((now, worker.id, stop), *self._leg_ended(now, worker, key, effect.id))
+
+    def _leg_ended(self, now: Nanos, worker: SimulatedWorker, key: str, id: RequestId) -> Iterable[Answer]:
+        """A leg has ended without what it was for: its part in a hand-off is over, too."""
         if key in worker.stages:
             worker.stages.discard(key)
-            freed = self.handoffs.lost(now, (effect.id, effect.attempt))
-        else:
-            freed = self.handoffs.given_up(now, key, release=True)
-        return ((now, worker.id, engine.AbortRequest(id=RequestId(key))), *freed)
+            return self.handoffs.lost(now, (id, _attempt(key)))
+        return self.handoffs.given_up(now, key, release=True)
 
     def _first_token(self, now: Nanos, sender: str, effect: engine.EngineFirstToken) -> Iterable[Answer]:
         worker = self._fleet.workers[WorkerId(sender)]
@@ -273,13 +276,15 @@ class EffectHandlers:
         return [*freed, *([(effect.at, ROUTER, done)] if id in self.open else [])]
 
     def _rejected(self, now: Nanos, sender: str, effect: engine.EngineRejected) -> Iterable[Answer]:
-        id = self._fleet.workers[WorkerId(sender)].running.pop(effect.id, None)
+        worker, key = self._fleet.workers[WorkerId(sender)], effect.id
+        id = worker.running.pop(key, None)
         if id is None:
             return ()
+        attempt = _attempt(key)
         failed = routing.Failed(
-            id=id, attempt=_attempt(effect.id), reason=effect.why, retryable=False, worker_at_fault=False, status=400
+            id=id, attempt=attempt, reason=effect.why, retryable=False, worker_at_fault=False, status=400
         )
-        return ((effect.at, ROUTER, failed),)
+        return ((effect.at, ROUTER, failed), *self._leg_ended(now, worker, key, id))
 
     def _kv_changed(self, now: Nanos, sender: str, effect: engine.KvChanged) -> Iterable[Answer]:
         worker = self._fleet.workers.get(WorkerId(sender))
