@@ -15,14 +15,16 @@ def worker_status(front: Served, worker: str) -> dict[str, Any]:
 
 
 async def all_heard(front: Served, truths: dict[str, Truth]) -> None:
-    """Wait until the frontend has applied every event that the servers announced up to now."""
+    """Wait until the frontend has applied every event that the servers announced.
+
+    A server may announce its last events a moment after its last answer, so they are asked for until both agree.
+    """
     for worker, truth in truths.items():
-        truth.catch_up()
 
         def applied(worker: str = worker) -> int:
             return int(worker_status(front, worker)["kv_events"]["applied"])
 
         await eventually(
-            lambda: applied() == truth.total,  # noqa: B023 - it is awaited before the next turn
+            lambda: applied() == truth.catch_up().total,  # noqa: B023 - it is awaited before the next turn
             story=lambda: f"{worker}: {applied()} of {truth.total} events",  # noqa: B023
         )

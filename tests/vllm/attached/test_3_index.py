@@ -32,8 +32,7 @@ async def test_the_index_is_what_the_engines_hold(
         for server in servers:
             server.settled()
         for worker, truth in truths.items():
-            truth.catch_up()
-            await eventually(lambda w=worker, t=truth: observer.sequence(w) == t.next)
+            await eventually(lambda w=worker, t=truth: observer.sequence(w) == t.catch_up().next)
             assert observer.state(worker) == "exact"
             assert observer.held(worker) == truth.held, f"{worker} by its index, and by a replay from the beginning"
             assert BLOCKS // 2 < len(truth.held) < BLOCKS

@@ -1,5 +1,6 @@
 """Are priority, salt, adapter names, request ids and aborts carried through to vLLM as it means them?"""
 
+import asyncio
 import random
 from typing import Any
 
@@ -95,20 +96,33 @@ async def test_the_request_id_is_the_same_here_and_in_the_engine(front: Served) 
     assert status == 200 and found["request"]["outcome"] == "ok"
 
 
+async def observed_running(server: VllmServer) -> bool:
+    """Return whether a server is seen to run one request within a second."""
+    for _ in range(50):
+        if server.counter("vllm:num_requests_running") == 1:
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
 async def test_a_client_that_hangs_up_ends_its_request_in_the_engine(servers: Servers, front: Served) -> None:
-    for server in servers:
-        server.settled()
-    made = [server.counter("vllm:generation_tokens_total") for server in servers]
     body = {**completion("Tell me everything", 1900), "stream": True}
-    async with asking() as http:
-        async with http.post(front.url + path_of(body), json=body, headers=PIN) as response:
+    # On a busy machine the engine may be done before its API server has passed the first token on: then again.
+    for _ in range(5):
+        for server in servers:
+            server.settled()
+        made = [server.counter("vllm:generation_tokens_total") for server in servers]
+        async with asking() as http, http.post(front.url + path_of(body), json=body, headers=PIN) as response:
+            assert response.status == 200, await response.text()
             async for _ in events(response):
                 break  # the first token is here
-            await eventually(lambda: servers[0].counter("vllm:num_requests_running") == 1)
+            running = await observed_running(servers[0])
             response.close()
         await eventually(lambda: servers[0].counter("vllm:num_requests_running") == 0)
-    now = [server.counter("vllm:generation_tokens_total") for server in servers]
-    assert 0 < now[0] - made[0] < 1900 and now[1] == made[1], "it stopped long before its end"
+        now = [server.counter("vllm:generation_tokens_total") for server in servers]
+        if running and now[0] - made[0] < 1900:
+            break
+    assert running and 0 < now[0] - made[0] < 1900 and now[1] == made[1], "it stopped long before its end"
     await eventually(lambda: front.get("/admin/status")[1]["requests"]["inflight"] == 0)
 
 
