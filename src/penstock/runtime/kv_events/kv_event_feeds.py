@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
@@ -114,14 +114,16 @@ class KvEventFeeds:
         batches = subscriber.batches()
         first = asyncio.ensure_future(anext(batches))  # subscribes before the past is requested
         try:
-            # Events from before this subscription. A batch that arrives twice is dropped by its number, one that
-            # is missed between shows as a gap.
-            for batch in await self._past(target, subscriber, first):
+            # Events from before this subscription. One that is missed between shows as a gap.
+            past = {batch.sequence: batch for batch in await self._past(target, subscriber, first)}
+            for batch in past.values():
                 self._live.post("router", self._observed(card, batch))
                 await asyncio.sleep(0)
-            self._live.post("router", self._observed(card, await first))
             turn = 0
-            async for batch in batches:
+            async for batch in _from(first, batches):
+                if past.get(batch.sequence) == batch:
+                    continue  # announced between subscription and answer, so it came both ways: no new beginning
+                past.clear()
                 self._live.post("router", self._observed(card, batch))
                 turn += 1
                 if turn % BATCHES_PER_TURN == 0:
@@ -180,6 +182,13 @@ class KvEventFeeds:
             events=events,
             whole=batch.whole,
         )
+
+
+async def _from(first: "asyncio.Future[KvBatch]", rest: AsyncIterator[KvBatch]) -> AsyncIterator[KvBatch]:
+    """Yield a batch that is awaited already, then the rest."""
+    yield await first
+    async for batch in rest:
+        yield batch
 
 
 Source = KvSubscriber | KvRelayFeed
