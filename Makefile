@@ -36,7 +36,7 @@ test: dev lint types ## Lint, types, import contracts and all tests; under ten m
 test-fast: dev ## Only the pure rooms' tests
 	$(BIN)/python -m tests.run pure
 
-test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 3 minutes to install 2.7 GB, then 24
+test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 20
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm -v -rs --durations=12
 
