@@ -9,7 +9,7 @@ from penstock.adapters.engines.dialects.dialect import overflows
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.http.engine_call import CallStopped, EngineBroken, EngineCall, EngineUnreachable
 from penstock.frontend.exchange.client_answer import ClientAnswer
-from penstock.frontend.exchange.open_attempts import GONE_SILENCE
+from penstock.frontend.exchange.open_attempts import GONE_SILENCE, WorkerAbsence
 from penstock.frontend.exchange.response_metadata import before_end, marks, with_nvext
 from penstock.frontend.exchange.upstream_request import engine_body, engine_headers, error_text
 from penstock.frontend.exchange.usage import gave_up, usage_of
@@ -41,7 +41,7 @@ class Attempt:
     """One request at one worker; ``run`` once."""
 
     __slots__ = (
-        "_absent_since",
+        "_absence",
         "_answer",
         "_answering",
         "_begun",
@@ -75,8 +75,7 @@ class Attempt:
         self._track_output = answer.context.settings.router.track_output
         self._last_beat = 0.0
         self._last_byte = time.monotonic()
-        self._absent_since: float | None = None
-        """When its worker was first found to be gone."""
+        self._absence = WorkerAbsence(answer.context.cluster, dispatch.card)
         job, self.transcript = answer.resumable.start(self.dialect)
         ids = self.transcript is not None and self.transcript.mode == "ids"
         headers = engine_headers(job, dispatch, answer.ticket.id, answer.caller.headers, answer.span)
@@ -149,12 +148,12 @@ class Attempt:
             limit = frontend.upstream.first_byte_timeout
             if silent > limit and self._answer.job.streamed:
                 self._call.stop(f"no first byte within {limit} s")
-            elif self._absent_for(now) > GONE_SILENCE:
+            elif self._absence.seconds(now) > GONE_SILENCE:
                 self._call.stop(f"its worker is gone, and nothing came for {silent:.1f} s")
         elif caller.full:
             if silent > frontend.upstream.stall_timeout:
                 caller.abort()  # the client does not read any more; the server then cancels this task
-        elif silent > GONE_SILENCE and self._absent_for(now) >= 0:
+        elif silent > GONE_SILENCE and self._absence.seconds(now) >= 0:
             self._call.stop(f"its worker is gone and has been silent for {silent:.1f} s")
         elif silent > frontend.upstream.stall_timeout:
             self._call.stop(f"the engine was silent for {silent:.1f} s inside its answer")
@@ -165,15 +164,6 @@ class Attempt:
                 await caller.drained()
             except ConnectionResetError:
                 return  # the client's server detects that by itself
-
-    def _absent_for(self, now: float) -> float:
-        """Return for how long its worker has been observed gone; below 0 where it is there."""
-        if self._context.cluster.is_current(self.dispatch.card):
-            self._absent_since = None
-            return -1.0
-        if self._absent_since is None:
-            self._absent_since = now
-        return now - self._absent_since
 
     def _speak(self, *, quietly: bool = False) -> bool:
         """Return whether this is the attempt whose output the client gets."""

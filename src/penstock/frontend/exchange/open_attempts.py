@@ -7,6 +7,8 @@ import asyncio
 import time
 from typing import Protocol
 
+from penstock.frontend.cluster_view import ClusterView
+from penstock.kernel.values import WorkerCard
 from penstock.router.events import Abort
 
 PERIOD = 0.25
@@ -16,6 +18,26 @@ GONE_SILENCE = 5.0
 
 AttemptKey = tuple[str, int]
 """A request's id and the attempt's number."""
+
+
+class WorkerAbsence:
+    """For how long the worker of an attempt has been observed gone."""
+
+    __slots__ = ("_card", "_cluster", "_since")
+
+    def __init__(self, cluster: ClusterView, card: WorkerCard) -> None:
+        self._cluster = cluster
+        self._card = card
+        self._since: float | None = None
+
+    def seconds(self, now: float) -> float:
+        """Return the seconds since it was first found to be gone; below 0 where it is there."""
+        if self._cluster.is_current(self._card):
+            self._since = None
+            return -1.0
+        if self._since is None:
+            self._since = now
+        return now - self._since
 
 
 class OpenAttempt(Protocol):

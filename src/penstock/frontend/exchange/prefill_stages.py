@@ -26,7 +26,7 @@ from penstock.adapters.engines.http.engine_call import (
 )
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.cluster_view import ClusterView, RequestTicket
-from penstock.frontend.exchange.open_attempts import GONE_SILENCE, OpenAttempts
+from penstock.frontend.exchange.open_attempts import GONE_SILENCE, OpenAttempts, WorkerAbsence
 from penstock.frontend.exchange.sse import cached_tokens
 from penstock.frontend.exchange.upstream_request import UpstreamRequest, engine_fields, error_text
 from penstock.frontend.exchange.usage import usage_of
@@ -271,7 +271,7 @@ class _PrefillStage:
         self._made = PrefillResult(dispatch.attempt, dispatch.card, None, once, job.path, headers)
         self._call = stages.engines.call(dispatch.card.url, job.path, msgspec.json.encode(fields), headers)
         self._began = time.monotonic()
-        self._absent_since: float | None = None
+        self._absence = WorkerAbsence(stages.cluster, dispatch.card)
         self.gave_up = False
 
     async def run(self) -> None:
@@ -306,11 +306,7 @@ class _PrefillStage:
         limit = self._stages.live_settings().frontend.upstream.first_byte_timeout
         if now - self._began > limit:
             self._call.stop(f"no answer within {limit} s")
-        if self._stages.cluster.is_current(self._dispatch.card):
-            self._absent_since = None
-        elif self._absent_since is None:
-            self._absent_since = now
-        elif now - self._absent_since > GONE_SILENCE:
+        if self._absence.seconds(now) > GONE_SILENCE:
             self._call.stop("its worker is gone")
 
     def _refused(self, body: bytes) -> None:
