@@ -153,15 +153,6 @@ class LiveRegression:
             return percentile(sorted(self._ratios), q)
         return 1.0 if self.prior is None else self.prior.ratio(q)
 
-    @property
-    def coverage(self) -> float | None:
-        """Share of windows that took no longer than the 0.9-quantile predicted; None before any."""
-        if len(self._ratios) < self.needed:
-            return None
-        high = percentile(sorted(self._ratios[: len(self._ratios) // 2]), 0.9)
-        later = self._ratios[len(self._ratios) // 2 :]
-        return sum(ratio <= high for ratio in later) / len(later)
-
     def _solved(self) -> tuple[float, ...] | None:
         """Return the coefficients, none below 0: inputs with a negative one are left out, the worst one first."""
         if self.count < self.needed:
