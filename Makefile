@@ -38,11 +38,11 @@ test-fast: dev ## Only the pure rooms' tests
 
 test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 20
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
-	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm -v -rs --durations=12
+	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm -v -rsR --reruns 1 --durations=12
 
 test-llamacpp: dev ## Prove the planner on llama.cpp's own servers: they are built first, in some ten minutes
 	$(BIN)/python tests/llamacpp/setup/install.py $(LLAMA)
-	PENSTOCK_LLAMACPP_VENV=$(LLAMA) PENSTOCK_REQUIRE=llamacpp $(BIN)/python -m pytest tests/llamacpp -v -rs --durations=3
+	PENSTOCK_LLAMACPP_VENV=$(LLAMA) PENSTOCK_REQUIRE=llamacpp $(BIN)/python -m pytest tests/llamacpp -v -rsR --reruns 1 --durations=3
 
 lint: dev ## Format, lint and import contracts
 	$(BIN)/ruff format --check src tests bench

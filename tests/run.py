@@ -14,6 +14,9 @@ from penstock.kernel.numeric_threads import ONE_THREAD
 
 PURE = ["tests/kernel", "tests/router", "tests/planner", "tests/engine", "tests/traffic", "tests/simulate"]
 STATEFUL = ["tests/stateful"]
+ONCE_MORE = ["--reruns", "1"]
+"""Of suites with real processes, sockets and clocks only: a test that fails on a busy machine is run a second time, named
+and counted. A test of pure code that fails has failed."""
 SUITES: dict[str, list[str]] = {
     "pure": [*PURE, "-m", "not slow", "-n", "2"],
     "stateful": [*STATEFUL, "-n", "2"],
@@ -31,8 +34,9 @@ SUITES: dict[str, list[str]] = {
         "not slow",
         "-n",
         "3",
+        *ONCE_MORE,
     ],
-    "live": ["tests/live", "-m", "not slow"],
+    "live": ["tests/live", "-m", "not slow", *ONCE_MORE],
     "engines": ["tests/vllm", "tests/llamacpp"],
     "random": [
         "tests",
@@ -51,18 +55,18 @@ and run them.
 ONLY_BY_NAME = ("random",)
 """The random tests of the other folders: they are in their suites as well, and go alone where they go in depth."""
 
-_COUNT = re.compile(r"(\d+) (passed|failed|skipped|error)")
+_COUNT = re.compile(r"(\d+) (passed|failed|skipped|error|rerun)")
 
 
 def main(names: list[str]) -> int:
-    counts = dict.fromkeys(("passed", "failed", "skipped", "error"), 0)
+    counts = dict.fromkeys(("passed", "failed", "skipped", "error", "rerun"), 0)
     took: dict[str, float] = {}
     for name in names or (name for name in SUITES if name not in ONLY_BY_NAME):
         started = time.monotonic()
         print(f"== {name}", flush=True)
         arguments = [part for part in SUITES[name] if not part.startswith("tests/") or Path(part).is_dir()]
         found = subprocess.run(
-            [sys.executable, "-m", "pytest", "-rs", "--durations=8", *arguments],
+            [sys.executable, "-m", "pytest", "-rsR", "--durations=8", *arguments],
             capture_output=True,
             text=True,
             env={**ONE_THREAD, **os.environ},
@@ -77,7 +81,8 @@ def main(names: list[str]) -> int:
             counts["error"] += 1  # pytest itself broke: no count says so
     print("seconds per suite: " + ", ".join(f"{name} {seconds:.0f}" for name, seconds in took.items()))
     failed = counts["failed"] + counts["error"]
-    print(f"{counts['passed']} passed, {failed} failed, {counts['skipped']} skipped")
+    again = f", {counts['rerun']} run a second time" if counts["rerun"] else ""
+    print(f"{counts['passed']} passed, {failed} failed, {counts['skipped']} skipped{again}")
     return 1 if failed or not counts["passed"] else 0
 
 

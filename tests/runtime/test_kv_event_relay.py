@@ -25,6 +25,7 @@ from penstock.runtime.kv_events.jetstream_history import JetStreamHistory
 from penstock.runtime.kv_events.kv_event_feeds import KvEventFeeds
 from penstock.runtime.kv_events.kv_event_relay import KvEventRelay, KvEventRelays
 from penstock.runtime.kv_events.kv_relay_messages import SCHEME as RELAYED
+from penstock.runtime.kv_events.kv_relay_messages import SnapshotPart, decode
 from penstock.runtime.live_driver import LiveDriver
 from tests.servers import Nats
 
@@ -373,6 +374,32 @@ async def test_a_router_that_starts_late_learns_the_index_from_jetstream(durable
     engine.work(100)
     await durable.same(early, late)
     assert early.held == late.held
+
+
+async def test_a_snapshot_that_is_replaced_while_it_is_read_is_read_again(durable: World) -> None:
+    engine = durable.begin()
+    await durable.heard()
+    engine.work(200)
+    relay, where = durable.relay, durable.relay._subjects["kv"]
+    history = relay._durable
+    assert history is not None
+    await until(lambda: history.snapshots > 0 and relay._outbox.empty())
+    js = await history._made()
+    assert js is not None
+    read, replaced = history._messages, 0
+
+    async def slow(js: Any, stream: str, *words: Any) -> list[bytes]:
+        nonlocal replaced
+        if stream.startswith("OBJ_") and replaced < 2:
+            replaced += 1
+            await history._write(js, where, relay._whole)  # it drops the chunks whose name is known by now
+        return await read(js, stream, *words)
+
+    history._messages = slow  # type: ignore[method-assign]
+    parts = await history.past(where, 7, lambda raw: decode(SnapshotPart, raw, where, SECRET))
+    assert replaced == 2
+    assert parts[0].whole
+    assert parts[-1].sequence == relay.next - 1
 
 
 async def test_a_beat_does_not_ask_for_what_is_being_asked_for(durable: World, monkeypatch: pytest.MonkeyPatch) -> None:

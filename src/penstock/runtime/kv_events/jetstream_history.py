@@ -26,6 +26,8 @@ SNAPSHOT_EVERY = 2_000
 """Batches of a worker's KV events between two snapshots of its index: fewer let late routers start sooner."""
 FETCHED = 256
 """Messages fetched at a time."""
+SNAPSHOT_READS = 5
+"""Times that a snapshot is read which a newer one replaces meanwhile; then the relay is asked."""
 
 
 class IndexSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +115,11 @@ class JetStreamHistory:
             before = [part for raw in snapshot.messages if (part := read(raw)) is not None]
             if not before or before[0].epoch != epoch:
                 snapshot, before = IndexSnapshot(place=0, messages=[]), []
-            after = [part for raw in await self._after(js, where, snapshot.place) if (part := read(raw)) is not None]
+            after = [
+                part
+                for raw in await self._messages(js, self._stream, where, snapshot.place)
+                if (part := read(raw)) is not None
+            ]
         except (Error, OSError, TimeoutError, msgspec.DecodeError) as error:
             log.info("the past of %s can't be had from JetStream: %s", where, error)
             return []
@@ -167,30 +173,41 @@ class JetStreamHistory:
         self.snapshots += 1
 
     async def _snapshot(self, js: "JetStreamContext", where: str) -> IndexSnapshot:
+        """Return the newest snapshot of a subject, an empty one where there is none.
+
+        The chunks are read here, not by the library: its reader waits for ever for chunks that a newer snapshot
+        replaced after it had read their name.
+        """
         from nats.js.errors import NotFoundError
 
         store = await js.object_store(self._bucket)
-        try:
-            entry = await store.get(where)
-        except NotFoundError:
-            return IndexSnapshot(place=0, messages=[])
-        return msgspec.msgpack.decode(entry.data or b"", type=IndexSnapshot)
+        for _ in range(SNAPSHOT_READS):
+            try:
+                info = await store.get_info(where)
+            except NotFoundError:
+                return IndexSnapshot(place=0, messages=[])
+            chunks = await self._messages(js, f"OBJ_{self._bucket}", f"$O.{self._bucket}.C.{info.nuid}")
+            raw = b"".join(chunks)
+            if len(raw) == info.size:
+                return msgspec.msgpack.decode(raw, type=IndexSnapshot)
+        raise TimeoutError(f"it was replaced {SNAPSHOT_READS} times while it was read")
 
-    async def _after(self, js: "JetStreamContext", where: str, place: int) -> list[bytes]:
-        """Return the stream's messages on a subject after a position."""
+    async def _messages(self, js: "JetStreamContext", stream: str, where: str, place: int = 0) -> list[bytes]:
+        """Return what a stream has on a subject now, after a position."""
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
         start: dict[str, Any] = {"deliver_policy": DeliverPolicy.ALL}
         if place:
             start = {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": place + 1}
         config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=30.0, **start)
-        consumer = await js.pull_subscribe(where, stream=self._stream, config=config)
+        consumer = await js.pull_subscribe(where, stream=stream, config=config)
         messages: list[bytes] = []
         try:
-            left = (await consumer.consumer_info()).num_pending or 0
-            while len(messages) < left:
-                got = await consumer.fetch(min(FETCHED, left - len(messages)), timeout=TIMEOUT)
+            left = pending = (await consumer.consumer_info()).num_pending or 0
+            while pending and len(messages) < left:
+                got = await consumer.fetch(min(FETCHED, pending, left - len(messages)), timeout=TIMEOUT)
                 messages += [message.data for message in got]
+                pending = (await consumer.consumer_info()).num_pending or 0  # a full stream drops its oldest meanwhile
         finally:
             await consumer.unsubscribe()
         return messages
