@@ -15,8 +15,8 @@ from penstock.kernel.numeric_threads import ONE_THREAD
 PURE = ["tests/kernel", "tests/router", "tests/planner", "tests/engine", "tests/traffic", "tests/simulate"]
 STATEFUL = ["tests/stateful"]
 ONCE_MORE = ["--reruns", "1"]
-"""For suites with real processes, sockets and clocks only: a busy machine alone can fail such a test. It is run a second
-time, named and counted."""
+"""For suites with real processes, sockets and clocks only: a busy machine alone can fail such a test. It runs a second
+time, is named and counted."""
 SUITES: dict[str, list[str]] = {
     "pure": [*PURE, "-m", "not slow", "-n", "2"],
     "stateful": [*STATEFUL, "-n", "2"],
