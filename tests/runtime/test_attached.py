@@ -1,112 +1,83 @@
-"""Is a server that somebody else runs described with what the operator says of it, and followed by its health?"""
+"""A server that others run is announced while it is healthy, and described with what the operator says of it."""
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from penstock.adapters.connectors.engine_process import EngineProcess
+from penstock.adapters.engines.pool_overrides import overrides_of
 from penstock.config.settings.cluster_settings import PoolSettings
+from penstock.fleet import replica_lives
+from penstock.fleet.events import DrainDesired, DrainDropped, DrainForgotten, DrainReported
 from penstock.kernel.errors import EngineError
-from penstock.kernel.values import WorkerCard, WorkerId
-from penstock.runtime.supervision import attached_servers
-from penstock.runtime.supervision.attached_servers import AttachedServer
+from penstock.kernel.values import Pool
+from tests.adapters.connectors.holding import Ward, eventually
 
 URL = "http://gpu1:8000"
 
 
-class Register:
-    """Stands for the fleet: a server that is there or not, and what was done about it."""
-
-    def __init__(self) -> None:
-        self.there = True
-        self.known: list[dict[str, Any]] = []
-        self.done: asyncio.Queue[str] = asyncio.Queue()
-        self.silences: list[str] = []
-
-    async def answers(self, url: str) -> bool:
-        return self.there
-
-    async def describe(self, worker: WorkerId, model: str, url: str, known: dict[str, Any]) -> WorkerCard:
-        if not self.there:
-            raise EngineError(f"{url} is away")
-        self.known.append(known)
-        return WorkerCard(id=worker, epoch=len(self.known), model=model, url=url)
-
-    async def announce(self, card: WorkerCard, *, draining: bool = False) -> None:
-        self.done.put_nowait(f"announced {card.epoch}" + (" draining" if draining else ""))
-
-    async def drain(self, card: WorkerCard) -> None:
-        self.done.put_nowait(f"drained {card.epoch}")
-
-    async def withdraw(self, worker: WorkerId) -> None:
-        self.done.put_nowait("withdrawn")
-
-    def silent(self, worker: WorkerId) -> None:
-        self.silences.append(worker)
-
-
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attached_servers, "HEALTH_EVERY", 0.001)
+async def ward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ward]:
+    monkeypatch.setattr(replica_lives, "HEALTH_EVERY", 1_000_000)
+    made = Ward(tmp_path / "ward")
+    made.nurse.there.add(URL)
+    server = EngineProcess("urls-0", "urls", URL, None, {})
+    made.connector.attach("urls", Pool(model="m", desired=1), [server])
+    await made.connector.start()
+    yield made
+    await made.close()
 
 
-async def test_it_goes_and_comes_back_newer(quick: None) -> None:
-    register = Register()
+def test_what_the_operator_says_of_it_is_in_its_card() -> None:
     pool = PoolSettings(engine="vllm", urls=(URL,), events=("tcp://gpu1:5557",), topic="kv", block_size=32)
-    server = AttachedServer(register, WorkerId("w"), "m", URL, pool)
-    task = asyncio.create_task(server.run())
-    try:
-        async with asyncio.timeout(10):
-            await server.ready
-            assert await register.done.get() == "announced 1"
-            register.there = False
-            assert await register.done.get() == "withdrawn"
-            register.there = True
-            assert await register.done.get() == "announced 2"
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    assert register.silences == ["w"]
-    said = register.known[-1]
+    said = overrides_of(pool, URL)
     assert (said["engine"], said["events"], said["topic"]) == ("vllm", ("tcp://gpu1:5557",), "kv")
     assert said["block_size"] == 32
 
 
-async def test_one_that_is_not_there_at_the_start_is_told_once_and_may_still_come(quick: None) -> None:
-    register = Register()
-    register.there = False
-    server = AttachedServer(register, WorkerId("w"), "m", URL, PoolSettings(urls=(URL,)))
-    task = asyncio.create_task(server.run())
-    try:
-        async with asyncio.timeout(10):
-            with pytest.raises(EngineError, match="is away"):
-                await server.ready
-            register.there = True
-            assert await register.done.get() == "announced 1"
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+async def test_it_goes_and_comes_back(ward: Ward) -> None:
+    nurse = ward.nurse
+    await ward.connector.ready()
+    nurse.there.clear()
+    gone = ["came urls-0", "crashed urls-0: stopped to answer its health check", "gone urls-0"]
+    await eventually(lambda: nurse.told == gone)
+    replica = ward.connector.fleet.pools()["urls"].replicas[0]
+    assert (replica.state, replica.reason) in [("failed", "it does not answer"), ("failed", f"{URL} is away")]
+    nurse.there.add(URL)
+    await eventually(lambda: nurse.told == [*gone, "came urls-0"])
 
 
-async def test_one_that_is_drained_gets_nothing_even_when_it_comes_back_until_that_is_undone(quick: None) -> None:
-    register = Register()
-    server = AttachedServer(register, WorkerId("w"), "m", URL, PoolSettings(urls=(URL,)))
-    task = asyncio.create_task(server.run())
+async def test_one_that_is_not_there_at_the_start_is_told_once_and_may_still_come(tmp_path: Path) -> None:
+    ward = Ward(tmp_path / "other")
+    ward.connector.attach("urls", Pool(model="m", desired=1), [EngineProcess("urls-0", "urls", URL, None, {})])
+    await ward.connector.start()
     try:
-        async with asyncio.timeout(10):
-            await server.ready
-            assert await register.done.get() == "announced 1"
-            await server.park()
-            await server.park()
-            assert await register.done.get() == "drained 1"
-            register.there = False
-            assert await register.done.get() == "withdrawn"
-            register.there = True
-            assert await register.done.get() == "announced 2 draining"
-            await server.unpark()
-            assert await register.done.get() == "announced 3"
-            await server.unpark()
+        with pytest.raises(EngineError, match="is away"):
+            await ward.connector.ready()
+        ward.nurse.there.add(URL)
+        await eventually(lambda: ward.nurse.told == ["came urls-0"])
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    assert register.done.empty()
+        await ward.close()
+
+
+async def test_one_that_is_drained_gets_nothing_even_when_it_comes_back_until_that_is_undone(ward: Ward) -> None:
+    nurse, connector = ward.nurse, ward.connector
+    await connector.ready()
+    connector.post(DrainDesired(worker="urls-0", revision="r"))
+    connector.post(DrainDesired(worker="urls-0", revision="r"))
+    await eventually(lambda: connector.fleet.state.lives["urls-0"].phase == "parked")
+    nurse.there.clear()
+    await eventually(lambda: nurse.told[-1] == "gone urls-0")
+    nurse.there.add(URL)
+    await eventually(lambda: nurse.told[-1] == "leave urls-0")
+    assert nurse.told.count("came urls-0") == 1
+    connector.post(DrainDropped(worker="urls-0"))
+    connector.post(DrainDropped(worker="urls-0"))
+    await eventually(lambda: nurse.told[-1] == "came urls-0")
+    await asyncio.sleep(0.01)
+    assert nurse.told.count("came urls-0") == 2
+    reports = [nurse.statuses.get_nowait() for _ in range(nurse.statuses.qsize())]
+    assert DrainReported(worker="urls-0", state="done", revision="r", seconds=reports[0].seconds) == reports[0]
+    assert reports[-1] == DrainForgotten(worker="urls-0")

@@ -39,10 +39,11 @@ from penstock.runtime.cluster_state.desired_state import (
 from penstock.runtime.cluster_state.drain_progress import DrainProgress, running_on
 from penstock.runtime.cluster_state.membership_ack import MembershipAck, acknowledged_by_all
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS
-from penstock.runtime.supervision import drain_wait
-from penstock.runtime.supervision.drain_wait import drained
+from penstock.runtime.supervision import requests_left as module
+from penstock.runtime.supervision.fleet_driver import RequestCount
 from penstock.runtime.supervision.reconciler import Reconciler
-from penstock.runtime.supervision.rolling_restart import RollingRestart
+from penstock.runtime.supervision.requests_left import requests_left
+from penstock.runtime.supervision.status_writer import StatusWriter
 from tests.adapters.connectors.holding import PATIENCE, Ward, tiny
 from tests.router.worlds import World, arrived, card
 
@@ -82,19 +83,16 @@ class FakeFleet:
     """A fleet of tiny engines, without routers."""
 
     def __init__(self, ward: Ward) -> None:
-        self.connector = ward.connector
-        self.drains: dict[str, DrainSpec] = {}
-        self.patience: dict[str, float | None] = {}
-        self.servers: list[Any] = []
+        self.driver = ward.connector
         self.changed = asyncio.Event()
+        self.post = ward.connector.post
 
     async def watch(self) -> None:
-        async for _ in self.connector.watch():
+        async for _ in self.driver.watch():
             self.changed.set()
 
-    async def reports(self) -> dict[str, PoolStatus]:
-        pools = await self.connector.pools()
-        return {name: PoolStatus(pool=pool, kind="process") for name, pool in pools.items()}
+    def reports(self) -> dict[str, PoolStatus]:
+        return {name: PoolStatus(pool=pool, kind="process") for name, pool in self.driver.fleet.pools().items()}
 
 
 class Scene:
@@ -108,8 +106,9 @@ class Scene:
         self.frontends: Any = FakeFrontends()
         theirs = MemoryStore(self.space)
         self.operator = Reconciler(theirs, self.fleet, ttl=10, frontends=self.frontends)
-        self.restarter = RollingRestart(theirs, self.operator, self.fleet, self.frontends, ttl=10)
-        works = (self.operator.run(), self.restarter.run(), self.fleet.watch())
+        statuses = StatusWriter(theirs, ttl=10)
+        ward.nurse.replace, ward.nurse.report = self.frontends.replace, statuses.add
+        works = (self.operator.run(), statuses.run(), self.fleet.watch())
         self.tasks = [asyncio.create_task(work) for work in works]
 
     async def ids(self) -> list[str]:
@@ -181,7 +180,7 @@ async def test_a_drained_engine_stays_away_until_that_is_undone_or_the_pool_is_s
     await put(here.store, DRAINS + "main-1", DrainSpec())
     await here.ward.settled(ready=2)
     assert await here.ids() == ["main-0", "main-2"]
-    assert here.fleet.drains["main-1"].timeout is None
+    assert here.fleet.driver.fleet.state.pools["main"].drains["main-1"].timeout is None
     await here.store.delete(DRAINS + "main-1")
     await here.ward.settled(ready=3)
     assert await here.ids() == ["main-0", "main-1", "main-2"]
@@ -236,7 +235,7 @@ async def test_a_restart_starts_each_successor_before_its_forerunner_goes(scene)
     ready: list[int] = []
 
     async def watch() -> None:
-        async for pools in here.fleet.connector.watch():
+        async for pools in here.fleet.driver.watch():
             ready.append(pools["main"].ready)
 
     watching = asyncio.create_task(watch())
@@ -295,26 +294,24 @@ async def test_a_successor_that_does_not_start_ends_the_restart_and_nothing_else
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain_wait, "EVERY", 0.001)
+    monkeypatch.setattr(module, "EVERY", 0.001)
     monkeypatch.setattr(membership_ack, "EVERY", 0.001)
 
 
-class Wait:
-    """A drain that is waited for, and what was told of it."""
+class Drained:
+    """A draining worker, what its frontends report, and what is counted."""
 
-    def __init__(self, timeout: float = PATIENCE) -> None:
+    def __init__(self) -> None:
         self.space = MemorySpace()
         self.store = MemoryStore(self.space)
-        self.told: list[DrainStatus] = []
+        self.counts: list[RequestCount] = []
         self.card = card("w", epoch=3)
-        self.task = asyncio.create_task(self.wait(timeout))
+        self.task = asyncio.create_task(self.count())
 
-    async def wait(self, timeout: float) -> DrainStatus:
-        async def say(report: DrainStatus) -> None:
-            self.told.append(report)
-
+    async def count(self) -> None:
         await asyncio.sleep(0)
-        return await drained(MemoryStore(self.space), self.card, timeout, revision="r", say=say)
+        async for count in requests_left(MemoryStore(self.space), self.card):
+            self.counts.append(count)
 
     async def frontend(self, name: str, active: int | None = None, begun: int = 0, epoch: int = 3) -> None:
         await self.store.put(FRONTENDS + name, b"{}")
@@ -323,50 +320,48 @@ class Wait:
             await put(self.store, f"{LEAVING}w/{name}", report)
 
 
-async def test_a_drain_is_over_when_every_frontend_has_said_so(quick):
-    here = Wait()
-    await here.frontend("f0", active=2, begun=5)
-    await here.frontend("f1")
-    await until(lambda: here.told)
-    await here.frontend("f0", active=0, begun=5)
-    await until(lambda: here.told[-1].finished == 5)
-    assert not here.task.done(), "f1 has not heard of the drain yet: it may still send requests"
-    await here.frontend("f1", active=1, begun=1)
-    await here.frontend("f1", active=0, begun=1)
-    report = await here.task
-    assert (report.state, report.finished, report.active, report.cut, report.revision) == ("done", 6, 0, 0, "r")
-    assert [told.state for told in here.told] == ["draining"] * (len(here.told) - 1) + ["done"]
+@pytest.fixture
+async def draining(quick: None) -> AsyncIterator[Drained]:
+    made = Drained()
+    yield made
+    made.task.cancel()
+    await asyncio.gather(made.task, return_exceptions=True)
 
 
-async def test_words_about_an_earlier_life_of_the_worker_do_not_count(quick):
-    here = Wait()
-    await here.frontend("f0", active=0, epoch=2)
-    await until(lambda: here.told)
-    assert not here.task.done()
-    await here.frontend("f0", active=0, epoch=3)
-    assert (await here.task).cut == 0
+async def test_a_drain_is_over_when_every_frontend_has_said_so(draining):
+    await draining.frontend("f0", active=2, begun=5)
+    await draining.frontend("f1")
+    await until(lambda: draining.counts)
+    await draining.frontend("f0", active=0, begun=5)
+    await until(lambda: draining.counts[-1].finished == 5)
+    assert not draining.counts[-1].heard, "f1 has not heard of the drain yet: it may still send requests"
+    await draining.frontend("f1", active=1, begun=1)
+    await until(lambda: draining.counts[-1] == RequestCount(1, 5, True))
+    await draining.frontend("f1", active=0, begun=1)
+    await until(lambda: draining.counts[-1] == RequestCount(0, 6, True))
 
 
-async def test_at_the_deadline_what_still_runs_is_told(quick):
-    here = Wait(timeout=0.05)
-    await here.frontend("f0", active=3, begun=4)
-    report = await here.task
-    assert (report.finished, report.cut) == (1, 3)
+async def test_words_about_an_earlier_life_of_the_worker_do_not_count(draining):
+    await draining.frontend("f0", active=0, epoch=2)
+    await until(lambda: draining.counts and not draining.counts[-1].heard)
+    await draining.frontend("f0", active=0, epoch=3)
+    await until(lambda: draining.counts[-1] == RequestCount(0, 0, True))
 
 
-async def test_without_frontends_nobody_sends_anything(quick):
-    assert (await Wait().task).cut == 0
+async def test_without_frontends_nobody_sends_anything(draining):
+    await until(lambda: draining.counts == [RequestCount(0, 0, True)])
 
 
-async def test_an_outage_of_the_store_is_waited_out(quick):
-    here = Wait()
-    await here.frontend("f0", active=1, begun=1)
-    here.space.outage = "gone"
+async def test_an_outage_of_the_store_is_waited_out(draining):
+    await draining.frontend("f0", active=1, begun=1)
+    await until(lambda: draining.counts and draining.counts[-1].active == 1)
+    draining.space.outage = "gone"
+    before = list(draining.counts)
     await asyncio.sleep(0.02)
-    assert not here.task.done(), "nothing is known of the frontends"
-    here.space.outage = None
-    await here.frontend("f0", active=0, begun=1)
-    assert (await here.task).finished == 1
+    assert draining.counts == before, "nothing is known of the frontends"
+    draining.space.outage = None
+    await draining.frontend("f0", active=0, begun=1)
+    await until(lambda: draining.counts[-1] == RequestCount(0, 1, True))
 
 
 async def test_a_frontend_counts_what_it_has_running_on_a_worker_that_leaves():

@@ -17,6 +17,7 @@ Examples:
   penstock replay runs/RUN --set router.mode=round_robin what round robin would have decided instead
   penstock replay runs/RUN/journal/ROUTER/000003         one segment
   penstock replay runs/RUN/journal/planner-PID           a planner's decisions
+  penstock replay runs/RUN/journal/fleet-PID             which engines were started and ended
 
 A run, live or simulated, leaves its journal under runs/RUN/journal/: hashes, counts and lengths, never text. With
 --set every decision is asked in the state that it was made in, so effects do not add up from one to the next;
@@ -36,7 +37,7 @@ A run, live or simulated, leaves its journal under runs/RUN/journal/: hashes, co
 @click.option("--limit", type=click.IntRange(0, 1000), default=10, show_default=True, help="Decisions to list.")
 @json_option
 def command(journal: Path, overrides: tuple[str, ...], limit: int, as_json: bool) -> int:
-    """Feed JOURNAL, a run folder or what lies in its journal/, back through the router or planner that wrote it.
+    """Feed JOURNAL, a run folder or what lies in its journal/, back through the router, planner or fleet that wrote it.
 
     Ends with 1 where a decision came out differently.
     """
@@ -86,6 +87,8 @@ def _placed(placed: list[tuple[str, int, str, int]], kind: str) -> str:
     if kind == "planner":
         tick = f"tick {placed[0][3]}, {placed[0][2]}: " if placed else ""
         return tick + (", ".join(f"{pool} {replicas}" for pool, replicas, _, _ in placed) or "no tick ended")
+    if kind == "fleet":
+        return ", ".join(f"{effect} {replica}" for replica, _, effect, _ in placed) or "nothing was done"
     placements = [f"{request} to {worker}/{rank} (attempt {attempt})" for request, attempt, worker, rank in placed]
     return ", ".join(placements) or "nothing was placed"
 

@@ -11,6 +11,7 @@ from penstock.config.files.plugin_modules import load_plugins
 from penstock.config.live_knobs import put_at, value_at
 from penstock.config.reading.load import load
 from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.fleet import journal as fleet_journal
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.journal_frames import Frames, Header, Record, digest_of, read_header, read_record
 from penstock.kernel.machine import Effect, Event, Machine, Nanos, seconds
@@ -48,6 +49,9 @@ KINDS = {
         lambda record, planner: planner_journal.event_of(record),
         planner_journal.placed_by,
     ),
+    fleet_journal.KIND: JournalKind(
+        fleet_journal.fleet_of, lambda record, fleet: fleet_journal.event_of(record), fleet_journal.placed_by
+    ),
 }
 
 
@@ -64,7 +68,8 @@ class Mismatch:
     event: str
     request: str | None
     recorded: Placed
-    """As recorded: of a router (request, attempt, worker, rank); of a planner (pool, replicas, outcome, tick)."""
+    """As recorded: of a router (request, attempt, worker, rank); of a planner (pool, replicas, outcome, tick); of a fleet (replica,
+    serial, effect, 0)."""
     replayed: Placed
     effects: list[str]
     """Kinds of the effects in the replay."""

@@ -1,21 +1,22 @@
-"""A process connector over tiny engines, and what a test needs around it."""
+"""A fleet driver over tiny engines, and what a test needs around it."""
 
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate
-from penstock.adapters.connectors.gpu_inventory import GpuAllocator, GpuInventory
-from penstock.adapters.connectors.process_connector import ProcessConnector
 from penstock.adapters.connectors.state_file import StateFile
 from penstock.config.settings.cluster_settings import SuperviseSettings
+from penstock.fleet import events
+from penstock.fleet.gpu_allocator import GpuAllocator
 from penstock.kernel.errors import EngineError
-from penstock.kernel.values import Pool
+from penstock.kernel.values import Pool, Role
+from penstock.runtime.supervision.fleet_driver import FleetDriver, RequestCount
 
 PATIENCE = 30.0
 """Seconds after which a wait is given up; only a broken connector meets it."""
@@ -56,27 +57,51 @@ class Nurse:
         """Drains wait for it."""
         self.deaf = 0
         """How many looks at a server that is starting find nobody."""
+        self.there: set[str] = set()
+        self.known: set[str] = set()
+        """Workers with an entry."""
+        self.drains: list[events.DrainReported | events.DrainForgotten] = []
+        self.statuses: asyncio.Queue[Any] = asyncio.Queue()
+        self.replace: Callable[[int], Any] | None = None
 
     async def missing(self, url: str) -> str | None:
         self.deaf -= 1
         return None if self.deaf < 0 else "nobody listens yet"
 
-    async def replica_ready(self, engine: EngineProcess) -> None:
-        if self.refuse.get(engine.worker, 0) > 0:
+    async def answers(self, url: str) -> bool:
+        return url in self.there
+
+    async def publish(self, engine: EngineProcess, role: Role, *, draining: bool) -> None:
+        if self.refuse.get(engine.worker, 0) > 0 and not draining:
             self.refuse[engine.worker] -= 1
             raise EngineError(f"{engine.worker} is unfit")
-        self.told.append(f"came {engine.worker}")
+        if engine.pid is None and engine.url not in self.there:
+            raise EngineError(f"{engine.url} is away")
+        self.known.add(engine.worker)
+        self.told.append(f"{'leave' if draining else 'came'} {engine.worker}")
 
-    async def leave(self, engine: EngineProcess) -> None:
-        self.told.append(f"leave {engine.worker}")
+    async def acknowledged(self, worker: str) -> None:
+        pass
+
+    async def requests_left(self, worker: str) -> AsyncIterator[RequestCount]:
         if self.hold is not None:
             await self.hold.wait()
+        yield RequestCount(0, 0, True)
 
-    async def replica_ended(self, engine: EngineProcess) -> None:
-        self.told.append(f"gone {engine.worker}")
+    async def withdraw(self, worker: str) -> None:
+        if worker in self.known:
+            self.known.discard(worker)
+            self.told.append(f"gone {worker}")
 
-    def crashed(self, worker: str, reason: str) -> None:
-        self.told.append(f"crashed {worker}: {reason}")
+    async def replace_frontend(self, index: int) -> None:
+        assert self.replace is not None
+        await self.replace(index)
+
+    def crashed(self, crash: events.Crashed) -> None:
+        self.told.append(f"crashed {crash.worker}: {crash.reason}")
+
+    def report(self, report: Any) -> None:
+        self.statuses.put_nowait(report)
 
 
 class Ward:
@@ -88,8 +113,8 @@ class Ward:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         self.state = StateFile.open(folder / "state", "test")
         self.state.own(folder)
-        self.gpus = GpuAllocator(GpuInventory(tuple(gpus), "the test"))
-        self.connector = ProcessConnector(
+        self.gpus = GpuAllocator.over(gpus, "the test")
+        self.connector = FleetDriver(
             SETTINGS,
             self.state,
             self.nurse,
@@ -97,7 +122,7 @@ class Ward:
             gpus=self.gpus,
             env={"PATH": "/usr/bin:/bin"},
             orphan_grace=grace,
-            end=end,
+            end_grace=end,
         )
         self.closed = False
 

@@ -1,16 +1,16 @@
-"""Engine processes as connectors know them: launch spec, template of a pool, and the hooks at start and end."""
+"""Engine processes as their runner knows them: a process that serves, its launch spec and the template of a pool."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
 class EngineProcess(NamedTuple):
-    """A process that serves. ``card``: fields of its card that its starter knows better than the engine."""
+    """A process that serves. ``pid``: None where others run it; ``card``: fields that are better known here."""
 
     worker: str
     pool: str
     url: str
-    pid: int
+    pid: int | None
     card: dict[str, Any]
 
 
@@ -48,31 +48,3 @@ class EngineTemplate(NamedTuple):
         """Return the number of the engine with an id; None where it is none of these."""
         component, _, number = worker.rpartition("-")
         return int(number) if component == self.component and number.isdecimal() else None
-
-
-class ReplicaHooks(Protocol):
-    """What the rest of a supervisor does when the state of an engine changes."""
-
-    async def missing(self, url: str) -> str | None:
-        """Return what a started server still lacks, or None once it serves."""
-        ...
-
-    async def replica_ready(self, engine: EngineProcess) -> None:
-        """The engine serves: announce it to the routers. Called again where an engine that was to leave stays.
-
-        Raises:
-            PenstockError: the engine is not what it should be; it is ended and started again.
-        """
-        ...
-
-    async def leave(self, engine: EngineProcess) -> None:
-        """Return when the engine may be ended; cancelled where it may stay after all."""
-        ...
-
-    async def replica_ended(self, engine: EngineProcess) -> None:
-        """The engine has ended."""
-        ...
-
-    def crashed(self, worker: str, reason: str) -> None:
-        """A desired engine ended or did not start; ``reason``: a verb and what follows. It is started again."""
-        ...

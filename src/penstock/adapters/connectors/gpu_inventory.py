@@ -1,4 +1,4 @@
-"""GPU inventory of this machine: reads nvidia-smi and CUDA_VISIBLE_DEVICES, gives each GPU to at most one engine."""
+"""GPU inventory of this machine: reads nvidia-smi and CUDA_VISIBLE_DEVICES."""
 
 import shutil
 import subprocess
@@ -45,40 +45,6 @@ def inventory(requested: Sequence[int] | None, env: Mapping[str, str]) -> GpuInv
             raise ConfigError(f"CUDA_VISIBLE_DEVICES names {name!r}, which nvidia-smi does not list", hint=_KNOB)
         indices.append(index)
     return GpuInventory(tuple(dict.fromkeys(indices)), "CUDA_VISIBLE_DEVICES")
-
-
-class GpuAllocator:
-    """The GPUs of the inventory that no engine has."""
-
-    def __init__(self, available: GpuInventory) -> None:
-        self.all = available.gpus
-        self.source = available.source
-        self._free = list(available.gpus)
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
-    def take(self, count: int) -> tuple[int, ...] | None:
-        """Take the lowest free GPUs, or return None where there are too few."""
-        if count > len(self._free):
-            return None
-        taken, self._free = tuple(self._free[:count]), self._free[count:]
-        return taken
-
-    def claim(self, gpus: Sequence[int]) -> bool:
-        """Take the GPUs of an adopted engine; return False where one of them is not free."""
-        if not set(gpus) <= set(self._free):
-            return False
-        self._free = [gpu for gpu in self._free if gpu not in gpus]
-        return True
-
-    def give(self, gpus: Sequence[int]) -> None:
-        """Give some GPUs back."""
-        self._free = [gpu for gpu in self.all if gpu in self._free or gpu in gpus]
-
-    def __str__(self) -> str:
-        return f"{', '.join(map(str, self.all)) or 'none'} ({self.source})"
 
 
 def _listed(env: Mapping[str, str]) -> dict[int, str]:

@@ -8,6 +8,7 @@ from penstock.config.settings.discovery_settings import DiscoverySettings
 from penstock.config.settings.frontend_settings import FrontendSettings
 from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.engine.settings import SimSettings
+from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX
 from penstock.kernel.settings import Knob, Settings
 from penstock.kernel.values import HandoffProtocol, Role, Slo
 from penstock.router.settings import RouterSettings
@@ -25,8 +26,6 @@ STARTED = ("sim", *PROGRAMS)
 """Kinds of engine that Penstock starts where no URL is given."""
 START_TIMEOUT = 60.0
 """Longest start, in seconds, of a frontend, a planner or a simulated engine, where nothing else is set."""
-RESTART_BACKOFF_MAX = 30.0
-"""Longest wait, in seconds, before a crashed process is started again."""
 
 
 class PoolSettings(Settings, frozen=True, kw_only=True):

@@ -6,11 +6,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from penstock.fleet.victims import to_flip
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import Pool
 from penstock.planner.plugins.proposals import Flip, Reason
 from penstock.runtime.cluster_state.desired_state import PoolStatus
-from penstock.runtime.planning.desired_state_connector import pool_of_status, refusal, to_flip
+from penstock.runtime.planning.desired_state_connector import pool_of_status, refusal
 
 TIMEOUT = 10.0
 
@@ -42,6 +43,7 @@ class AdminApiConnector:
         self, targets: Mapping[str, int], flips: Sequence[Flip], reasons: Sequence[Reason]
     ) -> dict[str, str]:
         problems: dict[str, str] = {}
+        pools = [status.pool for status in self._pools.values()]
         for name, replicas in targets.items():
             problem = refusal(self._pools.get(name), replicas)
             if problem is None:
@@ -52,7 +54,7 @@ class AdminApiConnector:
             if problem is not None:
                 problems[name] = problem
         for flip in flips:
-            for worker in to_flip(self._pools.values(), flip):
+            for worker in to_flip(pools, flip.model, flip.frm, flip.count):
                 try:
                     await self._call("POST", "/admin/flip", {"name": worker, "role": flip.to})
                 except PenstockError as error:

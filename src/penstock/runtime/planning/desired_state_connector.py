@@ -4,11 +4,12 @@ The supervisor's reconciler does the rest: a worker to remove leaves the routers
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from penstock.adapters.seams import Store, StoreUnavailable
+from penstock.fleet.victims import to_flip
 from penstock.kernel.plurals import counted
 from penstock.kernel.values import Pool
 from penstock.planner.plugins.proposals import Flip, Reason
@@ -51,6 +52,7 @@ class DesiredStateConnector:
         self, targets: Mapping[str, int], flips: Sequence[Flip], reasons: Sequence[Reason]
     ) -> dict[str, str]:
         problems: dict[str, str] = {}
+        pools = [status.pool for status in self._pools.values()]
         try:
             for name, replicas in targets.items():
                 problem = refusal(self._pools.get(name), replicas)
@@ -60,7 +62,7 @@ class DesiredStateConnector:
                 else:
                     problems[name] = problem
             for flip in flips:
-                for worker in to_flip(self._pools.values(), flip):
+                for worker in to_flip(pools, flip.model, flip.frm, flip.count):
                     wanted = RoleSpec(role=flip.to, timeout=self._patience, by=PLANNER)
                     await put(self._store, ROLES + worker, wanted)
         except StoreUnavailable as error:
@@ -96,18 +98,3 @@ def refusal(status: PoolStatus | None, replicas: int) -> str | None:
     if status.pool.limit is not None and replicas > status.pool.limit:
         return f"it can have at most {counted(status.pool.limit, 'replica')} on this machine, not {replicas}"
     return None
-
-
-def to_flip(pools: Iterable[PoolStatus], flip: Flip) -> list[str]:
-    """Return the workers that a change of role takes: the youngest first, whose caches are the emptiest."""
-    ids: list[str] = []
-    for status in pools:
-        if status.pool.model == flip.model:
-            replicas = status.pool.replicas or ()
-            ids += [each.id for each in replicas if each.state == "ready" and each.role == flip.frm]
-    return sorted(ids, key=_number, reverse=True)[: flip.count]
-
-
-def _number(worker: str) -> tuple[int, str]:
-    base, _, number = worker.rpartition("-")
-    return (int(number) if number.isdigit() else 0, base)

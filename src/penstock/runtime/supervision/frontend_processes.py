@@ -16,7 +16,8 @@ from typing import Any
 
 from penstock.adapters.connectors.shim_client import ending
 from penstock.config.derived.knobs import derive
-from penstock.config.settings.cluster_settings import RESTART_BACKOFF_MAX, START_TIMEOUT, ClusterSettings
+from penstock.config.settings.cluster_settings import START_TIMEOUT, ClusterSettings
+from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.runtime.cluster_state.crash_log import CrashBook
 from penstock.runtime.listen_address import bind

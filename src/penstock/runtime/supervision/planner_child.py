@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 from penstock.adapters.connectors.shim_client import ending
-from penstock.config.settings.cluster_settings import RESTART_BACKOFF_MAX, START_TIMEOUT, ClusterSettings
+from penstock.config.settings.cluster_settings import START_TIMEOUT, ClusterSettings
+from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.numeric_threads import ONE_THREAD
 from penstock.planner.settings import PlannerSettings

@@ -1,4 +1,4 @@
-"""Reconciler: follows the desired state of pools, drains and roles in the store, and makes the fleet match it."""
+"""Reconciler: follows the desired state in the store, tells the fleet, and writes down what the pools are."""
 
 import asyncio
 import logging
@@ -6,26 +6,28 @@ import time
 
 import msgspec
 
-from penstock.adapters.seams import ConnectorError, Store, StoreUnavailable
+from penstock.adapters.seams import Store, StoreUnavailable
+from penstock.fleet.events import Desired, DrainDesired, DrainDropped, RestartDesired, RoleDesired
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.values import WorkerId
+from penstock.kernel.machine import Event
 from penstock.runtime.cluster_state.desired_state import (
     DESIRED,
     DRAINED,
     DRAINS,
     PLANNER,
     POOLS,
+    RESTART,
     ROLES,
     DrainSpec,
     DrainStatus,
     PoolSpec,
     PoolStatus,
+    RestartSpec,
     RoleSpec,
     decode,
     put,
 )
 from penstock.runtime.cluster_state.store_watch import RETRY, follow
-from penstock.runtime.supervision.drain_wait import report_drain
 from penstock.runtime.supervision.engine_fleet import EngineFleet
 from penstock.runtime.supervision.frontend_processes import FrontendProcesses
 
@@ -33,7 +35,7 @@ log = logging.getLogger("penstock.fleet")
 
 
 class Reconciler:
-    """Scaling, draining and roles of one supervisor's pools. Specs for pools and workers of others are left to them.
+    """Desired state of one supervisor's pools, workers and frontends; that of others is left to them.
 
     Args:
         ttl: seconds after which the reports go when this process dies.
@@ -43,10 +45,6 @@ class Reconciler:
     def __init__(
         self, store: Store, fleet: EngineFleet, *, ttl: float, frontends: FrontendProcesses | None = None
     ) -> None:
-        self.surge: dict[str, int] = {}
-        """Pool -> replicas above the desired ones, while a restart replaces some."""
-        self.retiring: set[str] = set()
-        """Workers that a restart takes out."""
         self._store = store
         self._fleet = fleet
         self._frontends = frontends
@@ -54,10 +52,7 @@ class Reconciler:
         self._specs: dict[str, PoolSpec] = {}
         self._drains: dict[str, DrainSpec] = {}
         self._roles: dict[str, RoleSpec] = {}
-        self._flips: dict[str, asyncio.Lock] = {}
-        """Held while a worker changes its role."""
-        self._initial: dict[str, int] = {}
-        self._problems: dict[str, str] = {}
+        self._restart: RestartSpec | None = None
         self._reported: dict[str, PoolStatus] = {}
         self._changing: set[asyncio.Task[None]] = set()
         self._frontends_free = asyncio.Lock()
@@ -65,52 +60,39 @@ class Reconciler:
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        self._initial = {name: pool.desired for name, pool in (await self._fleet.connector.pools()).items()}
         while True:
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._follow_pools())
                     group.create_task(self._follow_drains())
                     group.create_task(self._follow_roles())
+                    group.create_task(self._follow_restart())
                     group.create_task(self._report())
             except Exception:  # supervision boundary: specs must not be ignored for the rest of the run
                 log.exception("desired state could not be followed by a bug of ours; it is read again")
                 await asyncio.sleep(RETRY)
-
-    def desired_replicas(self, pool: str) -> int:
-        """Return how many replicas a pool should have, without the drained ones."""
-        spec = self._specs.get(pool)
-        base = self._initial[pool] if spec is None else spec.replicas
-        if spec is not None and spec.by == PLANNER:
-            return base
-        return max(0, base - len(self._out(pool)))
-
-    async def apply(self, pool: str) -> None:
-        """Set a pool's desired state at the connector.
-
-        Raises:
-            ConnectorError: it can't be reached.
-        """
-        without = {*self._out(pool), *(worker for worker in self.retiring if self._is_of(worker, pool))}
-        await self._fleet.connector.scale(pool, self.desired_replicas(pool) + self.surge.get(pool, 0), without=without)
 
     # --- specs ------------------------------------------------------------------------------------------------------
 
     async def _follow_pools(self) -> None:
         async def changed(key: str, raw: bytes) -> None:
             spec, pool = decode(PoolSpec, raw), key.removeprefix(DESIRED)
-            if spec is None or pool not in self._initial or self._specs.get(pool) == spec:
+            if spec is None or not self._scales(pool) or self._specs.get(pool) == spec:
                 return
             log.info("pool %s should have %d replicas, set by %s", pool, spec.replicas, spec.by or "an operator")
             self._specs[pool] = spec
-            self._fleet.patience[pool] = spec.timeout
-            await self._try(pool)
+            by_planner = spec.by == PLANNER
+            self._post(
+                Desired(pool=pool, replicas=spec.replicas, by_planner=by_planner, at=spec.at, timeout=spec.timeout)
+            )
+            problem = self._fleet.driver.fleet.state.pools[pool].problem
+            if problem is not None:
+                log.error("pool %s: %s", pool, problem)
 
         async def deleted(key: str) -> None:
             pool = key.removeprefix(DESIRED)
             if self._specs.pop(pool, None) is not None:
-                self._fleet.patience.pop(pool, None)
-                await self._try(pool)
+                self._post(Desired(pool=pool, replicas=None))
 
         await follow(
             self._store,
@@ -127,12 +109,19 @@ class Reconciler:
             if spec is None or self._drains.get(name) == spec:
                 return
             self._drains[name] = spec
-            await self._drains_changed(name)
+            if (index := _index_of(name)) is not None:
+                self._frontend_drained(name, index, spec)
+            else:
+                self._post(DrainDesired(worker=name, at=spec.at, timeout=spec.timeout, revision=spec.revision))
 
         async def deleted(key: str) -> None:
             name = key.removeprefix(DRAINS)
-            if self._drains.pop(name, None) is not None:
-                await self._drains_changed(name)
+            if self._drains.pop(name, None) is None:
+                return
+            if (index := _index_of(name)) is not None:
+                self._frontend_drained(name, index, None)
+            else:
+                self._post(DrainDropped(worker=name))
 
         await follow(
             self._store,
@@ -149,12 +138,12 @@ class Reconciler:
             if spec is None or self._roles.get(name) == spec:
                 return
             self._roles[name] = spec
-            self._flip(name)
+            self._post(RoleDesired(worker=name, role=spec.role, timeout=spec.timeout))
 
         async def deleted(key: str) -> None:
             name = key.removeprefix(ROLES)
             if self._roles.pop(name, None) is not None:
-                self._flip(name)
+                self._post(RoleDesired(worker=name, role=None))
 
         await follow(
             self._store,
@@ -165,53 +154,36 @@ class Reconciler:
             frozen=_ignored,
         )
 
-    def _flip(self, name: str) -> None:
-        ours = any(self._is_of(name, pool) for pool in self._initial)
-        if ours or any(server.worker == name for server in self._fleet.servers):
-            task = asyncio.create_task(self._flipped(name), name=f"flip-{name}")
-            self._changing.add(task)
-            task.add_done_callback(self._changing.discard)
-
-    async def _flipped(self, name: str) -> None:
-        """Give a worker the role that is desired once it is its turn: a newer spec may have come meanwhile."""
-        async with self._flips.setdefault(name, asyncio.Lock()):
-            spec = self._roles.get(name)
-            role, timeout = (None, None) if spec is None else (spec.role, spec.timeout)
-            try:
-                await self._fleet.flip(WorkerId(name), role, timeout)
-            except PenstockError as error:
-                log.error("%s does not change its role: %s", name, error)
-            self._fleet.changed.set()
-
-    async def _drains_changed(self, name: str) -> None:
-        spec = self._drains.get(name)
-        index = _index_of(name)
-        if index is not None:
-            task = asyncio.create_task(self._frontend_changed(name, index, spec), name=f"drain-{name}")
-            self._changing.add(task)
-            task.add_done_callback(self._changing.discard)
-            return
-        for server in self._fleet.servers:
-            if server.worker == name:
-                if spec is not None:
-                    self._fleet.drains[name] = spec
-                    await server.park()
-                    if server.card is None:  # no request runs on a server that is away
-                        report = DrainStatus(name=name, state="done", revision=spec.revision)
-                        await report_drain(self._store, report, self._ttl)
-                else:
-                    await server.unpark()
-                    await self._forget(name)
-                self._fleet.changed.set()
+    async def _follow_restart(self) -> None:
+        async def changed(key: str, raw: bytes) -> None:
+            spec = decode(RestartSpec, raw)
+            if spec is None or spec == self._restart:
                 return
-        for pool in self._initial:
-            if self._is_of(name, pool):
-                if spec is not None:
-                    self._fleet.drains[name] = spec
-                else:
-                    await self._forget(name)
-                await self._try(pool)
-                return
+            self._restart = spec
+            log.info("every engine and every frontend is replaced, requested by %s", spec.by or "an operator")
+            frontends = () if self._frontends is None else tuple(self._frontends.indices)
+            self._post(RestartDesired(revision=spec.revision, force=spec.force, frontends=frontends))
+
+        async def deleted(key: str) -> None:
+            pass  # a restart that has begun is finished
+
+        await follow(self._store, RESTART, known=lambda: (), put=changed, deleted=deleted, frozen=_ignored)
+
+    def _post(self, event: Event) -> None:
+        self._fleet.post(event)
+        self._fleet.changed.set()
+
+    def _scales(self, pool: str) -> bool:
+        """Return whether a pool is one of processes of this supervisor."""
+        state = self._fleet.driver.fleet.state.pools.get(pool)
+        return state is not None and not state.attached
+
+    # --- frontends ----------------------------------------------------------------------------------------------------
+
+    def _frontend_drained(self, name: str, index: int, spec: DrainSpec | None) -> None:
+        task = asyncio.create_task(self._frontend_changed(name, index, spec), name=f"drain-{name}")
+        self._changing.add(task)
+        task.add_done_callback(self._changing.discard)
 
     async def _frontend_changed(self, name: str, index: int, spec: DrainSpec | None) -> None:
         if self._frontends is None:
@@ -226,40 +198,20 @@ class Reconciler:
         assert self._frontends is not None
         if spec is None:
             await self._frontends.unpark(index)
-            await self._forget(name)
+            await self._store.delete(DRAINED + name)
             return
         started = time.monotonic()
         report = DrainStatus(name=name, state="draining", revision=spec.revision)
-        await report_drain(self._store, report, self._ttl)
+        await self._report_drain(report)
         await self._frontends.park(index)
-        seconds = time.monotonic() - started
-        await report_drain(self._store, msgspec.structs.replace(report, state="done", seconds=seconds), self._ttl)
+        await self._report_drain(msgspec.structs.replace(report, state="done", seconds=time.monotonic() - started))
 
-    async def _forget(self, name: str) -> None:
-        self._fleet.drains.pop(name, None)
+    async def _report_drain(self, report: DrainStatus) -> None:
+        """Write a drain's report; a store that can't be written costs the report, not the drain."""
         try:
-            await self._store.delete(DRAINED + name)
+            await put(self._store, DRAINED + report.name, report, ttl=self._ttl)
         except StoreUnavailable as error:
-            log.warning("the report on the drain of %s stays: %s", name, error)
-
-    def _out(self, pool: str) -> set[str]:
-        """Return the drained workers of a pool: for a later scaling they count no more."""
-        spec = self._specs.get(pool)
-        since = 0.0 if spec is None or spec.by == PLANNER else spec.at
-        return {name for name, drain in self._drains.items() if self._is_of(name, pool) and drain.at > since}
-
-    def _is_of(self, worker: str, pool: str) -> bool:
-        base, dash, number = worker.rpartition("-")
-        return bool(dash) and base == pool and number.isdigit()
-
-    async def _try(self, pool: str) -> None:
-        try:
-            await self.apply(pool)
-            self._problems.pop(pool, None)
-        except ConnectorError as error:
-            log.error("pool %s: %s", pool, error)
-            self._problems[pool] = str(error)
-        self._fleet.changed.set()
+            log.warning("the status of the drain of %s can't be written: %s", report.name, error)
 
     # --- reports ----------------------------------------------------------------------------------------------------
 
@@ -268,11 +220,9 @@ class Reconciler:
         while True:
             self._fleet.changed.clear()
             try:
-                for name, status in (await self._fleet.reports()).items():
+                for name, status in self._fleet.reports().items():
                     spec = self._specs.get(name)
-                    pool = msgspec.structs.replace(status.pool, problem=self._problems.get(name))
-                    revision = None if spec is None else spec.revision
-                    report = msgspec.structs.replace(status, pool=pool, revision=revision)
+                    report = msgspec.structs.replace(status, revision=None if spec is None else spec.revision)
                     if self._reported.get(name) != report:
                         await put(self._store, POOLS + name, report, ttl=self._ttl)
                         self._reported[name] = report

@@ -36,7 +36,6 @@ from penstock.runtime.supervision.namespace import Namespace, earlier_secret, ta
 from penstock.runtime.supervision.planner_child import PlannerChild, policy_of
 from penstock.runtime.supervision.reconciler import Reconciler
 from penstock.runtime.supervision.revoked_leases import RevokedLeases
-from penstock.runtime.supervision.rolling_restart import RollingRestart
 from penstock.runtime.supervision.terminal import Say, at_url, ignore_closed_terminal, on_signals, this_command
 
 log = logging.getLogger("penstock.supervisor")
@@ -123,12 +122,11 @@ class _Cluster:
             orphan_grace=namespace.grace,
             # The frontends of a killed supervisor let their streams finish for so long.
             end=settings.supervise.drain_timeout + settings.supervise.stop_grace,
+            journal=folder.path / "journal" if settings.runs.journal else None,
         )
         self.frontends = FrontendProcesses(settings, folder.path, self.give_up, self.fleet.crashes)
+        self.fleet.frontends = self.frontends
         self.operator = Reconciler(self.store, self.fleet, ttl=settings.discovery.ttl, frontends=self.frontends)
-        self.restarter = RollingRestart(
-            self.store, self.operator, self.fleet, self.frontends, ttl=settings.discovery.ttl
-        )
         self.tuning = CurrentSettings(self.store, settings, self.tuned)
         self.rereading = ConfigReload(self.store, self.tuning, loaded, reload, folder.path, say)
         self.planner = PlannerChild(settings, folder.path, self.fleet.crashes)
@@ -164,7 +162,6 @@ class _Cluster:
             await self.frontends.start()
             operating = [
                 asyncio.create_task(self.operator.run(), name="operator"),
-                asyncio.create_task(self.restarter.run(), name="restarter"),
                 asyncio.create_task(self.tuning.run(), name="tuning"),
                 asyncio.create_task(self.rereading.run(), name="rereading"),
                 asyncio.create_task(self.revoked.run(self.store), name="revoked"),
@@ -225,7 +222,7 @@ class _Cluster:
 
     def _banner(self, card: FrontendCard, took: float) -> None:
         models = list(self.settings.models)
-        adopted = self.fleet.connector.adopted
+        adopted = self.fleet.driver.adopted
         adopted_text = f", {len(adopted)} of them taken over from the cluster before" if adopted else ""
         workers = counted(self.fleet.workers, "worker")
         self.say(

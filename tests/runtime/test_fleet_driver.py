@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from penstock.adapters.connectors.engine_process import EngineTemplate
-from penstock.adapters.connectors.gpu_inventory import GpuAllocator
 from penstock.adapters.connectors.shim_client import ShimClient
 from penstock.adapters.seams import ConnectorError
 from penstock.kernel.errors import ConfigError, EngineError
@@ -330,13 +329,3 @@ def parent_of(pid: int) -> int:
 
 async def test_a_lease_that_nobody_keeps_is_no_engine(tmp_path):
     assert await ShimClient.adopt("w", "penstock-nobody", tmp_path / "log") is None
-
-
-def test_an_inventory_counts_out(tmp_path):
-    from penstock.adapters.connectors.gpu_inventory import GpuInventory
-
-    gpus = GpuAllocator(GpuInventory((3, 4, 9), "the test"))
-    assert gpus.take(2) == (3, 4) and gpus.take(2) is None and gpus.take(0) == ()
-    assert not gpus.claim([3]) and gpus.claim([9]) and gpus.free == 0
-    gpus.give([4, 3])
-    assert gpus.take(2) == (3, 4)

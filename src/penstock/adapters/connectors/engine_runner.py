@@ -1,0 +1,252 @@
+"""Engine runner: starts or adopts the engine processes of this machine, each below a shim, probes and ends them.
+
+It decides nothing: `penstock.fleet` does. What runs stands in the state file, so that the next supervisor adopts it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.adapters.connectors.engine_port import free_port
+from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate, LaunchSpec
+from penstock.adapters.connectors.shim_client import ShimClient, ending, tail
+from penstock.adapters.connectors.state_file import Resources, StateEntry, StateFile, living
+from penstock.config.settings.cluster_settings import SuperviseSettings
+from penstock.kernel.errors import EngineError
+
+log = logging.getLogger("penstock.connector")
+
+REPLICAS_MAX = 1024
+
+
+class SurvivingEngine(NamedTuple):
+    """An engine of a supervisor that was killed."""
+
+    entry: StateEntry
+    shim: ShimClient
+
+    @property
+    def resources(self) -> Resources:
+        return self.entry.resources or Resources()
+
+
+class RunningEngine:
+    """An engine that was started or adopted. ``end``: monotonic time by which it must serve."""
+
+    def __init__(
+        self, pool: str, shim: ShimClient, launch: LaunchSpec, entry: StateEntry, key: tuple[str, int]
+    ) -> None:
+        self.pool = pool
+        self.shim = shim
+        self.launch = launch
+        self.entry = entry
+        self.key = key
+        self.begun = time.monotonic()
+
+
+class EngineRunner:
+    """The engines of one state file.
+
+    Args:
+        logs: folder for the engines' logs.
+        env: of the engines, before what their launch adds.
+        grace: seconds that they outlive this process where it is killed.
+        end: seconds that they then get to end by themselves.
+    """
+
+    def __init__(
+        self,
+        settings: SuperviseSettings,
+        state: StateFile,
+        *,
+        logs: Path,
+        env: Mapping[str, str],
+        grace: float,
+        end: float,
+    ) -> None:
+        self.settings = settings
+        self.state = state
+        self.adopted: list[str] = []
+        """Workers that were adopted from a supervisor that was killed."""
+        self._logs = logs
+        self._env = env
+        self._grace = grace
+        self._end = end
+        self._survivors: dict[str, SurvivingEngine] = {}
+        self._adopting: dict[str, SurvivingEngine] = {}
+        self._engines: dict[str, RunningEngine] = {}
+
+    # --- engines of an earlier supervisor -----------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect to the engines that a killed supervisor left running, before they end by themselves."""
+        for name, entry in list(living(self.state.entries)):
+            assert entry.lease is not None
+            log_path = Path(entry.log) if entry.log else self._logs / f"{name}.log"
+            shim = await ShimClient.adopt(entry.worker or name, entry.lease, log_path)
+            if shim is not None:
+                self._survivors[name] = SurvivingEngine(entry, shim)
+
+    def adopt(self, template: EngineTemplate, configured: int) -> tuple[int, dict[int, tuple[int, ...]]]:
+        """Adopt those engines that we would start now in the same way.
+
+        Args:
+            configured: replicas that the config wants.
+        Returns: the replicas that the pool should have, as many as it was scaled to before; number -> GPUs of those
+            that are adopted.
+        """
+        state = self.state
+        same: dict[int, str] = {}
+        for number in range(REPLICAS_MAX):
+            name = state.name(template.component, number)
+            if name in self._survivors and _same(self._survivors[name], template, number):
+                same[number] = name
+        known = state.entries.get(state.name(template.component, 0))
+        if same and known is not None and known.configured == configured and known.replicas is not None:
+            configured = known.replicas
+        adopted = {}
+        for number in sorted(same)[:configured]:
+            survivor = self._adopting[template.worker(number)] = self._survivors.pop(same[number])
+            adopted[number] = survivor.resources.gpus
+        return configured, adopted
+
+    async def end_survivors(self, kept: Mapping[str, Sequence[int]]) -> None:
+        """End the engines that nobody adopted, and drop the records of other pools.
+
+        Args:
+            kept: component -> numbers of its engines.
+        """
+        unwanted, self._survivors = self._survivors, {}
+        await asyncio.gather(*(survivor.shim.stop(self.settings.stop_grace) for survivor in unwanted.values()))
+        for name in unwanted:
+            log.info("%s of an earlier run is not what is wanted now, and was ended", name)
+        state = self.state
+        mine = {state.name(component, n) for component, numbers in kept.items() for n in (0, *numbers)}
+        state.entries = {name: _known(entry, unwanted, name) for name, entry in state.entries.items() if name in mine}
+
+    # --- one engine ---------------------------------------------------------------------------------------------------
+
+    async def start(self, pool: str, template: EngineTemplate, number: int, gpus: tuple[int, ...]) -> int:
+        """Start an engine, or take over the adopted one with its name; return its pid.
+
+        Raises:
+            EngineError: it can't be started.
+        """
+        worker = template.worker(number)
+        survivor = self._adopting.pop(worker, None)
+        if survivor is not None:
+            launch = template.launch(worker, survivor.resources.port, survivor.resources.gpus)
+            engine = RunningEngine(pool, survivor.shim, launch, survivor.entry, (template.component, number))
+            self._engines[worker] = engine
+            self.adopted.append(worker)
+            log.info("engine %s with process %d was taken over", worker, survivor.shim.pid)
+            return survivor.shim.pid
+        resources = Resources(gpus=gpus, port=free_port())
+        launch = template.launch(worker, resources.port, gpus)
+        log_path = self._logs / f"{worker}.log"
+        env = dict(self._env)
+        if gpus:
+            env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi numbers them
+
+        async def started() -> RunningEngine:
+            shim = await ShimClient.start(worker, launch, log_path=log_path, grace=self._grace, end=self._end, env=env)
+            entry = StateEntry(
+                command=list(launch.argv),
+                lease=shim.lease,
+                pid=shim.pid,
+                resources=resources,
+                worker=worker,
+                card=launch.card,
+                log=str(log_path),
+            )
+            engine = self._engines[worker] = RunningEngine(pool, shim, launch, entry, (template.component, number))
+            self.state.put(template.component, number, entry)
+            return engine
+
+        starting = asyncio.ensure_future(started())
+        try:
+            return (await asyncio.shield(starting)).shim.pid
+        except asyncio.CancelledError:
+            await starting  # else its process would have no owner
+            raise
+
+    async def probe(self, worker: str, missing: Callable[[str], Awaitable[str | None]]) -> str | None:
+        """Return what an engine lacks to serve; None once it serves.
+
+        An engine that reports its own address is waited for.
+
+        Args:
+            missing: asks a URL.
+        Raises:
+            EngineError: it ended, or its time is over; the message has the end of its log.
+        """
+        engine = self._engines[worker]
+        shim, entry = engine.shim, engine.entry
+        url = entry.url
+        if url is None:
+            timeout = self.settings.start_timeout or engine.launch.start_timeout
+            left = engine.begun + timeout - time.monotonic()
+            url = engine.launch.url
+            if url is None:
+                report = await shim.first_line(timeout)
+                if not isinstance(report.get("url"), str):
+                    raise EngineError(f"{worker} did not say where it listens", hint=tail(shim.log_path))
+                url = str(report["url"])
+            elif (lack := await missing(url)) is not None:
+                if shim.ended:
+                    reason = f"{worker} {ending(await shim.wait())} at its start"
+                    raise EngineError(reason, hint=tail(shim.log_path))
+                if left < 0:
+                    raise EngineError(f"{worker} was not ready within {timeout:g} s: {lack}", hint=tail(shim.log_path))
+                return lack
+            engine.entry = msgspec.structs.replace(entry, url=url)
+            self.state.put(*engine.key, engine.entry)
+        return None
+
+    def process(self, worker: str) -> EngineProcess:
+        """Return an engine that serves."""
+        engine = self._engines[worker]
+        assert engine.entry.url is not None
+        return EngineProcess(worker, engine.pool, engine.entry.url, engine.shim.pid, engine.entry.card)
+
+    async def ended(self, worker: str) -> str:
+        """Wait for the end of an engine, and return how it ended."""
+        return ending(await self._engines[worker].shim.wait())
+
+    async def stop(self, worker: str) -> None:
+        """End an engine and all that it started; one that never ran is no error."""
+        engine = self._engines.get(worker)
+        if engine is not None:
+            await engine.shim.stop(self.settings.stop_grace)
+            self._engines.pop(worker, None)
+
+    def forget(self, component: str, number: int) -> None:
+        """An engine is gone for good."""
+        self.state.remove(component, number)
+
+    async def close(self, grace: float) -> None:
+        """End all engines within ``grace`` seconds."""
+        shims = [engine.shim for engine in self._engines.values()]
+        shims += [survivor.shim for survivor in (*self._survivors.values(), *self._adopting.values())]
+        await asyncio.gather(*(shim.stop(grace) for shim in shims))
+        self._engines.clear()
+        self.state.entries.clear()
+
+
+def _same(survivor: SurvivingEngine, template: EngineTemplate, number: int) -> bool:
+    """Return whether a survivor is what we would start now under its number."""
+    resources = survivor.resources
+    launch = template.launch(template.worker(number), resources.port, resources.gpus)
+    return list(launch.argv) == survivor.entry.command and len(resources.gpus) == template.gpus
+
+
+def _known(entry: StateEntry, unwanted: Mapping[str, SurvivingEngine], name: str) -> StateEntry:
+    """Return an entry of an earlier run, without its engine where that engine was ended."""
+    if entry.lease is None or name in unwanted:
+        return StateEntry(command=entry.command, replicas=entry.replicas, configured=entry.configured)
+    return msgspec.structs.replace(entry)

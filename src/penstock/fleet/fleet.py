@@ -1,0 +1,249 @@
+"""`Fleet`: the machine that starts, drains, flips, restarts and ends the engines of one supervisor.
+
+It takes what is desired and what happened to each replica, and returns what is to be done. A live driver carries that
+out with processes (`penstock.runtime.supervision.fleet_driver`), the simulator with virtual engines
+(`penstock.simulate.simulated_fleet`).
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.fleet import events
+from penstock.fleet.fleet_state import Drain, FleetState, FleetTimes, FlippedRole, Life, PoolState, RestartOrder
+from penstock.fleet.gpu_allocator import GpuAllocator
+from penstock.fleet.pool_scaling import PoolScaling
+from penstock.fleet.replica_lives import ReplicaLives
+from penstock.fleet.rolling_restart import RollingRestart
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken
+from penstock.kernel.values import Pool
+
+VERSION = 1
+_OF_SPAWN = (events.Started, events.Probed, events.Died, events.Stopped)
+_OF_PUBLICATION = (events.Published, events.Acknowledged, events.PublishFailed, events.RequestsLeft)
+
+
+class Fleet:
+    """The engines of one supervisor.
+
+    Args:
+        times: until others are given.
+        gpus: of this machine; without any, replicas that take none are not limited.
+    """
+
+    def __init__(self, times: FleetTimes | None = None, gpus: GpuAllocator | None = None) -> None:
+        self._assemble(FleetState(times=times or FleetTimes(), gpus=gpus or GpuAllocator()))
+
+    def _assemble(self, state: FleetState) -> None:
+        self.state = state
+        self._effects: list[Effect] = []
+        self._lives = ReplicaLives(state, self._effects)
+        self.scaling = PoolScaling(state, self._lives)
+        self._restart = RollingRestart(state, self.scaling, self._effects)
+
+    def handle(self, now: Nanos, event: Event) -> Sequence[Effect]:
+        """Take one event; see `penstock.fleet.events`.
+
+        Raises:
+            KeyError: an event about a pool that was never added, or of a type that is none of the fleet's.
+        """
+        if isinstance(event, Woken):
+            self._due(now)
+        elif isinstance(event, _OF_SPAWN + _OF_PUBLICATION):
+            self._happened(now, event)
+        else:
+            self._desired(now, event)
+        self._refill(now)
+        self._restart.advance(now)
+        self._refill(now)
+        effects = self._effects[:]
+        self._effects.clear()
+        due = min((life.due for life in self.state.lives.values() if life.due is not None), default=None)
+        if due is not None and due != self.state.woken_at:
+            self.state.woken_at = due
+            effects.append(Wake(at=due))
+        return effects
+
+    def pools(self) -> dict[str, Pool]:
+        """Return every pool as it is now."""
+        return {name: self._shown(pool) for name, pool in self.state.pools.items()}
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _happened(self, now: Nanos, event: Event) -> None:
+        """Something happened to a replica; what an older effect led to is past."""
+        life = self.state.lives.get(event.worker)  # type: ignore[attr-defined]
+        if life is None:
+            return
+        serial = life.serial if isinstance(event, _OF_SPAWN) else life.publication
+        if event.serial != serial:  # type: ignore[attr-defined]
+            return
+        lives = self._lives
+        match event:
+            case events.Started():
+                lives.started(life, event)
+            case events.Probed():
+                lives.probed(now, life, event)
+            case events.Published():
+                lives.published(now, life)
+            case events.Acknowledged():
+                lives.acknowledged(now, life)
+            case events.PublishFailed():
+                lives.publish_failed(now, life, event)
+            case events.RequestsLeft():
+                lives.requests_left(now, life, event)
+            case events.Died():
+                lives.died(now, life, event)
+            case events.Stopped():
+                lives.stopped(now, life)
+
+    def _desired(self, now: Nanos, event: Event) -> None:
+        state = self.state
+        match event:
+            case events.PoolAdded():
+                self._added(now, event)
+            case events.Begun():
+                for pool in state.pools.values():
+                    self._begin(now, pool)
+            case events.Desired():
+                self._scaled(now, state.pools[event.pool], event)
+            case events.DrainDesired():
+                self._drain(now, event)
+            case events.DrainDropped():
+                self._undrain(now, event.worker)
+            case events.RoleDesired():
+                self._role(now, event)
+            case events.RestartDesired():
+                order = RestartOrder(revision=event.revision, force=event.force, frontends=event.frontends)
+                self._restart.desired(now, order)
+            case events.FrontendReplaced():
+                self._restart.replaced(now, event)
+            case events.TimesChanged():
+                state.times = event.times
+            case _:
+                raise KeyError(type(event))
+
+    def _added(self, now: Nanos, event: events.PoolAdded) -> None:
+        goal = event.configured.desired
+        pool = PoolState(
+            name=event.pool, configured=event.configured, gpus=event.gpus, attached=event.attached, goal=goal
+        )
+        self.state.pools[event.pool] = pool
+        for number, gpus in event.adopted.items():
+            self.state.gpus.claim(gpus)
+            self._lives.create(now, pool, number, gpus)
+        for number in range(goal if event.attached else 0):
+            self._lives.create(now, pool, number)
+        if not event.attached:
+            self.scaling.settle(now, pool)
+
+    def _begin(self, now: Nanos, pool: PoolState) -> None:
+        if pool.begun:
+            return
+        pool.begun = True
+        for life in self.state.of(pool.name):
+            if life.phase == "planned":
+                self._lives.begin(now, life)
+
+    def _scaled(self, now: Nanos, pool: PoolState, event: events.Desired) -> None:
+        pool.replicas, pool.by_planner, pool.desired_at = event.replicas, event.by_planner, event.at
+        pool.timeout = event.timeout
+        if event.without is not None:
+            pool.drains = {worker: pool.drains.get(worker, Drain(at=event.at)) for worker in event.without}
+        for life in self.state.of(pool.name):
+            if life.phase == "given up":
+                self._lives.want(now, life, False)
+        self.scaling.apply(now, pool)
+
+    def _drain(self, now: Nanos, event: events.DrainDesired) -> None:
+        pool = self._pool_of(event.worker)
+        if pool is None:
+            return
+        pool.drains[event.worker] = Drain(at=event.at, timeout=event.timeout, revision=event.revision)
+        life = self.state.lives.get(event.worker)
+        if pool.attached and life is not None:
+            self._lives.park(now, life)
+        self.scaling.apply(now, pool)
+
+    def _undrain(self, now: Nanos, worker: str) -> None:
+        pool = self._pool_of(worker)
+        if pool is None or pool.drains.pop(worker, None) is None:
+            return
+        self._effects.append(events.DrainForgotten(worker=worker))
+        life = self.state.lives.get(worker)
+        if pool.attached and life is not None:
+            self._lives.unpark(life)
+        self.scaling.apply(now, pool)
+
+    def _role(self, now: Nanos, event: events.RoleDesired) -> None:
+        if self._pool_of(event.worker) is None:
+            return
+        if event.role is None:
+            self.state.roles.pop(event.worker, None)
+        else:
+            self.state.roles[event.worker] = FlippedRole(event.role, event.timeout)
+        life = self.state.lives.get(event.worker)
+        if life is not None:
+            self._lives.role_changed(now, life)
+
+    def _due(self, now: Nanos) -> None:
+        self.state.woken_at = None
+        for life in list(self.state.lives.values()):
+            if life.due is not None and life.due <= now:
+                self._lives.due(now, life)
+
+    def _refill(self, now: Nanos) -> None:
+        """Let pools that lost a replica for good have another one where they should."""
+        while self._lives.vacated:
+            self.scaling.settle(now, self.state.pools[self._lives.vacated.pop()])
+
+    def _pool_of(self, worker: str) -> PoolState | None:
+        pool = self.state.pools.get(worker.rpartition("-")[0])
+        return pool if pool is not None and pool.number(worker) is not None else None
+
+    def _shown(self, pool: PoolState) -> Pool:
+        replicas = tuple(life.replica for life in self.state.of(pool.name))
+        if pool.attached:
+            return msgspec.structs.replace(pool.configured, replicas=replicas)
+        return msgspec.structs.replace(
+            pool.configured,
+            desired=pool.goal,
+            problem=pool.problem,
+            limit=self.scaling.limit(pool),
+            replicas=replicas,
+        )
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """Return the whole state as plain data."""
+        return {"version": VERSION, **msgspec.to_builtins(self.state)}
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Become the fleet that wrote a snapshot.
+
+        Raises:
+            InvariantError: it is of another version.
+        """
+        if snapshot.get("version") != VERSION:
+            raise InvariantError(f"a fleet of version {snapshot.get('version')}, not {VERSION}")
+        self._assemble(msgspec.convert({k: v for k, v in snapshot.items() if k != "version"}, FleetState))
+
+    def check(self) -> None:
+        """Raise where two engines have one GPU, or a replica waits for nothing."""
+        state = self.state
+        taken = sorted(gpu for life in state.lives.values() for gpu in life.gpus if gpu in state.gpus.all)
+        if sorted([*taken, *state.gpus.left]) != sorted(state.gpus.all):
+            raise InvariantError(f"GPUs {state.gpus.all}: taken are {taken}, free are {state.gpus.left}")
+        for life in state.lives.values():
+            self._check(life)
+
+    def _check(self, life: Life) -> None:
+        known = life.phase in ("publishing", "ready", "draining", "parked")
+        if known != (life.role is not None) and life.phase != "stopping":
+            raise InvariantError(f"{life.worker} is {life.phase}, and frontends know it as {life.role}")
+        if life.phase in ("failed", "away") and life.due is None:
+            raise InvariantError(f"{life.worker} is {life.phase} for ever")
+        if not life.wanted and life.phase not in ("draining", "stopping"):
+            raise InvariantError(f"{life.worker} is not wanted, and stays {life.phase}")

@@ -1,0 +1,340 @@
+"""Replica lives: start, probes, announcement, drain, change of role, crash, back-off and end of each replica."""
+
+from penstock.fleet import events
+from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX, FleetState, Life, PoolState
+from penstock.kernel.machine import Effect, Nanos, nanos, seconds
+from penstock.kernel.values import Role
+
+PROBE_EVERY = nanos(0.2)
+"""Between two probes of an engine that starts."""
+HEALTH_EVERY = nanos(2.0)
+"""Between two health checks of a server that others run, and between two tries to reach one that is away."""
+HEALTH_MISSES = 2
+"""Failed checks in a row after which a server is taken out."""
+ACKNOWLEDGED_AFTER = nanos(3.0)
+"""After which a replica counts as known to all: a dead frontend may remain in the store for a while."""
+
+LAST_COUNT = nanos(0.5)
+"""Longest wait for the count of the requests that are cut off when a drain's time is over."""
+
+NOT_WANTED = "it is not wanted any more"
+
+
+class ReplicaLives:
+    """The lives of all replicas.
+
+    Args:
+        state: of the machine.
+        effects: takes what is to be done.
+    """
+
+    def __init__(self, state: FleetState, effects: list[Effect]) -> None:
+        self.state = state
+        self.vacated: set[str] = set()
+        """Pools that lost a replica for good: they may lack one now."""
+        self._effects = effects
+
+    # --- what is decided ----------------------------------------------------------------------------------------------
+
+    def create(self, now: Nanos, pool: PoolState, number: int, gpus: tuple[int, ...] = ()) -> Life:
+        """Add a replica; `begin` starts it."""
+        life = Life(worker=pool.worker(number), pool=pool.name, number=number, created=now, phase="planned", gpus=gpus)
+        self.state.lives[life.worker] = life
+        return life
+
+    def begin(self, now: Nanos, life: Life) -> None:
+        """Start a planned replica once it has its GPUs; try to reach a server that others run."""
+        if self.state.pools[life.pool].attached:
+            self._publish(life)
+        else:
+            life.phase = "queued"
+            self._assign_gpus(now)
+
+    def want(self, now: Nanos, life: Life, wanted: bool) -> None:
+        """Let a replica go, or keep one that was to go and `may_stay`."""
+        if life.wanted == wanted:
+            return
+        life.wanted = wanted
+        if wanted:
+            self._publish(life)
+        elif life.phase in ("planned", "queued", "failed", "given up"):
+            self._gone(now, life)
+        elif life.phase == "ready" or (life.phase == "publishing" and life.up):
+            self._drain(now, life)
+        elif life.phase == "draining":
+            life.reason = None  # it was to change its role, and goes instead
+        elif life.phase in ("starting", "probing", "publishing"):
+            self._withdraw(life, NOT_WANTED)
+            self._stop(life, NOT_WANTED)
+
+    @staticmethod
+    def may_stay(life: Life) -> bool:
+        """Return whether a replica that is to go can still be kept."""
+        return life.phase == "draining"
+
+    def role_changed(self, now: Nanos, life: Life) -> None:
+        """Give a replica the role that it should have, once it is idle; where it drains, the end of that counts."""
+        if life.phase == "ready" and life.role != self.desired_role(life):
+            self._drain(now, life)
+
+    def park(self, now: Nanos, life: Life) -> None:
+        """Drain a server that others run; it runs on by itself."""
+        if life.phase == "ready":
+            self._drain(now, life)
+        elif life.phase == "away":
+            life.drained_since = now
+            self._report(now, life, "done")
+
+    def unpark(self, life: Life) -> None:
+        """Let a server that others run take requests again."""
+        if life.phase in ("draining", "parked"):
+            self._publish(life)
+
+    def desired_role(self, life: Life) -> Role:
+        """Return the role that a replica should have."""
+        own = self.state.roles.get(life.worker)
+        return self.state.pools[life.pool].configured.role if own is None else own.role
+
+    # --- what happened ------------------------------------------------------------------------------------------------
+
+    def started(self, life: Life, event: events.Started) -> None:
+        if life.phase == "starting":
+            life.pid, life.phase = event.pid, "probing"
+            self._probe(life)
+
+    def probed(self, now: Nanos, life: Life, event: events.Probed) -> None:
+        if life.phase == "probing":
+            life.reason = event.lack
+            if event.lack is None:
+                self._publish(life)
+            else:
+                life.due = now + PROBE_EVERY
+        elif life.phase in ("ready", "parked"):
+            life.misses = 0 if event.lack is None else life.misses + 1
+            life.due = now + HEALTH_EVERY
+            if life.misses >= HEALTH_MISSES:
+                reason = "stopped to answer its health check"
+                self._effects.append(events.Crashed(worker=life.worker, reason=reason, kind="server"))
+                self._away(now, life, "it does not answer")
+
+    def published(self, now: Nanos, life: Life) -> None:
+        if life.phase == "publishing":
+            life.due = now + ACKNOWLEDGED_AFTER
+
+    def acknowledged(self, now: Nanos, life: Life) -> None:
+        if life.phase == "publishing":
+            self._ready(now, life)
+        elif life.phase == "draining":
+            self._effects.append(events.CountRequests(worker=life.worker, serial=life.publication))
+
+    def publish_failed(self, now: Nanos, life: Life, event: events.PublishFailed) -> None:
+        if life.phase != "publishing":
+            return
+        if not self.state.pools[life.pool].attached:
+            self._crashed(now, life, event.reason)
+            return
+        if not life.served and life.failure is None:
+            life.failure = event.reason
+        self._away(now, life, event.reason)
+
+    def requests_left(self, now: Nanos, life: Life, event: events.RequestsLeft) -> None:
+        if life.phase != "draining":
+            return
+        changed = (event.active, event.finished) != (life.active, life.finished)
+        life.active, life.finished = event.active, event.finished
+        if life.overtime or (event.heard and not event.active):
+            self._drained(now, life, cut=event.active)
+        elif changed:
+            self._report(now, life, "draining")
+
+    def died(self, now: Nanos, life: Life, event: events.Died) -> None:
+        if life.phase not in ("starting", "probing", "publishing", "ready", "draining"):
+            return
+        if life.phase == "draining":
+            self._report(now, life, "done", cut=life.active)
+        life.given_up = event.restart == "never"
+        if life.wanted:
+            self._crashed(now, life, event.reason, None if event.restart == "never" else event.restart)
+        else:
+            self._withdraw(life, event.reason)
+            self._stop(life, event.reason)
+
+    def stopped(self, now: Nanos, life: Life) -> None:
+        if life.phase != "stopping":
+            return
+        self._withdraw(life, life.reason or NOT_WANTED)  # where requests were cut off, their ends came first
+        life.pid = None
+        if not life.wanted:
+            self._gone(now, life)
+        elif life.given_up:
+            life.phase = "given up"
+            self._free(now, life)
+        else:
+            life.phase, life.due = "failed", now + nanos(life.wait)
+
+    def due(self, now: Nanos, life: Life) -> None:
+        """Do what the time has come for."""
+        life.due = None
+        if life.phase == "failed":
+            life.phase = "queued"
+            self._assign_gpus(now)
+        elif life.phase == "draining" and not life.overtime:
+            life.overtime, life.due = True, now + LAST_COUNT
+            self._effects.append(events.CountRequests(worker=life.worker, serial=life.publication))
+        elif life.phase == "draining":
+            self._drained(now, life, cut=life.active)
+        elif life.phase == "publishing":
+            self._ready(now, life)
+        elif life.phase == "away":
+            self._publish(life)
+        else:
+            self._probe(life)
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _assign_gpus(self, now: Nanos) -> None:
+        """Start the replicas that wait for GPUs, the longest waiting first, as far as GPUs are free."""
+        gpus = self.state.gpus
+        queued = [life for life in self.state.lives.values() if life.phase == "queued"]
+        for life in sorted(queued, key=lambda life: (life.created, life.pool, life.number)):
+            count = self.state.pools[life.pool].gpus
+            if len(life.gpus) != count:
+                taken = gpus.take(count)
+                if taken is None:
+                    life.reason = f"waits for {count} GPUs; {gpus.free} are free"
+                    continue
+                life.gpus = taken
+            life.phase, life.started, life.serial = "starting", now, self._next_serial()
+            spawn = events.Spawn(
+                worker=life.worker, serial=life.serial, pool=life.pool, number=life.number, gpus=life.gpus
+            )
+            self._effects.append(spawn)
+
+    def _probe(self, life: Life) -> None:
+        self._effects.append(events.Probe(worker=life.worker, serial=life.serial))
+
+    def _publish(self, life: Life) -> None:
+        """Announce a replica that should take requests, or a drained server of others that came back."""
+        life.phase, life.due, life.role = "publishing", None, self.desired_role(life)
+        self._announce(life, draining=self._parked(life))
+
+    def _announce(self, life: Life, *, draining: bool) -> None:
+        assert life.role is not None
+        life.publication, life.aside = self._next_serial(), draining
+        effect = events.Publish(
+            worker=life.worker, serial=life.publication, pool=life.pool, role=life.role, draining=draining
+        )
+        self._effects.append(effect)
+
+    def _ready(self, now: Nanos, life: Life) -> None:
+        attached = self.state.pools[life.pool].attached
+        life.phase = "parked" if life.aside else "ready"
+        life.up = life.served = True
+        life.reason = life.failure = None
+        life.misses = 0
+        life.due = now + HEALTH_EVERY if attached else None
+        if attached:
+            life.serial = self._next_serial()
+        if life.aside and not self._parked(life):
+            return self._publish(life)
+        if life.aside:
+            return None
+        if self._parked(life):
+            return self._drain(now, life)
+        if life.drained:
+            life.drained = False
+            self._effects.append(events.DrainForgotten(worker=life.worker))
+        return self.role_changed(now, life)
+
+    def _drain(self, now: Nanos, life: Life) -> None:
+        """Let a replica finish its requests: then it goes, or changes its role, or stays aside."""
+        pool, times = self.state.pools[life.pool], self.state.times
+        drain, own = pool.drains.get(life.worker), self.state.roles.get(life.worker)
+        timeout = pool.timeout if drain is None else drain.timeout
+        if life.wanted and not self._parked(life):
+            life.reason = f"becomes {self.desired_role(life)} once it is idle"
+            timeout = pool.timeout if own is None or own.timeout is None else own.timeout
+        life.phase, life.drained, life.drained_since = "draining", True, now
+        life.active = life.finished = 0
+        life.overtime = False
+        life.due = now + nanos(times.drain_timeout if timeout is None else timeout)
+        self._announce(life, draining=True)
+
+    def _drained(self, now: Nanos, life: Life, *, cut: int) -> None:
+        self._report(now, life, "done", cut=cut)
+        if life.wanted:
+            if self._parked(life):
+                life.phase, life.due, life.serial = "parked", now + HEALTH_EVERY, self._next_serial()
+            else:
+                self._publish(life)
+            return
+        life.reason = "it was drained" if not cut else "it was drained, with requests that had not ended in time"
+        if not cut:
+            # The frontends drop it first; where requests are cut off they end first, and go on elsewhere.
+            self._withdraw(life, life.reason)
+        self._stop(life, life.reason)
+
+    def _parked(self, life: Life) -> bool:
+        pool = self.state.pools[life.pool]
+        return pool.attached and life.worker in pool.drains
+
+    def _crashed(self, now: Nanos, life: Life, reason: str, wait: float | None = None) -> None:
+        """Take a replica that should serve out, and start it again after a while."""
+        first = life.backoff or self.state.times.restart_backoff
+        if life.up and seconds(now - life.started) > RESTART_BACKOFF_MAX:
+            first = self.state.times.restart_backoff
+        life.wait = first if wait is None else wait
+        life.backoff = min(RESTART_BACKOFF_MAX, 2 * first)
+        life.reason = reason
+        if life.up:
+            self.state.restarts += 1
+        elif not life.served and life.failure is None:
+            life.failure = reason
+        text = reason if life.up else f"could not be started ({reason})"
+        self._effects.append(events.Crashed(worker=life.worker, reason=text, wait=life.wait))
+        self._withdraw(life, reason)
+        self._stop(life, reason)
+
+    def _away(self, now: Nanos, life: Life, reason: str) -> None:
+        """A server that others run does not answer."""
+        self._withdraw(life, reason)
+        life.phase, life.up, life.reason, life.due = "away", False, reason, now + HEALTH_EVERY
+
+    def _withdraw(self, life: Life, reason: str) -> None:
+        if life.role is not None:
+            life.role = None
+            self._effects.append(events.Withdraw(worker=life.worker, reason=reason))
+
+    def _stop(self, life: Life, reason: str) -> None:
+        life.phase, life.up, life.due = "stopping", False, None
+        self._effects.append(events.Stop(worker=life.worker, serial=life.serial, reason=reason))
+
+    def _gone(self, now: Nanos, life: Life) -> None:
+        del self.state.lives[life.worker]
+        self.vacated.add(life.pool)
+        self._effects.append(events.Forget(worker=life.worker, pool=life.pool, number=life.number))
+        self._free(now, life)
+
+    def _free(self, now: Nanos, life: Life) -> None:
+        if life.gpus:
+            self.state.gpus.give(life.gpus)
+            life.gpus = ()
+            self._assign_gpus(now)
+
+    def _report(self, now: Nanos, life: Life, state: events.DrainProgress, *, cut: int = 0) -> None:
+        drain = self.state.pools[life.pool].drains.get(life.worker)
+        self._effects.append(
+            events.DrainReported(
+                worker=life.worker,
+                state=state,
+                active=0 if state == "done" else life.active,
+                finished=life.finished,
+                cut=cut,
+                seconds=seconds(now - life.drained_since),
+                revision=None if drain is None else drain.revision,
+            )
+        )
+
+    def _next_serial(self) -> int:
+        self.state.serial += 1
+        return self.state.serial

@@ -1,0 +1,423 @@
+"""Fleet driver: runs the fleet machine in real time, and carries out its effects with processes of this machine.
+
+What an effect needs is done by one task after another for each replica, so that a replica is never withdrawn after it
+was published anew. A newer effect ends a wait that it makes useless.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate
+from penstock.adapters.connectors.engine_runner import EngineRunner
+from penstock.adapters.connectors.state_file import StateFile
+from penstock.adapters.seams import ConnectorError
+from penstock.adapters.task_cancel import end
+from penstock.config.settings.cluster_settings import SuperviseSettings
+from penstock.fleet import events
+from penstock.fleet.fleet import Fleet
+from penstock.fleet.fleet_state import FleetTimes
+from penstock.fleet.gpu_allocator import GpuAllocator
+from penstock.kernel.errors import ConfigError, EngineError, PenstockError
+from penstock.kernel.machine import Effect, Event, Nanos
+from penstock.kernel.values import Pool, Role
+from penstock.runtime.live_driver import LiveDriver
+
+log = logging.getLogger("penstock.fleet")
+
+FLEET = "fleet"
+
+
+class RequestCount(NamedTuple):
+    """Requests on a draining replica, as `penstock.fleet.events.RequestsLeft` has them."""
+
+    active: int
+    finished: int
+    heard: bool
+
+
+class FleetHooks(Protocol):
+    """What the rest of a supervisor does for a fleet."""
+
+    async def missing(self, url: str) -> str | None:
+        """Return what a server that is starting still lacks, or None once it serves."""
+        ...
+
+    async def answers(self, url: str) -> bool:
+        """Return whether a server that others run is healthy."""
+        ...
+
+    async def publish(self, engine: EngineProcess, role: Role, *, draining: bool) -> None:
+        """Announce a replica to the frontends.
+
+        Raises:
+            PenstockError: it is not what it should be, or can't be announced.
+        """
+        ...
+
+    async def acknowledged(self, worker: str) -> None:
+        """Return when every frontend knows a replica."""
+        ...
+
+    def requests_left(self, worker: str) -> AsyncIterator[RequestCount]:
+        """Yield the requests on a draining replica, whenever they change."""
+        ...
+
+    async def withdraw(self, worker: str) -> None:
+        """Take a replica from the frontends."""
+        ...
+
+    async def replace_frontend(self, index: int) -> None:
+        """Replace a frontend.
+
+        Raises:
+            PenstockError | OSError: its successor does not come up.
+        """
+        ...
+
+    def crashed(self, crash: events.Crashed) -> None:
+        """Record a crash."""
+        ...
+
+    def report(self, report: events.DrainReported | events.DrainForgotten | events.RestartReported) -> None:
+        """Record the progress of a drain or a restart."""
+        ...
+
+
+class _Work(NamedTuple):
+    do: Callable[[], Coroutine[Any, Any, None]]
+    waits: bool
+    """Whether a newer effect makes it useless."""
+
+
+class _Lane:
+    """The work for one replica: one after another."""
+
+    def __init__(self) -> None:
+        self.queue: deque[_Work] = deque()
+        self.running: asyncio.Task[None] | None = None
+        self.waits = False
+        """Whether what runs is ended by newer work."""
+
+    def add(self, work: _Work) -> None:
+        self.queue = deque(other for other in self.queue if not other.waits)
+        self.queue.append(work)
+        if self.running is not None and self.waits:
+            self.running.cancel()
+
+    async def run(self) -> None:
+        while self.queue:
+            work = self.queue.popleft()
+            self.waits = work.waits
+            self.running = asyncio.create_task(work.do())
+            try:
+                await asyncio.wait({self.running})
+            except asyncio.CancelledError:
+                await end([self.running])
+                raise
+            if not self.running.cancelled() and (error := self.running.exception()) is not None:
+                log.error("an effect of the fleet was not carried out by a bug of ours", exc_info=error)
+            self.running = None
+
+
+class FleetDriver:
+    """The fleet of one supervisor, and a `Connector` over its pools: `open`, then add every pool, then `start`.
+
+    Args:
+        logs: folder for the engines' logs.
+        env: of the engines, before what their launch adds.
+        orphan_grace: seconds that engines outlive this process where it is killed.
+        end_grace: seconds that they then get to end by themselves.
+    """
+
+    def __init__(
+        self,
+        settings: SuperviseSettings,
+        state: StateFile,
+        hooks: FleetHooks,
+        *,
+        logs: Path,
+        gpus: GpuAllocator,
+        env: Mapping[str, str],
+        orphan_grace: float,
+        end_grace: float,
+    ) -> None:
+        self.fleet = Fleet(_times(settings), gpus)
+        self.runner = EngineRunner(settings, state, logs=logs, env=env, grace=orphan_grace, end=end_grace)
+        self._hooks = hooks
+        self.watched: Callable[[Nanos, str, Event, Sequence[Effect]], None] = lambda now, name, event, effects: None
+        """Called after each event, such as to write a journal."""
+        self._live = LiveDriver({FLEET: self.fleet}, watch=self._handled)
+        self._templates: dict[str, EngineTemplate] = {}
+        self._configured: dict[str, int] = {}
+        self._urls: dict[str, EngineProcess] = {}
+        """Servers that others run."""
+        self._recorded: dict[str, int] = {}
+        """Pool -> replicas that the state file says it should have."""
+        self._lanes: dict[str, _Lane] = {}
+        """Replica -> its work under way."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watchers: set[asyncio.Event] = set()
+        self._closing = False
+        carriers: dict[type[Effect], Callable[[Any], object]] = {
+            events.Spawn: lambda e: self._do(e.worker, partial(self._spawn, e), waits=True),
+            events.Probe: lambda e: self._do(e.worker, partial(self._probe, e), waits=True),
+            events.Publish: lambda e: self._do(e.worker, partial(self._publish, e), waits=True),
+            events.CountRequests: lambda e: self._do(e.worker, partial(self._count, e), waits=True),
+            events.Withdraw: lambda e: self._do(e.worker, partial(self._withdraw, e), waits=False),
+            events.Stop: lambda e: self._do(e.worker, partial(self._stop, e), waits=False),
+            events.Forget: lambda e: self.runner.forget(e.pool, e.number),
+            events.ReplaceFrontend: lambda e: self._task(self._replace_frontend(e), f"replace-frontend-{e.index}"),
+            events.Crashed: self._crashed,
+            events.DrainReported: self._report,
+            events.DrainForgotten: self._report,
+            events.RestartReported: self._report,
+        }
+        for kind, carrier in carriers.items():
+            self._live.on(kind, lambda now, sender, effect, carrier=carrier: carrier(effect))  # type: ignore[misc]
+
+    @property
+    def restarts(self) -> int:
+        """Engines that crashed and were started again."""
+        return self.fleet.state.restarts
+
+    @property
+    def adopted(self) -> list[str]:
+        """Workers that were adopted from a supervisor that was killed."""
+        return self.runner.adopted
+
+    def use(self, settings: SuperviseSettings) -> None:
+        """Use these settings from now on."""
+        self.runner.settings = settings
+        self.post(events.TimesChanged(times=_times(settings)))
+
+    def post(self, event: Event) -> None:
+        """Tell the fleet what is desired, or what happened."""
+        self._live.post(FLEET, event)
+
+    # --- before start -------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Find the engines that a killed supervisor left running, before they end by themselves."""
+        await self.runner.open()
+
+    def add(self, name: str, template: EngineTemplate, configured: Pool) -> list[str]:
+        """Add a pool of processes; return the ids of the engines that it then has.
+
+        Raises:
+            ConfigError: the machine has too few GPUs.
+        """
+        replicas, adopted = self.runner.adopt(template, configured.desired)
+        gpus = self.fleet.state.gpus
+        for number, taken in adopted.items():
+            if not set(taken) <= set(gpus.left):
+                log.warning("%s has GPUs that are not ours to give: %s", template.worker(number), taken)
+        others = sum(pool.goal * pool.gpus for pool in self.fleet.state.pools.values())
+        needed = others + replicas * template.gpus
+        if needed > len(gpus.all):
+            raise ConfigError(
+                f"pool {name} takes {replicas} x {template.gpus} GPUs, all together {needed}; there are: {gpus}",
+                hint="set fewer replicas or fewer gpus per replica, or say with supervise.gpus which there are",
+            )
+        self._templates[name], self._configured[name] = template, configured.desired
+        desired = msgspec.structs.replace(configured, desired=replicas)
+        self.post(events.PoolAdded(pool=name, configured=desired, gpus=template.gpus, adopted=adopted))
+        return [life.worker for life in self.fleet.state.of(name)]
+
+    def attach(self, name: str, configured: Pool, servers: Sequence[EngineProcess]) -> list[str]:
+        """Add a pool of servers that others run; return their ids."""
+        self._urls |= {server.worker: server for server in servers}
+        self.post(events.PoolAdded(pool=name, configured=configured, attached=True))
+        return [server.worker for server in servers]
+
+    async def start(self) -> None:
+        """End the survivors that no pool wants, then start what is missing."""
+        state = self.fleet.state
+        kept = {t.component: [life.number for life in state.of(name)] for name, t in self._templates.items()}
+        await self.runner.end_survivors(kept)
+        self.post(events.Begun())
+
+    async def ready(self) -> None:
+        """Wait until every replica served for the first time, or failed to.
+
+        Raises:
+            EngineError: one could not be started, or not reached; the message says which and why.
+        """
+        waiting = {worker for worker, life in self.fleet.state.lives.items() if life.wanted}
+        async for _ in self.watch():
+            lives = self.fleet.state.lives
+            waiting = {worker for worker in waiting if worker in lives and not lives[worker].served}
+            for worker in waiting:
+                if (failure := lives[worker].failure) is not None:
+                    raise EngineError(failure)
+            if not waiting:
+                return
+
+    # --- the Connector seam -------------------------------------------------------------------------------------------
+
+    async def pools(self) -> Mapping[str, Pool]:
+        """Return the pools of processes; those of attached servers are in `all_pools`."""
+        return {name: pool for name, pool in self.fleet.pools().items() if name in self._templates}
+
+    async def scale(self, pool: str, replicas: int, *, without: Collection[str] = ()) -> None:
+        state = self.fleet.state.pools.get(pool)
+        if state is None or state.attached:
+            known = ", ".join(sorted(self._templates)) or "none"
+            raise ConnectorError(f"there is no pool {pool!r} of processes here; there is {known}")
+        if (refusal := self.fleet.scaling.refusal(state, replicas)) is not None:
+            raise ConnectorError(refusal)
+        self.post(events.Desired(pool=pool, replicas=replicas, by_planner=True, without=tuple(without)))
+
+    async def watch(self) -> AsyncIterator[Mapping[str, Pool]]:
+        event = asyncio.Event()
+        self._watchers.add(event)
+        try:
+            while not self._closing:
+                event.clear()
+                yield await self.pools()
+                await event.wait()
+        finally:
+            self._watchers.discard(event)
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """End every engine without a drain; scale a pool to 0 first to drain it.
+
+        Args:
+            at_once: give the engines no time to end by themselves.
+        """
+        await self.freeze()
+        await self.runner.close(0.0 if at_once else self.runner.settings.stop_grace)
+        self._news()
+
+    async def freeze(self) -> None:
+        """Change nothing from now on: what is under way for a replica ends where it is."""
+        self._closing = True
+        self._live.close()
+        await end(tuple(self._tasks))
+
+    # --- effects ------------------------------------------------------------------------------------------------------
+
+    async def _spawn(self, effect: events.Spawn) -> None:
+        template = self._templates[effect.pool]
+        try:
+            pid = await self.runner.start(effect.pool, template, effect.number, effect.gpus)
+        except Exception as error:  # noqa: BLE001  # supervision boundary: a start never fails unseen
+            self._died(effect, error)
+        else:
+            self.post(events.Started(worker=effect.worker, serial=effect.serial, pid=pid))
+
+    async def _probe(self, effect: events.Probe) -> None:
+        server = self._urls.get(effect.worker)
+        try:
+            if server is not None:
+                lack = None if await self._hooks.answers(server.url) else "it does not answer"
+            else:
+                lack = await self.runner.probe(effect.worker, self._hooks.missing)
+        except Exception as error:  # noqa: BLE001  # supervision boundary, as above
+            self._died(effect, error)
+            return
+        if server is None and lack is None:
+            self._task(self._follow(effect.worker, effect.serial), f"end-of-{effect.worker}")
+        self.post(events.Probed(worker=effect.worker, serial=effect.serial, lack=lack))
+
+    async def _follow(self, worker: str, serial: int) -> None:
+        reason = await self.runner.ended(worker)
+        self.post(events.Died(worker=worker, serial=serial, reason=reason))
+
+    async def _publish(self, effect: events.Publish) -> None:
+        worker, serial = effect.worker, effect.serial
+        engine = self._urls[worker] if worker in self._urls else self.runner.process(worker)
+        try:
+            await self._hooks.publish(engine, effect.role, draining=effect.draining)
+        except Exception as error:  # noqa: BLE001  # supervision boundary, as above
+            self.post(events.PublishFailed(worker=worker, serial=serial, reason=_reason(worker, error)))
+            return
+        if not effect.draining:
+            self.post(events.Published(worker=worker, serial=serial))
+            await self._hooks.acknowledged(worker)
+        self.post(events.Acknowledged(worker=worker, serial=serial))
+
+    async def _count(self, effect: events.CountRequests) -> None:
+        async for count in self._hooks.requests_left(effect.worker):
+            self.post(events.RequestsLeft(worker=effect.worker, serial=effect.serial, **count._asdict()))
+
+    async def _withdraw(self, effect: events.Withdraw) -> None:
+        await self._hooks.withdraw(effect.worker)
+
+    async def _stop(self, effect: events.Stop) -> None:
+        await self.runner.stop(effect.worker)
+        self.post(events.Stopped(worker=effect.worker, serial=effect.serial))
+
+    async def _replace_frontend(self, effect: events.ReplaceFrontend) -> None:
+        problem = None
+        try:
+            await self._hooks.replace_frontend(effect.index)
+        except Exception as error:  # noqa: BLE001  # supervision boundary: the next restart must still be followed
+            problem = _reason(f"frontend-{effect.index}", error)
+        self.post(events.FrontendReplaced(index=effect.index, problem=problem))
+
+    def _crashed(self, effect: events.Crashed) -> None:
+        if effect.kind == "engine":
+            log.error("engine %s %s; it is started again in %.1f s", effect.worker, effect.reason, effect.wait)
+        else:
+            log.warning("server %s %s; it is taken out", effect.worker, effect.reason)
+        self._hooks.crashed(effect)
+
+    def _report(self, effect: events.DrainReported | events.DrainForgotten | events.RestartReported) -> None:
+        self._hooks.report(effect)
+
+    def _died(self, effect: events.Spawn | events.Probe, error: Exception) -> None:
+        reason = _reason(effect.worker, error)
+        self.post(events.Died(worker=effect.worker, serial=effect.serial, reason=reason))
+
+    # --- internals ----------------------------------------------------------------------------------------------------
+
+    def _do(self, worker: str, do: Callable[[], Coroutine[Any, Any, None]], *, waits: bool) -> None:
+        lane = self._lanes.get(worker)
+        if lane is not None:
+            lane.add(_Work(do, waits))
+            return
+        lane = self._lanes[worker] = _Lane()
+        lane.add(_Work(do, waits))
+        self._task(self._run(worker, lane), f"replica-{worker}")
+
+    async def _run(self, worker: str, lane: _Lane) -> None:
+        try:
+            await lane.run()
+        finally:
+            del self._lanes[worker]
+
+    def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _handled(self, now: Nanos, machine: str, event: Event, effects: Sequence[Effect]) -> None:
+        self.watched(now, machine, event, effects)
+        for name, template in self._templates.items():
+            goal = self.fleet.state.pools[name].goal
+            if self.fleet.state.pools[name].begun and self._recorded.get(name) != goal:
+                self._recorded[name] = goal
+                self.runner.state.record_replicas(template.component, goal, self._configured[name])
+        self._news()
+
+    def _news(self) -> None:
+        for event in self._watchers:
+            event.set()
+
+
+def _times(settings: SuperviseSettings) -> FleetTimes:
+    return FleetTimes(restart_backoff=settings.restart_backoff, drain_timeout=settings.drain_timeout)
+
+
+def _reason(name: str, error: Exception) -> str:
+    if not isinstance(error, PenstockError | OSError):
+        log.exception("%s failed by a bug of ours", name)
+    return str(error)

@@ -1,0 +1,79 @@
+"""Whatever befalls a fleet, no process is started twice, no request is cut off early, and all becomes as desired."""
+
+import random
+
+import msgspec
+import pytest
+
+from penstock.fleet import events
+from penstock.fleet.fleet import Fleet
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Wake, Woken
+from tests.depth import seeds
+from tests.stateful.fleet_world import FleetWorld, made
+
+SEEDS = 10_000
+CHUNK = 250
+
+
+def as_desired(world: FleetWorld) -> str | None:
+    """Return what is not as it should be once everything is calm; None where all is."""
+    fleet, state = world.fleet, world.fleet.state
+    if state.restart is not None or state.next_restart is not None or "running" in world.restarts.values():
+        return f"a restart never ends: {state.restart}"
+    for name, pool in fleet.pools().items():
+        own = state.pools[name]
+        for replica in pool.replicas or ():
+            life = state.lives[replica.id]
+            role = world.fleet.state.roles.get(replica.id)
+            aside = own.attached and replica.id in own.drains
+            if replica.state != ("draining" if aside else "ready"):
+                return f"{replica.id} stays {life.phase}: {life.reason}"
+            if not aside and replica.role != (own.configured.role if role is None else role.role):
+                return f"{replica.id} is {replica.role}, not {role}"
+            if world.entries.get(replica.id) != aside:
+                return f"the frontends read another state of {replica.id}"
+        ids = set(pool.ids)
+        if not own.attached and (len(ids) != pool.desired or ids & own.without):
+            return f"{name} should have {pool.desired} without {own.without}, and has {ids}"
+    if world.entries.keys() != state.lives.keys() or world.processes.keys() - state.lives.keys():
+        return f"left over: {world.entries} {world.processes}"
+    return None
+
+
+def differs(world: FleetWorld, seed: int, place: int) -> str | None:
+    """Restore a fleet after ``place`` events, go on, and say where it parts from the original."""
+    first = made(seed, world.gpus)
+    for now, event, effects in world.past[:place]:
+        if list(first.handle(now, event)) != effects:
+            return f"replayed, {event} leads to something else"
+    twin = Fleet()
+    twin.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(first.snapshot())))
+    for now, event, effects in world.past[place:]:
+        if (found := list(twin.handle(now, event))) != effects:
+            return f"restored after {place} events, {event} leads to {found}, not {effects}"
+    return None
+
+
+@pytest.mark.parametrize("first", seeds(SEEDS, CHUNK))
+def test_whatever_happens_all_becomes_as_desired(first: int) -> None:
+    kinds: set[type] = set()
+    for seed in range(first, first + CHUNK):
+        world = FleetWorld(seed)
+        try:
+            world.run()
+        except (AssertionError, InvariantError) as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        assert (wrong := as_desired(world)) is None, f"seed {seed}: {wrong}"
+        place = random.Random(seed).randrange(len(world.past))
+        assert (found := differs(world, seed, place)) is None, f"seed {seed}: {found}"
+        kinds |= world.kinds
+    named = {kind for kind in vars(events).values() if isinstance(kind, type) and kind.__module__ == events.__name__}
+    assert named - kinds <= {events.TimesChanged}, "what never happened is not tested"
+    assert {Wake, Woken} <= kinds
+
+
+def test_a_snapshot_of_another_version_is_refused() -> None:
+    fleet = Fleet()
+    with pytest.raises(InvariantError, match="version 99"):
+        fleet.restore({**fleet.snapshot(), "version": 99})
