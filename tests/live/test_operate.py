@@ -249,6 +249,11 @@ def test_a_rolling_restart_under_load_fails_no_request(tmp_path: Path, processes
         assert len(workers(cluster)) == 2
         until(lambda: not any(alive(pid) for pid in family), 60)
         until(lambda: len(cluster.children()) == 4 + processes, 20)
+    (journal,) = (cluster.run / "journal").glob("fleet-*")
+    words = [sys.executable, "-m", "penstock", "replay", str(journal), "--json"]
+    replayed = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    # Five starts, five announcements as draining and five ends, the successor's that gave the last name back included.
+    assert replayed["mismatch"] is None and replayed["problems"] == [] and replayed["decisions"] >= 15
 
 
 def changes(cluster: Served) -> list[tuple[Any, ...]]:

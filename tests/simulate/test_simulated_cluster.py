@@ -222,6 +222,45 @@ def test_workers_are_paid_for_from_start_to_end() -> None:
     assert run.cluster.gpu_hours() == pytest.approx(0.5 + 2 + 2 + 1, abs=0.001)
 
 
+def test_a_worker_that_crashes_again_and_again_is_started_ever_later() -> None:
+    faults = [Fault(at=at, kind="fail", worker=WorkerId("main-0")) for at in (10.0, 12.0, 15.0)]
+    run = Run(plan(faults=faults), chat(40))
+    lives = [life for life in run.cluster.fleet.lives if life.worker == "main-0"]
+    assert [life.started / SECOND for life in lives] == [0.0, 10.5, 13.0, 17.0]
+    assert set(run.outcomes()) == {"ok"}
+
+
+def test_a_drain_that_is_undone_brings_the_worker_back() -> None:
+    faults = [
+        Fault(at=10.0, kind="drain", worker=WorkerId("main-0")),
+        Fault(at=40.0, kind="undrain", worker=WorkerId("main-0")),
+    ]
+    run = Run(plan(faults=faults), chat(60))
+    sent = [leg.dispatched for record in run.records for leg in record.legs if leg.worker == "main-0"]
+    assert not [at for at in sent if 10.0 < at < 40.0] and [at for at in sent if at > 40.0]
+    assert set(run.outcomes()) == {"ok"}
+
+
+def test_a_rolling_restart_replaces_every_worker_and_fails_no_request() -> None:
+    run = Run(plan(faults=[Fault(at=10.0, kind="restart")], start_up=StartUp(median=3.0)), chat(200))
+    assert set(run.outcomes()) == {"ok"} and not [record for record in run.records if len(record.legs) > 1]
+    lives = run.cluster.fleet.lives
+    # Each successor runs first, so that the first of them has a new name, and gives it back in the end.
+    assert [life.worker for life in lives] == [*(f"main-{n}" for n in (0, 1, 2)), *(f"main-{n}" for n in (3, 0, 1, 2))]
+    at = sorted({life.started for life in lives} | {life.ended for life in lives if life.ended is not None})
+    serving = [sum((life.ready or 0) <= t and (life.ended is None or life.ended > t) for life in lives) for t in at]
+    assert min(serving) >= 3, "there were always three that serve"
+    assert run.cluster.supervisor.state.restart is None
+
+
+def test_a_flip_takes_the_same_worker_as_a_live_one_would() -> None:
+    pools = {"main": PoolPlan(sim=SIM, replicas=3), "other": PoolPlan(sim=SIM, replicas=2, role="decode")}
+    fault = Fault(at=10.0, kind="flip", worker=WorkerId("other-1"), role="aggregated")
+    run = Run(plan(pools=pools, faults=[fault]), chat(30))
+    assert run.cluster.supervisor.pools()["other"].replicas[1].role == "aggregated"
+    assert [leg for record in run.records for leg in record.legs if leg.worker == "other-1"]
+
+
 def test_operations_that_can_not_be_done_are_told() -> None:
     run = Run(plan(faults=[Fault(at=1.0, kind="fail", worker=WorkerId("main-9"))]), chat(5))
     assert run.cluster.refused == ["fail of main-9 at 1 s: workers then are main-0, main-1, main-2"]

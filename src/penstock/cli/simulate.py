@@ -57,7 +57,8 @@ computer's own. Each variant leaves a run folder with the files of a live run an
     "fault",
     multiple=True,
     metavar="FIELD=VALUE,...",
-    help="at, kind (fail, drain, add, cordon, uncordon, flip), worker, pool, restart, role; may be repeated.",
+    help="at, kind (fail, drain, undrain, add, cordon, uncordon, flip, restart), worker, pool, restart, role; "
+    "may be repeated.",
 )
 @click.option("--faults", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="JSON list of faults.")
 @click.option("--start-up", type=SECONDS, default=0.0, show_default=True, help="Time until a new worker serves.")

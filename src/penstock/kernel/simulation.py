@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from penstock.kernel.machine import Effect, Event, Machine, Nanos, Send, Wake, Woken
 
@@ -12,6 +13,10 @@ World = Callable[[Nanos, str, Effect], Iterable[Answer]]
 """Carries out the effects that are not the kernel's own: ``(now, sender, effect) -> answers``."""
 
 _WOKEN = Woken()
+_CALL = ""
+"""In place of a machine's name: what is due is a call."""
+_CALLS = 1 << 62
+"""Calls stand behind all events of their moment."""
 
 
 class Simulation:
@@ -36,7 +41,8 @@ class Simulation:
         self._world = world
         self._checked = checked
         self._watch = watch
-        self._heap: list[tuple[Nanos, int, str, Event, int]] = []
+        self._heap: list[tuple[Nanos, int, str, Any, int]] = []
+        self._stopped = False
         self._sequence = 0
         self._wake_serial: dict[str, int] = {}
 
@@ -44,11 +50,21 @@ class Simulation:
         """Let ``event`` reach ``machine`` at ``at``; a time in the past is clamped to now and counted."""
         self._push(at, machine, event, 0)
 
+    def call(self, at: Nanos, act: Callable[[], object]) -> None:
+        """Call something at ``at``, after every event of that moment; what was asked for first is called first."""
+        self._sequence += 1
+        heapq.heappush(self._heap, (max(at, self.now), _CALLS + self._sequence, _CALL, act, 0))
+
+    def stop(self) -> None:
+        """End the `run` under way after the present event."""
+        self._stopped = True
+
     def run(self, until: Nanos | None = None, limit: int | None = None) -> None:
-        """Handle events in order until the heap is empty, ``until`` is passed or ``limit`` events are done."""
+        """Handle events in order until the heap is empty, ``until`` is passed, ``limit`` events are done, or `stop`."""
         handled = 0
+        self._stopped = False
         heap, machines, wakes = self._heap, self.machines, self._wake_serial
-        while heap and handled != limit:
+        while heap and handled != limit and not self._stopped:
             at = heap[0][0]
             if until is not None and at > until:
                 break
@@ -57,7 +73,11 @@ class Simulation:
                 continue  # a newer Wake replaced this one
             machine = machines.get(name)
             if machine is None:
-                continue  # the machine was taken out (a killed worker): its events are lost, as on a network
+                if name is _CALL:
+                    self.now = at
+                    event()
+                    handled += 1
+                continue  # a machine that was taken out (a killed worker): its events are lost, as on a network
             self.now = at
             effects = machine.handle(at, event)
             handled += 1
@@ -76,7 +96,7 @@ class Simulation:
                     for when, receiver, answer in self._world(at, name, effect):
                         self._push(when, receiver, answer, 0)
         self.events_handled += handled
-        if until is not None and (limit is None or handled < limit):
+        if until is not None and (limit is None or handled < limit) and not self._stopped:
             self.now = max(self.now, until)
 
     def remove(self, name: str) -> None:

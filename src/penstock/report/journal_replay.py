@@ -68,8 +68,8 @@ class Mismatch:
     event: str
     request: str | None
     recorded: Placed
-    """As recorded: of a router (request, attempt, worker, rank); of a planner (pool, replicas, outcome, tick); of a fleet (replica,
-    serial, effect, 0)."""
+    """As recorded: of a router (request, attempt, worker, rank); of a planner (pool, replicas, outcome, tick); of a
+    fleet (replica, serial, effect, 0)."""
     replayed: Placed
     effects: list[str]
     """Kinds of the effects in the replay."""

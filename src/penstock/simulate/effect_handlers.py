@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.engine import events as engine
 from penstock.engine.network_links import Transferred
+from penstock.fleet.events import RequestsLeft
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos, nanos, seconds
 from penstock.kernel.request_record import ItlSummary, RequestRecord
@@ -28,6 +29,7 @@ from penstock.traffic.sessions import Sessions
 from penstock.traffic.traffic_request import TrafficRequest
 
 ROUTER = "router"
+FLEET = "fleet"
 _PLAIN = routing.Preferences()
 
 
@@ -48,9 +50,9 @@ class EffectHandlers:
     """Carry out effects, and know every open request.
 
     Args:
-        removed: takes a worker that has ended, so that its machine is taken out.
         record: takes every request that has ended, in that order.
         decided: takes every decision of the router.
+        idle: called when the last open request has ended.
         loop: gives the turn of a session that follows one that has ended; None where turns come by themselves.
     """
 
@@ -60,9 +62,9 @@ class EffectHandlers:
         router: Router,
         fleet: SimulatedFleet,
         *,
-        removed: Callable[[SimulatedWorker], object],
         record: Callable[[RequestRecord], object],
         decided: Callable[[routing.Decision], object],
+        idle: Callable[[], object],
         loop: Sessions | None,
     ) -> None:
         self.submitted = 0
@@ -78,9 +80,9 @@ class EffectHandlers:
         self._plan = plan
         self._router = router
         self._fleet = fleet
-        self._removed = removed
         self._record = record
         self._decided = decided
+        self._idle = idle
         self._loop = loop
         self.handoffs = KvTransfers(fleet)
         self._names = PrefixTree(plan.block_size)
@@ -168,12 +170,6 @@ class EffectHandlers:
         worker.kv_retained.clear()
         return found
 
-    def left(self, worker: SimulatedWorker, now: Nanos, why: str) -> Event:
-        """A worker has ended: return the event for the router."""
-        self._fleet.end(worker, now, why)
-        self._removed(worker)
-        return routing.WorkerLeft(worker=worker.id, epoch=worker.card.epoch, reason=why)
-
     # --- what becomes of effects -------------------------------------------------------------------------------------
 
     def _dispatched(self, now: Nanos, sender: str, effect: routing.Dispatch) -> Iterable[Answer]:
@@ -211,16 +207,9 @@ class EffectHandlers:
         return [*self.handoffs.unwanted(now, (effect.id, effect.attempt)), *self._drained(now)]
 
     def _drained(self, now: Nanos) -> list[Answer]:
-        """Let go of the workers that were drained and from which everything has been fetched."""
+        """Tell the fleet of the workers that were drained and from which everything has been fetched."""
         over = [worker for worker in self._fleet.workers.values() if worker.state == "draining" and worker.idle]
-        return [answer for worker in over for answer in self.done(worker, now)]
-
-    def done(self, worker: SimulatedWorker, now: Nanos) -> list[Answer]:
-        """A worker that was drained has nothing left: it ends, or has another role from now on."""
-        if worker.becomes is None:
-            return [(now, ROUTER, self.left(worker, now, "it was drained"))]
-        card = self._fleet.flip(worker, worker.becomes)
-        return [(now, ROUTER, routing.WorkerJoined(card=card))]
+        return [(now, FLEET, idle(worker)) for worker in over]
 
     def _aborted(self, now: Nanos, sender: str, effect: routing.Abort) -> Iterable[Answer]:
         key = f"{effect.id}.{effect.attempt}"
@@ -264,7 +253,7 @@ class EffectHandlers:
             answers.append((effect.at, ROUTER, done))
         self.preemptions += effect.preemptions
         if worker.state == "draining" and worker.idle:
-            answers += self.done(worker, now)
+            answers.append((now, FLEET, idle(worker)))
         return answers
 
     def _staged(self, id: RequestId, effect: engine.EngineFinished) -> list[Answer]:
@@ -317,6 +306,8 @@ class EffectHandlers:
         following = None if self._loop is None or session is None else self._loop.next(session, seconds(now))
         until = self._plan.until
         if following is None or (until is not None and following.at >= until):
+            if not self.open:
+                self._idle()
             return ()
         return ((nanos(following.at), ROUTER, self.arrived(following)),)
 
@@ -357,6 +348,11 @@ def _record(closed: routing.Closed, opened: OpenRequest) -> RequestRecord:
         osl_requested=opened.request.osl,
         turn=opened.request.turn if opened.request.session is not None else None,
     )
+
+
+def idle(worker: SimulatedWorker) -> RequestsLeft:
+    """Return what the fleet is told of a draining worker that has nothing to do any more."""
+    return RequestsLeft(worker=worker.id, serial=worker.counted, active=0)
 
 
 def _attempt(key: str) -> int:

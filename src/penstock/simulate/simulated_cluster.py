@@ -1,6 +1,5 @@
 """`SimulatedCluster`: the production router, engines, traffic and a script of faults, run on virtual time."""
 
-import heapq
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -10,23 +9,27 @@ import msgspec
 
 from penstock.engine.itl_histogram import joined
 from penstock.engine.network_links import NetworkLinks
-from penstock.engine.self_benchmark import perf_metrics
+from penstock.fleet import events as fleet
+from penstock.fleet.fleet import Fleet
+from penstock.fleet.fleet_state import FleetTimes
+from penstock.fleet.victims import to_flip
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Effect, Event, Machine, Nanos, Woken, nanos, seconds
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.simulation import Answer, Simulation
-from penstock.kernel.values import Pool, Role, WorkerId
+from penstock.kernel.values import Pool
 from penstock.planner import events as planning
 from penstock.planner.observation import Observation
 from penstock.planner.tick_record import TickRecord
 from penstock.router import events as routing
 from penstock.router.prompt_forms import BLOCKS, RUNS
 from penstock.router.router import Router
-from penstock.simulate.effect_handlers import ROUTER, EffectHandlers
+from penstock.simulate.effect_handlers import FLEET, ROUTER, EffectHandlers
+from penstock.simulate.fleet_effects import FleetEffects
 from penstock.simulate.kv_transfers import LINKS
 from penstock.simulate.observer import Observer
 from penstock.simulate.scale_policy import ScalePolicy
-from penstock.simulate.simulated_fleet import SimulatedFleet, SimulatedWorker
+from penstock.simulate.simulated_fleet import SimulatedFleet
 from penstock.simulate.simulation_plan import Fault, SimulationPlan, checked
 from penstock.traffic.sessions import Sessions
 from penstock.traffic.traffic_request import TrafficRequest
@@ -34,8 +37,8 @@ from penstock.traffic.traffic_request import TrafficRequest
 PLANNER = "planner"
 SETTLED = nanos(3600.0)
 """Nanoseconds after the last request within which everything must be over: longer than any prefill."""
-SLICE = 512
-"""Events between two checks whether everything has ended."""
+SLICE = 1 << 16
+"""Events between two calls of ``progress``."""
 
 
 class SimulatedCluster:
@@ -73,19 +76,21 @@ class SimulatedCluster:
             plan.router, slo=plan.slo, name=ROUTER, seed=plan.seed, form=BLOCKS if plan.by_block else RUNS
         )
         self.fleet = SimulatedFleet(plan, random.Random(plan.seed + 1))
+        self.supervisor = Fleet(FleetTimes(restart_backoff=plan.restart_backoff, drain_timeout=plan.drain_timeout))
+        """Decides which workers there are, as a live supervisor's does."""
         self.world = EffectHandlers(
             plan,
             self.router,
             self.fleet,
-            removed=lambda worker: self.simulation.remove(worker.id),
             record=record,
             decided=decided,
+            idle=self._idle,
             loop=traffic if isinstance(traffic, Sessions) else None,
         )
         transfer = next(iter(plan.pools.values())).sim.transfer
         self.links = NetworkLinks(transfer.bandwidth, transfer.latency)
         self.simulation = Simulation(
-            {ROUTER: self.router, LINKS: self.links},
+            {ROUTER: self.router, LINKS: self.links, FLEET: self.supervisor},
             self.world,
             checked=plan.checked,
             watch=None
@@ -94,6 +99,7 @@ class SimulatedCluster:
         )
         self.refused: list[str] = []
         """What the script or the policy requested and could not be done, with the reason."""
+        self._effects = FleetEffects(self.fleet, self.world, self.simulation, self.links, self.refused.append)
         self._traffic: Iterator[TrafficRequest] = iter(traffic)
         self._exhausted = False
         self._policy = policy
@@ -116,9 +122,8 @@ class SimulatedCluster:
             self.world.carry(planning.Ticked, self._ticked_of)
             self.world.carry(planning.Alarm, self._alarmed)
         self._observe = observe
-        self._script: list[tuple[Nanos, int, Callable[[], None]]] = []
-        self._script_serial = 0
-        self._speeds: dict[str, dict[str, float]] = {}
+        self._over = False
+        """Whether the last request has ended: what the script has for later has no effect on one."""
 
     @property
     def end(self) -> Nanos:
@@ -134,9 +139,9 @@ class SimulatedCluster:
         Raises:
             InvariantError: tokens, blocks or requests went missing: a bug of ours.
         """
-        for name, pool in self.plan.pools.items():
-            for _ in range(pool.replicas):
-                self._start(name, at_once=True)  # what the run begins with serves already
+        for name, pool in self.pools.items():
+            self.simulation.post(0, FLEET, fleet.PoolAdded(pool=name, configured=pool))
+        self.simulation.post(0, FLEET, fleet.Begun())
         for fault in self.plan.faults:
             self._at(nanos(fault.at), partial(self._befall, fault))
         if self._policy is not None:
@@ -146,25 +151,16 @@ class SimulatedCluster:
         if self._observe is not None:
             self._at(nanos(self.plan.observe_every), self._look)
         self._next_arrival()
-        turn = 0
-        while self._script or self.world.open:
-            if not self._script:
-                # A planner goes on for ever: near the end it must not run far ahead of the last request.
-                self.simulation.run(limit=SLICE if PLANNER not in self.simulation.machines else 1)
-            else:
-                at = self._script[0][0]
-                self.simulation.run(until=at)
-                if self._quiet and at > self.end:
-                    break  # what is still in the script would have no effect on a request
-                _, _, act = heapq.heappop(self._script)
-                act()
-            turn += 1
-            if turn % SLICE == 0:
-                progress()
-        progress()
+        handled = -1
+        while not self._quiet and self.simulation.events_handled != handled:
+            handled = self.simulation.events_handled
+            self.simulation.run(limit=SLICE)
+            progress()
+        self.simulation.run(until=self.end)
+        self._over = True
         # What requests left behind that ended early comes to its end: passes, and prefills that are not needed.
-        if PLANNER in self.simulation.machines:
-            self.simulation.remove(PLANNER)
+        for name in (PLANNER, FLEET):
+            self.simulation.remove(name)
         self.simulation.run(until=self.simulation.now + SETTLED)
         self.world.check()
         if self.simulation.clamped:
@@ -183,117 +179,62 @@ class SimulatedCluster:
         """Return (seconds, how many of it) of the waits between tokens, of all engines."""
         return joined(self.fleet.gaps)
 
-    # --- the script: arrivals, faults, starts, decisions about scale -------------------------------------------------
+    # --- the script: arrivals, faults, decisions about scale ----------------------------------------------------------
 
     @property
     def _quiet(self) -> bool:
         """Whether nothing arrives any more and all that did has ended."""
         return self._exhausted and not self.world.open
 
-    def _at(self, at: Nanos, act: Callable[[], None]) -> None:
-        """Do something at a time; what comes first at one time is done first."""
-        self._script_serial += 1
-        heapq.heappush(self._script, (at, self._script_serial, act))
+    def _idle(self) -> None:
+        if self._exhausted:
+            self.simulation.stop()
 
-    def _post(self, event: Event) -> None:
-        """Send the router an event now."""
-        self.simulation.post(self.simulation.now, ROUTER, event)
+    def _at(self, at: Nanos, act: Callable[[], object]) -> None:
+        self.simulation.call(at, lambda: None if self._over else act())
+
+    def _post(self, machine: str, event: Event) -> None:
+        self.simulation.post(self.simulation.now, machine, event)
 
     def _next_arrival(self) -> None:
         request = next(self._traffic, None)
         until = self.plan.until
         if request is None or (until is not None and request.at >= until):
             self._exhausted = True
+            if not self.world.open:
+                self.simulation.stop()
             return
-        self._at(nanos(request.at), partial(self._arrive, request))
+        self.simulation.call(nanos(request.at), partial(self._arrive, request))
 
     def _arrive(self, request: TrafficRequest) -> None:
-        self._post(self.world.arrived(request))
+        self._post(ROUTER, self.world.arrived(request))
         self._next_arrival()
-
-    def _start(self, pool: str, worker: WorkerId | None = None, *, at_once: bool = False) -> None:
-        """Start a worker, or start one again."""
-        now = self.simulation.now
-        made, ready = self.fleet.start(pool, now, worker)
-        if at_once:
-            ready = now
-        self.simulation.machines[made.id] = made.engine
-        bandwidth = self.plan.pools[pool].sim.transfer.bandwidth
-        if bandwidth != self.links.bandwidth(made.id):
-            self.links.set(made.id, bandwidth)
-        self._post(routing.WorkerJoined(card=made.card, ready=ready <= now))
-        if ready <= now:
-            self._ready(made)
-        else:
-            self._at(ready, partial(self._ready, made))
-
-    def _ready(self, worker: SimulatedWorker) -> None:
-        if self.fleet.workers.get(worker.id) is not worker or worker.state != "starting":
-            return  # it was ended before it served
-        worker.state = "ready"
-        worker.life.ready = self.simulation.now
-        self._post(routing.WorkerReady(worker=worker.id, epoch=worker.card.epoch))
-        if self.plan.router.cost.kind == "latency":
-            if worker.pool not in self._speeds:
-                kind = self.plan.pools[worker.pool]
-                self._speeds[worker.pool] = perf_metrics(kind.sim, kind.table)["fit"]
-            self._post(routing.WorkerMeasured(worker=worker.id, **self._speeds[worker.pool]))
 
     def _befall(self, fault: Fault) -> None:
         """Carry out one line of the script of faults; what can't be is kept in ``refused``."""
+        at = seconds(self.simulation.now)
         if fault.kind == "add":
-            return self._start(fault.pool or next(iter(self.plan.pools)))
+            name = fault.pool or next(iter(self.plan.pools))
+            there = sum(life.wanted and life.phase != "given up" for life in self.supervisor.state.of(name))
+            return self._post(FLEET, fleet.Desired(pool=name, replicas=there + 1, at=at))
+        if fault.kind == "restart":
+            return self._post(FLEET, fleet.RestartDesired(revision=f"{at:g}"))
+        if fault.kind == "undrain":
+            return self._post(FLEET, fleet.DrainDropped(worker=fault.worker or ""))
         worker = None if fault.worker is None else self.fleet.workers.get(fault.worker)
         if worker is None:
             known = ", ".join(self.fleet.workers) or "none"
             self.refused.append(f"{fault.kind} of {fault.worker} at {fault.at:g} s: workers then are {known}")
         elif fault.kind == "fail":
-            self._fail(worker, fault.restart)
-        elif fault.kind in ("drain", "flip"):
-            self._drain(worker, fault.role)
+            died = fleet.Died(worker=worker.id, serial=worker.serial, reason="it failed", restart=fault.starts_again)
+            self._effects.fail(self.simulation.now, worker, died)
+        elif fault.kind == "drain":
+            self._post(FLEET, fleet.DrainDesired(worker=worker.id, at=at))
+        elif fault.kind == "flip":
+            self._post(FLEET, fleet.RoleDesired(worker=worker.id, role=fault.role))
         else:
-            self._post(routing.WorkerCordoned(worker=worker.id, on=fault.kind == "cordon", reason="by the script"))
-
-    def _fail(self, worker: SimulatedWorker, restart: float | None) -> None:
-        """End a worker at once: its streams break, then it leaves."""
-        self._break(worker, "the connection broke: it was killed")
-        self._remove(worker, "it failed")
-        if restart is not None:
-            self._at(self.simulation.now + nanos(restart), partial(self._start, worker.pool, worker.id))
-
-    def _drain(self, worker: SimulatedWorker, becomes: Role | None = None) -> None:
-        """Let a worker finish what it has, then end it, or give it another role."""
-        if worker.state == "draining":
-            worker.becomes = becomes
-            return
-        if worker.state == "starting":
-            return self._remove(worker, "it was drained")
-        worker.becomes = becomes
-        if worker.idle:
-            return self._carry_out(self.world.done(worker, self.simulation.now))
-        worker.state = "draining"
-        self._post(routing.WorkerDraining(worker=worker.id, epoch=worker.card.epoch))
-        self._at(self.simulation.now + nanos(self.plan.drain_timeout), partial(self._give_up, worker))
-
-    def _give_up(self, worker: SimulatedWorker) -> None:
-        """A drain has taken too long: what still runs goes on elsewhere, where it can."""
-        if self.fleet.workers.get(worker.id) is worker and worker.state == "draining":
-            if worker.becomes is not None:  # its engine goes on with what it has
-                return self._carry_out(self.world.done(worker, self.simulation.now))
-            self._break(worker, "it was drained, and its time is over")
-            self._remove(worker, "it was drained, with requests that had not ended in time")
-
-    def _break(self, worker: SimulatedWorker, why: str) -> None:
-        self._carry_out(self.world.cut_off(worker, self.simulation.now))
-        for event in self.world.broken(worker, self.simulation.now, why):
-            self._post(event)
-
-    def _carry_out(self, answers: Iterable[Answer]) -> None:
-        for at, machine, event in answers:
-            self.simulation.post(at, machine, event)
-
-    def _remove(self, worker: SimulatedWorker, why: str) -> None:
-        self._post(self.world.left(worker, self.simulation.now, why))
+            on = fault.kind == "cordon"
+            self._post(ROUTER, routing.WorkerCordoned(worker=worker.id, on=on, reason="by the script"))
 
     # --- scaling -----------------------------------------------------------------------------------------------------
 
@@ -302,26 +243,22 @@ class SimulatedCluster:
         assert self._policy is not None
         now = self.simulation.now
         self._at(now + nanos(self.plan.policy_interval), self._decide)
-        self._scale(self._policy.decide(self._see(now)) or {})
+        _, desired = self._scale(self._policy.decide(self._see(now)) or {})
+        for event in desired:
+            self._post(FLEET, event)
 
-    def _scale(self, wanted: Mapping[str, int]) -> dict[str, str]:
-        """Let pools have so many workers; return what can't be, by pool."""
+    def _scale(self, targets: Mapping[str, int]) -> tuple[dict[str, str], list[Event]]:
+        """Return what can't be, by pool, and what the fleet is told."""
         problems: dict[str, str] = {}
-        for pool, count in wanted.items():
+        desired: list[Event] = []
+        for pool, count in targets.items():
             if pool not in self.plan.pools or count < 0:
                 problems[pool] = f"{count} workers of {pool}: there is no such pool or number"
                 self.refused.append(f"at {seconds(self.simulation.now):g} s, {problems[pool]}")
                 continue
             self.pools[pool] = msgspec.structs.replace(self.pools[pool], desired=count)
-            staying = self.fleet.staying(pool)
-            for _ in range(count - len(staying)):
-                self._start(pool)
-            # Workers that do not serve go first, then the youngest, whose cache is the emptiest.
-            order = staying[::-1]
-            order.sort(key=lambda worker: worker.state != "starting")
-            for worker in order[: max(0, len(staying) - count)]:
-                self._drain(worker)
-        return problems
+            desired.append(fleet.Desired(pool=pool, replicas=count, by_planner=True))
+        return problems, desired
 
     def _see(self, now: Nanos) -> Observation:
         assert self.observer is not None
@@ -333,13 +270,12 @@ class SimulatedCluster:
         return ((now, sender, planning.Observed(id=effect.id, observation=self._see(now))),)
 
     def _scale_for(self, now: Nanos, sender: str, effect: planning.Scale) -> Iterable[Answer]:
-        problems = self._scale(effect.targets)
+        problems, told = self._scale(effect.targets)
         for flip in effect.flips:
-            able = [w for w in self.fleet.workers.values() if w.state == "ready" and w.card.role == flip.frm]
-            able.sort(key=lambda worker: len(worker.running))  # those with least to finish
-            for worker in able[: flip.count]:
-                self._drain(worker, flip.to)
-        return ((now, sender, planning.Scaled(id=effect.id, problems=problems)),)
+            for worker in to_flip(self.supervisor.pools().values(), flip.model, flip.frm, flip.count):
+                told.append(fleet.RoleDesired(worker=worker, role=flip.to))
+        scaled = planning.Scaled(id=effect.id, problems=problems)
+        return [*((now, FLEET, event) for event in told), (now, sender, scaled)]
 
     def _ticked_of(self, now: Nanos, sender: str, effect: planning.Ticked) -> Iterable[Answer]:
         self._ticked(effect.record)

@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -47,9 +46,12 @@ class SimulatedWorker:
     pool: str
     engine: Engine
     life: PaidLife
+    serial: int
+    """Of the effect that started it."""
+    ready_at: Nanos
     state: State = "starting"
-    becomes: Role | None = None
-    """Its role once it has been drained; None where it then ends."""
+    counted: int = 0
+    """Serial under which its drain is followed."""
     sequence: int = 0
     """Sequence number of its next batch of KV events."""
     running: dict[str, RequestId] = field(default_factory=dict)
@@ -84,14 +86,11 @@ class SimulatedFleet:
         self.gaps: list[ItlHistogram] = []
         """Waits between tokens, of every engine that ever ran; none of those that speculate."""
         self._rng = rng
-        self._numbers: dict[str, Iterator[int]] = {}
         self._epochs: dict[WorkerId, int] = {}
 
-    def start(self, pool: str, now: Nanos, worker: WorkerId | None = None) -> tuple[SimulatedWorker, Nanos]:
-        """Start a worker, or start a given one again; return it and when it will be ready."""
-        if worker is None:
-            number = next(self._numbers.setdefault(pool, _counting()))
-            worker = WorkerId(f"{pool}-{number}")
+    def start(self, pool: str, now: Nanos, worker: WorkerId, serial: int) -> SimulatedWorker:
+        """Start a worker."""
+        first = now == 0 and worker not in self._epochs
         epoch = self._epochs[worker] = self._epochs.get(worker, 0) + 1
         kind = self.plan.pools[pool]
         life = PaidLife(worker, pool, kind.gpus, now)
@@ -99,11 +98,13 @@ class SimulatedFleet:
         engine = Engine(kind.sim, table=kind.table, cache=BlockCache if self.plan.by_block else RunCache)
         if not self.plan.router.hears_engines:
             engine.mute_kv_events()
-        made = SimulatedWorker(_card(self.plan.model, worker, epoch, kind), pool, engine, life)
+        card = _card(self.plan.model, worker, epoch, kind)
+        # What the run begins with serves already.
+        made = SimulatedWorker(card, pool, engine, life, serial, now if first else now + self._start_up())
         if not kind.sim.num_speculative_tokens:
             self.gaps.append(made.engine.count_gaps())
         self.workers[worker] = made
-        return made, now + self._start_up()
+        return made
 
     def end(self, worker: SimulatedWorker, now: Nanos, why: str) -> None:
         """Forget a worker."""
@@ -111,22 +112,18 @@ class SimulatedFleet:
         worker.life.ended = now
         worker.life.why = why
 
-    def flip(self, worker: SimulatedWorker, role: Role) -> WorkerCard:
-        """Give a worker that has nothing to do another role, and return its card from now on."""
+    def publish_anew(self, worker: SimulatedWorker, role: Role) -> WorkerCard:
+        """Let a drained worker take requests again, maybe in another role, and return its card from now on."""
         epoch = self._epochs[worker.id] = self._epochs[worker.id] + 1
         kind = msgspec.structs.replace(self.plan.pools[worker.pool], role=role)
         born = worker.card.incarnation
         worker.card = msgspec.structs.replace(_card(self.plan.model, worker.id, epoch, kind), started_epoch=born)
-        worker.state, worker.becomes = "ready", None
+        worker.state = "ready"
         return worker.card
 
     def of(self, pool: str) -> list[SimulatedWorker]:
         """Return a pool's workers, the eldest first."""
         return [worker for worker in self.workers.values() if worker.pool == pool]
-
-    def staying(self, pool: str) -> list[SimulatedWorker]:
-        """Return those of a pool that are to stay, also where they change their role first."""
-        return [worker for worker in self.of(pool) if worker.state != "draining" or worker.becomes is not None]
 
     def lookups(self) -> dict[str, tuple[int, int]]:
         """Return, per pool, how often its present engines looked up their timing, and how often beyond its data."""
@@ -169,10 +166,3 @@ def _card(model: str, worker: WorkerId, epoch: int, pool: PoolPlan) -> WorkerCar
         hash_scheme=SCHEME,
         events=(f"virtual://{worker}/events",),
     )
-
-
-def _counting() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1

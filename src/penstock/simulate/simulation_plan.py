@@ -6,28 +6,37 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.engine.settings import SimSettings
+from penstock.fleet.fleet_state import FleetTimes
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import HandoffProtocol, Role, Slo, WorkerId
 from penstock.router.requests.stage_graph import FINAL
 from penstock.router.settings import RouterSettings
 
-FaultKind = Literal["fail", "drain", "add", "cordon", "uncordon", "flip"]
+FaultKind = Literal["fail", "drain", "undrain", "add", "cordon", "uncordon", "flip", "restart"]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A fault of a worker, or an action of an operator, at second ``at`` of the run.
 
-    ``fail`` ends it at once with all that it runs; ``drain`` lets it finish first; ``add`` starts one more in
-    ``pool``; ``flip`` lets it finish and gives it ``role``. A worker that failed is started again after ``restart``
-    seconds, in addition to its start-up time; None leaves it dead.
+    ``fail`` ends it at once with all that it runs; ``drain`` lets it finish first, and ``undrain`` lets it come back;
+    ``add`` starts one more in ``pool``; ``flip`` lets it finish and gives it ``role``; ``restart`` replaces all, one by
+    one. A worker that failed is started again after ``restart`` seconds, in addition to its start-up time; unset is by
+    the supervisor's back-off, and None leaves it dead.
     """
 
     at: float
     kind: FaultKind
     worker: WorkerId | None = None
     pool: str | None = None
-    restart: float | None = 1.0
+    restart: float | msgspec.UnsetType | None = msgspec.UNSET
     role: Role | None = None
+
+    @property
+    def starts_again(self) -> "float | Literal['never'] | None":
+        """When a worker that failed is started again: `penstock.fleet.events.Died`."""
+        if self.restart is None:
+            return "never"
+        return self.restart if isinstance(self.restart, float) else None
 
 
 class StartUp(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +67,8 @@ class SimulationPlan(msgspec.Struct, frozen=True, kw_only=True):
     until: float | None = None
     faults: Sequence[Fault] = ()
     start_up: StartUp = StartUp()
-    drain_timeout: float = 60.0
+    drain_timeout: float = FleetTimes().drain_timeout
+    restart_backoff: float = FleetTimes().restart_backoff
     slo: Slo = Slo()
     """By which the router splits prefills, and policies and planners are told what was kept."""
     policy_interval: float = 30.0
@@ -102,6 +112,6 @@ def checked(plan: SimulationPlan) -> SimulationPlan:
                 raise ConfigError(f"{where}.pool is {fault.pool!r}", hint=f"pools are {', '.join(plan.pools)}")
         elif fault.kind == "flip" and fault.role is None:
             raise ConfigError(f"{where}.role is missing", hint="flip needs one: aggregated, prefill or decode")
-        elif fault.worker is None:
+        elif fault.worker is None and fault.kind != "restart":
             raise ConfigError(f"{where}.worker is missing", hint=f"{fault.kind} needs a worker, such as main-0")
     return plan

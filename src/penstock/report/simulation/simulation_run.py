@@ -151,6 +151,7 @@ def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> 
         faults=options.faults,
         start_up=StartUp(median=options.start_up, sigma=options.start_up_sigma),
         drain_timeout=settings.supervise.drain_timeout,
+        restart_backoff=settings.supervise.restart_backoff,
         policy_interval=options.policy_interval,
         slo=settings.slo,
     )
