@@ -40,7 +40,7 @@ class Driven:
                 return [events.Started(worker=effect.worker, serial=effect.serial, pid=effect.serial)]
             case events.Probe():
                 return [events.Probed(worker=effect.worker, serial=effect.serial)]
-            case events.Publish():
+            case events.PublishReplica():
                 return [events.Acknowledged(worker=effect.worker, serial=effect.serial)]
             case events.CountRequests():
                 active = self.requests.get(effect.worker, 0)
@@ -75,11 +75,11 @@ class Driven:
 
 def test_a_replica_comes_and_goes_step_by_step() -> None:
     here = Driven()
-    assert here.took() == ["Spawn main-0", "Probe main-0", "Publish main-0"]
+    assert here.took() == ["Spawn main-0", "Probe main-0", "PublishReplica main-0"]
     assert here.states == {"main-0": "ready"}
     here.post(events.Desired(pool="main", replicas=0))
     assert [word for word in here.took() if "Report" not in word] == [
-        *("Publish main-0", "CountRequests main-0", "Withdraw main-0", "Stop main-0", "Forget main-0"),
+        *("PublishReplica main-0", "CountRequests main-0", "Withdraw main-0", "Stop main-0", "Forget main-0"),
     ]
     assert here.states == {}
 
@@ -102,7 +102,7 @@ def test_a_worker_that_is_wanted_after_all_stays_as_it_is() -> None:
     here.post(events.Desired(pool="main", replicas=1))
     here.took()
     here.post(events.Desired(pool="main", replicas=2))
-    assert here.took() == ["Publish main-1", "DrainForgotten main-1"]
+    assert here.took() == ["PublishReplica main-1", "DrainForgotten main-1"]
 
 
 def test_waits_double_with_each_crash_and_begin_anew_after_a_long_life() -> None:

@@ -27,7 +27,7 @@ async def test_who_is_drained_by_hand_is_replaced_and_not_taken_back(scene):
 
     await until(three)
     assert "main-0" not in await ready(here)  # a person's newer wish would have ended the drain
-    assert here.fleet.patience == {"main": 5.0}
+    assert here.fleet.driver.fleet.state.pools["main"].timeout == 5.0
 
 
 async def test_a_person_takes_over_and_the_settings_say_again_how_long_a_drain_may_take(scene):
@@ -36,4 +36,4 @@ async def test_a_person_takes_over_and_the_settings_say_again_how_long_a_drain_m
     await here.ward.settled(ready=2)
     await put(here.store, DESIRED + "main", PoolSpec(replicas=1, by="key-1234"))
     await here.ward.settled(ready=1)
-    assert here.fleet.patience == {"main": None}
+    assert here.fleet.driver.fleet.state.pools["main"].timeout is None

@@ -134,7 +134,7 @@ class FleetWorld:
         lack = "nobody listens" if effect.worker in self.away or self.dice.random() < 0.2 * self.troubled else None
         return events.Probed(worker=effect.worker, serial=effect.serial, lack=lack)
 
-    def do_Publish(self, now: Nanos, effect: events.Publish) -> Event | None:
+    def do_PublishReplica(self, now: Nanos, effect: events.PublishReplica) -> Event | None:
         worker = effect.worker
         attached = effect.pool == "urls"
         assert attached or worker in self.processes or effect.draining, f"{worker} is published without a process"

@@ -195,7 +195,7 @@ class Probe(Effect, frozen=True, kw_only=True):
     serial: int
 
 
-class Publish(Effect, frozen=True, kw_only=True):
+class PublishReplica(Effect, frozen=True, kw_only=True):
     """Announce a replica to the frontends: `Published` and `Acknowledged` follow, or `PublishFailed`.
 
     ``draining``: they should send it nothing new.

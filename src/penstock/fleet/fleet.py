@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.fleet import events
-from penstock.fleet.fleet_state import Drain, FleetState, FleetTimes, FlippedRole, Life, PoolState, RestartOrder
+from penstock.fleet.fleet_state import Drain, FleetPool, FleetState, FleetTimes, FlippedRole, Life, RestartOrder
 from penstock.fleet.gpu_allocator import GpuAllocator
 from penstock.fleet.pool_scaling import PoolScaling
 from penstock.fleet.replica_lives import ReplicaLives
@@ -126,7 +126,7 @@ class Fleet:
 
     def _added(self, now: Nanos, event: events.PoolAdded) -> None:
         goal = event.configured.desired
-        pool = PoolState(
+        pool = FleetPool(
             name=event.pool, configured=event.configured, gpus=event.gpus, attached=event.attached, goal=goal
         )
         self.state.pools[event.pool] = pool
@@ -138,7 +138,7 @@ class Fleet:
         if not event.attached:
             self.scaling.settle(now, pool)
 
-    def _begin(self, now: Nanos, pool: PoolState) -> None:
+    def _begin(self, now: Nanos, pool: FleetPool) -> None:
         if pool.begun:
             return
         pool.begun = True
@@ -146,7 +146,7 @@ class Fleet:
             if life.phase == "planned":
                 self._lives.begin(now, life)
 
-    def _scaled(self, now: Nanos, pool: PoolState, event: events.Desired) -> None:
+    def _scaled(self, now: Nanos, pool: FleetPool, event: events.Desired) -> None:
         pool.replicas, pool.by_planner, pool.desired_at = event.replicas, event.by_planner, event.at
         pool.timeout = event.timeout
         if event.without is not None:
@@ -198,11 +198,11 @@ class Fleet:
         while self._lives.vacated:
             self.scaling.settle(now, self.state.pools[self._lives.vacated.pop()])
 
-    def _pool_of(self, worker: str) -> PoolState | None:
+    def _pool_of(self, worker: str) -> FleetPool | None:
         pool = self.state.pools.get(worker.rpartition("-")[0])
         return pool if pool is not None and pool.number(worker) is not None else None
 
-    def _shown(self, pool: PoolState) -> Pool:
+    def _shown(self, pool: FleetPool) -> Pool:
         replicas = tuple(life.replica for life in self.state.of(pool.name))
         if pool.attached:
             return msgspec.structs.replace(pool.configured, replicas=replicas)

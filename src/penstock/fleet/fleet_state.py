@@ -77,7 +77,7 @@ class Life(msgspec.Struct, kw_only=True):
     serial: int = 0
     """Of the `Spawn` or the probes under way."""
     publication: int = 0
-    """Of its newest `Publish`."""
+    """Of its newest `PublishReplica`."""
     aside: bool = False
     """Whether that one says that it drains."""
     started: Nanos = 0
@@ -126,7 +126,7 @@ _SHOWN: dict[Phase, ReplicaState] = {
 }
 
 
-class PoolState(msgspec.Struct, kw_only=True):
+class FleetPool(msgspec.Struct, kw_only=True):
     """One pool: what is desired of it. Its replicas are in `FleetState.lives`."""
 
     name: str
@@ -193,7 +193,7 @@ class FleetState(msgspec.Struct, kw_only=True):
 
     times: FleetTimes
     gpus: GpuAllocator
-    pools: dict[str, PoolState] = {}
+    pools: dict[str, FleetPool] = {}
     lives: dict[str, Life] = {}
     roles: dict[str, FlippedRole] = {}
     """Replica -> its role, where that is not its pool's."""

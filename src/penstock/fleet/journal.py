@@ -55,7 +55,7 @@ def placed_by(effects: Sequence[Effect]) -> list[tuple[str, int, str, int]]:
     return [
         (effect.worker, effect.serial, type(effect).__name__, 0)
         for effect in effects
-        if isinstance(effect, events.Spawn | events.Publish | events.Stop)
+        if isinstance(effect, events.Spawn | events.PublishReplica | events.Stop)
     ]
 
 

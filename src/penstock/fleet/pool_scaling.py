@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import chain, count
 
-from penstock.fleet.fleet_state import FleetState, PoolState
+from penstock.fleet.fleet_state import FleetPool, FleetState
 from penstock.fleet.replica_lives import ReplicaLives
 from penstock.fleet.victims import leaving_first
 from penstock.kernel.machine import Nanos
@@ -18,19 +18,19 @@ class PoolScaling:
         self._state = state
         self._lives = lives
 
-    def desired(self, pool: PoolState) -> int:
+    def desired(self, pool: FleetPool) -> int:
         """Return how many replicas a pool should have, without the drained ones."""
         base = pool.configured.desired if pool.replicas is None else pool.replicas
         return base if pool.by_planner else max(0, base - len(drained_of(pool)))
 
-    def limit(self, pool: PoolState) -> int:
+    def limit(self, pool: FleetPool) -> int:
         """Return how many replicas a pool can have at most."""
         if not pool.gpus:
             return REPLICAS_MAX
         others = sum(other.goal * other.gpus for other in self._state.pools.values() if other is not pool)
         return max(0, (len(self._state.gpus.all) - others) // pool.gpus)
 
-    def refusal(self, pool: PoolState, replicas: int) -> str | None:
+    def refusal(self, pool: FleetPool, replicas: int) -> str | None:
         """Return why a pool can't have so many replicas; None where it can."""
         most = self.limit(pool)
         if 0 <= replicas <= most:
@@ -38,7 +38,7 @@ class PoolScaling:
         reason = f": each has {pool.gpus} of the GPUs {self._state.gpus}" if pool.gpus else ""
         return f"pool {pool.name} can have 0 to {most} replicas, not {replicas}{reason}"
 
-    def apply(self, now: Nanos, pool: PoolState) -> None:
+    def apply(self, now: Nanos, pool: FleetPool) -> None:
         """Set a pool's goal from all that is desired of it; one that can't be is the pool's problem, and no goal."""
         if pool.attached:
             return
@@ -53,7 +53,7 @@ class PoolScaling:
         pool.goal, pool.without = replicas, without
         self.settle(now, pool)
 
-    def settle(self, now: Nanos, pool: PoolState) -> None:
+    def settle(self, now: Nanos, pool: FleetPool) -> None:
         """Decide which replicas stay, which go and which are new."""
         lives, state = self._lives, self._state
         for life in state.of(pool.name):
@@ -81,7 +81,7 @@ class PoolScaling:
             missing -= 1
 
     @staticmethod
-    def _free_numbers(pool: PoolState, first: Iterable[int], taken: Iterable[int]) -> Iterable[int]:
+    def _free_numbers(pool: FleetPool, first: Iterable[int], taken: Iterable[int]) -> Iterable[int]:
         used = set(taken)
         for number in chain(sorted(first), count()):
             if number not in used and pool.worker(number) not in pool.without:
@@ -89,7 +89,7 @@ class PoolScaling:
                 yield number
 
 
-def drained_of(pool: PoolState) -> set[str]:
+def drained_of(pool: FleetPool) -> set[str]:
     """Return the drained replicas of a pool: for a later scaling by an operator they count no more."""
     if pool.by_planner or pool.replicas is None:
         return set(pool.drains)

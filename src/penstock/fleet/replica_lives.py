@@ -1,7 +1,7 @@
 """Replica lives: start, probes, announcement, drain, change of role, crash, back-off and end of each replica."""
 
 from penstock.fleet import events
-from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX, FleetState, Life, PoolState
+from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX, FleetPool, FleetState, Life
 from penstock.kernel.machine import Effect, Nanos, nanos, seconds
 from penstock.kernel.values import Role
 
@@ -36,7 +36,7 @@ class ReplicaLives:
 
     # --- what is decided ----------------------------------------------------------------------------------------------
 
-    def create(self, now: Nanos, pool: PoolState, number: int, gpus: tuple[int, ...] = ()) -> Life:
+    def create(self, now: Nanos, pool: FleetPool, number: int, gpus: tuple[int, ...] = ()) -> Life:
         """Add a replica; `begin` starts it."""
         life = Life(worker=pool.worker(number), pool=pool.name, number=number, created=now, phase="planned", gpus=gpus)
         self.state.lives[life.worker] = life
@@ -58,7 +58,7 @@ class ReplicaLives:
         if wanted:
             self._publish(life)
         elif life.phase in ("planned", "queued", "failed", "given up"):
-            self._gone(now, life)
+            self._remove(now, life)
         elif life.phase == "ready" or (life.phase == "publishing" and life.up):
             self._drain(now, life)
         elif life.phase == "draining":
@@ -165,7 +165,7 @@ class ReplicaLives:
         self._withdraw(life, life.reason or NOT_WANTED)  # where requests were cut off, their ends came first
         life.pid = None
         if not life.wanted:
-            self._gone(now, life)
+            self._remove(now, life)
         elif life.given_up:
             life.phase = "given up"
             self._free(now, life)
@@ -221,7 +221,7 @@ class ReplicaLives:
     def _announce(self, life: Life, *, draining: bool) -> None:
         assert life.role is not None
         life.publication, life.aside = self._next_serial(), draining
-        effect = events.Publish(
+        effect = events.PublishReplica(
             worker=life.worker, serial=life.publication, pool=life.pool, role=life.role, draining=draining
         )
         self._effects.append(effect)
@@ -309,7 +309,7 @@ class ReplicaLives:
         life.phase, life.up, life.due = "stopping", False, None
         self._effects.append(events.Stop(worker=life.worker, serial=life.serial, reason=reason))
 
-    def _gone(self, now: Nanos, life: Life) -> None:
+    def _remove(self, now: Nanos, life: Life) -> None:
         del self.state.lives[life.worker]
         self.vacated.add(life.pool)
         self._effects.append(events.Forget(worker=life.worker, pool=life.pool, number=life.number))

@@ -5,7 +5,7 @@ the predecessor is drained first; for a pool's last engine this happens only wit
 """
 
 from penstock.fleet import events
-from penstock.fleet.fleet_state import FleetState, Life, PoolState, RestartOrder, RestartState
+from penstock.fleet.fleet_state import FleetPool, FleetState, Life, RestartOrder, RestartState
 from penstock.fleet.pool_scaling import PoolScaling
 from penstock.kernel.machine import Effect, Nanos
 
@@ -99,7 +99,7 @@ class RollingRestart:
             self._end(now, None)
         return True
 
-    def _replace(self, now: Nanos, restart: RestartState, pool: PoolState, worker: str, lives: list[Life]) -> bool:
+    def _replace(self, now: Nanos, restart: RestartState, pool: FleetPool, worker: str, lives: list[Life]) -> bool:
         """Begin to replace one engine."""
         if not any(life.worker == worker for life in lives):
             restart.engines.pop(0)  # it left meanwhile
@@ -121,12 +121,12 @@ class RollingRestart:
             )
         return True
 
-    def _retire(self, now: Nanos, restart: RestartState, pool: PoolState, worker: str, surge: int = 0) -> None:
+    def _retire(self, now: Nanos, restart: RestartState, pool: FleetPool, worker: str, surge: int = 0) -> None:
         restart.step, pool.surge = "retire", surge
         pool.retiring.add(worker)
         self._apply(now, pool)
 
-    def _apply(self, now: Nanos, pool: PoolState) -> None:
+    def _apply(self, now: Nanos, pool: FleetPool) -> None:
         """Set a pool's goal; end the restart where it can't be."""
         self._scaling.apply(now, pool)
         if pool.problem is not None:

@@ -42,7 +42,7 @@ class FleetEffects:
         carriers: dict[type[Effect], Callable[[Nanos, Any], Iterable[Answer]]] = {
             events.Spawn: self._spawn,
             events.Probe: self._probe,
-            events.Publish: self._publish,
+            events.PublishReplica: self._publish,
             events.CountRequests: self._count,
             events.Withdraw: lambda now, effect: self._left(now, WorkerId(effect.worker), effect.reason),
             events.Stop: self._stop,
@@ -81,7 +81,7 @@ class FleetEffects:
         worker = self._fleet.workers[WorkerId(effect.worker)]
         return ((worker.ready_at, FLEET, events.Probed(worker=effect.worker, serial=effect.serial)),)
 
-    def _publish(self, now: Nanos, effect: events.Publish) -> Iterable[Answer]:
+    def _publish(self, now: Nanos, effect: events.PublishReplica) -> Iterable[Answer]:
         worker = self._fleet.workers.get(WorkerId(effect.worker))
         if worker is None:
             return  # it was killed at this moment

@@ -115,18 +115,18 @@ class EngineRunner:
             adopted[number] = survivor.resources.gpus
         return configured, adopted
 
-    async def end_survivors(self, kept: Mapping[str, Sequence[int]]) -> None:
+    async def end_survivors(self, numbers: Mapping[str, Sequence[int]]) -> None:
         """End the engines that nobody adopted, and drop the records of other pools.
 
         Args:
-            kept: component -> numbers of its engines.
+            numbers: component -> numbers of its engines.
         """
         unwanted, self._survivors = self._survivors, {}
         await asyncio.gather(*(survivor.shim.stop(self.settings.stop_grace) for survivor in unwanted.values()))
         for name in unwanted:
             log.info("%s of an earlier run is not what is wanted now, and was ended", name)
         state = self.state
-        mine = {state.name(component, n) for component, numbers in kept.items() for n in (0, *numbers)}
+        mine = {state.name(component, n) for component, own in numbers.items() for n in (0, *own)}
         state.entries = {name: _known(entry, unwanted, name) for name, entry in state.entries.items() if name in mine}
 
     # --- one engine ---------------------------------------------------------------------------------------------------

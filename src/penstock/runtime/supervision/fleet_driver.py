@@ -168,7 +168,7 @@ class FleetDriver:
         carriers: dict[type[Effect], Callable[[Any], object]] = {
             events.Spawn: lambda e: self._do(e.worker, partial(self._spawn, e), waits=True),
             events.Probe: lambda e: self._do(e.worker, partial(self._probe, e), waits=True),
-            events.Publish: lambda e: self._do(e.worker, partial(self._publish, e), waits=True),
+            events.PublishReplica: lambda e: self._do(e.worker, partial(self._publish, e), waits=True),
             events.CountRequests: lambda e: self._do(e.worker, partial(self._count, e), waits=True),
             events.Withdraw: lambda e: self._do(e.worker, partial(self._withdraw, e), waits=False),
             events.Stop: lambda e: self._do(e.worker, partial(self._stop, e), waits=False),
@@ -239,8 +239,8 @@ class FleetDriver:
     async def start(self) -> None:
         """End the survivors that no pool wants, then start what is missing."""
         state = self.fleet.state
-        kept = {t.component: [life.number for life in state.of(name)] for name, t in self._templates.items()}
-        await self.runner.end_survivors(kept)
+        numbers = {t.component: [life.number for life in state.of(name)] for name, t in self._templates.items()}
+        await self.runner.end_survivors(numbers)
         self.post(events.Begun())
 
     async def ready(self) -> None:
@@ -330,7 +330,7 @@ class FleetDriver:
         reason = await self.runner.ended(worker)
         self.post(events.Died(worker=worker, serial=serial, reason=reason))
 
-    async def _publish(self, effect: events.Publish) -> None:
+    async def _publish(self, effect: events.PublishReplica) -> None:
         worker, serial = effect.worker, effect.serial
         engine = self._urls[worker] if worker in self._urls else self.runner.process(worker)
         try:
