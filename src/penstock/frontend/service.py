@@ -71,7 +71,7 @@ class Service:
             frontend,
             self.metrics,
             PeerGuard(self.secret),
-            routed_paths=frozenset((*PATHS.values(), *frontend.proxied_routes)),
+            routes=frozenset((*PATHS.values(), *frontend.proxied_routes)),
             new_id=self.new_id,
         )
         self.catalog = ModelCatalog(self.cluster, self.tokenizers, caching=frontend.tokenize.cache_bytes > 0)
