@@ -19,7 +19,7 @@ class Http1Connection(asyncio.Protocol):
         self._loop = loop
         self._paused = False
         self._waiter: asyncio.Future[bool] | None = None
-        """What the task of this connection waits for; there is one at most."""
+        """What the task of this connection waits for, until `_wake`; there is one at most."""
         self.transport: Any = None
         self.closed = False
         self.deadline = 0.0
@@ -51,11 +51,6 @@ class Http1Connection(asyncio.Protocol):
         if not self.closed and self.transport is not None:
             self.transport.abort()
 
-    def _wait(self) -> asyncio.Future[bool]:
-        """Return a future that the next `_wake` ends."""
-        self._waiter = waiter = self._loop.create_future()
-        return waiter
-
     def _wake(self, value: bool = True, error: Exception | None = None) -> None:
         """End the present wait, if there is one."""
         waiter, self._waiter = self._waiter, None
@@ -73,7 +68,9 @@ def header_lines(headers: Mapping[str, str]) -> str:
     Raises:
         ValueError: a header has a line break or a NUL in it.
     """
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    lines = ""
+    for name, value in headers.items():
+        lines += f"{name}: {value}\r\n"
     count = len(headers)
     if lines.count("\n") != count or lines.count("\r") != count or "\0" in lines:
         raise ValueError("a header has a line break or a NUL in it")

@@ -63,10 +63,7 @@ class RequestHead:
 class _HeadFlags:
     """What a parser reports; apart from its feeder, so that the two are no cycle that only the collector could free."""
 
-    __slots__ = ("head",)
-
-    def __init__(self) -> None:
-        self.head = False
+    head = False
 
     def on_headers_complete(self) -> None:
         self.head = True
@@ -81,13 +78,8 @@ class HeadCheck:
         self._flags = _HeadFlags()
         self._parser = httptools.HttpRequestParser(self._flags)
 
-    @property
-    def done(self) -> bool:
-        """Whether the head is complete."""
-        return self._flags.head
-
-    def feed(self, data: bytes) -> None:
-        """Take the next part, not beyond the head's end.
+    def feed(self, data: bytes) -> bool:
+        """Take the next part, not beyond the head's end; return whether the head is complete.
 
         Raises:
             BadHead: it is not HTTP.
@@ -95,9 +87,10 @@ class HeadCheck:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            return  # `read_head` decides about that
+            pass  # `read_head` decides about that
         except httptools.HttpParserError as error:
             raise BadHead(400, f"this is no HTTP request: {error}") from None
+        return self._flags.head
 
 
 def read_head(raw: bytes) -> RequestHead:
@@ -108,11 +101,10 @@ def read_head(raw: bytes) -> RequestHead:
     Raises:
         BadHead: it is malformed, of another version, or has too many lines.
     """
-    check = HeadCheck()
-    check.feed(raw)
+    done = HeadCheck().feed(raw)
     text = raw.decode("utf-8", "surrogateescape")
     lines = text.split("\r\n")
-    if not check.done or text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1:
+    if not done or text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1:
         raise BadHead(400, "this is no HTTP request: its lines do not end as they should")
     if len(lines) > FIELDS_MAX + 3:
         raise BadHead(431, f"the request has more than {FIELDS_MAX} header lines")
@@ -131,13 +123,14 @@ def read_head(raw: bytes) -> RequestHead:
     coding = headers.get("transfer-encoding")
     if coding is not None and (coding.lower() != "chunked" or version == "HTTP/1.0" or "content-length" in headers):
         raise BadHead(400, f"the transfer encoding {coding[:100]!r} is not understood here")
-    return RequestHead(method, _path(target), headers, version == "HTTP/1.0")
-
-
-def _path(target: str) -> str:
     path = target.partition("?")[0]
-    if path[:1] == "/" and "%" not in path and "#" not in path:
-        return path
+    if path[:1] != "/" or "%" in path or "#" in path:
+        path = _plain(path)
+    return RequestHead(method, path, headers, version == "HTTP/1.0")
+
+
+def _plain(path: str) -> str:
+    """Return a path without the host, the fragment and the escapes that a client may have put there."""
     if path[:1] != "/":  # a client that takes us for a proxy names the host too
         try:
             path = urlsplit(path).path or "/"

@@ -351,7 +351,8 @@ class ClientConnection(Http1Connection):
         if self._refusal is None and not self.body_read:
             if self._expects and self._parts == [] and not self.closed:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            await self._wait()
+            self._waiter = self._loop.create_future()
+            await self._waiter
         if self._refusal is not None:
             raise self._refusal
         body, self._body = self._body, b""

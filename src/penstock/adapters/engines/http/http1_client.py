@@ -168,7 +168,8 @@ class Http1Call:
         connection = origin.idle_connection(asyncio.get_running_loop().time())
         tries = 2
         while True:
-            self._check()
+            if self._stopped is not None:
+                raise CallStopped(self._stopped)
             reused = connection is not None
             tries -= 1
             if connection is None:
@@ -197,7 +198,8 @@ class Http1Call:
         """Return what has arrived since the last call, waiting for at least one byte; b"" at the end."""
         connection = self._answering()
         while True:
-            self._check()
+            if self._stopped is not None:
+                raise CallStopped(self._stopped)
             data = connection.take()
             if data or connection.complete:
                 return data
@@ -209,11 +211,13 @@ class Http1Call:
         """Return the whole body, at most `ANSWER_MAX` bytes."""
         connection = self._answering()
         while not connection.complete:
-            self._check()
+            if self._stopped is not None:
+                raise CallStopped(self._stopped)
             if connection.error is not None:
                 raise connection.error
             await connection.wait("whole")
-        self._check()
+        if self._stopped is not None:
+            raise CallStopped(self._stopped)
         body = connection.take()
         if len(body) > ANSWER_MAX:
             raise EngineBroken(f"the answer has more than {ANSWER_MAX} bytes")
@@ -223,7 +227,8 @@ class Http1Call:
         """Hand every piece to ``feed`` as it arrives, until the end or until it returns False."""
         connection = self._answering()
         while True:
-            self._check()
+            if self._stopped is not None:
+                raise CallStopped(self._stopped)
             data = connection.take()
             if data and not feed(data):
                 return
@@ -256,10 +261,6 @@ class Http1Call:
         if self._connection is None:
             raise RuntimeError("the call has no answer: begin it first, and close it last")
         return self._connection
-
-    def _check(self) -> None:
-        if self._stopped is not None:
-            raise CallStopped(self._stopped)
 
     async def _interruptible(self, waiting: Coroutine[Any, Any, T]) -> T:
         """Await work that `stop` can't interrupt through the connection."""

@@ -103,8 +103,10 @@ class EngineConnection(Http1Connection):
         self._wanted = wanted
         if wanted != "end":
             self._feed = None  # the relaying task was cancelled, and another goes on
-        self.resume()
-        return self._wait()
+        if self._paused:
+            self.resume()
+        self._waiter = waiter = self._loop.create_future()
+        return waiter
 
     def relay(self, feed: Feed, sink: ResponseSink) -> asyncio.Future[bool]:
         """Pass pieces to ``feed`` from now on; done with False where the sink is full and reading has stopped."""
@@ -141,7 +143,8 @@ class EngineConnection(Http1Connection):
             and not self.closed
             and not self.transport.get_write_buffer_size()  # the engine answered before it had read everything
         ):
-            self.resume()
+            if self._paused:
+                self.resume()
             return True
         self.abort()
         return False
