@@ -2,7 +2,7 @@
 
 from typing import Any
 
-OURS = ("ours", "ours-full", "ours-two", "ours-plain")
+OURS = ("ours", "ours-full", "ours-two")
 FULL = ("ours-full", "dynamo")
 
 CELLS: dict[str, dict[str, Any]] = {}

@@ -95,12 +95,11 @@ def direct(setting: Setting, start: Start) -> Gateway:
     return Gateway(setting.ports[0], [])
 
 
-def ours(setting: Setting, start: Start, *, tokenizer: bool = False, processes: int = 1, http: str = "fast") -> Gateway:
+def ours(setting: Setting, start: Start, *, tokenizer: bool = False, processes: int = 1) -> Gateway:
     port = free_port()
     penstock = shutil.which("penstock") or str(Path(sys.executable).with_name("penstock"))
     command = [penstock, "attach", *setting.urls, "--model", "tiny", "--set", f"frontend.port={port}"]
-    command += ["--set", f"frontend.processes={processes}", "--set", f"frontend.http={http}"]
-    command += ["--block-size", "64"]
+    command += ["--set", f"frontend.processes={processes}", "--block-size", "64"]
     if tokenizer:
         command += ["--tokenizer", str(setting.model)]
     process = start("penstock", command, PENSTOCK_STATE_DIR=str(setting.folder / "state"))
@@ -200,7 +199,6 @@ GATEWAYS: dict[str, Callable[[Setting, Start], Gateway]] = {
     "ours": ours,
     "ours-full": lambda setting, start: ours(setting, start, tokenizer=True),
     "ours-two": lambda setting, start: ours(setting, start, processes=2),
-    "ours-plain": lambda setting, start: ours(setting, start, http="plain"),
 }
 
 

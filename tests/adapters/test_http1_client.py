@@ -1,7 +1,9 @@
-"""Does the hand-written engine client do what the plain one does, whatever an engine sends, and cut however?"""
+"""Does the hand-written engine client do what one over aiohttp does, whatever an engine sends, and cut however?"""
 
 import asyncio
+import base64
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,8 +11,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock.adapters.engines.http.aiohttp_client import AiohttpEngineClient
 from penstock.adapters.engines.http.engine_call import (
+    COMMAND_MAX,
     CallStopped,
     EngineBroken,
     EngineCall,
@@ -19,6 +21,8 @@ from penstock.adapters.engines.http.engine_call import (
 )
 from penstock.adapters.engines.http.http1_client import Http1Client
 from penstock.kernel.errors import EngineError
+from tests.adapters.aiohttp_client import AiohttpEngineClient
+from tests.certificate import make_certificate
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 BOTH = pytest.mark.parametrize("kind", ["plain", "fast"])
@@ -32,7 +36,7 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 
 def client(kind: str, **options: Any) -> EngineCalls:
-    return AiohttpEngineClient(**options) if kind == "plain" else Http1Client(AiohttpEngineClient(**options), **options)
+    return AiohttpEngineClient(**options) if kind == "plain" else Http1Client(**options)
 
 
 class Raw:
@@ -64,7 +68,7 @@ class Raw:
 
 
 @asynccontextmanager
-async def engine(answers: list[bytes] | Handler) -> AsyncIterator[Raw]:
+async def engine(answers: list[bytes] | Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[Raw]:
     """Serve; a list means: answer each connection's next request with the next bytes."""
     left = list(answers) if isinstance(answers, list) else []
 
@@ -76,8 +80,9 @@ async def engine(answers: list[bytes] | Handler) -> AsyncIterator[Raw]:
         await reader.readexactly(1)
 
     raw = Raw(scripted if isinstance(answers, list) else answers)
-    server = await asyncio.start_server(raw.serve, "127.0.0.1", 0)
-    raw.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await asyncio.start_server(raw.serve, "127.0.0.1", 0, ssl=tls)
+    port = server.sockets[0].getsockname()[1]
+    raw.url = f"http://127.0.0.1:{port}" if tls is None else f"https://localhost:{port}"
     try:
         yield raw
     finally:
@@ -641,16 +646,152 @@ async def test_line_breaks_never_get_into_a_head() -> None:
     await calls.close()
 
 
-async def test_nodelay_and_rare_urls() -> None:
+async def test_nodelay_is_set() -> None:
     async with engine([unary(b"ok")]) as raw:
         calls = client("fast")
         call = post(calls, raw.url)
         await call.begin()
-        sock = call._connection._transport.get_extra_info("socket")  # type: ignore[attr-defined]
+        sock = call._connection.transport.get_extra_info("socket")  # type: ignore[attr-defined]
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
         call.close()
-        for url in ("https://127.0.0.1:1", "http://user:pass@127.0.0.1:1", "http://h:1/a b", "http://h:1/?q"):
-            assert type(post(calls, url)).__name__ == "AiohttpCall"
+        await calls.close()
+
+
+@BOTH
+async def test_a_user_in_a_url_goes_into_a_header(kind: str) -> None:
+    async with engine([unary(b"ok")]) as raw:
+        calls = client(kind)
+        await ask(calls, raw.url.replace("//", "//user:p%40ss@"))
+        lines = raw.requests[0].lower().split(b"\r\n")
+        assert b"authorization: basic " + base64.b64encode(b"user:p@ss").lower() in lines
+        assert f"host: {raw.url[7:]}".encode() in lines
+        await calls.close()
+
+
+async def test_a_url_that_no_request_line_may_have_is_unreachable() -> None:
+    calls = client("fast")
+    for url in (
+        "http://h:1/a b",
+        "http://h:1/?q",
+        "http://h:1/#f",
+        "http://h:x",
+        "http://h\u00e4:1",
+        "http://h:1/\r\nx: y",
+    ):
+        with pytest.raises(EngineUnreachable, match="no http or https URL"):
+            await ask(calls, url)
+    await calls.close()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def contexts(certificate: tuple[str, str]) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Return the server's context, and that of a client that trusts it."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(*certificate)
+    return server, ssl.create_default_context(cafile=certificate[0])
+
+
+@BOTH
+async def test_https_engines_stream_and_their_connections_are_kept(kind: str, certificate: tuple[str, str]) -> None:
+    served, trusting = contexts(certificate)
+    pieces = [b"z" * 70_000] * 40
+    stream = SSE + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+    async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for answer in (unary(b"ok"), stream, b"HTTP/1.1 200 OK\r\n\r\nto the end"):
+            await raw.request(reader)
+            writer.write(answer)
+
+    async with engine(closing, served) as raw:
+        calls = client(kind, tls=trusting)
+        assert (await ask(calls, raw.url, b"x" * 300_000))[2] == b"ok"
+        call, taker = post(calls, raw.url), Taker()
+        await call.begin()
+        await call.relay(taker.feed, taker)
+        call.close()
+        assert taker.got == b"".join(pieces)
+        assert (await ask(calls, raw.url))[2] == b"to the end"
+        assert raw.connections == 1 and f"host: {raw.url[8:]}".encode() in raw.requests[0].lower().split(b"\r\n")
+        await calls.close()
+
+
+@BOTH
+async def test_an_https_engine_without_a_trusted_certificate_is_unreachable(
+    kind: str, certificate: tuple[str, str]
+) -> None:
+    served, trusting = contexts(certificate)
+    async with engine([unary(b"ok")] * 3, served) as raw:
+        for calls, url in (
+            (client(kind), raw.url),  # nobody signed it
+            (client(kind, tls=trusting), raw.url.replace("localhost", "127.0.0.1")),  # it is another's
+            (client(kind, tls=trusting), raw.url.replace("https", "http")),
+        ):
+            with pytest.raises(EngineError):
+                await ask(calls, url)
+            await calls.close()
+        assert not raw.requests
+    async with engine([unary(b"ok")]) as plain:
+        calls = client(kind, tls=trusting)
+        with pytest.raises(EngineUnreachable):
+            await ask(calls, plain.url.replace("http://127.0.0.1", "https://localhost"))
+        await calls.close()
+
+
+@BOTH
+async def test_a_tls_handshake_has_the_connects_time_and_stop_ends_it(kind: str, certificate: tuple[str, str]) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    _, trusting = contexts(certificate)
+    async with engine(silent) as raw:
+        url = raw.url.replace("http://127.0.0.1", "https://localhost")
+        if kind == "fast":
+            calls = client(kind, tls=trusting, connect_timeout=0.1)
+            with pytest.raises(EngineUnreachable):
+                await ask(calls, url)
+            await calls.close()
+        calls = client(kind, tls=trusting)
+        call = post(calls, url)
+        beginning = asyncio.create_task(call.begin())
+        await asyncio.sleep(0.05)
+        call.stop("enough")
+        with pytest.raises(CallStopped):
+            await beginning
+        await calls.close()
+
+
+@BOTH
+async def test_a_command_returns_what_the_engine_says_or_that_it_says_nothing(kind: str) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.request(reader)
+        if len(raw.requests) == 2:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n")
+        await reader.readexactly(1)
+
+    async with engine([unary(b"done", b"202 Accepted"), unary(b"")]) as raw:
+        calls = client(kind)
+        assert await calls.command(raw.url, "/reset", 5.0) == (202, b"done")
+        assert await calls.command(raw.url + "/", "/reset", 5.0) == (200, b"")
+        assert (
+            raw.requests[0].startswith(b"POST /reset HTTP/1.1\r\n") and b"content-length: 0" in raw.requests[0].lower()
+        )
+        await calls.close()
+    async with engine(silent) as raw:
+        calls = client(kind)
+        for url in (raw.url, raw.url, "http://127.0.0.1:9"):
+            with pytest.raises(EngineUnreachable, match="no answer from"):
+                await calls.command(url, "/reset", 0.2)
+        await calls.close()
+
+
+async def test_of_a_commands_answer_so_much_is_read_and_no_more() -> None:
+    async with engine([unary(b"x" * (COMMAND_MAX + 100))]) as raw:
+        calls = client("fast")
+        assert await calls.command(raw.url, "/reset", 5.0) == (200, b"x" * COMMAND_MAX)
         await calls.close()
 
 

@@ -5,13 +5,14 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
-from penstock.adapters.engines.http.http1_client import open_calls
+from penstock.adapters.engines.http.engine_call import EngineCalls
+from penstock.adapters.engines.http.http1_client import Http1Client
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.config.settings.cluster_settings import ClusterSettings, EngineStatsSettings, ModelSettings, PoolSettings
 from penstock.config.settings.frontend_settings import FrontendSettings
@@ -30,8 +31,6 @@ from penstock.runtime.node.worker_observers import NOTHING
 
 _key: Any = getattr(web, "RequestKey", web.AppKey)
 ENGINE: Any = _key("engine", object)
-HTTP: Literal["fast", "plain"] = "fast"
-"""Which HTTP carries both sides of a stand; the suites run on both (`conftest.py`)."""
 Reply = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
@@ -43,6 +42,7 @@ class Engine:
         self.url = ""
         self.reply: Reply = answer_well
         self.bodies: list[bytes] = []
+        self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.resets = 0
         self.hung_up = asyncio.Event()
@@ -73,6 +73,7 @@ class Engine:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         self.bodies.append(raw)
+        self.paths.append(request.raw_path)
         self.headers.append({k.lower(): v for k, v in request.headers.items()})
         request[ENGINE] = self
         try:
@@ -170,11 +171,12 @@ async def stand(
     tokenizer: PromptTokenizer | None = None,
     card: dict[str, Any] | None = None,
     offset: int = 0,
+    calls: EngineCalls | None = None,
 ) -> AsyncIterator[Stand]:
     base = settings or ClusterSettings(
         models={"m": ModelSettings(tokenizer=None if tokenizer is None else "given", pools={"main": PoolSettings()})}
     )
-    frontend = msgspec.structs.replace(frontend or base.frontend, port=0, http=HTTP)
+    frontend = msgspec.structs.replace(frontend or base.frontend, port=0)
     base = msgspec.structs.replace(base, frontend=frontend)
     router = Router(base.router, name="router", seed=1)
     live = LiveDriver({"router": router})
@@ -216,7 +218,7 @@ async def stand(
         settings=base,
         cluster=NodeCluster(node),
         tickets=tickets,
-        engines=open_calls(HTTP == "fast", connect_timeout=5.0),
+        engines=calls or Http1Client(connect_timeout=5.0),
         tokenizers=dict.fromkeys(base.models, tokenizer),
         metrics=FrontendMetrics("router"),
         records=records,

@@ -11,7 +11,7 @@ REQUESTS = 20
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_leaves_nothing_to_the_collector(http: str, stream: bool) -> None:
+async def test_a_request_leaves_nothing_to_the_collector(stream: bool) -> None:
     async with stand() as s:
         for _ in range(5):  # what is made once is no matter
             await s.chat(stream=stream)

@@ -1,10 +1,11 @@
 """Does the hand-written server hold its own against clients that pipeline, dribble, smuggle, leave or want the rest?"""
 
 import asyncio
+import gzip
 import json
-import shutil
+import os
 import ssl
-import subprocess
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from aiohttp import web
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, SecuritySettings
 from penstock.frontend.http import http1_listener, http1_server
 from penstock.frontend.http.http1_head import answer_head
-from tests.conftest import skip_or_fail
+from tests.certificate import make_certificate
 from tests.frontend.raw import Answer, connect, read_answer
 from tests.frontend.stand import Stand, answer, answer_well, eventually, stand
 
@@ -112,9 +113,9 @@ async def test_many_requests_ahead_stop_the_reading_and_are_all_answered() -> No
         s.engines[0].reply = waiting
         reader, writer = await connect(s)
         writer.write(post() * 1500)
-        assert s.server._fast is not None
-        await eventually(lambda: any(c._paused for c in s.server._fast.connections))  # type: ignore[union-attr]
-        assert all(len(c._ahead) < 600_000 for c in s.server._fast.connections)
+        assert s.server._listener is not None
+        await eventually(lambda: any(c._paused for c in s.server._listener.connections))  # type: ignore[union-attr]
+        assert all(len(c._ahead) < 600_000 for c in s.server._listener.connections)
         release.set()
         async with asyncio.timeout(30):
             for _ in range(1500):
@@ -174,31 +175,88 @@ async def test_http_1_0_gets_no_chunks_and_the_connections_end() -> None:
         assert kept[0].headers["connection"] == "keep-alive" and kept[1].headers["connection"] == "close"
 
 
-async def test_every_other_request_is_the_plain_servers_and_the_connection_comes_back() -> None:
+async def test_every_other_request_is_aiohttps_and_the_connection_stays_ours() -> None:
     async with stand() as s:
-        found = await exchange(
-            s, post() + b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n" + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", 3
-        )
-        assert [a.status for a in found] == [200] * 3 and b'"m"' in found[1].body
-        reader, writer = await connect(s)
-        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert (await read_answer(reader)).status == 200
-        writer.write(post())
-        last = await read_answer(reader)
-        # The plain server answers it, once: the client's next connection is ours again.
-        assert last.status == 200 and last.headers["connection"] == "close" and await closed(reader)
-        writer.close()
-        for rare in ("expect: something", "content-encoding: gzip", "connection: upgrade\r\nupgrade: h2c"):
-            (found_rare,) = await exchange(s, post(BODY, *rare.split("\r\n")), 1)
-            assert found_rare.status in (200, 400, 417), rare
-        (query,) = await exchange(s, post(path="/v1/chat/completions?x=1"), 1)
-        assert query.status == 200 and "connection" not in query.headers
+        models = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+        health = b"GET /health HTTP/1.0\r\nhost: x\r\nconnection: keep-alive\r\n\r\n"
+        drain = b"POST /admin/drain HTTP/1.1\r\nhost: x\r\n"
+        sized = drain + b"content-length: 2\r\n\r\n{}"
+        chunked = drain + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n"
+        asked = models + post() + health + sized + post() + chunked + post() + models
+        for size in (len(asked), 7):
+            reader, writer = await connect(s)
+            for start in range(0, len(asked), size):
+                writer.write(asked[start : start + size])
+                await asyncio.sleep(0)
+            found = [await read_answer(reader) for _ in range(8)]
+            assert [a.status for a in found] == [200, 200, 200, 403, 200, 403, 200, 200], found
+            assert found[0].body == found[7].body and b'"m"' in found[0].body
+            assert [a.headers.get("connection") for a in found] == [None, None, "keep-alive", *[None] * 5]
+            assert s.server._listener is not None
+            (ours,) = s.server._listener.connections
+            await eventually(lambda: ours.idle and not s.server._runners[0].server.connections)  # noqa: B023
+            writer.write(b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" + post())
+            last = await read_answer(reader)
+            assert last.status == 200 and last.headers["connection"] == "close" and await closed(reader)
+            writer.close()
+        assert len(s.engines[0].bodies) == 6
+
+
+async def test_rare_requests_for_an_engine_are_served_here_too() -> None:
+    async with stand() as s:
+        (refused,) = await exchange(s, post(BODY, "expect: something"), 1)
+        assert refused.status == 417
+        (upgrade,) = await exchange(s, post(BODY, "connection: upgrade", "upgrade: h2c"), 1)
+        assert upgrade.status == 200 and upgrade.headers["connection"] == "close"
+        for path in ("/v1/chat/completions?x=1", "/v1/%63hat/completions", "http://x/v1/chat/completions"):
+            (found,) = await exchange(s, post(path=path), 1)
+            assert found.status == 200 and "connection" not in found.headers, path
+        (slash,) = await exchange(s, post(path="/v1%2fchat/completions"), 1)
+        assert slash.status == 404
+        (other,) = await exchange(s, b"GET /v1/chat/completions HTTP/1.1\r\nhost: x\r\n\r\n", 1)
+        assert other.status == 405 and other.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("length", [10, 300_000])
+async def test_compressed_bodies_are_unpacked(length: int) -> None:
+    body = json.dumps({"model": "m", "prompt": os.urandom(length).hex()}).encode()
+    limits = LimitSettings(body_max=2 * length + 1000)
+    bare = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    async with stand(frontend=FrontendSettings(limits=limits)) as s:
+        packed = {
+            "gzip": gzip.compress(body),
+            "deflate": zlib.compress(body),
+            "identity": body,
+            "GZIP": gzip.compress(body),
+        }
+        cases = [*packed.items(), ("deflate", bare.compress(body) + bare.flush())]
+        for coding, raw in cases:
+            (found,) = await exchange(s, post(raw, f"content-encoding: {coding}", path="/v1/completions"), 1)
+            assert found.status == 200 and s.engines[0].bodies[-1] == body, (coding, found)
+        reached = len(s.engines[0].bodies)
+        bomb = gzip.compress(b" " * (limits.body_max + 1))
+        for coding, raw, status in (
+            ("gzip", body, 400),
+            ("gzip", packed["gzip"][:-1], 400),
+            ("gzip", packed["gzip"] + b"x", 400),
+            ("br", body, 400),
+            ("gzip", bomb, 413),
+        ):
+            (found,) = await exchange(s, post(raw, f"content-encoding: {coding}", path="/v1/completions"), 1)
+            assert found.status == status, (coding, found)
+        assert len(s.engines[0].bodies) == reached
 
 
 async def test_proxied_routes_are_served_here_too() -> None:
-    async with stand() as s:
-        (found,) = await exchange(s, post(b'{"model":"m","input":"x"}', path="/v1/embeddings"), 1)
-        assert found.status == 200 and "connection" not in found.headers
+    routes = ("/v1/embeddings", "/v1/jobs/{job}/run")
+    async with stand(frontend=FrontendSettings(proxied_routes=routes)) as s:
+        for path in ("/v1/embeddings", "/v1/jobs/7/run", "/v1/jobs/a%20b%3Fc/run"):
+            (found,) = await exchange(s, post(b'{"model":"m","input":"x"}', path=path), 1)
+            assert found.status == 200 and "connection" not in found.headers
+            assert s.engines[0].paths[-1] == path  # an escape stays one: it must not become a query
+        for path in ("/v1/jobs/run", "/v1/jobs/a/b/run", "/v1/jobs//run"):
+            (found,) = await exchange(s, post(b'{"model":"m","input":"x"}', path=path), 1)
+            assert found.status == 404
 
 
 SMUGGLED = b"GET /admin/status HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -308,8 +366,8 @@ async def test_who_dribbles_or_sleeps_is_closed(monkeypatch: pytest.MonkeyPatch)
         writer.write(post())
         assert (await read_answer(used)).status == 200 and await closed(used)
         writer.close()
-        assert s.server._fast is not None
-        await eventually(lambda: not s.server._fast.connections)  # type: ignore[union-attr]
+        assert s.server._listener is not None
+        await eventually(lambda: not s.server._listener.connections)  # type: ignore[union-attr]
 
 
 async def test_an_answer_before_the_bodys_end_is_seen_and_ends_the_connection() -> None:
@@ -370,9 +428,9 @@ async def test_a_client_that_leaves_leaves_nothing_behind() -> None:
             if data == post(STREAM):
                 await reader.readuntil(b"t3 ")
             else:
-                await eventually(lambda: any(not c.idle for c in s.server._fast.connections))  # type: ignore[union-attr]
+                await eventually(lambda: any(not c.idle for c in s.server._listener.connections))  # type: ignore[union-attr]
             writer.transport.abort()
-            await eventually(lambda: not s.server._fast.connections and not s.service.gate.inflight)  # type: ignore[union-attr]
+            await eventually(lambda: not s.server._listener.connections and not s.service.gate.inflight)  # type: ignore[union-attr]
         async with asyncio.timeout(5):
             await s.engines[0].hung_up.wait()
         await eventually(lambda: s.records)
@@ -413,13 +471,7 @@ def test_headers_of_answers_have_no_line_breaks() -> None:
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[str, str]:
     """A certificate and its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        skip_or_fail("openssl", "there is no such command to make a certificate with")
-    key, cert = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
-    asked = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    subprocess.run([str(openssl), *asked.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
-    return cert, key
+    return make_certificate(tmp_path)
 
 
 async def test_tls_is_served_on_both_paths(certificate: tuple[str, str]) -> None:

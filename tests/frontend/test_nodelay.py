@@ -12,14 +12,10 @@ async def test_nodelay_is_set_on_both_sides() -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         async with http.post(f"{scene.server.url}/v1/chat/completions", json=body) as answer:
             assert answer.status == 200
-        if scene.server._fast is not None:
-            transports = [connection.transport for connection in scene.server._fast.connections]
-            origins = scene.service.engines._origins.values()  # type: ignore[attr-defined]
-            transports_up = [connection._transport for origin in origins for connection in origin._made]
-        else:
-            transports = [c.transport for runner in scene.server._runners for c in runner.server.connections]
-            pools = scene.service.engines._session.connector._conns.values()  # type: ignore[attr-defined]
-            transports_up = [protocol.transport for pool in pools for protocol, _ in pool]
+        assert scene.server._listener is not None
+        transports = [connection.transport for connection in scene.server._listener.connections]
+        origins = scene.service.engines._origins.values()  # type: ignore[attr-defined]
+        transports_up = [connection.transport for origin in origins for connection in origin._made]
         connections = [transport.get_extra_info("socket") for transport in transports]
         upstream = [transport.get_extra_info("socket") for transport in transports_up]
         assert connections and upstream

@@ -8,20 +8,17 @@ from typing import Any
 
 import pytest
 
-from penstock.config.settings.frontend_settings import FrontendSettings
 from penstock.frontend import http_server as servers
 from penstock.frontend.http_server import HttpServer
 from penstock.runtime.listen_address import bind
 from tests.frontend.stand import Stand, answer, eventually, stand
 
 
-@pytest.fixture(params=["fast", "plain"])
-async def handed(
-    request: pytest.FixtureRequest, monkeypatch: Any
-) -> AsyncIterator[tuple[Stand, HttpServer, list[socket.socket]]]:
+@pytest.fixture
+async def handed(monkeypatch: Any) -> AsyncIterator[tuple[Stand, HttpServer, list[socket.socket]]]:
     """A stand beside a second server on sockets that somebody else holds as well, as a supervisor does."""
     monkeypatch.setattr(servers, "LULL", 0.3)
-    async with stand(frontend=FrontendSettings(http=request.param)) as s:
+    async with stand() as s:
         held = bind("127.0.0.1", 0)
         server = HttpServer(s.service, [one.dup() for one in held])
         await server.start()

@@ -18,8 +18,8 @@ class Gaps:
 def streamed(times: list[float], output: int) -> tuple[TokenTiming, Gaps]:
     timing, gaps = TokenTiming(arrived=0.0), Gaps()
     timing.first = times[0]
-    for number, at in enumerate(times):
-        timing.chunk(at, number + 1)
+    timing.counted, timing.last = len(times), times[-1]
+    timing.chunks = [(at, 1) for at in times]
     timing.settle(output, gaps)  # type: ignore[arg-type]
     return timing, gaps
 

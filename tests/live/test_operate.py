@@ -236,10 +236,9 @@ def test_one_of_two_frontends_is_drained_under_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("http_server", ["fast", pytest.param("plain", marks=pytest.mark.slow)])
-def test_a_rolling_restart_under_load_fails_no_request(tmp_path: Path, processes: int, http_server: str) -> None:
+def test_a_rolling_restart_under_load_fails_no_request(tmp_path: Path, processes: int) -> None:
     arguments = ["--frontend.port", str(free_port()), "--frontend.processes", str(processes), *FAST]
-    arguments += ["--set", "models.sim.pools.main.replicas=2", "--set", f"frontend.http={http_server}"]
+    arguments += ["--set", "models.sim.pools.main.replicas=2"]
     with served(tmp_path, "up", *arguments) as cluster:
         before, family = {w["pid"] for w in workers(cluster).values()}, cluster.children()
         with load(cluster):

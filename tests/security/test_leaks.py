@@ -27,13 +27,13 @@ BEARER = {"authorization": f"Bearer {API}"}
 ROOT = {"authorization": f"Bearer {ADMIN}"}
 
 
-@pytest.fixture(scope="module", params=["fast", "plain"])
+@pytest.fixture(scope="module", params=["text", "json"])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("leaks")
     (folder / "c.yaml").write_text(
-        f"frontend: {{port: {free_port()}, processes: 2, http: {request.param},\n"
+        f"frontend: {{port: {free_port()}, processes: 2,\n"
         "           limits: {prompt_max: 4000, body_max: 100000}}\n"
-        f"logs: {{level: debug, format: {'json' if request.param == 'plain' else 'text'}}}\n"
+        f"logs: {{level: debug, format: {request.param}}}\n"
         "supervise: {restart_backoff: 0.2}\n"
         "models: {sim: {tokenizer: 'builtin:sim', pools: {main: {replicas: 2, sim: {timing: {speed_up: 10}}}}},\n"
         "         blind: {pools: {main: {replicas: 1, sim: {timing: {speed_up: 10}}}}}}\n"

@@ -46,7 +46,7 @@ NAMES = [
 ]
 
 
-async def test_no_odd_name_in_a_url_is_a_model_or_a_file(http: str) -> None:
+async def test_no_odd_name_in_a_url_is_a_model_or_a_file() -> None:
     async with stand() as s:
         for name in NAMES:
             for path in (
@@ -64,7 +64,7 @@ async def test_no_odd_name_in_a_url_is_a_model_or_a_file(http: str) -> None:
         assert (await s.chat()).status == 200
 
 
-async def test_no_odd_name_in_a_body_is_a_model(http: str) -> None:
+async def test_no_odd_name_in_a_body_is_a_model() -> None:
     async with stand() as s:
         for name in NAMES:
             for path, fields in (

@@ -30,11 +30,10 @@ def program() -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("http", ["fast", "plain"])
-def test_answers_conform_to_the_description(tmp_path: Path, http: str) -> None:
+def test_answers_conform_to_the_description(tmp_path: Path) -> None:
     fuzzer = program()
     (tmp_path / "c.yaml").write_text(
-        f"frontend: {{port: 0, http: {http}}}\n"
+        "frontend: {port: 0}\n"
         "models: {sim: {tokenizer: 'builtin:sim', pools: {main: {replicas: 2, sim: {timing: {speed_up: 100}}}}}}\n"
     )
     with served(tmp_path, "up", "c.yaml") as cluster:

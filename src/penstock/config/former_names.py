@@ -41,6 +41,7 @@ FORMER: dict[str, str] = {
     "frontend.tokenize.cache_entries": "is fixed at 65536",
     "frontend.upstream.connections_max": "is fixed at 4096",
     "frontend.keep_alive": "is fixed at 75 s",
+    "frontend.http": "is gone: one HTTP/1.1 server and one client, with TLS, carry every request",
     "frontend.drain_timeout": "is supervise.drain_timeout now, of engines and frontends",
     "frontend.heartbeat": "is fixed at 15 s",
     "frontend.context_types_max": "is fixed at 16",

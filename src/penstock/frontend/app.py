@@ -13,8 +13,7 @@ from penstock.frontend.admin import (
     settings_routes,
     timeseries_api,
 )
-from penstock.frontend.http.aiohttp_server import routed
-from penstock.frontend.http.middleware import Handler, for_admins, mark_response, outermost, with_key
+from penstock.frontend.http.middleware import Handler, for_admins, give_back, mark_response, outermost, with_key
 from penstock.frontend.http.request_context import GATE, expect_continue
 from penstock.frontend.http.request_guard import Handler as Routed
 from penstock.frontend.openai import completions, models, passthrough
@@ -32,15 +31,14 @@ def routed_handlers(service: Service) -> dict[str, Routed]:
 
 
 def public_app(service: Service, *, with_admin: bool) -> web.Application:
-    """Make the public application.
+    """Make the public application: every route but those of `routed_handlers`.
 
     Args:
         with_admin: serve the admin routes here as well; false where they have a port of their own.
     """
     app = _bare(service)
-    post, get = app.router.add_post, app.router.add_get
-    for path, handler in routed_handlers(service).items():
-        post(path, routed(handler), expect_handler=expect_continue)
+    app.on_response_prepare.append(give_back)
+    get = app.router.add_get
     get("/v1/models", with_key(models.list_models))
     get("/v1/models/{model:.+}", with_key(models.one_model))
     get("/health", models.health)

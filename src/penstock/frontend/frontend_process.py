@@ -16,7 +16,7 @@ from pathlib import Path
 
 import uvloop
 
-from penstock.adapters.engines.http.http1_client import open_calls
+from penstock.adapters.engines.http.http1_client import Http1Client
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.adapters.telemetry.otel_tracer import OtelTracer
 from penstock.config.reading.load import load_resolved
@@ -96,9 +96,7 @@ async def _serve(
         settings=settings,
         cluster=NodeCluster(node),
         tickets=node.tickets,
-        engines=open_calls(
-            settings.frontend.http == "fast", connect_timeout=settings.frontend.upstream.connect_timeout
-        ),
+        engines=Http1Client(connect_timeout=settings.frontend.upstream.connect_timeout),
         tokenizers=tokenizers,
         metrics=FrontendMetrics(node.name, settings.router.migration.limit),
         tracer=OtelTracer(settings.frontend.otlp_endpoint),

@@ -7,7 +7,6 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from aiohttp import web
 
@@ -55,7 +54,7 @@ class HttpServer:
         self._tls: ssl.SSLContext | None = None
         self._runners: list[web.AppRunner] = []
         self._sites: list[web.SockSite] = []
-        self._fast: Http1Listener | None = None
+        self._listener: Http1Listener | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -70,11 +69,7 @@ class HttpServer:
         public = public_app(self.service, with_admin=frontend.admin_port is None)
         sockets = self._given or bound_sockets(frontend.host, frontend.port, shared=frontend.processes > 1)
         self._tls, self._public = tls, sockets
-        if frontend.http == "fast":
-            self.url = await self._listen_fast(public, sockets, tls)
-        else:
-            self.url = await self._listen(public, sockets, tls)
-        self._public_runner = self._runners[0]
+        self.url = await self._listen_public(public, sockets, tls)
         self.own_url = await self._listen(admin_app(self.service), bound_sockets("127.0.0.1", 0))
         self._sites.pop()  # peers read this process until the end: its counts must not be missing
         self.admin_url = self.url
@@ -89,8 +84,8 @@ class HttpServer:
         """Take no new requests and let running ones finish; return whether all did within ``timeout`` seconds."""
         self.service.gate.draining = True
         # Load balancers that still hold a connection get 503; new connections are refused.
-        if self._fast is not None:
-            self._fast.drain()
+        if self._listener is not None:
+            self._listener.drain()
         await self._stop_accepting()
         try:
             await asyncio.wait_for(self.service.gate.idle.wait(), timeout)
@@ -134,23 +129,23 @@ class HttpServer:
                     waiting.append(bound.accept()[0])
             bound.close()
         loop = asyncio.get_running_loop()
-        factory: Any = self._public_runner.server if self._fast is None else self._fast.connection
+        assert self._listener is not None
         for connection in waiting:
             connection.setblocking(False)
             try:
-                await loop.connect_accepted_socket(factory, connection, ssl=self._tls)
+                await loop.connect_accepted_socket(self._listener.connection, connection, ssl=self._tls)
             except OSError as error:
                 log.info("a client that waited is gone: %s", error)
 
     @property
     def _open(self) -> int:
         """Connections of clients."""
-        count = len(self._fast.connections) if self._fast is not None else 0
+        count = len(self._listener.connections) if self._listener is not None else 0
         return count + sum(len(runner.server.connections) for runner in self._runners if runner.server is not None)
 
     async def _stop_accepting(self) -> None:
-        if self._fast is not None:
-            self._fast.stop_accepting()
+        if self._listener is not None:
+            self._listener.stop_accepting()
         for site in self._sites:
             await site.stop()
         self._sites.clear()
@@ -160,31 +155,30 @@ class HttpServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._fast is not None:
-            await self._fast.close()
+        if self._listener is not None:
+            await self._listener.close()
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()
 
-    async def _listen(
-        self, app: web.Application, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None
-    ) -> str:
+    async def _listen(self, app: web.Application, sockets: Sequence[socket.socket]) -> str:
         runner = await self._runner(app)
         for bound in sockets:
-            site = web.SockSite(runner, bound, ssl_context=tls, backlog=BACKLOG)
+            site = web.SockSite(runner, bound, backlog=BACKLOG)
             await site.start()
             self._sites.append(site)
-        return url_of(sockets[0], tls)
+        return url_of(sockets[0], None)
 
-    async def _listen_fast(
+    async def _listen_public(
         self, app: web.Application, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None
     ) -> str:
-        """Listen with the hand-written server; the plain one is behind it without an address of its own."""
+        """Listen with the hand-written server; aiohttp's is behind it without an address of its own."""
         runner = await self._runner(app)
         assert runner.server is not None
         loop = asyncio.get_running_loop()
-        self._fast = Http1Listener(ListenerState(self.service.gate, routed_handlers(self.service), runner.server, loop))
-        await self._fast.start(sockets, tls=tls, backlog=BACKLOG)
+        state = ListenerState(self.service.gate, routed_handlers(self.service), runner.server, loop)
+        self._listener = Http1Listener(state)
+        await self._listener.start(sockets, tls=tls, backlog=BACKLOG)
         return url_of(sockets[0], tls)
 
     async def _runner(self, app: web.Application) -> web.AppRunner:

@@ -8,6 +8,7 @@ from penstock.frontend.service import Service
 def tune(service: Service, settings: ClusterSettings) -> None:
     """Use other settings from now on; running requests keep the decisions made for them."""
     before, service.settings = service.settings, settings
+    service.exchanges.settings = settings
     service.gate.use(settings.frontend)
     if settings.logs.level != before.logs.level:
         logs.set_level(settings.logs.level)

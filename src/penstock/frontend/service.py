@@ -71,7 +71,7 @@ class Service:
             frontend,
             self.metrics,
             PeerGuard(self.secret),
-            routed_paths=frozenset((*PATHS.values(), *frontend.proxied_routes)),
+            routes=frozenset((*PATHS.values(), *frontend.proxied_routes)),
             new_id=self.new_id,
         )
         self.catalog = ModelCatalog(self.cluster, self.tokenizers, caching=frontend.tokenize.cache_bytes > 0)
@@ -89,7 +89,7 @@ class Service:
             metrics=self.metrics,
             attempts=self.open_attempts,
             stages=self.handoffs,
-            live_settings=lambda: self.settings,
+            settings=self.settings,
             first_token=self.timeline_store.first,
         )
         self.tickets.listen(self._carry_out)
@@ -118,7 +118,6 @@ class Service:
             self.metrics.dispatched(effect)
             self.decisions.write(self.history.decided(effect.decision))
         elif isinstance(effect, Closed):
-            self.metrics.closed(effect)
             self.history.closed(effect)
             self.handoffs.closed(effect)
         elif isinstance(effect, Release):

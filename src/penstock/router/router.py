@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.kernel.block_runs import plain
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Woken
+from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken
 from penstock.kernel.values import RequestId, Slo, Target
 from penstock.router import events, settings_change
 from penstock.router.kv_index import kv_event_handlers
@@ -93,7 +93,10 @@ class Router(RouterState):
         HANDLERS[type(event)](self, now, event)
         while self.freed:
             pump(self, now, self.pools[self.freed.popitem()[0]])
-        self.arm()
+        timers = self.timers
+        if timers and (self.armed is None or timers[0][0] < self.armed):
+            self.armed = timers[0][0]
+            self.out.append(Wake(at=self.armed))
         return self.out
 
     def status(self, now: Nanos) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.kernel.machine import Effect, Nanos, Wake
+from penstock.kernel.machine import Effect, Nanos
 from penstock.kernel.values import RequestId, Slo, Target
 from penstock.router.events import Abort, OperatorNote, Placement, Publish
 from penstock.router.model_pool import ModelPool
@@ -124,7 +124,7 @@ class RouterState:
             router=owner,
             osl_blocks=left,
         )
-        if owner != HEDGE:
+        if self.shared and owner != HEDGE:
             session = None if owner else event.preferences.session
             name = self.leg_id(event.id) if owner else event.id
             more = {"cached": cached, "osl": max(0, osl - request.tokens)}
@@ -146,11 +146,13 @@ class RouterState:
     def release(self, request: RoutedRequest, pool: ModelPool) -> None:
         """Take its load off its target."""
         if request.on_worker and request.target is not None:
-            pool.active.end(request.id)
+            id = request.event.id
+            pool.active.end(id)
             if request.hedge is not None:
-                pool.active.end(request.id, HEDGE)
+                pool.active.end(id, HEDGE)
                 request.hedge = None
-            self.publish(pool, request.id, "ended", request.target)
+            if self.shared:
+                self.publish(pool, id, "ended", request.target)
             self.freed[pool.model] = None
 
     # --- time -------------------------------------------------------------------------------------------------------
@@ -171,9 +173,3 @@ class RouterState:
             _, kind, key = heapq.heappop(self.timers)
             found.append((kind, key))
         return found
-
-    def arm(self) -> None:
-        """Ask for a wake where the earliest timer is earlier than what is armed."""
-        if self.timers and (self.armed is None or self.timers[0][0] < self.armed):
-            self.armed = self.timers[0][0]
-            self.out.append(Wake(at=self.armed))

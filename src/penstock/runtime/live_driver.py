@@ -79,7 +79,21 @@ class LiveDriver:
             while self._queue:
                 name, item = self._queue.popleft()
                 try:
-                    self._handle(name, item)
+                    now = self.now()
+                    self.events_handled += 1
+                    effects = self.machines[name].handle(now, item)
+                    if self._watch is not None:
+                        self._watch(now, name, item, effects)
+                    for effect in effects:
+                        carrier = self._carriers.get(type(effect))
+                        if carrier is not None:
+                            carrier(now, name, effect)
+                        elif isinstance(effect, Wake):
+                            self._wake(name, effect.at)
+                        elif isinstance(effect, Send):
+                            self._queue.append((effect.machine, effect.message))
+                        else:
+                            raise KeyError(type(effect))
                 except Exception as error:
                     self.faults += 1
                     log.exception("machine %s failed on %s", name, type(item).__name__)
@@ -95,23 +109,6 @@ class LiveDriver:
         for handle in self._wakes.values():
             handle.cancel()
         self._wakes.clear()
-
-    def _handle(self, name: str, event: Event) -> None:
-        now = self.now()
-        self.events_handled += 1
-        effects = self.machines[name].handle(now, event)
-        if self._watch is not None:
-            self._watch(now, name, event, effects)
-        for effect in effects:
-            carrier = self._carriers.get(type(effect))
-            if carrier is not None:
-                carrier(now, name, effect)
-            elif isinstance(effect, Wake):
-                self._wake(name, effect.at)
-            elif isinstance(effect, Send):
-                self._queue.append((effect.machine, effect.message))
-            else:
-                raise KeyError(type(effect))
 
     def _wake(self, name: str, at: Nanos) -> None:
         pending = self._wakes.pop(name, None)

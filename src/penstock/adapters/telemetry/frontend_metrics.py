@@ -139,6 +139,7 @@ class FrontendMetrics(MetricNamesOf):
         self.migration_limit = migration_limit
         self._context_types: set[str] = set()
         self._models: dict[str, _OfModel] = {}
+        self._stages: dict[str, Observations] = {}
         self._of_router = _OfRouter(self, router)
         self._active: dict[str, int] = {}
         self._queued: dict[str, int] = {}
@@ -190,12 +191,11 @@ class FrontendMetrics(MetricNamesOf):
 
     def stage(self, name: str, took: float) -> None:
         """A stage of a request took so many seconds."""
-        if name == "template":
-            self.template.observe(took)
-        elif name == "tokenize":
-            self.tokenize.observe(took)
-        else:
-            self.stages.observe(took, name)
+        observed = self._stages.get(name)
+        if observed is None:
+            own = {"template": self.template, "tokenize": self.tokenize}.get(name)
+            observed = self._stages[name] = self.stages.of(name) if own is None else own.of()
+        observed.observe(took)
 
     def dispatched(self, effect: Dispatch) -> None:
         """The router sent a request to a worker."""

@@ -60,11 +60,17 @@ class Counter(MetricFamily):
 
     def add(self, *labels: str, by: float = 1.0) -> None:
         """Count up."""
-        self.of(*labels).value += by
+        cell = self.cells.get(labels)
+        if cell is None:
+            cell = self.of(*labels)
+        cell.value += by
 
     def set(self, *labels: str, to: float) -> None:
         """Take over a count that is made elsewhere."""
-        self.of(*labels).value = to
+        cell = self.cells.get(labels)
+        if cell is None:
+            cell = self.of(*labels)
+        cell.value = to
 
     def get(self, *labels: str) -> float:
         cell = self.cells.get(labels)
@@ -107,7 +113,7 @@ class Histogram(MetricFamily):
         return child
 
     def observe(self, value: float, *labels: str) -> None:
-        self.of(*labels).observe(value)
+        (self._children.get(labels) or self.of(*labels)).observe(value)
 
     def lines(self) -> Iterable[str]:
         ends = [_number(bucket) for bucket in self.buckets] + ["+Inf"]

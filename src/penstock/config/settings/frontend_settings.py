@@ -3,7 +3,7 @@
 They are here and not in `penstock.frontend` because config may look only at pure rooms; the frontend imports them.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from penstock.kernel.settings import Knob, Settings
 
@@ -133,13 +133,6 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
             le=64,
         ),
     ] = 1
-    http: Annotated[
-        Literal["fast", "plain"],
-        Knob(
-            "What carries routed requests: fast is the hand-written HTTP/1.1 of this project, plain the library behind "
-            "all other routes, which needs several times the CPU."
-        ),
-    ] = "fast"
     limits: LimitSettings = LimitSettings()
     security: SecuritySettings = SecuritySettings()
     tokenize: TokenizeSettings = TokenizeSettings()

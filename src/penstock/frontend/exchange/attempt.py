@@ -11,6 +11,7 @@ from penstock.adapters.engines.http.engine_call import CallStopped, EngineBroken
 from penstock.frontend.exchange.client_answer import ClientAnswer
 from penstock.frontend.exchange.open_attempts import GONE_SILENCE, WorkerAbsence
 from penstock.frontend.exchange.response_metadata import before_end, marks, with_nvext
+from penstock.frontend.exchange.token_timing import CHUNKS_MAX
 from penstock.frontend.exchange.upstream_request import engine_body, engine_headers, error_text
 from penstock.frontend.exchange.usage import gave_up, usage_of
 from penstock.frontend.prompt.context_overflow import refusal_body
@@ -183,7 +184,7 @@ class Attempt:
         if not tap.started and answer.job.parsed is not None:
             # An ending engine answers so: no token, no reason, only the end mark.
             return AttemptLost("the engine's stream ended without any output")
-        if not self._speak():
+        if answer.speaker is not self.dispatch and not self._speak():
             return False
         rest = self._buffered + tap.rest()
         if not answer.caller.begun:  # a stream of another dialect, without a byte
@@ -220,7 +221,12 @@ class Attempt:
                 self._open()
         if self.transcript is not None:
             out = self.transcript.take(out)
-        timing.chunk(now, tap.tokens)
+        fresh = tap.tokens - timing.counted
+        if fresh > 0:
+            timing.counted = tap.tokens
+            timing.last = now
+            if len(timing.chunks) < CHUNKS_MAX:
+                timing.chunks.append((now, fresh))
         if self._track_output:
             grown = tap.tokens // answer.resolved.block_size
             if grown > self._grown:

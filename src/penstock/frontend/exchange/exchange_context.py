@@ -12,12 +12,12 @@ from penstock.frontend.exchange.prefill_stages import PrefillStages
 from penstock.frontend.prompt.model_catalog import ModelCatalog
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ExchangeContext:
     """Shared by all exchanges.
 
     Args:
-        live_settings: returns the settings as they are now.
+        settings: as they are now.
         first_token: takes the TTFT of an answer, in seconds, when its first token goes out.
     """
 
@@ -27,9 +27,5 @@ class ExchangeContext:
     metrics: FrontendMetrics
     attempts: OpenAttempts
     stages: PrefillStages
-    live_settings: Callable[[], ClusterSettings]
+    settings: ClusterSettings
     first_token: Callable[[float], None]
-
-    @property
-    def settings(self) -> ClusterSettings:
-        return self.live_settings()

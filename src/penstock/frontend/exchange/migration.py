@@ -53,6 +53,13 @@ _GUIDES = (
     "json_schema",
 )
 _OTHERWISE = ("suffix", "echo", "use_beam_search", "logits_processors", "truncate_prompt_tokens", "prompt_embeds")
+_RARE = frozenset(
+    {
+        *("n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs", "response_format", "seed", "tools"),
+        *("frequency_penalty", "presence_penalty", "repetition_penalty", *_GUIDES, *_OTHERWISE),
+    }
+)
+"""Every field that may forbid it; most requests have none of them."""
 
 
 class MigrationImpossible(Exception):
@@ -79,6 +86,8 @@ def obstacle(job: UpstreamRequest) -> str | None:
     if parsed is None:
         return "routes that are passed on as they are do not go on elsewhere"
     fields = parsed.fields
+    if _RARE.isdisjoint(fields):
+        return _unlike_text(parsed)
     if any((fields.get(name) or 1) != 1 for name in ("n", "best_of")):
         return "it asks for several answers"
     if fields.get("logprobs") or fields.get("top_logprobs") or fields.get("prompt_logprobs") is not None:

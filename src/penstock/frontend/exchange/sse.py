@@ -114,10 +114,10 @@ class SseTap:
             self.tokens += data.count(self._separator)
             return data
         separator = self._separator
-        parts = data.split(separator)
-        parts.pop()
-        out = [self._event(part + separator) for part in parts]
-        return b"".join(out)
+        out = b""
+        for part in data.split(separator)[:-1]:
+            out += self._event(part + separator)
+        return out
 
     def _event(self, event: bytes) -> bytes:
         """Decode one event and return it, or b"" where it is not for the client."""
@@ -127,7 +127,7 @@ class SseTap:
         payload = event.strip()
         if not payload.startswith(b"data:"):
             return event  # a comment or another field of the protocol
-        if self._is_end(payload):
+        if _DONE in payload and self._is_end(payload):
             return event
         if self.started and not self._matters(payload):
             self.tokens += 1
@@ -180,10 +180,11 @@ class SseTap:
             self.error = error if isinstance(error, dict) else {"message": str(error)}
             self.unsaid += event
             return True
-        if any(isinstance(c, dict) and c.get("finish_reason") in self._gave_up for c in choices or ()):
-            # Not requested here: the engine is being stopped, or an operator ended the request there.
-            self.error = {"message": "the engine aborted the request"}
-            return True
+        for choice in choices or ():
+            if isinstance(choice, dict) and choice.get("finish_reason") in self._gave_up:
+                # Not requested here: the engine is being stopped, or an operator ended the request there.
+                self.error = {"message": "the engine aborted the request"}
+                return True
         return False
 
 
@@ -230,6 +231,8 @@ def _has_output(choices: Any) -> bool:
         if choice.get("finish_reason") or choice.get("text") or choice.get("token_ids"):
             return True
         delta = choice.get("delta")
-        if isinstance(delta, dict) and any(value for key, value in delta.items() if key != "role"):
-            return True
+        if isinstance(delta, dict):
+            for key, value in delta.items():
+                if value and key != "role":
+                    return True
     return False

@@ -21,18 +21,10 @@ class TokenTiming:
     last: float | None = None
     output: int = 0
     cached: int | None = None
-    _counted: int = 0
-    _chunks: list[tuple[float, int]] = field(default_factory=list)
-
-    def chunk(self, now: float, counted: int) -> None:
-        """The stream reached ``counted`` pieces of output: a chunk of k of them is k gaps of a k-th each."""
-        fresh = counted - self._counted
-        if fresh <= 0:
-            return
-        self._counted = counted
-        self.last = now
-        if len(self._chunks) < CHUNKS_MAX:
-            self._chunks.append((now, fresh))
+    counted: int = 0
+    """Pieces of output so far."""
+    chunks: list[tuple[float, int]] = field(default_factory=list)
+    """When each chunk came, and how many pieces it has: k of them are k gaps of a k-th each. At most `CHUNKS_MAX`."""
 
     def settle(self, output: int, gaps: Observations) -> None:
         """The whole output is known to be so many tokens: weigh the chunks by it, and observe the gaps.
@@ -41,19 +33,19 @@ class TokenTiming:
         count from usage is then spread over the pieces evenly.
         """
         self.output = output
-        if self._counted and output != self._counted:
+        if self.counted and output != self.counted:
             done = spread = 0
             weighed: list[tuple[float, int]] = []
-            for at, pieces in self._chunks:
+            for at, pieces in self.chunks:
                 done += pieces
-                tokens = round(done * output / self._counted) - spread
+                tokens = round(done * output / self.counted) - spread
                 spread += tokens
                 if tokens or not weighed:  # the first chunk is where the first token was, whatever its share
                     weighed.append((at, max(tokens, 1)))
-            self._chunks = weighed
+            self.chunks = weighed
         before = self.first
         observed: list[tuple[float, int]] = []
-        for at, tokens in self._chunks:
+        for at, tokens in self.chunks:
             if before is None or at == self.first:
                 if tokens > 1:
                     observed.append((0.0, tokens - 1))
@@ -75,9 +67,9 @@ class TokenTiming:
     @property
     def itl(self) -> float | None:
         """Mean gap between output tokens; None below 2."""
-        if self.first is None or len(self._chunks) < 2:
+        if self.first is None or len(self.chunks) < 2:
             return None
-        return (self._chunks[-1][0] - self.first) / max(1, sum(tokens for _, tokens in self._chunks) - 1)
+        return (self.chunks[-1][0] - self.first) / max(1, sum(tokens for _, tokens in self.chunks) - 1)
 
     @property
     def e2e(self) -> float | None:
@@ -88,4 +80,4 @@ class TokenTiming:
         """Sum up the gaps."""
         if self.first is None:
             return None
-        return summarise_gaps([(at - self.first, tokens) for at, tokens in self._chunks])
+        return summarise_gaps([(at - self.first, tokens) for at, tokens in self.chunks])

@@ -1,4 +1,6 @@
-"""Chunked request body of the hand-written server: llhttp parses it; bytes after its end go to the next request."""
+"""Request bodies of the hand-written server: chunked ones, parsed by llhttp, and compressed ones."""
+
+import zlib
 
 import httptools
 
@@ -9,7 +11,7 @@ _CUTS_MAX = 64
 
 
 class ChunkedBody:
-    """A body being read.
+    """A body being read; bytes after its end are left to the next request.
 
     Args:
         head: the request's head, for the parser.
@@ -89,3 +91,25 @@ class ChunkedBody:
 
     def on_message_complete(self) -> None:
         self.done = True
+
+
+def decompressed(body: bytes, coding: str, limit: int) -> bytes:
+    """Return a body without its content-encoding, cut above ``limit`` bytes.
+
+    Raises:
+        BadHead: it is not of that coding, or the coding is not understood here.
+    """
+    if coding == "gzip":
+        bits = 16 + zlib.MAX_WBITS
+    elif coding == "deflate":  # zlib's, by the standard; some clients leave its head away
+        bits = zlib.MAX_WBITS if body[:1] and body[0] & 0xF == 8 else -zlib.MAX_WBITS
+    else:
+        raise BadHead(400, f"the content encoding {coding[:100]!r} is not understood here")
+    reader = zlib.decompressobj(bits)
+    try:
+        data = reader.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise BadHead(400, f"the body is not {coding}: {error}") from None
+    if len(data) <= limit and (not reader.eof or reader.unused_data):
+        raise BadHead(400, f"the body does not end as {coding} does")
+    return data

@@ -5,9 +5,6 @@ from typing import Any, Protocol
 
 from penstock.frontend.http.http1_head import RequestHead, answer_head, has_body
 
-_JOINED_MAX = 64 * 1024
-"""Largest body that is copied behind its head; a larger one is written separately."""
-
 
 class CarryingConnection(Protocol):
     """The connection that carries an exchange: `penstock.frontend.http.http1_server.ClientConnection`."""
@@ -18,6 +15,7 @@ class CarryingConnection(Protocol):
     keep_alive: bool
     body_read: bool
 
+    def send(self, head: bytes, body: bytes) -> None: ...
     async def body(self) -> bytes: ...
     async def drained(self) -> None: ...
 
@@ -83,12 +81,8 @@ class Http1Exchange:
             more = f"content-length: {len(body)}\r\n{self._ending(close)}"
         head = answer_head(status, headers, self.id, more)
         self._over = True
-        if connection.closed:
-            return
-        if len(body) <= _JOINED_MAX:
-            self._transport.write(head + body)
-        else:
-            self._transport.writelines((head, body))
+        if not connection.closed:
+            connection.send(head, body)
 
     def open(self, status: int, headers: Mapping[str, str]) -> None:
         # An HTTP/1.0 client does not know chunks: the connection's end is the body's.

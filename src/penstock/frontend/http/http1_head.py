@@ -4,19 +4,22 @@ llhttp decides whether a head is well formed, so that what two parsers could und
 a transfer encoding, folded lines, bare line feeds) never gets further. An accepted head is plain enough to be split.
 """
 
+import re
 import time
 from collections.abc import Mapping
 from email.utils import formatdate
 from http import HTTPStatus
+from urllib.parse import unquote, urlsplit
 
 import httptools
 
-HEAD_MAX = 64 * 1024
-"""Most bytes of a request's head."""
+from penstock.adapters.http1_connection import header_lines
+
 FIELDS_MAX = 128
 """Most header lines of a request."""
 END = b"\r\n\r\n"
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
+_BARE = re.compile(r"[A-Za-z0-9_./-]*")
 _BODILESS = frozenset({204, 304})
 
 
@@ -33,7 +36,10 @@ class BadHead(Exception):
 
 
 class RequestHead:
-    """A request's head. Names of ``headers`` are lower case; of a name that comes twice the first counts."""
+    """A request's head. Names of ``headers`` are lower case; of a name that comes twice the first counts.
+
+    ``path`` is without its escapes, except where one stands for a character that must not stand in a path, or a slash.
+    """
 
     __slots__ = ("chunked", "headers", "http10", "keep_alive", "length", "method", "path")
 
@@ -50,25 +56,14 @@ class RequestHead:
         else:
             words = connection.lower()
             self.keep_alive = "keep-alive" in words if http10 else "close" not in words
-
-    @property
-    def ordinary(self) -> bool:
-        """Whether it has nothing rare that needs the plain server."""
-        headers = self.headers
-        return (
-            "upgrade" not in headers
-            and "content-encoding" not in headers
-            and headers.get("expect", "100-continue").lower() == "100-continue"
-        )
+        if "upgrade" in headers:  # no other protocol is spoken here, and later bytes may be of one
+            self.keep_alive = False
 
 
 class _HeadFlags:
     """What a parser reports; apart from its feeder, so that the two are no cycle that only the collector could free."""
 
-    __slots__ = ("head",)
-
-    def __init__(self) -> None:
-        self.head = False
+    head = False
 
     def on_headers_complete(self) -> None:
         self.head = True
@@ -83,13 +78,8 @@ class HeadCheck:
         self._flags = _HeadFlags()
         self._parser = httptools.HttpRequestParser(self._flags)
 
-    @property
-    def done(self) -> bool:
-        """Whether the head is complete."""
-        return self._flags.head
-
-    def feed(self, data: bytes) -> None:
-        """Take the next part, not beyond the head's end.
+    def feed(self, data: bytes) -> bool:
+        """Take the next part, not beyond the head's end; return whether the head is complete.
 
         Raises:
             BadHead: it is not HTTP.
@@ -97,9 +87,10 @@ class HeadCheck:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            return  # `read_head` decides about that
+            pass  # `read_head` decides about that
         except httptools.HttpParserError as error:
             raise BadHead(400, f"this is no HTTP request: {error}") from None
+        return self._flags.head
 
 
 def read_head(raw: bytes) -> RequestHead:
@@ -110,11 +101,10 @@ def read_head(raw: bytes) -> RequestHead:
     Raises:
         BadHead: it is malformed, of another version, or has too many lines.
     """
-    check = HeadCheck()
-    check.feed(raw)
+    done = HeadCheck().feed(raw)
     text = raw.decode("utf-8", "surrogateescape")
     lines = text.split("\r\n")
-    if not check.done or text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1:
+    if not done or text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1:
         raise BadHead(400, "this is no HTTP request: its lines do not end as they should")
     if len(lines) > FIELDS_MAX + 3:
         raise BadHead(431, f"the request has more than {FIELDS_MAX} header lines")
@@ -133,7 +123,22 @@ def read_head(raw: bytes) -> RequestHead:
     coding = headers.get("transfer-encoding")
     if coding is not None and (coding.lower() != "chunked" or version == "HTTP/1.0" or "content-length" in headers):
         raise BadHead(400, f"the transfer encoding {coding[:100]!r} is not understood here")
-    return RequestHead(method, target.partition("?")[0], headers, version == "HTTP/1.0")
+    path = target.partition("?")[0]
+    if path[:1] != "/" or "%" in path or "#" in path:
+        path = _plain(path)
+    return RequestHead(method, path, headers, version == "HTTP/1.0")
+
+
+def _plain(path: str) -> str:
+    """Return a path without the host, the fragment and the escapes that a client may have put there."""
+    if path[:1] != "/":  # a client that takes us for a proxy names the host too
+        try:
+            path = urlsplit(path).path or "/"
+        except ValueError:
+            return path
+    path = path.partition("#")[0]
+    bare = unquote(path)
+    return bare if _BARE.fullmatch(bare) and bare.count("/") == path.count("/") else path
 
 
 class _Clock:
@@ -163,14 +168,12 @@ def answer_head(status: int, headers: Mapping[str, str], id: str | None, more: s
         id: of the request.
         more: lines about framing, each with its end.
     Raises:
-        ValueError: a header has a line break in it.
+        ValueError: a header has a line break or a NUL in it.
     """
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    lines = header_lines(headers)
     marks = "" if id is None else f"x-request-id: {id}\r\nx-penstock-request-id: {id}\r\n"
     reason = _REASONS.get(status, "")
     text = f"HTTP/1.1 {status} {reason}\r\n{lines}{marks}server: penstock\r\ndate: {_clock.date()}\r\n{more}\r\n"
-    if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
-        raise ValueError("a header of an answer has a line break in it")
     return text.encode("utf-8", "surrogateescape")
 
 

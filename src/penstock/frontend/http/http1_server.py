@@ -1,7 +1,7 @@
 """Hand-written HTTP/1.1 server: reads requests from a connection and answers them one at a time, in order, for speed.
 
-Routed requests (`handlers`) are served here. Any other makes the connection the plain server's, from that request's
-first byte on. A connection that waits for its next request holds no parser, no task and no timer.
+Routed requests (`handlers`) are served here. Any other is answered by aiohttp, over a transport that is lent to it. A
+connection that waits for its next request holds no parser, no task and no timer.
 """
 
 import asyncio
@@ -11,11 +11,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock.adapters.http1_connection import HEAD_MAX, Http1Connection
 from penstock.frontend.http import request_context
 from penstock.frontend.http.error_responses import problem, rejected
-from penstock.frontend.http.http1_body import ChunkedBody
+from penstock.frontend.http.http1_body import ChunkedBody, decompressed
 from penstock.frontend.http.http1_exchange import Http1Exchange
-from penstock.frontend.http.http1_head import END, HEAD_MAX, BadHead, HeadCheck, RequestHead, answer_head, read_head
+from penstock.frontend.http.http1_head import END, BadHead, HeadCheck, RequestHead, answer_head, read_head
+from penstock.frontend.http.lent_transport import LentTransport
 from penstock.frontend.http.request_context import KEEP_ALIVE, LINGER, too_large
 from penstock.frontend.http.request_gate import RequestGate
 from penstock.frontend.http.request_guard import Handler, serve
@@ -26,6 +28,8 @@ HEAD_TIMEOUT = 20.0
 """Seconds that a head has to arrive, from its first byte on."""
 AHEAD_MAX = 64 * 1024
 """Bytes of following requests that are held while one is being answered; above it no more are read."""
+_AT_ONCE_MAX = 64 * 1024
+"""Largest compressed body that is unpacked on the event loop; a larger one goes to a thread."""
 
 
 class ConnectionState(enum.Enum):
@@ -46,20 +50,20 @@ class ListenerState:
     """What the connections of one listening address share.
 
     Args:
-        handlers: path -> the handler of POST.
-        plain: makes the protocol object of the plain server, which gets every other request's connection.
+        handlers: route of the gate -> the handler of POST.
+        other: makes the protocol object of the aiohttp server, which answers every other request.
     """
 
     def __init__(
         self,
         gate: RequestGate,
         handlers: Mapping[str, Handler],
-        plain: Callable[[], Any],
+        other: Callable[[], Any],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.gate = gate
         self.handlers = handlers
-        self.plain = plain
+        self.other = other
         self.loop = loop
         self.connections: set[ClientConnection] = set()
         self.draining = False
@@ -72,42 +76,38 @@ class ListenerState:
         return self.gate.settings.upstream.stall_timeout
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(Http1Connection):
     """One client's connection."""
 
     __slots__ = (
         "_ahead",
+        "_asks_for_state",
         "_body",
         "_caller",
         "_check",
         "_chunked",
+        "_coding",
         "_drainers",
         "_expects",
         "_left",
+        "_lent",
         "_listener",
         "_parts",
-        "_paused",
         "_refusal",
         "_state",
         "_task",
-        "_waiter",
         "body_read",
-        "closed",
-        "deadline",
         "full",
         "keep_alive",
-        "transport",
     )
 
     def __init__(self, listener: ListenerState) -> None:
+        super().__init__(listener.loop)
         self._listener = listener
-        self.transport: Any = None
-        self.closed = False
         self.full = False
         """Whether the client reads more slowly than we write."""
         self.keep_alive = True
         self.body_read = True
-        self.deadline = math.inf
         self._state = ConnectionState.IDLE
         self._ahead = b""
         """Bytes that are not parsed yet: a part of a head, or pipelined requests."""
@@ -115,14 +115,16 @@ class ClientConnection(asyncio.Protocol):
         self._caller: Http1Exchange | None = None
         self._parts: list[bytes] | None = None
         self._left = 0
+        self._lent: LentTransport | None = None
+        self._asks_for_state = False
+        """Whether the last request was not for an engine: such clients may ask on while this process drains."""
         self._expects = False
         self._check: HeadCheck | None = None
         self._chunked: ChunkedBody | None = None
+        self._coding: str | None = None
         self._refusal: Exception | None = None
         self._task: asyncio.Task[None] | None = None
-        self._waiter: asyncio.Future[None] | None = None
         self._drainers: list[asyncio.Future[None]] | None = None
-        self._paused = False
 
     @property
     def idle(self) -> bool:
@@ -132,7 +134,7 @@ class ClientConnection(asyncio.Protocol):
     # --- callbacks of the event loop --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
+        super().connection_made(transport)
         self._listener.connections.add(self)
         self.deadline = self._listener.loop.time() + self._listener.keep_alive
 
@@ -144,19 +146,22 @@ class ClientConnection(asyncio.Protocol):
             self._read_body(data)
         elif state is ConnectionState.ANSWER or state is ConnectionState.FLUSH:
             self._ahead += data
-            if len(self._ahead) > AHEAD_MAX and not self._paused:
-                self._paused = True
-                self.transport.pause_reading()
+            if len(self._ahead) > AHEAD_MAX:
+                self.pause()
 
     def pause_writing(self) -> None:
         self.full = True
         if self._caller is not None:
             self._caller.full = True
+        elif self._lent is not None:
+            self._lent.handler.pause_writing()
 
     def resume_writing(self) -> None:
         self.full = False
         if self._caller is not None:
             self._caller.full = False
+        elif self._lent is not None:
+            self._lent.handler.resume_writing()
         self._wake_drainers(None)
         if self._state is ConnectionState.FLUSH:
             self._next()
@@ -167,6 +172,8 @@ class ClientConnection(asyncio.Protocol):
         self._wake_drainers(ConnectionResetError("the client is gone"))
         if self._task is not None:
             self._task.cancel()
+        elif self._lent is not None:
+            self._lent.handler.connection_lost(error)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -186,13 +193,9 @@ class ClientConnection(asyncio.Protocol):
             end += len(END)
             raw = data[:end]
             head = read_head(raw)
-            if head.method == "POST" and head.ordinary:
-                handler = self._listener.handlers.get(head.path)
-                if handler is not None:
-                    return self._begin(head, handler, raw, data[end:])
         except BadHead as bad:
             return self._refuse(bad)
-        self._hand_over(data)
+        self._begin(head, raw, data[end:])
 
     def _part_of_head(self, data: bytes, fresh: bytes) -> None:
         self._ahead = data
@@ -204,18 +207,26 @@ class ClientConnection(asyncio.Protocol):
             self.deadline = self._listener.loop.time() + HEAD_TIMEOUT
         self._check.feed(fresh)  # bytes that are not HTTP are refused at once, not after the timeout
 
-    def _begin(self, head: RequestHead, handler: Handler, raw: bytes, rest: bytes) -> None:
-        """A routed request's head is here."""
+    def _begin(self, head: RequestHead, raw: bytes, rest: bytes) -> None:
+        """A request's head is here."""
         listener = self._listener
+        route = listener.gate.route(head.path) if head.method == "POST" else None
+        if route is None:
+            return self._lend(head, raw, rest)
         limit = listener.body_max
+        self._asks_for_state = False
         self.keep_alive = head.keep_alive and not listener.draining and not listener.gate.retiring
         self._refusal = None
-        self._expects = "expect" in head.headers
+        self._coding = head.headers.get("content-encoding")
+        expected = head.headers.get("expect")
+        self._expects = expected is not None
         length = head.length
         if head.chunked:
             self._chunked = ChunkedBody(raw, limit)
         elif length > limit:
             self._refusal = too_large(limit)
+        if expected is not None and expected.lower() != "100-continue":
+            self._refusal = rejected("only 100-continue is understood", code="expectation", status=417)
         if not head.chunked and len(rest) >= length:
             self._body = rest[:length]
             self._ahead = rest[length:]
@@ -231,9 +242,61 @@ class ClientConnection(asyncio.Protocol):
             if rest:
                 self._read_body(rest)
         caller = self._caller = Http1Exchange(self, head, listener.gate.request_id(head.headers), self._remote())
-        self._task = listener.loop.create_task(self._serve(caller, handler))
+        self._task = listener.loop.create_task(self._serve(caller, listener.handlers[route]))
+
+    def _lend(self, head: RequestHead, raw: bytes, rest: bytes) -> None:
+        """Have aiohttp answer a request; it gets that request's bytes and no others."""
+        listener = self._listener
+        self._asks_for_state = True
+        self.keep_alive = head.keep_alive and head.method != "CONNECT"
+        self._chunked = ChunkedBody(raw, 0) if head.chunked else None
+        self._left = head.length
+        self.body_read = False
+        self._state = ConnectionState.BODY
+        self.deadline = listener.loop.time() + request_context.BODY_TIMEOUT + listener.linger
+        lent = self._lent = LentTransport(self, listener.other, self._returned)
+        if self.full:
+            lent.handler.pause_writing()
+        lent.handler.data_received(raw)
+        if rest or not (head.chunked or head.length):
+            self._pass_on(lent, rest)
+
+    def _pass_on(self, lent: LentTransport, data: bytes) -> None:
+        """Give aiohttp what is of its request's body, and keep the rest for the next request."""
+        chunked = self._chunked
+        if chunked is None:
+            mine, rest = data[: self._left], data[self._left :]
+            self._left -= len(mine)
+            done = not self._left
+        else:
+            try:
+                rest = chunked.feed(data)
+                mine, done = data[: len(data) - len(rest)], chunked.done
+                self.keep_alive = self.keep_alive and chunked.sure
+            except BadHead:
+                mine, rest, done = data, b"", False
+                self._state = ConnectionState.DISCARD  # aiohttp finds the same, and says it
+        if done:
+            self._chunked = None
+            self._ahead = rest
+            self.body_read = True
+            self._state = ConnectionState.ANSWER
+            self.deadline = math.inf
+        if mine:
+            lent.handler.data_received(mine)
+
+    def _returned(self) -> None:
+        """aiohttp has answered."""
+        lent, self._lent = self._lent, None
+        if lent is None or self.closed:
+            return
+        lent.handler.connection_lost(None)
+        self.keep_alive = self.keep_alive and lent.keep_alive
+        self._answered(whole=True)
 
     def _read_body(self, data: bytes) -> None:
+        if self._lent is not None:
+            return self._pass_on(self._lent, data)
         if self._chunked is not None:
             return self._read_chunks(self._chunked, data)
         left = self._left - len(data)
@@ -267,9 +330,7 @@ class ClientConnection(asyncio.Protocol):
         self.body_read = True
         self._state = ConnectionState.ANSWER
         self.deadline = math.inf
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._wake()
 
     def _spoil(self, error: Exception) -> None:
         """The body can't be read to its end; the answer has the reason, and is the connection's last."""
@@ -277,9 +338,7 @@ class ClientConnection(asyncio.Protocol):
         self._parts = self._chunked = None
         self._state = ConnectionState.DISCARD
         self.deadline = math.inf
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(error)
+        self._wake(error=error)
 
     # --- answering --------------------------------------------------------------------------------------------------
 
@@ -292,11 +351,26 @@ class ClientConnection(asyncio.Protocol):
         if self._refusal is None and not self.body_read:
             if self._expects and self._parts == [] and not self.closed:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self._waiter = self._listener.loop.create_future()
+            self._waiter = self._loop.create_future()
             await self._waiter
         if self._refusal is not None:
             raise self._refusal
         body, self._body = self._body, b""
+        return body if self._coding is None else await self._decompressed(body, self._coding.lower())
+
+    async def _decompressed(self, body: bytes, coding: str) -> bytes:
+        limit = self._listener.body_max
+        try:
+            if coding == "identity" or not body:
+                return body
+            if len(body) <= _AT_ONCE_MAX:
+                body = decompressed(body, coding, limit)
+            else:
+                body = await asyncio.to_thread(decompressed, body, coding, limit)
+        except BadHead as bad:
+            raise rejected(str(bad), code="invalid_body") from None
+        if len(body) > limit:
+            raise too_large(limit)
         return body
 
     async def drained(self) -> None:
@@ -320,15 +394,14 @@ class ClientConnection(asyncio.Protocol):
         except ConnectionResetError:
             pass  # the client is gone, and that is in the log
         finally:
-            self._task = None
-            self._answered(caller)
+            self._task = self._caller = None
+            self._answered(caller.over)
 
-    def _answered(self, caller: Http1Exchange) -> None:
+    def _answered(self, whole: bool) -> None:
         self._body = b""
-        self._caller = None
         if self.closed:
             return
-        if not caller.over:  # half an answer must not look like a whole one
+        if not whole:  # half an answer must not look like a whole one
             self.transport.abort()
         elif not self.body_read:
             self._linger()
@@ -345,13 +418,11 @@ class ClientConnection(asyncio.Protocol):
         self._state = ConnectionState.IDLE
         listener = self._listener
         self.deadline = listener.loop.time() + listener.keep_alive
-        if self._paused:
-            self._paused = False
-            self.transport.resume_reading()
+        self.resume()
         if self._ahead:
             data, self._ahead = self._ahead, b""
             self._read_head(data)
-        elif listener.draining:
+        elif listener.draining and not self._asks_for_state:
             self._close()
 
     # --- ending -----------------------------------------------------------------------------------------------------
@@ -361,7 +432,7 @@ class ClientConnection(asyncio.Protocol):
         state = self._state
         if state is ConnectionState.HEAD:
             self._refuse(BadHead(408, f"the request's head did not arrive within {HEAD_TIMEOUT:g} s"))
-        elif state is ConnectionState.BODY:
+        elif state is ConnectionState.BODY and self._lent is None:
             timeout = request_context.BODY_TIMEOUT
             self._spoil(rejected(f"the body did not arrive within {timeout:g} s", code="body_timeout", status=408))
         elif state is ConnectionState.IDLE or state is ConnectionState.DISCARD:
@@ -369,16 +440,12 @@ class ClientConnection(asyncio.Protocol):
         else:
             self.transport.abort()
 
-    def abort(self) -> None:
-        """Cut the connection."""
-        if not self.closed:
-            self.transport.abort()
-
     def close_idle(self) -> None:
-        """Close an idle connection at once, else after the present answer."""
-        self.keep_alive = False
-        if self.idle:
-            self._close()
+        """Close an idle connection at once, else after the present answer; not one that only asks for our state."""
+        if not self._asks_for_state:
+            self.keep_alive = False
+            if self.idle:
+                self._close()
 
     async def ended(self) -> None:
         """Wait for the task that answers, if there is one."""
@@ -395,9 +462,7 @@ class ClientConnection(asyncio.Protocol):
         self._ahead = b""
         self._parts = self._chunked = None
         self.deadline = self._listener.loop.time() + self._listener.linger
-        if self._paused:
-            self._paused = False
-            self.transport.resume_reading()
+        self.resume()
 
     def _refuse(self, bad: BadHead) -> None:
         """Answer bytes that are no valid request, and end the connection."""
@@ -408,18 +473,6 @@ class ClientConnection(asyncio.Protocol):
         more = f"content-length: {len(error.body)}\r\nconnection: close\r\n"
         self.transport.write(answer_head(error.status, error.headers, None, more) + error.body)
         self._linger()
-
-    def _hand_over(self, data: bytes) -> None:
-        """Give the connection to the plain server from here on."""
-        transport = self.transport
-        self.closed = True  # this server does not touch it any more
-        self._listener.connections.discard(self)
-        handler = self._listener.plain()
-        transport.set_protocol(handler)
-        handler.connection_made(transport)
-        if self.full:
-            handler.pause_writing()
-        handler.data_received(data)
 
     # --- internals --------------------------------------------------------------------------------------------------
 

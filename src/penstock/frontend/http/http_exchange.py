@@ -1,8 +1,8 @@
 """`HttpExchange`: the seam between a client's request with its answer and the HTTP server that carries it.
 
-The thin HTTP binding: a completion's life (`penstock.frontend.exchange.exchange`) knows only this. Two servers
-implement it: `penstock.frontend.http.aiohttp_server`, over aiohttp, and `penstock.frontend.http.http1_server`, written
-by hand for speed, with the former as its oracle.
+The thin HTTP binding: a completion's life (`penstock.frontend.exchange.exchange`) knows only this.
+`penstock.frontend.http.http1_exchange` implements it, of the server written by hand for speed; one over aiohttp is its
+oracle in the tests.
 """
 
 from collections.abc import Mapping

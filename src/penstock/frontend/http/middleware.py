@@ -1,4 +1,4 @@
-"""Middleware of the plain server's routes: request id, access log line, keys, and errors in one shape."""
+"""Middleware of the aiohttp server's routes: request id, access log line, keys, and errors in one shape."""
 
 import logging
 import time
@@ -41,8 +41,6 @@ async def outermost(request: web.Request, handler: Handler) -> web.StreamRespons
         refused = response_of(doubt)
         refused.force_close()
         return refused
-    if request.method == "POST" and request.path in gate.routed_paths:
-        return await handler(request)  # `penstock.frontend.http.request_guard` does all of this for them
     request[REQUEST_ID] = gate.request_id(request.headers)
     started = time.monotonic()
     status = CLIENT_GONE
@@ -137,3 +135,8 @@ async def mark_response(request: web.Request, response: web.StreamResponse) -> N
         # The header is set here as well: the library has made its own headers by now.
         response.headers["connection"] = "close"
         response.force_close()
+
+
+async def give_back(request: web.Request, response: web.StreamResponse) -> None:
+    """Let aiohttp close with this answer what it was lent; the headers, made by now, are about the real connection."""
+    response.force_close()

@@ -17,7 +17,7 @@ class RequestGate:
 
     Args:
         settings: of the start; `use` replaces them.
-        routed_paths: paths whose POST goes to an engine.
+        routes: paths whose POST goes to an engine; ``{name}`` stands for any one segment.
         new_id: makes the id of a request that names no valid one.
     """
 
@@ -27,13 +27,12 @@ class RequestGate:
         metrics: FrontendMetrics,
         peer_guard: PeerGuard,
         *,
-        routed_paths: frozenset[str],
+        routes: frozenset[str],
         new_id: Callable[[], str],
     ) -> None:
         self.settings = settings
         self.metrics = metrics
         self.peer_guard = peer_guard
-        self.routed_paths = routed_paths
         self.keys = ApiKeys(settings.security.api_keys)
         self.admin_keys = ApiKeys(settings.security.admin_keys)
         self.rates = KeyRates(settings.limits.rate, settings.limits.burst)
@@ -47,6 +46,8 @@ class RequestGate:
         """Set while no request is being answered."""
         self.idle.set()
         self._new_id = new_id
+        self._routes = routes
+        self._templates = [(_pattern(route), route) for route in sorted(routes) if "{" in route]
 
     def use(self, settings: FrontendSettings) -> None:
         """Use other settings from now on."""
@@ -54,6 +55,12 @@ class RequestGate:
         limits = settings.limits
         if (limits.rate, limits.burst) != (before.rate, before.burst):
             self.rates = KeyRates(limits.rate, limits.burst)
+
+    def route(self, path: str) -> str | None:
+        """Return the route that a path is of, or None where its requests do not go to engines."""
+        if path in self._routes:
+            return path
+        return next((route for pattern, route in self._templates if pattern.fullmatch(path)), None)
 
     def enter(self) -> None:
         """Count a request in; `leave` counts it out."""
@@ -72,3 +79,7 @@ class RequestGate:
             if value is not None and _SANE_ID.match(value):
                 return value
         return self._new_id()
+
+
+def _pattern(route: str) -> re.Pattern[str]:
+    return re.compile("[^{}/]+".join(re.escape(part) for part in re.split(r"\{\w+\}", route)))

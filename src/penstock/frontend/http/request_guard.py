@@ -27,18 +27,14 @@ async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> No
     """Check a request, have it answered, and write its line in the log however that ends."""
     started = time.monotonic()
     try:
-        await _answered(gate, caller, handler)
-    finally:
-        status = caller.status
-        if status is None:
-            status = CLIENT_GONE
-            gate.metrics.disconnected.add()
-        log_line(caller.method, caller.path, caller.id, status, started, caller.name, caller.fields)
-
-
-async def _answered(gate: RequestGate, caller: HttpExchange, handler: Handler) -> None:
-    try:
-        await _guarded(gate, caller, handler)
+        refusal = _admit(gate, caller)
+        if refusal is not None:
+            return await caller.send(refusal.status, refusal.body, refusal.headers, close=True)
+        gate.enter()
+        try:
+            await handler(caller)
+        finally:
+            gate.leave()
     except Unauthorized as error:
         gate.metrics.unauthorized.add()
         answer = problem_of(error)
@@ -53,13 +49,23 @@ async def _answered(gate: RequestGate, caller: HttpExchange, handler: Handler) -
             caller.abort()  # half an answer must not look like a whole one
         else:
             await send_error(caller, internal())
+    finally:
+        status = caller.status
+        if status is None:
+            status = CLIENT_GONE
+            gate.metrics.disconnected.add()
+        log_line(caller.method, caller.path, caller.id, status, started, caller.name, caller.fields)
 
 
-async def _guarded(gate: RequestGate, caller: HttpExchange, handler: Handler) -> None:
+def _admit(gate: RequestGate, caller: HttpExchange) -> ErrorResponse | None:
+    """Check who asks, and whether there is room; return the answer of a process that is ending.
+
+    Raises:
+        Unauthorized, OverloadedError: the request is not answered.
+    """
     caller.name = identified(gate, caller.headers, caller.remote)
     if gate.draining:
-        refusal = problem(503, "this endpoint is shutting down", code="draining", retry_after=1.0)
-        return await caller.send(refusal.status, refusal.body, refusal.headers, close=True)
+        return problem(503, "this endpoint is shutting down", code="draining", retry_after=1.0)
     try:
         gate.rates.take(caller.name)
     except OverloadedError:
@@ -68,11 +74,7 @@ async def _guarded(gate: RequestGate, caller: HttpExchange, handler: Handler) ->
     most = gate.settings.limits.inflight_max
     if gate.inflight >= most:
         raise OverloadedError(f"{most} requests are in flight, which is the limit", retry_after=1.0, status=429)
-    gate.enter()
-    try:
-        await handler(caller)
-    finally:
-        gate.leave()
+    return None
 
 
 def internal() -> ErrorResponse:

@@ -1,6 +1,7 @@
 """Chat and text completions: reads the body, tokenises the prompt, routes the request and runs its exchange."""
 
 import time
+from collections.abc import Awaitable
 
 import msgspec
 
@@ -25,14 +26,14 @@ UNKNOWN = "unknown"
 """Metric label of a request for an unknown model: names from clients must not become labels."""
 
 
-async def chat_completions(service: Service, caller: HttpExchange) -> None:
+def chat_completions(service: Service, caller: HttpExchange) -> Awaitable[None]:
     """POST /v1/chat/completions"""
-    await _completions(service, caller, "chat_completions")
+    return _completions(service, caller, "chat_completions")
 
 
-async def text_completions(service: Service, caller: HttpExchange) -> None:
+def text_completions(service: Service, caller: HttpExchange) -> Awaitable[None]:
     """POST /v1/completions"""
-    await _completions(service, caller, "completions")
+    return _completions(service, caller, "completions")
 
 
 async def _completions(service: Service, caller: HttpExchange, endpoint: Endpoint) -> None:
@@ -100,7 +101,7 @@ async def carry(
 
 
 async def _prepare(service: Service, parsed: Parsed, resolved: ResolvedModel, hints: RoutingHints) -> Prompt:
-    parsed.media = tuple(media_id(part) for part in media_of(parsed))
+    parsed.media = tuple(map(media_id, media_of(parsed)))
     hashing = service.catalog.hashing(resolved, hints.salt, parsed.media)
     prompt = await service.prompts.prepare(parsed, resolved.tokenizer, hashing, hints.token_data)
     if not prompt.estimated:
@@ -114,6 +115,7 @@ def _over(
     """Count and record an ended request."""
     timing, job, model = answer.timing, answer.job, answer.resolved.model
     now = time.monotonic()
+    service.metrics.closed(closed)
     service.metrics.ended(model, job.endpoint, job.streamed, error_type(closed), now - timing.arrived)
     if closed.outcome == "ok" and timing.ttft is not None and closed.legs:
         target = closed.legs[-1].target

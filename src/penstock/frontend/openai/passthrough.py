@@ -8,6 +8,7 @@ from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.http.http_exchange import HttpExchange
+from penstock.frontend.http.request_context import gate_of
 from penstock.frontend.http.request_guard import printable
 from penstock.frontend.openai.completions import UNKNOWN, carry, refusal
 from penstock.frontend.prompt.request_body import decode_object, text_field
@@ -62,7 +63,7 @@ async def not_allowed(request: web.Request) -> web.StreamResponse:
 
 async def _methods(request: web.Request) -> set[str]:
     """Return the methods of a path, without the route that takes all."""
-    allowed: set[str] = set()
+    allowed = {hdrs.METH_POST} if gate_of(request).route(request.path) is not None else set()
     for resource in request.app.router.resources():
         _, methods = await resource.resolve(request)
         allowed |= methods

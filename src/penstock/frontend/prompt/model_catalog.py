@@ -98,7 +98,9 @@ class ModelCatalog:
             text_block_bytes=TEXT_BLOCK_BYTES,
             adapter=resolved.adapter,
             salt=salt,
-            media=tuple(PromptMedia(id, None if id is None or images is None else images.find(id)) for id in media),
+            media=tuple([PromptMedia(id, None if id is None or images is None else images.find(id)) for id in media])
+            if media
+            else (),
             placeholder=None if images is None else images.placeholder,
             usual=0 if images is None else images.usual,
         )

@@ -100,7 +100,7 @@ def with_fields(parsed: Parsed, added: dict[str, Any]) -> bytes:
     """Return the body with some top-level fields set and every other byte as the client sent it."""
     if not added:
         return parsed.raw
-    if not any(name in parsed.fields for name in added):
+    if parsed.fields.keys().isdisjoint(added):
         # The usual case: put them in front; the object has at least its model, so the comma is correct.
         start = parsed.raw.index(b"{") + 1
         return parsed.raw[:start] + msgspec.json.encode(added)[1:-1] + b"," + parsed.raw[start:]

@@ -7,6 +7,8 @@ from typing import Any
 from penstock.frontend.prompt.request_body import Parsed
 
 _WHOLE = ("use_beam_search", "echo", "prompt_embeds", "suffix")
+_SEVERAL = ("n", "best_of")
+_RARE = frozenset((*_SEVERAL, *_WHOLE, "prompt_logprobs", "prompt"))
 _TEXT = ("text", "refusal")
 _REFERENCE = re.compile(r"(?i)(https?|file|s3|gs)://")
 
@@ -14,7 +16,9 @@ _REFERENCE = re.compile(r"(?i)(https?|file|s3|gs)://")
 def is_whole(parsed: Parsed) -> bool:
     """Return whether one worker has to do all of it: several answers or prompts can't be handed over as one."""
     fields = parsed.fields
-    if any((fields.get(name) or 1) != 1 for name in ("n", "best_of")):
+    if _RARE.isdisjoint(fields):
+        return False
+    if any((fields.get(name) or 1) != 1 for name in _SEVERAL):
         return True
     if any(fields.get(name) for name in _WHOLE) or fields.get("prompt_logprobs") is not None:
         return True
@@ -26,13 +30,12 @@ def media_of(parsed: Parsed) -> list[dict[str, Any]]:
     """Return the parts of a chat that are an image, a sound or a video, in order."""
     if parsed.endpoint != "chat_completions":
         return []
-    return [
-        part
-        for message in parsed.fields["messages"]
-        if isinstance(content := message.get("content"), list)
-        for part in content
-        if is_media(part)
-    ]
+    found: list[dict[str, Any]] = []
+    for message in parsed.fields["messages"]:
+        content = message.get("content")
+        if isinstance(content, list):
+            found += filter(is_media, content)
+    return found
 
 
 def is_media(part: Any) -> bool:

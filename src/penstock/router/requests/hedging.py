@@ -31,8 +31,7 @@ def hedge_wanted(core: RouterState, request: RoutedRequest, pool: ModelPool, now
 def settle(core: RouterState, request: RoutedRequest, pool: ModelPool, attempt: int, now: Nanos) -> None:
     """One of two attempts has answered first: it is the request's, and the other one is stopped."""
     hedge = request.hedge
-    if hedge is None or request.target is None:
-        return
+    assert hedge is not None and request.target is not None
     won = attempt == hedge.attempt
     number, target = (request.current, request.target) if won else (hedge.attempt, hedge.target)
     core.out.append(Abort(id=request.id, attempt=number, target=target, reason="another worker was faster"))

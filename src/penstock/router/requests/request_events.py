@@ -41,7 +41,8 @@ def first_token(core: RouterState, now: Nanos, event: FirstToken) -> None:
     request = _running(core, event.id, event.attempt, "prefill")
     if request is not None:
         pool = core.pools[request.event.model]
-        hedging.settle(core, request, pool, event.attempt, now)
+        if request.hedge is not None:
+            hedging.settle(core, request, pool, event.attempt, now)
         took = seconds(now - request.placed)
         if request.transfer_blocks is None:
             pool.fit.add(float(request.prefill_ahead), took)
@@ -74,7 +75,8 @@ def finished(core: RouterState, now: Nanos, event: Finished) -> None:
     request = _running(core, event.id, event.attempt, "prefill", "streaming")
     if request is None:
         return
-    hedging.settle(core, request, core.pools[request.event.model], event.attempt, now)
+    if request.hedge is not None:
+        hedging.settle(core, request, core.pools[request.event.model], event.attempt, now)
     if request.phase == "prefill":  # an unary answer has no earlier milestone: it proves the worker as well
         _started(core, now, request)
     request.tokens = event.tokens
@@ -228,9 +230,10 @@ def _started(core: RouterState, now: Nanos, request: RoutedRequest) -> None:
     if request.first is None:
         request.first = now
     core.mark(request, first=now)
-    pool = core.pools[request.event.model]
-    pool.active.first_token(request.id, now)
-    core.publish(pool, request.id, "first", request.target)
+    pool, id = core.pools[request.event.model], request.event.id
+    pool.active.first_token(id, now)
+    if core.shared:
+        core.publish(pool, id, "first", request.target)
     core.freed[pool.model] = None
     works(core, request.target.worker)
     if request.remote is not None and request.remote.done:

@@ -160,7 +160,7 @@ class RoutedRequest(msgspec.Struct):
 
     def runs(self, attempt: int) -> bool:
         """Whether this is an attempt that runs and answers the client."""
-        return self.on_worker and (
+        return self.phase in ("prefill", "streaming") and (
             attempt == self.current or (self.hedge is not None and attempt == self.hedge.attempt)
         )
 

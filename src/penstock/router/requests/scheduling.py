@@ -155,7 +155,7 @@ def _enqueue(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
 
 def _place(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, step: NextStage) -> None:
     """Choose a target, count the load there, and send the request."""
-    event, stage = request.event, step.stage
+    event, prompt, stage = request.event, request.prompt, step.stage
     choice, costs, unhashed_blocks = _decide(core, request, pool, step, now)
     if choice is None:
         close(core, now, request, "rejected", "client", 400, NEEDS_PIN)
@@ -174,13 +174,13 @@ def _place(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPoo
     if step.source is not None and remote is not None:
         remote.fetches += 1
         handoff = msgspec.structs.replace(remote.handoff, source=step.source, source_attempt=remote.attempt)
-        request.transfer_blocks = max(0, len(request.prompt.blocks) + unhashed_blocks - cost.overlap_blocks)
+        request.transfer_blocks = max(0, len(prompt.blocks) + unhashed_blocks - cost.overlap_blocks)
     else:
         request.transfer_blocks = None
         request.expected_cached = cost.overlap_tokens
-        request.prefill_ahead = cost.active_prefill_tokens + request.prompt.isl - cost.overlap_tokens
+        request.prefill_ahead = cost.active_prefill_tokens + prompt.isl - cost.overlap_tokens
     pool.placements[stage] += 1
-    cached = cost.overlap_tokens if handoff is None else request.prompt.isl
+    cached = cost.overlap_tokens if handoff is None else prompt.isl
     core.load(request, pool, cost.target, cached=cached, unhashed_blocks=unhashed_blocks, now=now)
     _send(core, now, request, pool, choice, costs, step, handoff)
     request.current = request.attempt
@@ -323,13 +323,13 @@ def _send(
     handoff: Handoff | None,
 ) -> None:
     """Begin an attempt on the chosen target, and record why it is this one."""
-    event, target = request.event, choice.cost.target
+    event, target, prompt = request.event, choice.cost.target, request.prompt
     worker = core.roster.workers[target.worker]
     request.attempt += 1
     request.legs.append(StageLeg(role=step.stage, target=target, dispatched=now))
     worker.requests += 1
     worker.breaker.dispatched(now)
-    pool.routed(target, request.prompt, now)
+    pool.routed(target, prompt, now)
     decision = Decision(
         request=event.id,
         attempt=request.attempt,
@@ -338,8 +338,8 @@ def _send(
         mode=_mode(core, step.stage),
         chosen=target,
         reason=choice.reason,
-        isl=request.prompt.isl,
-        blocks=len(request.prompt.blocks),
+        isl=prompt.isl,
+        blocks=len(prompt.blocks),
         queued=seconds(request.queued),
         candidates=costs,
         excluded=step.eligible.excluded,
@@ -347,7 +347,7 @@ def _send(
         resumed=request.resumed,
         temperature=_temperature(core, request),
         stage=step.stage,
-        again=any(leg.failure is not None or leg.role in FINAL for leg in request.legs[:-1]),
+        again=len(request.legs) > 1 and any(leg.failure is not None or leg.role in FINAL for leg in request.legs[:-1]),
         flow=request.flow,
     )
     core.out.append(

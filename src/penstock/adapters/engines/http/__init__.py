@@ -1,1 +1,1 @@
-"""HTTP clients of engines: the hand-written HTTP/1.1 client, the aiohttp client, and small GETs for descriptions."""
+"""HTTP clients of engines: the hand-written HTTP/1.1 client of requests, and small GETs for descriptions."""

@@ -3,8 +3,8 @@
 It passes bytes; the frontend interprets them. Closing a call before its answer's end closes the
 connection, which is how engines of the OpenAI dialect learn that a request is to be aborted.
 
-Two clients implement it: `penstock.adapters.engines.http.aiohttp_client`, over aiohttp, and
-`penstock.adapters.engines.http.http1_client`, written by hand for speed, with the former as its oracle.
+`penstock.adapters.engines.http.http1_client` implements it, written by hand for speed; a client over aiohttp is its
+oracle in the tests.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +14,8 @@ from penstock.kernel.errors import EngineError
 
 ANSWER_MAX = 256 * 1024 * 1024
 """Most bytes of an unary answer that are held."""
+COMMAND_MAX = 1024 * 1024
+"""Most bytes of a command's answer that are read."""
 CONNECTIONS_MAX = 4096
 """Connections to one engine; a call above that waits for one. As many as a frontend holds requests by default."""
 
@@ -108,16 +110,8 @@ class EngineCalls(Protocol):
         """Return a POST that has not been sent yet."""
         ...
 
-    async def get(self, url: str, path: str, timeout: float) -> tuple[int, bytes]:
-        """Return status and body (at most 1 MiB) of a small GET.
-
-        Raises:
-            EngineUnreachable: no whole answer within ``timeout`` seconds.
-        """
-        ...
-
     async def command(self, url: str, path: str, timeout: float) -> tuple[int, bytes]:
-        """Return status and body of a small POST without a body, such as ``/reset_prefix_cache``.
+        """Return status and body (at most `COMMAND_MAX` bytes) of a POST without a body, such as a cache's reset.
 
         Raises:
             EngineUnreachable: no whole answer within ``timeout`` seconds.

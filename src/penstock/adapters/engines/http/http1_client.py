@@ -1,82 +1,92 @@
-"""Hand-written HTTP/1.1 client of engines over the event loop's own protocols: the fast `EngineCalls`.
+"""Hand-written HTTP/1.1 client of engines over the event loop's own protocols, with TLS where a URL is https.
 
-The fast implementation of `penstock.adapters.engines.http.engine_call`. llhttp parses the answers; pieces of a relayed
-answer are passed on in the callback that brought them (`http1_client_connection`); connections are kept between calls
-(`http1_client_pool`). What is rare (https, a URL with a user in it, small commands) goes to the plain client.
+It implements `penstock.adapters.engines.http.engine_call`. llhttp parses the answers; pieces of a relayed answer are
+passed on in the callback that brought them (`http1_client_connection`); connections are kept between calls
+(`http1_client_pool`).
 """
 
 import asyncio
+import base64
 import re
+import ssl
 from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
 
-from penstock.adapters.engines.http.aiohttp_client import AiohttpEngineClient
 from penstock.adapters.engines.http.engine_call import (
     ANSWER_MAX,
+    COMMAND_MAX,
     CONNECTIONS_MAX,
     CallStopped,
     EngineBroken,
-    EngineCall,
-    EngineCalls,
     EngineUnreachable,
     Feed,
     ResponseSink,
 )
 from penstock.adapters.engines.http.http1_client_connection import ConnectionClosed, EngineConnection
 from penstock.adapters.engines.http.http1_client_pool import SWEEP_EVERY, ConnectionPool
+from penstock.adapters.http1_connection import header_lines
 
 T = TypeVar("T")
 _TARGETS_MAX = 4096
 """Most (URL, path) pairs whose head is remembered."""
-_PATH = re.compile(r"[!-~]*\Z")
+_VISIBLE = re.compile(r"[!-~]*\Z")
 
 
-def open_calls(fast: bool, *, connect_timeout: float = 5.0) -> EngineCalls:
-    """Return the hand-written client, or the plain one."""
-    plain = AiohttpEngineClient(connect_timeout=connect_timeout)
-    if not fast:
-        return plain
-    return Http1Client(plain, connect_timeout=connect_timeout)
+class _Target(NamedTuple):
+    """Where a call goes, and the start of its head; no pool where the URL is none of an engine."""
+
+    origin: ConnectionPool | None
+    head: str
 
 
 class Http1Client:
     """Connections to all engines of a frontend.
 
     Args:
-        plain: the client for what is not on the hot path.
         connect_timeout: seconds.
         connections_max: connections to one engine; a call above that waits for one.
+        tls: for https; None trusts the system's certificates.
     """
 
     def __init__(
-        self, plain: EngineCalls, *, connect_timeout: float = 5.0, connections_max: int = CONNECTIONS_MAX
+        self,
+        *,
+        connect_timeout: float = 5.0,
+        connections_max: int = CONNECTIONS_MAX,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._plain = plain
         self._connect_timeout = connect_timeout
         self._connections_max = connections_max
-        self._origins: dict[tuple[str, int], ConnectionPool] = {}
-        self._targets: dict[tuple[str, str], tuple[ConnectionPool, str] | None] = {}
+        self._tls = tls
+        self._origins: dict[tuple[str, int, bool], ConnectionPool] = {}
+        self._targets: dict[tuple[str, str], _Target] = {}
         self._sweeper: asyncio.TimerHandle | None = None
 
-    def call(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> EngineCall:
+    def call(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> "Http1Call":
         """Return a POST that has not been sent yet."""
         key = (url, path)
         try:
-            target = self._targets[key]
+            origin, start = self._targets[key]
         except KeyError:
-            target = self._remember(key)
-        if target is None:
-            return self._plain.call(url, path, body, headers)
-        return Http1Call(url, target[0], _head(target[1], headers, len(body)), body)
-
-    async def get(self, url: str, path: str, timeout: float) -> tuple[int, bytes]:
-        """Return status and body of a small GET."""
-        return await self._plain.get(url, path, timeout)
+            origin, start = self._remember(key)
+        head = f"{start}{header_lines(headers)}content-length: {len(body)}\r\n\r\n"
+        return Http1Call(url, origin, head.encode("utf-8", "surrogateescape"), body)
 
     async def command(self, url: str, path: str, timeout: float) -> tuple[int, bytes]:
         """Return status and body of a small POST without a body."""
-        return await self._plain.command(url, path, timeout)
+        call = self.call(url, path, b"", {})
+        answer = bytearray()
+        try:
+            async with asyncio.timeout(timeout):
+                await call.begin()
+                while len(answer) < COMMAND_MAX and (data := await call.next()):
+                    answer += data
+        except (EngineBroken, TimeoutError) as error:
+            raise EngineUnreachable(f"no answer from {url}{path}: {_described(error)}") from error
+        finally:
+            call.close()
+        return call.status, bytes(answer[:COMMAND_MAX])
 
     async def close(self) -> None:
         """Close all connections."""
@@ -87,24 +97,29 @@ class Http1Client:
             origin.close()
         self._targets.clear()
         self._origins.clear()
-        await self._plain.close()
 
-    def _remember(self, key: tuple[str, str]) -> tuple[ConnectionPool, str] | None:
+    def _remember(self, key: tuple[str, str]) -> _Target:
         if len(self._targets) >= _TARGETS_MAX:
             self._targets.clear()
-        parts = _split(*key)
-        if parts is None:
-            self._targets[key] = None
-            return None
-        host, port, head = parts
-        origin = self._origins.get((host, port))
-        if origin is None:
-            origin = ConnectionPool(host, port, self._connect_timeout, self._connections_max)
-            self._origins[host, port] = origin
-        self._targets[key] = origin, head
+        try:
+            address, head = _split(*key)
+        except ValueError:
+            target = _Target(None, "")
+        else:
+            target = _Target(self._origins.get(address) or self._open(address), head)
+        self._targets[key] = target
+        return target
+
+    def _open(self, address: tuple[str, int, bool]) -> ConnectionPool:
+        host, port, secure = address
+        if secure and self._tls is None:
+            self._tls = ssl.create_default_context()
+        tls = self._tls if secure else None
+        origin = ConnectionPool(host, port, tls, self._connect_timeout, self._connections_max)
+        self._origins[address] = origin
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP_EVERY, self._sweep)
-        return origin, head
+        return origin
 
     def _sweep(self) -> None:
         """Close what is idle; forget engines that have gone, so that years of them do not gather."""
@@ -114,7 +129,7 @@ class Http1Client:
             origin.sweep(now)
             if origin.unused:
                 del self._origins[key]
-                self._targets = {name: target for name, target in self._targets.items() if not _of(target, origin)}
+                self._targets = {name: target for name, target in self._targets.items() if target.origin is not origin}
         self._sweeper = loop.call_later(SWEEP_EVERY, self._sweep) if self._origins else None
 
 
@@ -123,7 +138,7 @@ class Http1Call:
 
     __slots__ = ("_body", "_connection", "_head", "_origin", "_side", "_stopped", "_url", "content_type", "status")
 
-    def __init__(self, url: str, origin: ConnectionPool, head: bytes, body: bytes) -> None:
+    def __init__(self, url: str, origin: ConnectionPool | None, head: bytes, body: bytes) -> None:
         self.status = 0
         self.content_type = ""
         self._url = url
@@ -147,20 +162,24 @@ class Http1Call:
 
     async def begin(self) -> None:
         """Send the request, and return when the answer's status and headers are here."""
-        connection = self._origin.idle_connection(asyncio.get_running_loop().time())
+        origin = self._origin
+        if origin is None:
+            raise EngineUnreachable(f"no answer from {self._url}: this is no http or https URL of an engine")
+        connection = origin.idle_connection(asyncio.get_running_loop().time())
         tries = 2
         while True:
-            self._check()
+            if self._stopped is not None:
+                raise CallStopped(self._stopped)
             reused = connection is not None
             tries -= 1
             if connection is None:
                 try:
-                    connection = await self._interruptible(self._origin.fresh())
+                    connection = await self._interruptible(origin.fresh())
                 except (OSError, TimeoutError, ValueError) as error:  # ValueError: no such host name
                     raise EngineUnreachable(f"no answer from {self._url}: {_described(error)}") from error
                 reused = connection.used
             self._connection = connection
-            connection.send(self._head, self._body)
+            connection.request(self._head, self._body)
             if connection.error is None:
                 await connection.wait("head")
             if connection.begun:
@@ -179,7 +198,8 @@ class Http1Call:
         """Return what has arrived since the last call, waiting for at least one byte; b"" at the end."""
         connection = self._answering()
         while True:
-            self._check()
+            if self._stopped is not None:
+                raise CallStopped(self._stopped)
             data = connection.take()
             if data or connection.complete:
                 return data
@@ -191,11 +211,13 @@ class Http1Call:
         """Return the whole body, at most `ANSWER_MAX` bytes."""
         connection = self._answering()
         while not connection.complete:
-            self._check()
+            if self._stopped is not None:
+                raise CallStopped(self._stopped)
             if connection.error is not None:
                 raise connection.error
             await connection.wait("whole")
-        self._check()
+        if self._stopped is not None:
+            raise CallStopped(self._stopped)
         body = connection.take()
         if len(body) > ANSWER_MAX:
             raise EngineBroken(f"the answer has more than {ANSWER_MAX} bytes")
@@ -205,7 +227,8 @@ class Http1Call:
         """Hand every piece to ``feed`` as it arrives, until the end or until it returns False."""
         connection = self._answering()
         while True:
-            self._check()
+            if self._stopped is not None:
+                raise CallStopped(self._stopped)
             data = connection.take()
             if data and not feed(data):
                 return
@@ -231,17 +254,13 @@ class Http1Call:
     def close(self) -> None:
         """End the call: a whole answer's connection is kept for the next call, an unfinished one is closed at once."""
         connection, self._connection = self._connection, None
-        if connection is not None and connection.finish():
+        if connection is not None and connection.finish() and self._origin is not None:
             self._origin.give_back(connection, asyncio.get_running_loop().time())
 
     def _answering(self) -> EngineConnection:
         if self._connection is None:
             raise RuntimeError("the call has no answer: begin it first, and close it last")
         return self._connection
-
-    def _check(self) -> None:
-        if self._stopped is not None:
-            raise CallStopped(self._stopped)
 
     async def _interruptible(self, waiting: Coroutine[Any, Any, T]) -> T:
         """Await work that `stop` can't interrupt through the connection."""
@@ -258,32 +277,25 @@ class Http1Call:
             self._side = None
 
 
-def _split(url: str, path: str) -> tuple[str, int, str] | None:
-    """Return host, port and the start of the head, or None where the plain client carries the call."""
-    try:
-        parts = urlsplit(url)
-        port = 80 if parts.port is None else parts.port
-    except ValueError:
-        return None
-    host = parts.hostname
-    plain = parts.scheme == "http" and host and "@" not in parts.netloc and not parts.query and not parts.fragment
-    if not plain or not host or not _PATH.match(parts.netloc) or not _PATH.match(parts.path + path):
-        return None
+def _split(url: str, path: str) -> tuple[tuple[str, int, bool], str]:
+    """Return the address (host, port, whether by TLS) and the start of the head.
+
+    Raises:
+        ValueError: it is no http or https URL, or has a query, a fragment or what no request line may have.
+    """
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
     target = parts.path.rstrip("/") + path
-    return host, port, f"POST {target} HTTP/1.1\r\nhost: {parts.netloc}\r\naccept: */*\r\n"
-
-
-def _head(start: str, headers: Mapping[str, str], length: int) -> bytes:
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    text = f"{start}{lines}content-length: {length}\r\n\r\n"
-    ends = len(headers) + 5
-    if text.count("\n") != ends or text.count("\r") != ends or "\0" in text:
-        raise ValueError("a header for an engine has a line break or a NUL in it")
-    return text.encode("utf-8", "surrogateescape")
-
-
-def _of(target: tuple[ConnectionPool, str] | None, origin: ConnectionPool) -> bool:
-    return target is not None and target[0] is origin
+    user, _, netloc = parts.netloc.rpartition("@")
+    if (not secure and parts.scheme != "http") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(url)
+    if not _VISIBLE.match(netloc) or not _VISIBLE.match(target):
+        raise ValueError(url)
+    head = f"POST {target} HTTP/1.1\r\nhost: {netloc}\r\naccept: */*\r\n"
+    if user:
+        head += f"authorization: Basic {base64.b64encode(unquote(user).encode()).decode()}\r\n"
+    port = parts.port if parts.port is not None else 443 if secure else 80
+    return (parts.hostname, port, secure), head
 
 
 def _described(error: BaseException) -> str:

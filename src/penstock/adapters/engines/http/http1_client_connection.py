@@ -6,18 +6,15 @@ for it. The rarer waits (for the head, a whole body, the end) are on one future.
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import httptools
 
 from penstock.adapters.engines.http.engine_call import ANSWER_MAX, EngineBroken, EngineUnreachable, Feed, ResponseSink
+from penstock.adapters.http1_connection import HEAD_MAX, Http1Connection
 
-HEAD_MAX = 64 * 1024
-"""Most bytes of an answer's head, interim answers included, and as many again of trailers."""
 BUFFERED_MAX = 256 * 1024
 """Bytes of a body without a receiver, above which no more are read."""
-_JOINED_MAX = 64 * 1024
-"""Largest body that is copied behind its head; a larger one is written separately."""
 
 Wanted = Literal["head", "piece", "whole", "end"]
 
@@ -26,7 +23,7 @@ class ConnectionClosed(EngineUnreachable):
     """A connection was closed before the first byte of an answer."""
 
 
-class EngineConnection(asyncio.Protocol):
+class EngineConnection(Http1Connection):
     """One connection, and the answer that is on it.
 
     Args:
@@ -40,24 +37,18 @@ class EngineConnection(asyncio.Protocol):
         "_head_size",
         "_headers",
         "_interim",
-        "_loop",
         "_lost",
         "_parser",
         "_parts",
-        "_paused",
         "_reusable",
         "_sink",
-        "_transport",
         "_until_eof",
-        "_waiter",
         "_wanted",
         "begun",
         "busy",
-        "closed",
         "complete",
         "content_type",
         "error",
-        "idle_since",
         "on_body",
         "retry_after",
         "status",
@@ -65,23 +56,18 @@ class EngineConnection(asyncio.Protocol):
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, lost: Callable[["EngineConnection"], None]) -> None:
-        self._loop = loop
+        super().__init__(loop)
         self._lost = lost
-        self._transport: Any = None
         self._parts: list[bytes] = []
         self.on_body = self._parts.append
         """What the parser calls for each piece: the list's own method, so that none of ours runs for it."""
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[bool] | None = None
         self._wanted: Wanted = "head"
         self._feed: Feed | None = None
         self._sink: ResponseSink | None = None
-        self._paused = False
-        self.closed = False
         self.busy = False
         self.used = False
         """Whether the connection carried an answer before: then the engine may have closed it meanwhile."""
-        self.idle_since = 0.0
         self._clear()
 
     def _clear(self) -> None:
@@ -103,24 +89,23 @@ class EngineConnection(asyncio.Protocol):
 
     # --- calls from `Http1Call` -------------------------------------------------------------------------------------
 
-    def send(self, head: bytes, body: bytes) -> None:
-        """Send a request in one go; the connection is busy until `finish`."""
+    def request(self, head: bytes, body: bytes) -> None:
+        """Send a request; the connection is busy until `finish`."""
         self._clear()
         self.busy = True
         if self.closed:
             self.error = ConnectionClosed("the connection was closed")
-        elif len(body) <= _JOINED_MAX:
-            self._transport.write(head + body)
         else:
-            self._transport.writelines((head, body))
+            self.send(head, body)
 
     def wait(self, wanted: Wanted) -> asyncio.Future[bool]:
         """Return a future, done when the head, a piece, the whole body or the end is here, or the answer broke."""
         self._wanted = wanted
         if wanted != "end":
             self._feed = None  # the relaying task was cancelled, and another goes on
+        if self._paused:
+            self.resume()
         self._waiter = waiter = self._loop.create_future()
-        self.resume()
         return waiter
 
     def relay(self, feed: Feed, sink: ResponseSink) -> asyncio.Future[bool]:
@@ -141,20 +126,7 @@ class EngineConnection(asyncio.Protocol):
     def interrupt(self, error: Exception) -> None:
         """Make the waiting task raise; nothing is relayed any more."""
         self._feed = None
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(error)
-
-    def pause(self) -> None:
-        """Read no more until the next wait."""
-        if not self._paused and not self.closed:
-            self._paused = True
-            self._transport.pause_reading()
-
-    def resume(self) -> None:
-        if self._paused and not self.closed:
-            self._paused = False
-            self._transport.resume_reading()
+        self._wake(error=error)
 
     def finish(self) -> bool:
         """End the answer; return whether the connection can carry another one. If not, it is closed."""
@@ -169,22 +141,15 @@ class EngineConnection(asyncio.Protocol):
             and self.error is None
             and not self._extra
             and not self.closed
-            and not self._transport.get_write_buffer_size()  # the engine answered before it had read everything
+            and not self.transport.get_write_buffer_size()  # the engine answered before it had read everything
         ):
-            self.resume()
+            if self._paused:
+                self.resume()
             return True
         self.abort()
         return False
 
-    def abort(self) -> None:
-        """Close at once."""
-        if not self.closed and self._transport is not None:
-            self._transport.abort()
-
     # --- callbacks of the event loop --------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         if not self.busy:
@@ -208,12 +173,12 @@ class EngineConnection(asyncio.Protocol):
                     self.interrupt(error)
                     return
                 if not more:
-                    self._wake(True)
+                    self._over()
                 elif self._sink is not None and self._sink.full and self._feed is not None:
                     self.pause()
-                    self._wake(False)
+                    self._over(False)
             if self.complete or self.error is not None:
-                self._wake(True)
+                self._over()
             return
         if not self.begun:
             self._head_size += len(data)
@@ -226,12 +191,12 @@ class EngineConnection(asyncio.Protocol):
             or (wanted == "head" and self.begun)
             or (wanted == "piece" and self._parts)
         ):
-            self._wake(True)
+            self._over()
         self._buffered += len(data)
         if wanted == "whole" and self._waiter is not None:
             if self._buffered > ANSWER_MAX + 2 * HEAD_MAX:
                 self._fail(EngineBroken(f"the answer has more than {ANSWER_MAX} bytes"))
-                self._wake(True)
+                self._over()
         elif self._buffered > BUFFERED_MAX:
             self.pause()
 
@@ -245,7 +210,7 @@ class EngineConnection(asyncio.Protocol):
             reason = "the engine closed the connection" if error is None else f"{type(error).__name__}: {error}"
             broken = self.begun or self._head_size > 0
             self.error = EngineBroken(f"the answer broke off: {reason}") if broken else ConnectionClosed(reason)
-        self._wake(True)
+        self._over()
         self._lost(self)
 
     # --- callbacks of the parser ------------------------------------------------------------------------------------
@@ -289,11 +254,10 @@ class EngineConnection(asyncio.Protocol):
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _wake(self, value: bool) -> None:
+    def _over(self, ended: bool = True) -> None:
+        """End the present wait; nothing is relayed until the next one."""
         self._feed = None
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(value)
+        self._wake(ended)
 
     def _fail(self, error: Exception) -> None:
         """The engine is at fault: nothing more of this connection is used."""

@@ -1,6 +1,7 @@
 """Connection pool of one engine address: hands out a kept connection, else a new one within the limit."""
 
 import asyncio
+import ssl
 from collections import deque
 
 from penstock.adapters.engines.http.http1_client_connection import EngineConnection
@@ -17,17 +18,21 @@ class ConnectionPool:
     """The connections to one address.
 
     Args:
-        connect_timeout: seconds.
+        tls: of an https address.
+        connect_timeout: seconds, with the TLS handshake.
         connections_max: connections at the same time; a call above that waits until one is free.
     """
 
-    def __init__(self, host: str, port: int, connect_timeout: float, connections_max: int) -> None:
-        self.host = host
-        self.port = port
+    def __init__(
+        self, host: str, port: int, tls: ssl.SSLContext | None, connect_timeout: float, connections_max: int
+    ) -> None:
         self.open = 0
         """Connections that exist or are being made."""
         self._idle: list[EngineConnection] = []
         self._waiting: deque[asyncio.Future[EngineConnection | None]] = deque()
+        self._host = host
+        self._port = port
+        self._tls = tls
         self._connect_timeout = connect_timeout
         self._connections_max = connections_max
         self._made: set[EngineConnection] = set()
@@ -43,7 +48,7 @@ class ConnectionPool:
         idle = self._idle
         while idle:
             connection = idle.pop()
-            if not connection.closed and now - connection.idle_since < KEEP_ALIVE:
+            if not connection.closed and now < connection.deadline:
                 return connection
             connection.abort()
         return None
@@ -70,7 +75,7 @@ class ConnectionPool:
         if waiter is not None:
             waiter.set_result(connection)
         else:
-            connection.idle_since = now
+            connection.deadline = now + KEEP_ALIVE
             self._idle.append(connection)
 
     def sweep(self, now: float) -> None:
@@ -78,7 +83,7 @@ class ConnectionPool:
         self._sweeps_unused = 0 if self.open else self._sweeps_unused + 1
         idle = self._idle
         count = 0
-        while count < len(idle) and now - idle[count].idle_since >= KEEP_ALIVE:
+        while count < len(idle) and now >= idle[count].deadline:
             idle[count].abort()
             count += 1
         del idle[:count]
@@ -112,7 +117,7 @@ class ConnectionPool:
             async with asyncio.timeout(self._connect_timeout):
                 # TCP_NODELAY is on without being asked for, in asyncio and in uvloop.
                 _, connection = await loop.create_connection(
-                    lambda: EngineConnection(loop, self._lost), self.host, self.port
+                    lambda: EngineConnection(loop, self._lost), self._host, self._port, ssl=self._tls
                 )
         except BaseException:
             self._leave()

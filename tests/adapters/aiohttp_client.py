@@ -1,10 +1,7 @@
-"""aiohttp client of engines: sends one request to one engine in the OpenAI dialect.
-
-It is the oracle of the hand-written client (`penstock.adapters.engines.http.http1_client`) and serves what that leaves
-out, such as https.
-"""
+"""The oracle of the hand-written engine client: `EngineCalls` over aiohttp."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -14,6 +11,7 @@ from yarl import URL
 
 from penstock.adapters.engines.http.engine_call import (
     ANSWER_MAX,
+    COMMAND_MAX,
     CONNECTIONS_MAX,
     CallStopped,
     EngineBroken,
@@ -138,9 +136,17 @@ class AiohttpEngineClient:
     Args:
         connect_timeout: seconds.
         connections_max: connections to one engine; a request above that waits for one.
+        tls: for https; None trusts the system's certificates.
     """
 
-    def __init__(self, *, connect_timeout: float = 5.0, connections_max: int = CONNECTIONS_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        connect_timeout: float = 5.0,
+        connections_max: int = CONNECTIONS_MAX,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = tls
         self._connect_timeout = connect_timeout
         self._connections_max = connections_max
         self._session: aiohttp.ClientSession | None = None
@@ -148,24 +154,18 @@ class AiohttpEngineClient:
     def call(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> AiohttpCall:
         return AiohttpCall(self._open(), url, path, body, headers)
 
-    async def get(self, url: str, path: str, timeout: float) -> tuple[int, bytes]:
-        return await self._small("GET", url, path, timeout)
-
     async def command(self, url: str, path: str, timeout: float) -> tuple[int, bytes]:
-        return await self._small("POST", url, path, timeout)
+        try:
+            async with asyncio.timeout(timeout):
+                async with self._open().post(url.rstrip("/") + path) as response:
+                    return response.status, await response.content.read(COMMAND_MAX)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise EngineUnreachable(f"no answer from {url}{path}: {describe(error)}") from error
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
             self._session = None
-
-    async def _small(self, method: str, url: str, path: str, timeout: float) -> tuple[int, bytes]:
-        try:
-            async with asyncio.timeout(timeout):
-                async with self._open().request(method, url.rstrip("/") + path) as response:
-                    return response.status, await response.content.read(1 << 20)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise EngineUnreachable(f"no answer from {url}{path}: {describe(error)}") from error
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -173,7 +173,11 @@ class AiohttpEngineClient:
             trace.on_connection_reuseconn.append(_reused)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=0, limit_per_host=self._connections_max, keepalive_timeout=KEEP_ALIVE, ttl_dns_cache=30
+                    limit=0,
+                    limit_per_host=self._connections_max,
+                    keepalive_timeout=KEEP_ALIVE,
+                    ttl_dns_cache=30,
+                    ssl=True if self._tls is None else self._tls,
                 ),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
                 cookie_jar=aiohttp.DummyCookieJar(),

@@ -1,12 +1,18 @@
-"""aiohttp server's `HttpExchange`, and the route that serves a routed request through it."""
+"""The oracle of the hand-written server: `HttpExchange` over aiohttp, and a server that carries everything by it."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 
-from penstock.frontend.http.request_context import CALLER, FIELDS, REQUEST_ID, gate_of, read_body
-from penstock.frontend.http.request_guard import Handler, serve
+from penstock.frontend.app import public_app, routed_handlers
+from penstock.frontend.http import middleware
+from penstock.frontend.http.error_responses import response_of
+from penstock.frontend.http.middleware import Handler
+from penstock.frontend.http.request_context import CALLER, FIELDS, REQUEST_ID, read_body
+from penstock.frontend.http.request_guard import serve
+from penstock.frontend.service import Service
 
 
 class AiohttpExchange:
@@ -24,8 +30,6 @@ class AiohttpExchange:
         request[FIELDS] = self.fields
         self.response: web.StreamResponse | None = None
         self._request = request
-        # The hand-written server takes its clients' next request only on another connection.
-        self._last = gate_of(request).settings.http == "fast"
         self._waiting: list[bytes] = []
         self._writing = False
 
@@ -58,13 +62,13 @@ class AiohttpExchange:
 
     async def send(self, status: int, body: bytes, headers: Mapping[str, str], *, close: bool = False) -> None:
         self.response = web.Response(status=status, body=body, headers=headers)
-        if close or self._last:
+        if close:
             self.response.force_close()
 
     def open(self, status: int, headers: Mapping[str, str]) -> None:
         self.response = web.StreamResponse(status=status, headers=headers)
         # An HTTP/1.0 client does not know chunks: the connection's end is the body's.
-        if self._last or self._request.version < (1, 1):
+        if self._request.version < (1, 1):
             self.response.force_close()
 
     def write(self, data: bytes) -> None:
@@ -101,15 +105,36 @@ class AiohttpExchange:
             self._request.transport.abort()
 
 
-def routed(handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """Return the aiohttp route that has a request served as `penstock.frontend.http.request_guard.serve` does."""
+@asynccontextmanager
+async def aiohttp_server(service: Service) -> AsyncIterator[str]:
+    """Serve every route of a service by aiohttp alone, connections kept; yields the URL."""
+    gate, handlers = service.gate, routed_handlers(service)
 
-    async def route(request: web.Request) -> web.StreamResponse:
-        gate = gate_of(request)
+    @web.middleware
+    async def routed(request: web.Request, handler: Handler) -> web.StreamResponse:
+        route = gate.route(request.rel_url.path_safe) if request.method == "POST" else None
+        if route is None:
+            return await handler(request)
+        doubt = middleware._doubtful(request)
+        if doubt is not None:
+            refused = response_of(doubt)
+            refused.force_close()
+            return refused
         request[REQUEST_ID] = gate.request_id(request.headers)
         caller = AiohttpExchange(request)
-        await serve(gate, caller, handler)
+        await serve(gate, caller, handlers[route])
         assert caller.response is not None
         return caller.response
 
-    return route
+    app = public_app(service, with_admin=True)
+    app.middlewares.insert(0, routed)
+    app.on_response_prepare.remove(middleware.give_back)
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, keepalive_timeout=75, shutdown_timeout=0.5, lingering_time=1.0
+    )
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
