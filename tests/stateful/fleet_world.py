@@ -39,9 +39,10 @@ class FleetWorld:
         """Worker -> serial under which its requests are counted."""
         self.due: dict[str, Nanos] = {}
         """Worker -> when its drain may cut requests off."""
+        self.heard: set[str] = set()
+        """Workers of which every frontend has counted the requests."""
         self.away: set[str] = set()
         """Servers that do not answer."""
-        self.gone: set[str] = set()
         self.restarts: dict[str, str] = {}
         self.kinds: set[type] = set()
         self.troubled = True
@@ -107,6 +108,7 @@ class FleetWorld:
     def leave_requests(self, worker: str, active: int) -> None:
         before, self.requests[worker] = self.requests.get(worker, 0), active
         if worker in self.counted and active != before:
+            self.heard.add(worker)
             self.post(events.RequestsLeft(worker=worker, serial=self.counted[worker], active=active, finished=1))
 
     def post(self, event: Event) -> None:
@@ -138,6 +140,8 @@ class FleetWorld:
         worker = effect.worker
         attached = effect.pool == "urls"
         assert attached or worker in self.processes or effect.draining, f"{worker} is published without a process"
+        if not effect.draining:
+            self.due.pop(worker, None)
         if not effect.draining and (worker in self.away or (self.troubled and self.dice.random() < 0.1)):
             return events.PublishFailed(worker=worker, serial=effect.serial, reason="it is unfit")
         self.counted.pop(worker, None)
@@ -152,7 +156,9 @@ class FleetWorld:
     def do_CountRequests(self, now: Nanos, effect: events.CountRequests) -> Event:
         self.counted[effect.worker] = effect.serial
         active = self.requests.get(effect.worker, 0)
-        return events.RequestsLeft(worker=effect.worker, serial=effect.serial, active=active)
+        heard = not self.troubled or self.dice.random() < 0.8  # else a frontend never says what it has
+        (self.heard.add if heard else self.heard.discard)(effect.worker)
+        return events.RequestsLeft(worker=effect.worker, serial=effect.serial, active=active, heard=heard)
 
     def do_Withdraw(self, now: Nanos, effect: events.Withdraw) -> None:
         self.entries.pop(effect.worker, None)
@@ -160,8 +166,8 @@ class FleetWorld:
 
     def do_Stop(self, now: Nanos, effect: events.Stop) -> Event:
         worker = effect.worker
-        if worker in self.processes and self.requests.get(worker) and worker in self.due:
-            assert now >= self.due[worker] or self.entries.get(worker) is None, f"{worker} is cut off too soon"
+        if worker in self.processes and now < self.due.get(worker, 0):
+            assert not self.requests.get(worker) and worker in self.heard, f"{worker} is cut off too soon"
         self.processes.pop(worker, None)
         self.requests.pop(worker, None)
         self.due.pop(worker, None)

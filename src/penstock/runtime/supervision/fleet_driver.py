@@ -262,7 +262,7 @@ class FleetDriver:
     # --- the Connector seam -------------------------------------------------------------------------------------------
 
     async def pools(self) -> Mapping[str, Pool]:
-        """Return the pools of processes; those of attached servers are in `all_pools`."""
+        """Return the pools of processes, not those of servers that others run."""
         return {name: pool for name, pool in self.fleet.pools().items() if name in self._templates}
 
     async def scale(self, pool: str, replicas: int, *, without: Collection[str] = ()) -> None:
