@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.kernel.block_runs import plain
 from penstock.kernel.values import Prompt, RequestId, Target, WorkerId
 from penstock.router.events import Cost
-from penstock.router.kv_index.indexer import HeldBlocks
+from penstock.router.kv_index.indexer import SOURCES, HeldBlocks
 from penstock.router.selection.cost import (
     COSTS,
     NOTHING,
@@ -245,7 +245,8 @@ def test_columns_price_as_one_by_one_does(
             for (to, _), one in zip(targets, found)
         ]
         columns = active.columns("aggregated", targets)
-        tiers = [np.array([held.get(to, NOTHING)[tier] for to, _ in targets]) for tier in range(3)]
+        held_by_target = [held.get(to, NOTHING) for to, _ in targets]
+        tiers = [np.array([one[tier] for one in held_by_target]) for tier in range(3)]
         table = CostTable(
             asked,
             settings,
@@ -255,14 +256,14 @@ def test_columns_price_as_one_by_one_does(
                 active.shared(columns, chain),
                 tiers[0],
                 tiers[1:] if tiers[1].any() or tiers[2].any() else [],
+                np.array([SOURCES.index(one.source) for one in held_by_target]),
                 np.array([one["speed"] for one in found]).T,
                 np.array([one["distance"] for one in found]),
             ),
-            held,
         )
     active.check()
     assert list(table) == rows and [table[place] for place in range(len(rows))] == rows and len(table) == len(rows)
-    assert table.totals == totals_of(rows) and table.active_requests == active_requests_of(rows)
+    assert totals_of(table) == totals_of(rows) and active_requests_of(table) == active_requests_of(rows)
     assert msgspec.json.encode(table, enc_hook=plain) == msgspec.json.encode(rows)
     for mode in ("kv", "least_loaded", "power_of_two"):
         for temperature in (0.0, 0.5):
