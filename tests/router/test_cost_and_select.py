@@ -10,12 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from penstock.kernel.block_runs import plain
 from penstock.kernel.values import Prompt, RequestId, Target, WorkerId
 from penstock.router.events import Cost
-from penstock.router.kv_index.indexer import SOURCES, HeldBlocks
+from penstock.router.kv_index.indexer import SOURCES, HeldBlocks, HistoryIndexer, column_of
+from penstock.router.kv_index.kv_event_stream import KvEventStream
+from penstock.router.model_pool import ModelPool
 from penstock.router.selection.cost import (
     COSTS,
     NOTHING,
@@ -28,8 +31,9 @@ from penstock.router.selection.cost import (
 )
 from penstock.router.selection.cost_table import Candidates, CostTable, active_requests_of, totals_of
 from penstock.router.selection.select import discounted, probabilities, select
-from penstock.router.settings import CostSettings
+from penstock.router.settings import CostSettings, RouterSettings
 from penstock.router.workers.active_sequences import ActiveSequences, TargetLoad
+from tests.depth import deep
 
 SPEED = Speed(0.005, 1e-4, 1e-6)
 NAMES = ["a", "b", "c", "d"]
@@ -271,3 +275,44 @@ def test_columns_price_as_one_by_one_does(
             assert choices[0] == choices[1]
     home = targets[len(rows) // 2][0]
     assert discounted(table, home) == discounted(rows, home) and discounted(table, None) is table
+
+
+HELD = st.fixed_dictionaries({name: st.tuples(*[st.integers(0, 5)] * 3) for name in NAMES})
+DEPTHS = st.fixed_dictionaries({name: st.integers(0, 8) for name in NAMES})
+OFTEN = st.sampled_from([True, True, True, False])
+
+
+@hypothesis_settings(max_examples=deep(300), deadline=None)
+@given(HELD, st.none() | DEPTHS, st.none() | DEPTHS, st.sets(st.sampled_from(NAMES)), OFTEN, OFTEN)
+def test_columns_say_what_the_overlap_by_name_says(
+    held: dict[str, tuple[int, int, int]],
+    guessed: dict[str, int] | None,
+    predicted: dict[str, int] | None,
+    known: set[str],
+    hashed: bool,
+    hears: bool,
+) -> None:
+    place = {target(name): at for at, name in enumerate(reversed(NAMES))}
+    pool = ModelPool("m", RouterSettings(mode="kv"), random.Random(1))
+    pool.streams = {target(name): KvEventStream() for name in known}
+    pool.exact = mock.Mock() if hears else None
+    if pool.exact is not None:
+        pool.exact.overlap.return_value = {
+            target(name): HeldBlocks(*tiers) for name, tiers in held.items() if any(tiers)
+        }
+        columns = [np.array([held[to.worker][tier] for to in place]) for tier in range(3)]
+        pool.exact.columns.return_value = columns[0], columns[1:] if columns[1].any() or columns[2].any() else []
+    pool.history, pool.predicted = (
+        None if depths is None else mock.Mock(spec=HistoryIndexer) for depths in (guessed, predicted)
+    )
+    for index, depths in ((pool.history, guessed), (pool.predicted, predicted)):
+        if index is not None and depths is not None:
+            index.overlap.return_value = {target(name): depth for name, depth in depths.items() if depth}
+            index.column.return_value = column_of(index.overlap.return_value, place)
+    prompt = Prompt(64, [1, 2, 3], estimated=not hashed)
+
+    device, lower, source = pool.overlap_columns(prompt, place, 0)
+
+    rows = zip(device, *(lower or [[0] * len(place)] * 2), source, strict=True)
+    made = {to: HeldBlocks(*map(int, tiers), SOURCES[by]) for to, (*tiers, by) in zip(place, rows)}
+    assert {to: one for to, one in made.items() if one != NOTHING} == pool.overlaps(prompt, 0)

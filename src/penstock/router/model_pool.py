@@ -46,6 +46,7 @@ FALLBACK_BURST = 10
 COLUMNS_MIN = 24
 """Candidates from which on they are priced in columns: below, numpy's calls cost more than the candidates."""
 
+_EXACT, _APPROXIMATE, _PREDICTED = map(SOURCES.index, SOURCES[1:])
 Targets = Sequence[tuple[Target, RosterWorker]]
 
 HANDOFF_COUNTS = ("remote", "done", "empty", "failed", "fallback", "lost", "released", "local")
@@ -218,6 +219,36 @@ class ModelPool:
                     found[target] = HeldBlocks(depth, beyond, min(known.disk, beyond + known.disk), "predicted")
         return found
 
+    def overlap_columns(
+        self, prompt: Prompt, place: Mapping[Target, int], now: Nanos
+    ) -> tuple[Column, Sequence[Column], Column]:
+        """Return what `overlaps` does for many targets: device blocks, those of lower tiers, and who says so."""
+        blocks, text = prompt.blocks, prompt.estimated
+        device, lower = np.zeros(len(place), dtype=np.int64), list[Column]()
+        source = device
+        if not self.indexed or not blocks:
+            return device, lower, source
+        guessed = None if self.history is None else self.history.column(blocks, place, now)
+        if self.exact is not None and not text:
+            device, tiers = self.exact.columns(blocks, place)
+            lower = list(tiers)
+            source = np.where(sum(lower, device) > 0, _EXACT, 0)
+        if guessed is not None and guessed.any():
+            if not text:
+                guessed = guessed * np.array([self.kv_state(target) != "exact" for target in place])
+            more = guessed > device
+            device, lower = np.maximum(guessed, device), [np.where(more, 0, tier) for tier in lower]
+            source = np.where(more, _APPROXIMATE, source)
+        if self.predicted is not None and self.exact is not None and not text:
+            depth = self.predicted.column(blocks, place, now)
+            more = depth > device
+            if more.any():
+                if lower:
+                    lower[0] = np.where(more, np.maximum(0, device + lower[0] - depth), lower[0])
+                device = np.maximum(depth, device)
+                source = np.where(more, _PREDICTED, source)
+        return device, lower, source
+
     def kv_state(self, target: Target) -> str:
         """Return how well a target's cache is known: exact, recovering, approximate, or none (no event source)."""
         stream = self.streams.get(target)
@@ -297,7 +328,7 @@ class ModelPool:
     ) -> Candidates:
         """Return what is known of many candidates in columns."""
         columns = self.active.columns(stage, targets)
-        device, lower, source = self._overlap_columns(prompt, columns.place, now)
+        device, lower, source = self.overlap_columns(prompt, columns.place, now)
         speeds = msgspec.structs.astuple(usual)
         if self.settings.cost.kind == "latency":
             own = [usual if worker.speed is None else self._speed(worker.speed) for _, worker in targets]
@@ -314,35 +345,6 @@ class ModelPool:
             speeds,
             1.0 if far is None else np.array([far(worker.card) for _, worker in targets]),
         )
-
-    def _overlap_columns(
-        self, prompt: Prompt, place: Mapping[Target, int], now: Nanos
-    ) -> tuple[Column, Sequence[Column], Column]:
-        """Return what `overlaps` does for many targets: device blocks, those of lower tiers, and who says so."""
-        blocks, text = prompt.blocks, prompt.estimated
-        device, lower = np.zeros(len(place), dtype=np.int64), list[Column]()
-        source = device
-        if not self.indexed or not blocks:
-            return device, lower, source
-        guessed = None if self.history is None else self.history.column(blocks, place, now)
-        if self.exact is not None and not text:
-            device, tiers = self.exact.columns(blocks, place)
-            lower = list(tiers)
-            source = np.where(sum(lower, device) > 0, SOURCES.index("exact"), 0)
-        if guessed is not None and guessed.any():
-            if not text:
-                guessed = guessed * np.array([self.kv_state(target) != "exact" for target in place])
-            more = guessed > device
-            device, lower = np.maximum(guessed, device), [np.where(more, 0, tier) for tier in lower]
-            source = np.where(more, SOURCES.index("approximate"), source)
-        if self.predicted is not None and self.exact is not None and not text:
-            depth = self.predicted.column(blocks, place, now)
-            more = depth > device
-            if lower:
-                lower[0] = np.where(more, np.maximum(0, device + lower[0] - depth), lower[0])
-            device = np.maximum(depth, device)
-            source = np.where(more, SOURCES.index("predicted"), source)
-        return device, lower, source
 
     @property
     def ms_per_block(self) -> float:

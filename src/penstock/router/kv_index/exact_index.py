@@ -5,7 +5,7 @@ translates engines' opaque hashes (`penstock.router.kv_index.engine_hash_map`), 
 refusal is counted.
 """
 
-from collections.abc import Iterable, Mapping, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.kernel.errors import InvariantError
@@ -94,7 +94,7 @@ class ExactIndex:
     def columns(self, blocks: Sequence[int], place: Mapping[Target, int]) -> tuple[Column, Sequence[Column]]:
         """Return the same for many targets; see `penstock.router.kv_index.indexer.EventIndexer.columns`."""
         held = self.overlap(blocks).by_target
-        tiers = [column_of({target: one[tier] for target, one in held.items()}, place) for tier in range(3)]
+        tiers = [column_of({to: getattr(one, tier) for to, one in held.items()}, place) for tier in TIERS]
         return tiers[0], tiers[1:] if tiers[1].any() or tiers[2].any() else []
 
     def audit(self, blocks: Sequence[int]) -> bool:

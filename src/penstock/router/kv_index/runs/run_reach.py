@@ -15,13 +15,13 @@ from penstock.kernel.values import Target, WorkerId
 from penstock.router.kv_index.indexer import Column
 
 ROW_MIN = 24
-"""Holders from which on a run has a row: below, a look at each costs less than numpy's calls. It goes at half as many."""
+"""Holders from which on a run has a row, which goes at half as many: with fewer, numpy's calls cost more than they do."""
 ORDERS_MAX = 8
 """Orders of targets that are kept: there are as many as stages of requests."""
 
 
 class RunReach:
-    """Targets by the beginnings of runs that they hold."""
+    """Targets by the beginnings of runs that they hold; one that holds some of a run holds all before it in a chain."""
 
     __slots__ = ("_orders", "_rows", "_runs", "_slots", "_width", "pairs", "total")
 
@@ -36,8 +36,11 @@ class RunReach:
         self._slots: dict[Target, int] = {}
         self._width = 64
         """Numbers in a row."""
-        self._orders: dict[int, tuple[Mapping[Target, int], Column]] = {}
+        self._orders: dict[int, tuple[Mapping[Target, int], Column | slice]] = {}
         """id of what was asked for -> (that, the slots of its targets)"""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunReach) and self._runs == other._runs
 
     def at(self, target: Target, run: int) -> int:
         """Return how many blocks of a run a target holds."""
@@ -90,20 +93,12 @@ class RunReach:
         Cost: O(targets that hold it) per run of the chain.
         """
         found: dict[Target, int] = {}
-        before = 0
-        on: dict[Target, int] | None = None
         for run, count in chain.parts:
             held = self._runs.get(run)
             if held is None:
                 break
-            here = held if on is None else {target: held[target] for target in on if target in held}
-            on = {target: blocks for target, blocks in here.items() if blocks >= count}
-            found.update(dict.fromkeys(on, before + count))
-            if len(on) < len(here):
-                found.update([(target, before + blocks) for target, blocks in here.items() if blocks < count])
-            if not on:
-                break
-            before += count
+            for target, blocks in held.items():
+                found[target] = found.get(target, 0) + (blocks if blocks < count else count)
         return found
 
     def column(self, chain: Chain, place: Mapping[Target, int]) -> Column:
@@ -117,33 +112,23 @@ class RunReach:
         if known is None:
             if len(self._orders) >= ORDERS_MAX:
                 self._orders.clear()
-            known = self._orders[id(place)] = (place, np.array([self._slot(target) for target in place], dtype=np.int64))
+            slots = [self._slot(target) for target in place]
+            straight = slots == list(range(len(place)))
+            known = self._orders[id(place)] = (
+                place,
+                slice(len(place)) if straight else np.array(slots, dtype=np.int64),
+            )
         depths = np.zeros(self._width, dtype=np.int64)
-        many: Column | None = None  # who holds all so far, by slot; None: everyone
-        few: list[Target] | None = None  # the same by name, once there are few
         for run, count in chain.parts:
+            row = self._rows.get(run)
+            if row is not None:
+                depths += np.minimum(row, count)
+                continue
             held = self._runs.get(run)
             if held is None:
                 break
-            row = self._rows.get(run)
-            if row is not None and few is None:
-                there = np.minimum(row, count)
-                if many is not None:
-                    there *= many
-                depths += there
-                many = there == count
-                continue
-            further = []
-            for target in held if few is None else few:
-                blocks = held.get(target, 0)
-                slot = self._slots[target]
-                if blocks and (many is None or many[slot]):
-                    depths[slot] += min(blocks, count)
-                    if blocks >= count:
-                        further.append(target)
-            many, few = None, further
-            if not few:
-                break
+            for target, blocks in held.items():
+                depths[self._slots[target]] += min(blocks, count)
         found: Column = depths[known[1]]
         return found
 
