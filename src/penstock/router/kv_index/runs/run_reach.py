@@ -15,7 +15,7 @@ from penstock.kernel.values import Target, WorkerId
 from penstock.router.kv_index.indexer import Column
 
 ROW_MIN = 24
-"""Holders from which on a run has a row, which goes at half as many: with fewer, numpy's calls cost more than they do."""
+"""Holders from which on a run has a row, which goes at half as many: with fewer, numpy's calls cost more."""
 ORDERS_MAX = 8
 """Orders of targets that are kept: there are as many as stages of requests."""
 
