@@ -46,7 +46,6 @@ FALLBACK_BURST = 10
 COLUMNS_MIN = 24
 """Candidates from which on they are priced in columns: below, numpy's calls cost more than the candidates."""
 
-_EXACT, _APPROXIMATE, _PREDICTED = map(SOURCES.index, SOURCES[1:])
 Targets = Sequence[tuple[Target, RosterWorker]]
 
 HANDOFF_COUNTS = ("remote", "done", "empty", "failed", "fallback", "lost", "released", "local")
@@ -232,21 +231,21 @@ class ModelPool:
         if self.exact is not None and not text:
             device, tiers = self.exact.columns(blocks, place)
             lower = list(tiers)
-            source = np.where(sum(lower, device) > 0, _EXACT, 0)
-        if guessed is not None and guessed.any():
+            source = (sum(lower, device) > 0).view(np.int8)  # the exact index is number 1 of `SOURCES`
+        if guessed is not None and np.count_nonzero(guessed):
             if not text:
                 guessed = guessed * np.array([self.kv_state(target) != "exact" for target in place])
             more = guessed > device
             device, lower = np.maximum(guessed, device), [np.where(more, 0, tier) for tier in lower]
-            source = np.where(more, _APPROXIMATE, source)
+            source = np.where(more, SOURCES.index("approximate"), source)
         if self.predicted is not None and self.exact is not None and not text:
             depth = self.predicted.column(blocks, place, now)
             more = depth > device
-            if more.any():
+            if np.count_nonzero(more):
                 if lower:
                     lower[0] = np.where(more, np.maximum(0, device + lower[0] - depth), lower[0])
                 device = np.maximum(depth, device)
-                source = np.where(more, _PREDICTED, source)
+                source = np.where(more, SOURCES.index("predicted"), source)
         return device, lower, source
 
     def kv_state(self, target: Target) -> str:

@@ -71,7 +71,7 @@ class CostTable(Sequence[Cost]):
     def __getitem__(self, index: int | slice) -> Cost | list[Cost]:
         if isinstance(index, slice):
             return list(self)[index]
-        return self._row(index, [one[index].item() if isinstance(one, np.ndarray) else one for one in self._columns])
+        return self._row(index, [one.item(index) if isinstance(one, np.ndarray) else one for one in self._columns])
 
     def __iter__(self) -> Iterator[Cost]:
         columns = [one.tolist() if isinstance(one, np.ndarray) else [one] * len(self) for one in self._columns]
@@ -171,7 +171,8 @@ def cheapest_of(costs: Sequence[Cost], but: int | None = None) -> Sequence[int]:
         if but is not None:
             total = total.copy()
             total[but] = np.inf
-        return np.flatnonzero(total == total.min())  # type: ignore[return-value]
+        found: list[int] = (total == total[total.argmin()]).nonzero()[0].tolist()
+        return found
     totals = {place: one.total for place, one in enumerate(costs) if place != but}
     least = min(totals.values())
     return [place for place, total in totals.items() if total == least]
