@@ -97,8 +97,11 @@ class RunReach:
             held = self._runs.get(run)
             if held is None:
                 break
+            if not found:
+                found = {target: blocks if blocks < count else count for target, blocks in held.items()}
+                continue
             for target, blocks in held.items():
-                found[target] = found.get(target, 0) + (blocks if blocks < count else count)
+                found[target] += blocks if blocks < count else count
         return found
 
     def column(self, chain: Chain, place: Mapping[Target, int]) -> Column:
