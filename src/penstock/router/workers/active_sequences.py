@@ -124,8 +124,6 @@ class PrefixUsers(Protocol):
         """Return how many leading blocks of a chain each target has in use, shape (targets,)."""
         ...
 
-    def __eq__(self, other: object) -> bool: ...
-
 
 class BlockUsers:
     """The targets by the first block of the prompts that they run: the others have nothing of a prompt in use."""

@@ -49,10 +49,6 @@ class RunLoad(TargetLoad):
         for run, count in blocks.parts:
             self._holders.drop(run, count)
 
-    def reach(self, run: int) -> int:
-        """Return how many blocks of a run are in use."""
-        return self._holders.reach.get(run, 0)
-
     def users(self) -> dict[int, int]:
         return self._holders.counts()
 
@@ -68,7 +64,7 @@ class RunUsers:
 
     def used(self, target: Target, blocks: Chain, load: RunLoad) -> None:
         for run, _ in blocks.parts:
-            self._reach.put(target, run, load.reach(run))
+            self._reach.put(target, run, load._holders.reach.get(run, 0))
 
     left = used
 
