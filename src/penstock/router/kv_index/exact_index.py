@@ -12,7 +12,7 @@ from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStored, Target, Tier, WorkerId
 from penstock.router.kv_index.engine_hash_map import EngineHashMap, salt_of, salted, unsigned
-from penstock.router.kv_index.indexer import Column, HeldBlocks, IndexCounters, Overlap, Stretch, column_of
+from penstock.router.kv_index.indexer import Column, HeldBlocks, IndexCounters, Overlap, Stretch
 from penstock.router.kv_index.spans import span_state
 from penstock.router.kv_index.spans.span_walk import walk, walk_linear
 from penstock.router.kv_index.spans.spans import Spans
@@ -93,9 +93,7 @@ class ExactIndex:
 
     def columns(self, blocks: Sequence[int], place: Mapping[Target, int]) -> tuple[Column, Sequence[Column]]:
         """Return the same for many targets; see `penstock.router.kv_index.indexer.EventIndexer.columns`."""
-        held = self.overlap(blocks).by_target
-        tiers = [column_of({to: getattr(one, tier) for to, one in held.items()}, place) for tier in TIERS]
-        return tiers[0], tiers[1:] if tiers[1].any() or tiers[2].any() else []
+        return self.overlap(blocks).columns(place)
 
     def audit(self, blocks: Sequence[int]) -> bool:
         """Compare the quick answer for a prompt with the one found block by block; count and return if they agree."""

@@ -174,6 +174,14 @@ class Overlap(Mapping[Target, HeldBlocks]):
             self._held.pop(GONE, None)  # one that left since
         return self._held
 
+    def columns(self, place: Mapping[Target, int]) -> tuple[Column, Sequence[Column]]:
+        """Return the same for many targets; see `EventIndexer.columns`."""
+        tiers = np.zeros((3, len(place)), dtype=np.int64)
+        for held, mask in self.stretches:
+            spots = [place[target] for target in named(mask, self._names) if target in place]
+            tiers[:, spots] = [[held.device], [held.host], [held.disk]]
+        return tiers[0], list(tiers[1:]) if self._lower and np.count_nonzero(tiers[1:]) else ()
+
     @property
     def deepest(self) -> int:
         """The most leading device blocks that any target holds."""
