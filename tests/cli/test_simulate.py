@@ -1,7 +1,14 @@
 """What does a person get of ``penstock simulate``: a table, a run folder like a live one, and errors with a name?"""
 
 import json
+import multiprocessing
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.simulate import command
-from penstock.kernel.errors import ConfigError
+from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.request_record import decode_records
+from penstock.report.simulation.variant_processes import in_processes
 
 SHORT = ["--workload", "chat", "--rate", "6", "--duration", "15", "--no-html"]
 
@@ -233,3 +241,72 @@ def test_a_model_on_a_gpu_needs_no_config(tmp_path: Path) -> None:
     assert "roofline of meta-llama/Llama-3.1-8B on 1 rtx4090" in note and "not fitted to" in note
     assert re.search(r"2,\d{3} KV blocks", note)
     assert variant["requests"]["ok"] == 80
+
+
+COMPARED = [*SHORT, "--compare", "router.mode=kv,round_robin,random"]
+
+
+def without_clock(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in one.items() if not key.startswith("wall")} for one in found]
+
+
+def test_variants_side_by_side_come_to_the_same_in_the_same_order(tmp_path: Path) -> None:
+    one_by_one = variants(tmp_path / "1", *COMPARED, "--jobs", "1")
+    at_once = variants(tmp_path / "3", *COMPARED, "--jobs", "3")
+    assert [one["variant"] for one in at_once] == [f"router.mode={mode}" for mode in ("kv", "round_robin", "random")]
+    assert without_clock(at_once) == without_clock(one_by_one)
+    for name in ("requests.jsonl", "decisions.jsonl", "metrics.csv", "simulate.json"):
+        texts = [[Path(one["wall_run"], name).read_text() for one in found] for found in (one_by_one, at_once)]
+        if name == "simulate.json":
+            texts = [[json.dumps(without_clock([json.loads(text)])) for text in several] for several in texts]
+        assert texts[0] == texts[1]
+
+
+def test_an_error_of_one_process_is_the_commands_and_ends_the_others(tmp_path: Path) -> None:
+    arguments = [*COMPARED, "--jobs", "2", "--policy", "no_such_module:Policy"]
+    with pytest.raises(ConfigError, match="no_such_module"):
+        raise simulate(tmp_path, *arguments).exception
+    assert not multiprocessing.active_children()
+
+
+def die(task: int) -> int:
+    if task == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+def test_a_process_that_is_killed_is_an_error_with_a_next_step() -> None:
+    with pytest.raises(PenstockError, match="--jobs 1"):
+        in_processes(die, [0, 1, 2], 2, quiet=True)
+    assert not multiprocessing.active_children()
+
+
+def children_of(process: int) -> list[int]:
+    return [int(id) for id in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_the_command(tmp_path: Path, number: int) -> None:
+    hours = ["--workload", "chat", "--rate", "50", "--hours", "50", "--no-html"]
+    command = [sys.executable, "-m", "penstock", "simulate", *hours, "--compare", "router.mode=kv,random"]
+    process = subprocess.Popen([*command, "--jobs", "2", "--out", str(tmp_path)], stderr=subprocess.PIPE)
+    eventually(lambda: len(list(tmp_path.glob("*/requests.jsonl"))) == 2)
+    children = children_of(process.pid)
+    process.send_signal(number)
+    assert process.wait(30) == (130 if number == signal.SIGINT else -number)
+    eventually(lambda: not any(map(runs, children)))
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.05)

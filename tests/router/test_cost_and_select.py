@@ -10,12 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from penstock.kernel.block_runs import plain
 from penstock.kernel.values import Prompt, RequestId, Target, WorkerId
 from penstock.router.events import Cost
-from penstock.router.kv_index.indexer import HeldBlocks
+from penstock.router.kv_index.indexer import SOURCES, HeldBlocks, HistoryIndexer, column_of
+from penstock.router.kv_index.kv_event_stream import KvEventStream
+from penstock.router.model_pool import ModelPool
 from penstock.router.selection.cost import (
     COSTS,
     NOTHING,
@@ -28,8 +31,9 @@ from penstock.router.selection.cost import (
 )
 from penstock.router.selection.cost_table import Candidates, CostTable, active_requests_of, totals_of
 from penstock.router.selection.select import discounted, probabilities, select
-from penstock.router.settings import CostSettings
+from penstock.router.settings import CostSettings, RouterSettings
 from penstock.router.workers.active_sequences import ActiveSequences, TargetLoad
+from tests.depth import deep
 
 SPEED = Speed(0.005, 1e-4, 1e-6)
 NAMES = ["a", "b", "c", "d"]
@@ -245,7 +249,8 @@ def test_columns_price_as_one_by_one_does(
             for (to, _), one in zip(targets, found)
         ]
         columns = active.columns("aggregated", targets)
-        tiers = [np.array([held.get(to, NOTHING)[tier] for to, _ in targets]) for tier in range(3)]
+        held_by_target = [held.get(to, NOTHING) for to, _ in targets]
+        tiers = [np.array([one[tier] for one in held_by_target]) for tier in range(3)]
         table = CostTable(
             asked,
             settings,
@@ -255,14 +260,14 @@ def test_columns_price_as_one_by_one_does(
                 active.shared(columns, chain),
                 tiers[0],
                 tiers[1:] if tiers[1].any() or tiers[2].any() else [],
+                np.array([SOURCES.index(one.source) for one in held_by_target]),
                 np.array([one["speed"] for one in found]).T,
                 np.array([one["distance"] for one in found]),
             ),
-            held,
         )
     active.check()
     assert list(table) == rows and [table[place] for place in range(len(rows))] == rows and len(table) == len(rows)
-    assert table.totals == totals_of(rows) and table.active_requests == active_requests_of(rows)
+    assert totals_of(table) == totals_of(rows) and active_requests_of(table) == active_requests_of(rows)
     assert msgspec.json.encode(table, enc_hook=plain) == msgspec.json.encode(rows)
     for mode in ("kv", "least_loaded", "power_of_two"):
         for temperature in (0.0, 0.5):
@@ -270,3 +275,44 @@ def test_columns_price_as_one_by_one_does(
             assert choices[0] == choices[1]
     home = targets[len(rows) // 2][0]
     assert discounted(table, home) == discounted(rows, home) and discounted(table, None) is table
+
+
+HELD = st.fixed_dictionaries({name: st.tuples(*[st.integers(0, 5)] * 3) for name in NAMES})
+DEPTHS = st.fixed_dictionaries({name: st.integers(0, 8) for name in NAMES})
+OFTEN = st.sampled_from([True, True, True, False])
+
+
+@hypothesis_settings(max_examples=deep(300), deadline=None)
+@given(HELD, st.none() | DEPTHS, st.none() | DEPTHS, st.sets(st.sampled_from(NAMES)), OFTEN, OFTEN)
+def test_columns_say_what_the_overlap_by_name_says(
+    held: dict[str, tuple[int, int, int]],
+    guessed: dict[str, int] | None,
+    predicted: dict[str, int] | None,
+    known: set[str],
+    hashed: bool,
+    hears: bool,
+) -> None:
+    place = {target(name): at for at, name in enumerate(reversed(NAMES))}
+    pool = ModelPool("m", RouterSettings(mode="kv"), random.Random(1))
+    pool.streams = {target(name): KvEventStream() for name in known}
+    pool.exact = mock.Mock() if hears else None
+    if pool.exact is not None:
+        pool.exact.overlap.return_value = {
+            target(name): HeldBlocks(*tiers) for name, tiers in held.items() if any(tiers)
+        }
+        columns = [np.array([held[to.worker][tier] for to in place]) for tier in range(3)]
+        pool.exact.columns.return_value = columns[0], columns[1:] if columns[1].any() or columns[2].any() else []
+    pool.history, pool.predicted = (
+        None if depths is None else mock.Mock(spec=HistoryIndexer) for depths in (guessed, predicted)
+    )
+    for index, depths in ((pool.history, guessed), (pool.predicted, predicted)):
+        if index is not None and depths is not None:
+            index.overlap.return_value = {target(name): depth for name, depth in depths.items() if depth}
+            index.column.return_value = column_of(index.overlap.return_value, place)
+    prompt = Prompt(64, [1, 2, 3], estimated=not hashed)
+
+    device, lower, source = pool.overlap_columns(prompt, place, 0)
+
+    rows = zip(device, *(lower or [[0] * len(place)] * 2), source, strict=True)
+    made = {to: HeldBlocks(*map(int, tiers), SOURCES[by]) for to, (*tiers, by) in zip(place, rows)}
+    assert {to: one for to, one in made.items() if one != NOTHING} == pool.overlaps(prompt, 0)

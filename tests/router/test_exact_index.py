@@ -151,7 +151,12 @@ class World:
 
     def find(self, path: Path, wanted: set[Target] | None = None) -> None:
         expected = self.oracle.overlap(path, TARGETS if wanted is None else sorted(wanted))
-        assert dict(self.index.overlap(hashes(path), targets=wanted)) == expected
+        found = self.index.overlap(hashes(path), targets=wanted)
+        assert dict(found) == expected
+        place = {target: at for at, target in enumerate(reversed(TARGETS))}
+        device, lower = found.columns(place)
+        rows = zip(device, *(lower or [[0] * len(place)] * 2), strict=True)
+        assert list(rows) == [expected.get(target, HeldBlocks())[:3] for target in place]
 
     def agrees(self) -> None:
         self.index.check()

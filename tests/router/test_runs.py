@@ -1,7 +1,10 @@
 """Do load, index and routing history of runs say what their block-by-block yardsticks say?"""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest import mock
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -20,7 +23,20 @@ from penstock.traffic.traffic_request import TrafficRequest
 from tests.depth import deep
 
 TARGETS = [Target(WorkerId(f"w{n}"), 0) for n in range(3)]
+PLACE = {target: place for place, target in enumerate([Target(WorkerId("idle"), 0), *reversed(TARGETS)])}
 PROMPTS = st.tuples(st.integers(0, 1), st.integers(1, 6), st.integers(0, 3), st.integers(1, 9))
+
+
+def by_place(held: Mapping[Target, Any], tier: int | None) -> list[int]:
+    """Write an answer by name as a column: one tier of it, or, where None, the number that it is."""
+    return [0 if target not in held else held[target] if tier is None else held[target][tier] for target in PLACE]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def rows_for_few_holders() -> Iterator[None]:
+    """Let a run have a row from two holders on, so that three targets come and go across that number."""
+    with mock.patch("penstock.router.kv_index.runs.run_reach.ROW_MIN", 2):
+        yield
 
 
 class Twins(RuleBasedStateMachine):
@@ -119,6 +135,12 @@ class Twins(RuleBasedStateMachine):
         assert self.load.blocks_with(chain, 2) == self.load_by_block.blocks_with(names, 2)
         assert self.history.overlap(chain, self.now) == self.history_by_block.overlap(names, self.now)
         assert self.index.overlap(chain) == dict(self.index_by_block.overlap(names).items())
+        for index, blocks in ((self.index, chain), (self.index_by_block, names)):
+            device, lower = index.columns(blocks, PLACE)  # type: ignore[arg-type]
+            assert [device.tolist(), list(lower)] == [by_place(self.index_by_block.overlap(names), 0), []]
+        for history, blocks in ((self.history, chain), (self.history_by_block, names)):
+            guessed = history.column(blocks, PLACE, self.now)  # type: ignore[arg-type]
+            assert guessed.tolist() == by_place(self.history_by_block.overlap(names, self.now), None)
 
     @invariant()
     def adds_up(self) -> None:

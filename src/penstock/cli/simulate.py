@@ -51,6 +51,7 @@ computer's own. Each variant leaves a run folder with the files of a live run an
     metavar="NAME=VALUE,VALUE",
     help="A run for each value of a knob; repeated: for each combination.",
 )
+@click.option("--jobs", type=click.IntRange(1), help="Variants that run at once; unset is one for each core.")
 @click.option("--closed-loop", is_flag=True, help="A session's next turn waits for the answer before it.")
 @click.option(
     "--fault",

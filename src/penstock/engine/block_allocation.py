@@ -67,7 +67,7 @@ class BlockAllocation:
     def take(self, count: int) -> None:
         """Take private blocks, evicting where none is free; there must be enough."""
         evicted = self.cache.take(count)
-        if evicted and self.notify:
+        if self.notify and evicted:
             self._removed(evicted)
 
     def name(self, request: EngineRequest, blocks: int) -> None:

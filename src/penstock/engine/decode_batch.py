@@ -189,7 +189,10 @@ class DecodeBatch:
         whole = blocks // members
         left = blocks - whole * members
         steps = 1 + whole * size
-        while (need := self._crossing[(self.step + steps) % size]) <= left:
+        at = (self.step + steps) % size
+        for need in (*self._crossing[at:], *self._crossing[:at]):  # all of them together need more than is left
+            if need > left:
+                break
             left -= need
             steps += 1
         return steps

@@ -14,7 +14,7 @@ from penstock.kernel.machine import Nanos, nanos
 from penstock.kernel.statistics import LineFit
 from penstock.kernel.values import Prompt, RequestId, Role, Target, WorkerCard
 from penstock.router.events import Cost
-from penstock.router.kv_index.indexer import EventIndexer, HeldBlocks, HistoryIndexer
+from penstock.router.kv_index.indexer import SOURCES, Column, EventIndexer, HeldBlocks, HistoryIndexer
 from penstock.router.kv_index.kv_event_stream import KvEventStream
 from penstock.router.prompt_forms import BLOCKS, PromptForm
 from penstock.router.requests.request_queue import RequestQueue
@@ -218,6 +218,36 @@ class ModelPool:
                     found[target] = HeldBlocks(depth, beyond, min(known.disk, beyond + known.disk), "predicted")
         return found
 
+    def overlap_columns(
+        self, prompt: Prompt, place: Mapping[Target, int], now: Nanos
+    ) -> tuple[Column, Sequence[Column], Column]:
+        """Return what `overlaps` does for many targets: device blocks, those of lower tiers, and who says so."""
+        blocks, text = prompt.blocks, prompt.estimated
+        device, lower = np.zeros(len(place), dtype=np.int64), list[Column]()
+        source = device
+        if not self.indexed or not blocks:
+            return device, lower, source
+        guessed = None if self.history is None else self.history.column(blocks, place, now)
+        if self.exact is not None and not text:
+            device, tiers = self.exact.columns(blocks, place)
+            lower = list(tiers)
+            source = (sum(lower, device) > 0).view(np.int8)  # the exact index is number 1 of `SOURCES`
+        if guessed is not None and np.count_nonzero(guessed):
+            if not text:
+                guessed = guessed * np.array([self.kv_state(target) != "exact" for target in place])
+            more = guessed > device
+            device, lower = np.maximum(guessed, device), [np.where(more, 0, tier) for tier in lower]
+            source = np.where(more, SOURCES.index("approximate"), source)
+        if self.predicted is not None and self.exact is not None and not text:
+            depth = self.predicted.column(blocks, place, now)
+            more = depth > device
+            if np.count_nonzero(more):
+                if lower:
+                    lower[0] = np.where(more, np.maximum(0, device + lower[0] - depth), lower[0])
+                device = np.maximum(depth, device)
+                source = np.where(more, SOURCES.index("predicted"), source)
+        return device, lower, source
+
     def kv_state(self, target: Target) -> str:
         """Return how well a target's cache is known: exact, recovering, approximate, or none (no event source)."""
         stream = self.streams.get(target)
@@ -249,7 +279,6 @@ class ModelPool:
         """
         prompt, preferences = request.prompt, request.event.preferences
         settings = self._stage_cost[stage]
-        overlaps = self.overlaps(prompt, now)
         size = TEXT_BLOCK_BYTES // BYTES_PER_TOKEN if prompt.estimated else self.block_size
         unhashed_blocks = max(0, -(-prompt.isl // size) - len(prompt.blocks))
         many, load = len(targets) >= COLUMNS_MIN, self.active.load
@@ -269,9 +298,9 @@ class ModelPool:
         usual = self._usual_speed()
         far = partial(distance, self.settings.handoff.distance, source) if source is not None else None
         if many:
-            columns = self._columns(prompt.blocks, targets, overlaps, stage, usual, far)
-            return CostTable(demand, settings, targets, columns, overlaps), unhashed_blocks
-        price = COSTS[settings.kind]
+            columns = self._columns(prompt, targets, now, stage, usual, far)
+            return CostTable(demand, settings, targets, columns), unhashed_blocks
+        price, overlaps = COSTS[settings.kind], self.overlaps(prompt, now)
         return [
             price(
                 demand,
@@ -289,26 +318,16 @@ class ModelPool:
 
     def _columns(
         self,
-        blocks: Sequence[int],
+        prompt: Prompt,
         targets: Targets,
-        overlaps: Mapping[Target, HeldBlocks],
+        now: Nanos,
         stage: Role,
         usual: Speed,
         far: Callable[[WorkerCard], float] | None,
     ) -> Candidates:
         """Return what is known of many candidates in columns."""
         columns = self.active.columns(stage, targets)
-        place, count = columns.place, len(targets)
-        device, lower = [0] * count, []
-        for target, (held, host, disk, _) in overlaps.items():
-            at = place.get(target)
-            if at is not None:
-                device[at] = held
-                if host or disk:
-                    lower.append((at, host, disk))
-        tiers = list(np.zeros((2, count), dtype=np.int64)) if lower else []
-        for at, host, disk in lower:
-            tiers[0][at], tiers[1][at] = host, disk
+        device, lower, source = self.overlap_columns(prompt, columns.place, now)
         speeds = msgspec.structs.astuple(usual)
         if self.settings.cost.kind == "latency":
             own = [usual if worker.speed is None else self._speed(worker.speed) for _, worker in targets]
@@ -318,9 +337,10 @@ class ModelPool:
             queued,
             requests,
             in_use,
-            self.active.shared(columns, blocks),
-            np.array(device),
-            tiers,
+            self.active.shared(columns, prompt.blocks),
+            device,
+            lower,
+            source,
             speeds,
             1.0 if far is None else np.array([far(worker.card) for _, worker in targets]),
         )

@@ -120,7 +120,9 @@ def _refusal_findings(pool: ModelPool, now: Nanos) -> list[dict[str, str]]:
 
 def _model(router: RouterState, pool: ModelPool, now: Nanos) -> dict[str, Any]:
     workers = [worker for worker in router.roster if worker.card.model == pool.model]
-    states = {pool.kv_state(target) for worker in workers for target in worker.targets}
+    states: set[str] = {stream.state for stream in pool.streams.values()}
+    if len(pool.streams) < sum([worker.card.ranks for worker in workers]):
+        states.add("none")
     if not pool.indexed:
         index = "off"
     elif pool.exact is None or states <= {"none"}:
@@ -148,8 +150,15 @@ def _model(router: RouterState, pool: ModelPool, now: Nanos) -> dict[str, Any]:
 
 def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> dict[str, Any]:
     card = worker.card
-    loads = [pool.active.load(target) for target in worker.targets]
-    streams = [pool.streams[target] for target in worker.targets if target in pool.streams]
+    targets, applied, gaps, lost = worker.targets, 0, 0, 0
+    requests, prefill_tokens, blocks = 0, 0, 0
+    streams = [stream for target in targets if (stream := pool.streams.get(target)) is not None]
+    for stream in streams:
+        applied, gaps, lost = applied + stream.applied, gaps + stream.gaps, lost + stream.unrecovered
+    for target in targets:
+        load = pool.active.load(target)
+        requests, prefill_tokens = requests + load.requests, prefill_tokens + load.prefill_tokens
+        blocks += load.blocks
     state = worker.state if not worker.cordons else "cordoned"
     return {
         "id": card.id,
@@ -162,22 +171,16 @@ def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> dict[str, Any]
         "epoch": card.epoch,
         "pid": card.pid,
         "since": seconds(now - worker.since),
-        "index": pool.kv_state(worker.targets[0]),
-        "active_requests": sum(load.requests for load in loads),
-        "active_prefill_tokens": sum(load.prefill_tokens for load in loads),
-        "active_blocks": sum(load.blocks for load in loads),
+        "index": pool.kv_state(targets[0]),
+        "active_requests": requests,
+        "active_prefill_tokens": prefill_tokens,
+        "active_blocks": blocks,
         "kv_blocks": card.kv_blocks,
         "block_size": card.block_size,
         "requests": worker.requests,
         "failures": worker.failures,
         "breaker": worker.breaker.state(now),
-        "kv_events": {
-            "applied": sum(stream.applied for stream in streams),
-            "gaps": sum(stream.gaps for stream in streams),
-            "lost": sum(stream.unrecovered for stream in streams),
-        }
-        if streams
-        else None,
+        "kv_events": {"applied": applied, "gaps": gaps, "lost": lost} if streams else None,
     }
 
 

@@ -43,7 +43,7 @@ class Lognormal(msgspec.Struct, frozen=True):
 
     def sample(self, rng: random.Random) -> int:
         """Draw one length."""
-        drawn = round(rng.lognormvariate(math.log(self.median), self.sigma))
+        drawn = round(math.exp(rng.normalvariate(math.log(self.median), self.sigma)))
         return self.least if drawn < self.least else self.most if drawn > self.most else drawn
 
 

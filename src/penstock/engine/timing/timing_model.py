@@ -171,6 +171,8 @@ class PolynomialTiming:
         self._d1 = linear * scale / capacity
         self._d0 = base * scale
         self._floor = FLOOR / settings.speed_up
+        self._flat = self.decode(capacity, 1)
+        """A step that reads a whole cache's worth, or more."""
 
     def prefill(self, tokens: int) -> float:
         return (self._p2 * tokens + self._p1) * tokens + self._p0 if tokens else 0.0
@@ -195,7 +197,7 @@ class PolynomialTiming:
             self._d2 * seqs * seqs,
             bend,
             steps,
-            self.decode(self._capacity, seqs),
+            self._flat,
         )
 
     def over(self, kv: npt.NDArray[np.int64], seqs: int) -> DecodeSteps:

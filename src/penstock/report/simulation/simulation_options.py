@@ -26,6 +26,7 @@ class SimulateOptions(TrafficOptions):
         policy: ``MODULE:NAME`` of a scaling policy, called every ``policy_interval``.
         slo_ttft, slo_itl: targets instead of the config's.
         decisions: write decisions.jsonl.
+        jobs: variants that run at once, each in a process of its own; None is one for each core.
     """
 
     config: str | None = None
@@ -50,3 +51,4 @@ class SimulateOptions(TrafficOptions):
     out: Path = Path("runs")
     html: bool = True
     decisions: bool = True
+    jobs: int | None = None

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
+from multiprocessing import parent_process
 
 import msgspec
 from rich.console import Console
@@ -30,6 +32,7 @@ from penstock.report.run.run_summary import summarise
 from penstock.report.simulation.fault_script import policy_of
 from penstock.report.simulation.simulation_options import SimulateOptions
 from penstock.report.simulation.simulation_outcome import SimulationOutcome, as_dict, as_json, print_table
+from penstock.report.simulation.variant_processes import cores, in_processes
 from penstock.report.traffic_options import cut, of_clients, of_trace, of_workload
 from penstock.router.journal import RouterBook
 from penstock.router.status import status_row
@@ -63,13 +66,17 @@ def main(options: SimulateOptions) -> int:
     Returns: 0.
     Raises:
         ConfigError: the settings, the trace, the script of faults, the policy or the run folder is at fault.
+        PenstockError: the process of a variant ended early.
     """
     variants = variants_of(options)
     traffic, notes = traffic_of(options)
-    outcomes = []
     for variant in variants:
         variant.notes += notes
-        outcomes.append(run(options, variant, traffic))
+    jobs = min(options.jobs or cores(), len(variants))
+    if jobs > 1:
+        outcomes = in_processes(partial(run, options, traffic), variants, jobs, quiet=options.json)
+    else:
+        outcomes = [run(options, traffic, variant) for variant in variants]
     if options.json:
         sys.stdout.write(as_json(outcomes))
     else:
@@ -191,6 +198,7 @@ def _split(options: SimulateOptions, pools: Mapping[str, PoolSettings]) -> Mappi
 
 
 Traffic = Callable[[], Iterator[TrafficRequest]]
+"""Makes the same requests anew; picklable."""
 
 
 def traffic_of(options: SimulateOptions) -> tuple[Traffic, list[str]]:
@@ -202,9 +210,8 @@ def traffic_of(options: SimulateOptions) -> tuple[Traffic, list[str]]:
     if options.trace is None:
         of_workload(options)  # so that its errors are raised before anything runs
         if options.concurrency is not None:
-            clients = options.concurrency
-            return lambda: of_clients(options, clients), []
-        return lambda: cut(options, of_workload(options)), []
+            return partial(of_clients, options, options.concurrency), []
+        return partial(_endless, options), []
     if options.concurrency is not None:
         raise ConfigError("--concurrency is for workloads; a trace has its own times", hint="leave one of them out")
     requests, trace = of_trace(options)
@@ -212,13 +219,17 @@ def traffic_of(options: SimulateOptions) -> tuple[Traffic, list[str]]:
     notes = []
     if trace.skipped:
         notes = [f"{trace.skipped} bad rows of the trace were skipped; the first: {trace.errors[0].message}"]
-    return lambda: iter(chosen), notes
+    return partial(iter, chosen), notes
+
+
+def _endless(options: SimulateOptions) -> Iterator[TrafficRequest]:
+    return cut(options, of_workload(options))
 
 
 # --- one run ---------------------------------------------------------------------------------------------------------
 
 
-def run(options: SimulateOptions, variant: SimulationVariant, traffic: Traffic) -> SimulationOutcome:
+def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) -> SimulationOutcome:
     """Simulate one variant and leave its run folder."""
     policy = None if options.policy is None else policy_of(options.policy)
     folder = RunFolder.create(options.out, "simulate", config=resolved_yaml(variant.settings), seed=options.seed)
@@ -334,7 +345,7 @@ def _bar(
     options: SimulateOptions, variant: SimulationVariant, cluster: SimulatedCluster
 ) -> Iterator[Callable[[], object]]:
     """Show the progress of a run on a terminal while the block runs; yields the function that draws."""
-    if options.json or not sys.stderr.isatty():
+    if options.json or not sys.stderr.isatty() or parent_process() is not None:
         yield lambda: None
         return
     columns = (TextColumn(variant.name), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())

@@ -8,14 +8,14 @@ one placement the last block is the first to go. So a target's depth can be foun
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import Target
-from penstock.router.kv_index.indexer import named
+from penstock.router.kv_index.indexer import Column, column_of, named
 from penstock.router.kv_index.prefix_depth import depth_of
 from penstock.router.kv_index.spans.span_state import from_bytes, mask_bytes
 from penstock.router.kv_index.worker_bitmap import BitLedger, WorkerBits, bits
@@ -122,6 +122,10 @@ class ApproximateIndex:
             found.update(dict.fromkeys(named(rest & ~onwards, self._slots.names), high))
             low, rest = high, onwards
         return found
+
+    def column(self, blocks: Sequence[int], place: Mapping[Target, int], now: Nanos) -> Column:
+        """Return the same for many targets; see `penstock.router.kv_index.indexer.HistoryIndexer.column`."""
+        return column_of(self.overlap(blocks, now), place)
 
     def clear(self, target: Target) -> None:
         """A target's cache is empty, or it is gone: constant time, the rest is cleared in steps."""

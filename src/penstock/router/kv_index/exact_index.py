@@ -5,14 +5,14 @@ translates engines' opaque hashes (`penstock.router.kv_index.engine_hash_map`), 
 refusal is counted.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStored, Target, Tier, WorkerId
 from penstock.router.kv_index.engine_hash_map import EngineHashMap, salt_of, salted, unsigned
-from penstock.router.kv_index.indexer import HeldBlocks, IndexCounters, Overlap, Stretch
+from penstock.router.kv_index.indexer import Column, HeldBlocks, IndexCounters, Overlap, Stretch
 from penstock.router.kv_index.spans import span_state
 from penstock.router.kv_index.spans.span_walk import walk, walk_linear
 from penstock.router.kv_index.spans.spans import Spans
@@ -90,6 +90,10 @@ class ExactIndex:
             ends = self._audited(blocks, mask, ends)
         lower = self._lower(blocks, ends, mask) if self._host.spans or self._disk.spans else None
         return Overlap(ends, self._slots.names, lower)
+
+    def columns(self, blocks: Sequence[int], place: Mapping[Target, int]) -> tuple[Column, Sequence[Column]]:
+        """Return the same for many targets; see `penstock.router.kv_index.indexer.EventIndexer.columns`."""
+        return self.overlap(blocks).columns(place)
 
     def audit(self, blocks: Sequence[int]) -> bool:
         """Compare the quick answer for a prompt with the one found block by block; count and return if they agree."""

@@ -5,11 +5,18 @@ from dataclasses import asdict, dataclass
 from itertools import compress
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import KvEvent, Target
 from penstock.router.kv_index.worker_bitmap import GONE, bits
 
 IndexName = Literal["exact", "approximate", "predicted", "none"]
+Column = npt.NDArray[Any]
+"""A number for each of many targets."""
+SOURCES: tuple[IndexName, ...] = ("none", "exact", "approximate", "predicted")
+"""Names of indexes by the numbers that columns have for them."""
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 
@@ -80,6 +87,15 @@ class EventIndexer(Indexer[HeldBlocks], Protocol):
     block_size: int
     counters: "IndexCounters"
 
+    def columns(self, blocks: Any, place: Mapping[Target, int]) -> tuple[Column, Sequence[Column]]:
+        """Return the same as `overlap` for many targets: the device blocks of each, and those of each lower tier.
+
+        Args:
+            place: target -> its place; the same object for the same targets.
+        Returns: shape (targets,) each; no lower tiers where no target holds anything there.
+        """
+        ...
+
     def join(self, target: Target, *, native: bool, alike: str | None = None, copies: bool = False) -> None:
         """A target is there. See `penstock.router.kv_index.exact_index.ExactIndex.join`."""
         ...
@@ -103,6 +119,20 @@ class HistoryIndexer(Indexer[int], Protocol):
     def routed(self, target: Target, blocks: Any, now: Nanos) -> None:
         """Remember that a target is about to hold these blocks."""
         ...
+
+    def column(self, blocks: Any, place: Mapping[Target, int], now: Nanos) -> Column:
+        """Return the same as `overlap` for many targets, as `EventIndexer.columns` does."""
+        ...
+
+
+def column_of(depths: Mapping[Target, int], place: Mapping[Target, int]) -> Column:
+    """Return the numbers of targets in the order of their places; 0 for those that are absent."""
+    found = [0] * len(place)
+    for target, depth in depths.items():
+        at = place.get(target)
+        if at is not None:
+            found[at] = depth
+    return np.array(found)
 
 
 _DIGITS = bytes(i - 48 if i in b"01" else 0 for i in range(256))
@@ -143,6 +173,14 @@ class Overlap(Mapping[Target, HeldBlocks]):
                 self._held.update(dict.fromkeys(named(mask, self._names), held))
             self._held.pop(GONE, None)  # one that left since
         return self._held
+
+    def columns(self, place: Mapping[Target, int]) -> tuple[Column, Sequence[Column]]:
+        """Return the same for many targets; see `EventIndexer.columns`."""
+        tiers = np.zeros((3, len(place)), dtype=np.int64)
+        for held, mask in self.stretches:
+            spots = [place[target] for target in named(mask, self._names) if target in place]
+            tiers[:, spots] = [[held.device], [held.host], [held.disk]]
+        return tiers[0], list(tiers[1:]) if self._lower and np.count_nonzero(tiers[1:]) else ()
 
     @property
     def deepest(self) -> int:

@@ -3,21 +3,17 @@
 A row is made when it is read. In a simulation most decisions are never read.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.kernel.values import Target
 from penstock.router.events import Cost
-from penstock.router.kv_index.indexer import HeldBlocks
+from penstock.router.kv_index.indexer import SOURCES, Column, HeldBlocks
 from penstock.router.selection import cost
-from penstock.router.selection.cost import NOTHING, RequestDemand, cached_tokens
+from penstock.router.selection.cost import RequestDemand, cached_tokens
 from penstock.router.settings import CostSettings
-
-Column = npt.NDArray[Any]
-"""A number for each candidate."""
 
 
 class Candidates(NamedTuple):
@@ -33,6 +29,8 @@ class Candidates(NamedTuple):
     device: Column
     lower: Sequence[Column]
     """Blocks in host memory and on disk; empty where no candidate has any."""
+    source: Column
+    """Index that says so, by its number in `SOURCES`."""
     speed: Sequence[Column | float]
     distance: Column | float
 
@@ -42,7 +40,6 @@ class CostTable(Sequence[Cost]):
 
     Args:
         targets: the candidates, each with anything behind it.
-        overlaps: what targets hold of the prompt; those that hold nothing are absent.
     Cost: some 15 us, and 1 us for each row that is read.
     """
 
@@ -52,15 +49,16 @@ class CostTable(Sequence[Cost]):
         settings: CostSettings,
         targets: Sequence[tuple[Target, Any]],
         candidates: Candidates,
-        overlaps: Mapping[Target, HeldBlocks],
     ) -> None:
         price = _latency_terms if settings.kind == "latency" else _block_terms
         total, *terms = price(demand, candidates, settings)
-        self.totals: list[float] = total.tolist()
+        self.total: Column = total
         """What is compared; lower wins."""
-        self._columns = [*terms, candidates.queued, candidates.requests, candidates.blocks]
+        self.active_requests: Column = candidates.requests
+        """Requests running on each candidate."""
+        held = (candidates.device, *(candidates.lower or (0, 0)), candidates.source)
+        self._columns = [total, *terms, candidates.queued, candidates.requests, candidates.blocks, *held]
         self._demand, self._in_blocks, self._targets = demand, settings.kind == "blocks", targets
-        self._overlaps = overlaps
         self._discounts: dict[int, float] = {}
 
     def __len__(self) -> int:
@@ -73,7 +71,7 @@ class CostTable(Sequence[Cost]):
     def __getitem__(self, index: int | slice) -> Cost | list[Cost]:
         if isinstance(index, slice):
             return list(self)[index]
-        return self._row(index, [one[index].item() if isinstance(one, np.ndarray) else one for one in self._columns])
+        return self._row(index, [one.item(index) if isinstance(one, np.ndarray) else one for one in self._columns])
 
     def __iter__(self) -> Iterator[Cost]:
         columns = [one.tolist() if isinstance(one, np.ndarray) else [one] * len(self) for one in self._columns]
@@ -82,28 +80,21 @@ class CostTable(Sequence[Cost]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
-    @property
-    def active_requests(self) -> list[int]:
-        """Requests running on each candidate."""
-        found: list[int] = self._columns[-2].tolist()
-        return found
-
     def discounted(self, home: Target, left: float) -> "CostTable":
         """Let a target, if it is a candidate, cost only so much of its total; return the table."""
         for place, (target, _) in enumerate(self._targets):
             if target == home:
-                self.totals[place] *= left
+                self.total[place] *= left
                 self._discounts[place] = left
         return self
 
     def _row(self, place: int, numbers: Sequence[Any]) -> Cost:
-        prefill, decode, queue, transfer, queued, requests, blocks = numbers
-        target = self._targets[place][0]
-        overlap = self._overlaps.get(target, NOTHING)
+        total, prefill, decode, queue, transfer, queued, requests, blocks, device, host, disk, source = numbers
+        overlap = HeldBlocks(device, host, disk, SOURCES[source])
         return Cost(
-            target=target,
+            target=self._targets[place][0],
             unit="blocks" if self._in_blocks else "ms",
-            total=self.totals[place],
+            total=total,
             prefill=prefill,
             decode=decode,
             queue=queue,
@@ -165,9 +156,23 @@ def _missing(demand: RequestDemand, of: Candidates) -> Any:
 
 def totals_of(costs: Sequence[Cost]) -> list[float]:
     """Return the totals of a table or of a list of costs."""
-    return costs.totals if isinstance(costs, CostTable) else [one.total for one in costs]
+    return costs.total.tolist() if isinstance(costs, CostTable) else [one.total for one in costs]
 
 
 def active_requests_of(costs: Sequence[Cost]) -> list[int]:
     """Return the running requests of the candidates of a table or of a list of costs."""
-    return costs.active_requests if isinstance(costs, CostTable) else [one.active_requests for one in costs]
+    return costs.active_requests.tolist() if isinstance(costs, CostTable) else [one.active_requests for one in costs]
+
+
+def cheapest_of(costs: Sequence[Cost], but: int | None = None) -> Sequence[int]:
+    """Return the places of the candidates with the least total, rising; ``but``: without the one at this place."""
+    if isinstance(costs, CostTable):
+        total = costs.total
+        if but is not None:
+            total = total.copy()
+            total[but] = np.inf
+        found: list[int] = (total == total[total.argmin()]).nonzero()[0].tolist()
+        return found
+    totals = {place: one.total for place, one in enumerate(costs) if place != but}
+    least = min(totals.values())
+    return [place for place, total in totals.items() if total == least]

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.kernel.values import Target
 from penstock.router.events import Cost
-from penstock.router.selection.cost_table import CostTable, active_requests_of, totals_of
+from penstock.router.selection.cost_table import CostTable, active_requests_of, cheapest_of, totals_of
 from penstock.router.settings import Mode
 
 SESSION_DISCOUNT = 0.3
@@ -79,20 +79,14 @@ def probabilities(totals: Sequence[float], temperature: float) -> list[float]:
 
 
 def _cheapest(costs: Sequence[Cost], rng: random.Random) -> Selection:
-    totals = list(totals_of(costs))
-    low = min(totals)
-    equal = totals.count(low)
+    ties = cheapest_of(costs)
+    equal = len(ties)
+    chosen = costs[ties[int(rng.random() * equal) if equal > 1 else 0]]
     if equal > 1:
-        ties = [place for place, total in enumerate(totals) if total == low]
-        chosen = costs[ties[int(rng.random() * equal)]]
         return Selection(chosen, f"{_price(chosen)}, drawn among {equal} equal ones")
-    at = totals.index(low)
-    chosen = costs[at]
     if len(costs) == 1:
         return Selection(chosen, f"{_price(chosen)}, the only candidate")
-    del totals[at]
-    after = totals.index(min(totals))
-    second = costs[after if after < at else after + 1]
+    second = costs[cheapest_of(costs, but=ties[0])[0]]
     return Selection(chosen, f"{_price(chosen)}, the least of {len(costs)}; next {second.target} at {second.total:.1f}")
 
 

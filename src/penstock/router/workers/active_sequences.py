@@ -6,7 +6,7 @@ requests of one worker share counts once. Requests that other routers placed cou
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from penstock.kernel.block_runs import plain
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import RequestId, Target
+from penstock.router.kv_index.indexer import Column, column_of
 from penstock.router.kv_index.prefix_depth import depth_of
 
 
@@ -44,9 +45,9 @@ class TargetLoad:
         return names
 
     @staticmethod
-    def head(blocks: Sequence[int]) -> int | None:
-        """Return what stands for the first block of a chain; None where there is none."""
-        return blocks[0] if blocks else None
+    def users_of_blocks() -> "PrefixUsers":
+        """Return an empty record of which targets use which blocks, in the form that this takes."""
+        return BlockUsers()
 
     @property
     def blocks(self) -> int:
@@ -56,10 +57,9 @@ class TargetLoad:
         """Count the blocks in use after adding a request, shared ones once. Cost: O(log n)."""
         return len(self._used) + self.unhashed_blocks + len(blocks) + unhashed_blocks - depth_of(blocks, self._used)
 
-    @staticmethod
-    def shared(blocks: Sequence[int], loads: Sequence[Any]) -> list[int]:
-        """Count, for each of these loads, the leading blocks of a chain that it has in use already."""
-        return [depth_of(blocks, load._used) for load in loads]
+    def shared(self, blocks: Sequence[int]) -> int:
+        """Count the leading blocks of a chain that are in use already."""
+        return depth_of(blocks, self._used)
 
     def use(self, blocks: Sequence[int]) -> None:
         """Count one more user of a chain of blocks."""
@@ -109,6 +109,50 @@ class Active(msgspec.Struct):
         return -(-own * max(0, self.osl_blocks - self.output_blocks) // self.osl_blocks)
 
 
+class PrefixUsers(Protocol):
+    """Which targets have which blocks in use, for the columns of many targets."""
+
+    def used(self, target: Target, blocks: Any, load: Any) -> None:
+        """A target's load has one user more of a chain of blocks..."""
+        ...
+
+    def left(self, target: Target, blocks: Any, load: Any) -> None:
+        """... or one less."""
+        ...
+
+    def shared(self, blocks: Any, place: Mapping[Target, int], loads: Mapping[Target, Any]) -> Column:
+        """Return how many leading blocks of a chain each target has in use, shape (targets,)."""
+        ...
+
+
+class BlockUsers:
+    """The targets by the first block of the prompts that they run: the others have nothing of a prompt in use."""
+
+    def __init__(self) -> None:
+        self._heads: dict[int | None, dict[Target, int]] = {}
+        """First block -> targets with requests that begin with it, and how many these are."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BlockUsers) and self._heads == other._heads
+
+    def used(self, target: Target, blocks: Sequence[int], load: TargetLoad) -> None:
+        heads = self._heads.setdefault(blocks[0] if blocks else None, {})
+        heads[target] = heads.get(target, 0) + 1
+
+    def left(self, target: Target, blocks: Sequence[int], load: TargetLoad) -> None:
+        head = blocks[0] if blocks else None
+        heads = self._heads[head]
+        heads[target] -= 1
+        if not heads[target]:
+            del heads[target]
+            if not heads:
+                del self._heads[head]
+
+    def shared(self, blocks: Sequence[int], place: Mapping[Target, int], loads: Mapping[Target, TargetLoad]) -> Column:
+        users = self._heads.get(blocks[0] if blocks else None, ())
+        return column_of({target: loads[target].shared(blocks) for target in users if target in place}, place)
+
+
 class LoadColumns:
     """The loads of many targets as columns of numbers, in the order of the targets.
 
@@ -142,8 +186,8 @@ class ActiveSequences:
         self._requests: dict[tuple[str, RequestId], Active] = {}
         self._loads: dict[Target, TargetLoad] = {}
         self._columns: dict[str, LoadColumns] = {}
-        self._heads: dict[int | None, dict[Target, int]] = {}
-        """First block of prompts -> targets with requests that begin with it, and how many these are."""
+        self._users: PrefixUsers | None = None
+        """Which targets use which blocks, from the first question about many targets on."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -173,13 +217,20 @@ class ActiveSequences:
         found.stale.clear()
         return found
 
-    def shared(self, columns: LoadColumns, blocks: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Return how many leading blocks of a prompt each target has in use. Cost: O(targets that use the first)."""
-        found, place, loads = [0] * len(columns.targets), columns.place, self._loads
-        users = [target for target in self._heads.get(self._kind.head(blocks), ()) if target in place]
-        for target, depth in zip(users, self._kind.shared(blocks, [loads[target] for target in users])):
-            found[place[target]] = depth
-        return np.array(found)
+    def shared(self, columns: LoadColumns, blocks: Sequence[int]) -> Column:
+        """Return how many leading blocks of a prompt each target has in use.
+
+        Cost: O(targets that use the first block); of runs, see `penstock.router.kv_index.runs.run_reach`.
+        """
+        if self._users is None:
+            self._users = self._count_users()
+        return self._users.shared(blocks, columns.place, self._loads)
+
+    def _count_users(self) -> PrefixUsers:
+        users = self._kind.users_of_blocks()
+        for active in self._requests.values():
+            users.used(active.target, active.blocks, self._loads[active.target])
+        return users
 
     def _changed(self, target: Target) -> None:
         for columns in self._columns.values():
@@ -216,8 +267,8 @@ class ActiveSequences:
         load.requests += 1
         load.unhashed_blocks += unhashed_blocks
         load.use(blocks)
-        heads = self._heads.setdefault(self._kind.head(blocks), {})
-        heads[target] = heads.get(target, 0) + 1
+        if self._users is not None:
+            self._users.used(target, blocks, load)
         self._changed(target)
 
     def first_token(self, request: RequestId, now: Nanos, router: str = "") -> None:
@@ -248,13 +299,8 @@ class ActiveSequences:
         load.requests -= 1
         load.unhashed_blocks -= active.unhashed_blocks_now
         load.leave(active.blocks)
-        head = self._kind.head(active.blocks)
-        heads = self._heads[head]
-        heads[active.target] -= 1
-        if not heads[active.target]:
-            del heads[active.target]
-            if not heads:
-                del self._heads[head]
+        if self._users is not None:
+            self._users.left(active.target, active.blocks, load)
         if load.requests == 0:
             del self._loads[active.target]
         self._changed(active.target)
@@ -290,7 +336,7 @@ class ActiveSequences:
         self._requests.clear()
         self._loads.clear()
         self._columns.clear()
-        self._heads.clear()
+        self._users = None
         for router, request, raw in state["requests"]:
             active = msgspec.convert(raw, Active)
             self.place(
@@ -325,12 +371,8 @@ class ActiveSequences:
             rows = [(load.prefill_tokens, load.requests, load.blocks) for load in loads]
             if self.columns(name, columns.targets).numbers.T.tolist() != [list(row) for row in rows]:
                 raise InvariantError(f"the columns of {name} are not the loads")
-        heads: dict[int | None, dict[Target, int]] = {}
-        for active in self._requests.values():
-            users = heads.setdefault(self._kind.head(active.blocks), {})
-            users[active.target] = users.get(active.target, 0) + 1
-        if heads != self._heads:
-            raise InvariantError("the users of first blocks are miscounted")
+        if self._users is not None and self._users != self._count_users():
+            raise InvariantError("the users of blocks are miscounted")
 
 
 def _foreign(owner: str) -> bool:

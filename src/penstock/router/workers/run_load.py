@@ -1,9 +1,11 @@
 """Load of a target where blocks come as runs: `penstock.router.workers.active_sequences.TargetLoad` by runs."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from penstock.kernel.block_runs import Chain, Holders, chain_of, depth_in
+from penstock.kernel.values import Target
+from penstock.router.kv_index.indexer import Column
+from penstock.router.kv_index.runs.run_reach import RunReach
 from penstock.router.workers.active_sequences import TargetLoad
 
 
@@ -30,25 +32,12 @@ class RunLoad(TargetLoad):
         return holders.total + self.unhashed_blocks + count + unhashed_blocks - depth_in(holders.reach, blocks, count)
 
     @staticmethod
-    def head(blocks: Sequence[int]) -> int | None:
-        assert isinstance(blocks, Chain)
-        return blocks.parts[0][0] if blocks.parts else None
+    def users_of_blocks() -> "RunUsers":
+        return RunUsers()
 
-    @staticmethod
-    def shared(blocks: Sequence[int], loads: Sequence[Any]) -> list[int]:
+    def shared(self, blocks: Sequence[int]) -> int:
         assert isinstance(blocks, Chain)
-        found = []
-        for load in loads:  # `depth_in`, without a call for each of hundreds
-            held = load._holders.reach.get
-            depth = 0
-            for run, count in blocks.parts:
-                there = held(run, 0)
-                if there < count:
-                    depth += there
-                    break
-                depth += count
-            found.append(depth)
-        return found
+        return depth_in(self._holders.reach, blocks, len(blocks))
 
     def use(self, blocks: Sequence[int]) -> None:
         assert isinstance(blocks, Chain)
@@ -62,3 +51,22 @@ class RunLoad(TargetLoad):
 
     def users(self) -> dict[int, int]:
         return self._holders.counts()
+
+
+class RunUsers:
+    """How far each target has each run in use."""
+
+    def __init__(self) -> None:
+        self._reach = RunReach()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunUsers) and self._reach == other._reach
+
+    def used(self, target: Target, blocks: Chain, load: RunLoad) -> None:
+        for run, _ in blocks.parts:
+            self._reach.put(target, run, load._holders.reach.get(run, 0))
+
+    left = used
+
+    def shared(self, blocks: Chain, place: Mapping[Target, int], loads: Mapping[Target, RunLoad]) -> Column:
+        return self._reach.column(blocks, place)

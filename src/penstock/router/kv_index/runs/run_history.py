@@ -5,6 +5,7 @@ counts for ``ttl``, and within one placement the last block is the first to go.
 """
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.kernel.block_runs import Aged, Chain, Stretch
@@ -12,6 +13,7 @@ from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import Target, WorkerId
 from penstock.router.kv_index.approximate_index import KEEP
+from penstock.router.kv_index.indexer import Column
 from penstock.router.kv_index.runs.run_reach import RunReach
 
 
@@ -60,6 +62,11 @@ class RunHistory:
         """Return how many leading blocks each target probably holds; targets that hold none are absent."""
         self._advance(now)
         return self._reach.overlap(blocks)
+
+    def column(self, blocks: Chain, place: Mapping[Target, int], now: Nanos) -> Column:
+        """Return the same for many targets; see `penstock.router.kv_index.indexer.HistoryIndexer.column`."""
+        self._advance(now)
+        return self._reach.column(blocks, place)
 
     def clear(self, target: Target) -> None:
         """A target's cache is empty."""

@@ -5,13 +5,14 @@ engine drops the end of a run first, so what a target holds of one is a number. 
 yardstick that it is tested against.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.kernel.block_runs import Chain, stretches_of
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import KvEvent, KvRemoved, KvStored, Target
-from penstock.router.kv_index.indexer import HeldBlocks, IndexCounters
+from penstock.router.kv_index.indexer import Column, HeldBlocks, IndexCounters
 from penstock.router.kv_index.runs.run_reach import RunReach
 
 
@@ -36,6 +37,11 @@ class RunIndex:
         depths = self._reach.overlap(blocks)
         held = {depth: HeldBlocks(depth) for depth in set(depths.values())}
         return {target: held[depth] for target, depth in depths.items()}
+
+    def columns(self, blocks: Chain, place: Mapping[Target, int]) -> tuple[Column, Sequence[Column]]:
+        """Return the same for many targets; see `penstock.router.kv_index.indexer.EventIndexer.columns`."""
+        self.counters.finds += 1
+        return self._reach.column(blocks, place), ()
 
     def join(self, target: Target, *, native: bool, alike: str | None = None, copies: bool = False) -> None:
         """Names of runs are the same everywhere: there is nothing to know beforehand."""
