@@ -77,7 +77,7 @@ def command(
 
 def first_model(client: AdminClient) -> str:
     """Ask the cluster which models it has."""
-    names = [str(entry["id"]) for entry in client.get("/v1/models").get("data", [])]
+    names = [str(entry["id"]) for entry in client.get("/v1/models", dict).get("data", [])]
     if not names:
         raise PenstockError(f"{client.url} has no model", hint="'penstock status' shows what it has")
     return names[0]

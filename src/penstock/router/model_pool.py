@@ -12,7 +12,7 @@ import numpy as np
 from penstock.kernel.hashing import BYTES_PER_TOKEN, TEXT_BLOCK_BYTES
 from penstock.kernel.machine import Nanos, nanos
 from penstock.kernel.statistics import LineFit
-from penstock.kernel.values import Prompt, RequestId, Role, Target, WorkerCard
+from penstock.kernel.values import HandoffProtocol, Prompt, RequestId, Role, Target, WorkerCard
 from penstock.router.events import Cost
 from penstock.router.kv_index.indexer import EventIndexer, HeldBlocks, HistoryIndexer
 from penstock.router.kv_index.kv_event_stream import KvEventStream
@@ -94,7 +94,7 @@ class ModelPool:
         """Whether every worker does everything."""
         self.answers = True
         """Whether a worker is there whose role is to answer clients."""
-        self.wire: tuple[str, str | None] | None = None
+        self.wire: tuple[HandoffProtocol, str | None] | None = None
         """(hand-off protocol, layout) of the workers between which KV goes; None while there are none."""
         self.handoffs = dict.fromkeys(HANDOFF_COUNTS, 0)
         self.pending_releases: list[tuple[RequestId, int, WorkerCard]] = []

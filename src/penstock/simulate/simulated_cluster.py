@@ -4,7 +4,6 @@ import heapq
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -22,6 +21,7 @@ from penstock.planner.tick_record import TickRecord
 from penstock.router import events as routing
 from penstock.router.prompt_forms import BLOCKS, RUNS
 from penstock.router.router import Router
+from penstock.router.status_rows import RouterStatus
 from penstock.simulate.effect_handlers import ROUTER, EffectHandlers
 from penstock.simulate.kv_transfers import LINKS
 from penstock.simulate.observer import Observer
@@ -65,7 +65,7 @@ class SimulatedCluster:
         ticked: Callable[[TickRecord], object] = lambda record: None,
         record: Callable[[RequestRecord], object] = lambda record: None,
         decided: Callable[[routing.Decision], object] = lambda decision: None,
-        observe: Callable[[float, dict[str, Any]], object] | None = None,
+        observe: Callable[[float, RouterStatus], object] | None = None,
         watch: Callable[[Nanos, str, Event, Sequence[Effect]], object] | None = None,
     ) -> None:
         self.plan = checked(plan)
