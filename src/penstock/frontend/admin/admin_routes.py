@@ -16,7 +16,6 @@ from penstock.adapters.engines.http.engine_call import EngineUnreachable
 from penstock.adapters.engines.probe import step
 from penstock.frontend.admin import past_requests
 from penstock.frontend.admin.admin_query import QueryLimits, limits_of, of_this_process
-from penstock.frontend.admin.caches_cleared import CachesCleared, WorkerCleared
 from penstock.frontend.admin.cluster_status import (
     ClusterStatus,
     LastMinute,
@@ -40,6 +39,7 @@ from penstock.kernel.request_record import Explanation
 from penstock.kernel.time_windows import QUANTILES, TimeWindow
 from penstock.kernel.values import WorkerCard
 from penstock.router.status_rows import ModelStatus, QueueStatus, StatusFinding
+from penstock.runtime.cluster_state.fleet_api import CachesCleared, WorkerCleared
 
 Recorded = Explanation[msgspec.Raw]
 _key = msgspec.json.Decoder(DecisionKey).decode

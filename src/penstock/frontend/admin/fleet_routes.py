@@ -35,6 +35,7 @@ from penstock.runtime.cluster_state.desired_state import (
     put,
 )
 from penstock.runtime.cluster_state.fleet_api import (
+    TIMEOUT_MAX,
     DesiredPool,
     DesiredState,
     DrainBegun,
@@ -53,8 +54,6 @@ from penstock.runtime.cluster_state.placement_sync import FRONTENDS
 from penstock.runtime.records.settings_changes import line_of
 
 T = TypeVar("T")
-
-TIMEOUT_MAX = 86_400.0
 
 
 async def flip(request: web.Request) -> web.Response:

@@ -2,7 +2,9 @@
 
 import msgspec
 
-KnobValue = str | int | float | bool | None
+KnobText = str | int | float | bool | None
+"""A value as operators give it."""
+KnobValue = KnobText | dict[str, float]
 
 
 class KnobSinceStart(msgspec.Struct, frozen=True):

@@ -1,5 +1,7 @@
 """Settings routes: show and change the live knobs of a running cluster, checked, for all its processes."""
 
+from typing import Annotated
+
 import msgspec
 from aiohttp import web
 
@@ -12,6 +14,7 @@ from penstock.frontend.admin.frontend_peers import from_peers
 from penstock.frontend.admin.settings_answers import (
     KnobChange,
     KnobSinceStart,
+    KnobText,
     KnobValue,
     LiveSettings,
     ProcessSettings,
@@ -28,7 +31,7 @@ from penstock.runtime.records.settings_changes import line_of
 class SetBody(msgspec.Struct, forbid_unknown_fields=True):
     """POST /admin/set: knob -> value, as text with units or as plain data."""
 
-    values: dict[str, KnobValue]
+    values: Annotated[dict[str, KnobText], msgspec.Meta(extra_json_schema={"minProperties": 1})]
 
 
 async def settings(request: web.Request) -> web.Response:
@@ -67,7 +70,7 @@ async def set_values(request: web.Request) -> web.Response:
     return json_response(SettingsSet(done, values))
 
 
-def _text(value: KnobValue) -> str:
+def _text(value: KnobText) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

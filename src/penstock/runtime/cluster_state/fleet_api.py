@@ -1,19 +1,28 @@
 """Fleet API: bodies and answers of the fleet routes, for frontends, the command line and a planner elsewhere."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from penstock.kernel.values import Pool, Role
 from penstock.runtime.cluster_state.desired_state import DrainSpec, DrainStatus, RestartStatus
 
+TIMEOUT_MAX = 86_400.0
+
+
+def _described(**schema: int) -> msgspec.Meta:
+    """Describe a limit that the route checks, with an error of its own."""
+    return msgspec.Meta(extra_json_schema=schema)
+
+
+Timeout = Annotated[float, _described(minimum=0, maximum=round(TIMEOUT_MAX))]
 DrainKind = Literal["engine", "server", "frontend"]
 
 
 class ScaleBody(msgspec.Struct, forbid_unknown_fields=True):
     """POST /admin/scale: pool -> replicas."""
 
-    pools: dict[str, int]
+    pools: Annotated[dict[str, Annotated[int, _described(minimum=0)]], _described(minProperties=1)]
 
 
 class RestartBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -26,7 +35,7 @@ class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
     """POST /admin/drain: a worker or a frontend; ``timeout`` in seconds."""
 
     name: str
-    timeout: float | None = None
+    timeout: Timeout | None = None
     undo: bool = False
 
 
@@ -35,7 +44,7 @@ class FlipBody(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str
     role: Role | None = None
-    timeout: float | None = None
+    timeout: Timeout | None = None
 
 
 class DesiredPool(Pool, frozen=True, kw_only=True):
@@ -97,6 +106,24 @@ class RestartBegun(msgspec.Struct, frozen=True):
     """``revision``: of the restart, which its progress names."""
 
     revision: str
+
+
+class WorkerCleared(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine. ``reason``: why it has not cleared its cache, or is late to say so."""
+
+    worker: str
+    model: str
+    url: str
+    cleared: bool
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class CachesCleared(msgspec.Struct, frozen=True, kw_only=True):
+    """Every engine, and how many of them did and did not."""
+
+    cleared: int
+    failed: int
+    workers: list[WorkerCleared]
 
 
 class ProblemFields(msgspec.Struct, frozen=True, kw_only=True):
