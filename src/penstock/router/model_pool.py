@@ -4,13 +4,12 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from penstock.kernel.hashing import BYTES_PER_TOKEN, TEXT_BLOCK_BYTES
-from penstock.kernel.machine import Nanos, nanos
+from penstock.kernel.machine import Nanos, Snapshot, nanos
 from penstock.kernel.statistics import LineFit
 from penstock.kernel.values import HandoffProtocol, Prompt, RequestId, Role, Target, WorkerCard
 from penstock.router.events import Cost
@@ -378,7 +377,7 @@ class ModelPool:
 
     # --- machine duties ---------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         return {
             "block_size": self.block_size,
             "block_size_known": self.block_size_known,
@@ -405,7 +404,7 @@ class ModelPool:
             "refused": [dict(self.refused), self.refused_last],
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         self.block_size = state["block_size"]
         self.block_size_known = state["block_size_known"]
         if self.exact is not None:
