@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from penstock.kernel.errors import PenstockError
+from penstock.kernel.values import JsonObject
 from penstock.runtime.supervision.terminal import USUAL_URL
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -74,7 +75,7 @@ class AdminClient:
         finally:
             connection.close()
 
-    def stream(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
+    def stream(self, path: str, body: Any) -> Iterator[JsonObject]:
         """Send JSON; yield first the answer's headers (lower case), then the JSON of each server-sent event."""
         connection, answer = self._open("POST", path, body)
         try:
@@ -85,7 +86,7 @@ class AdminClient:
         finally:
             connection.close()
 
-    def _events(self, answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    def _events(self, answer: http.client.HTTPResponse) -> Iterator[JsonObject]:
         while True:
             try:
                 line = answer.readline(1 << 20)

@@ -87,7 +87,13 @@ ADMIN_ROUTES = (
         query=(_PROCESS,),
     ),
     AdminRoute(
-        *("GET", "/admin/explain/{request}", admin_routes.explain, "explain", "Where a request went and why."),
+        *(
+            "GET",
+            "/admin/explain/{request}",
+            admin_routes.explain,
+            "explain",
+            "A request's end and its decisions with all candidates.",
+        ),
         answers=(Explanation[Decision],),
         errors=(404,),
         query=(_PROCESS,),
@@ -105,7 +111,13 @@ ADMIN_ROUTES = (
         query=(_LIMIT, _moment("before"), _OF_WORKER, _PROCESS),
     ),
     AdminRoute(
-        *("GET", "/admin/timeline", timeseries_api.timeline, "timeline", "Each window of the last hour."),
+        *(
+            "GET",
+            "/admin/timeline",
+            timeseries_api.timeline,
+            "timeline",
+            "Windows of 5 s of the last hour; null is unknown.",
+        ),
         answers=(TimelineView, timeseries_api.TimeseriesPart),
         errors=(400,),
         query=(_moment("from"), _PROCESS),
@@ -155,7 +167,7 @@ ADMIN_ROUTES = (
     ),
     AdminRoute(
         *("POST", "/admin/flip", fleet_routes.flip, "flip"),
-        summary="Change what a worker does for requests, once it has finished what it has.",
+        summary="Give a worker another role once it has finished what it has; without a role its pool's.",
         answers=(Flipped,),
         errors=(*_CHANGE, 404, 409),
         body=FlipBody,
@@ -181,7 +193,7 @@ ADMIN_ROUTES = (
     ),
     AdminRoute(
         *("POST", "/clear_kv_blocks", admin_routes.clear_kv_blocks, "clearKvBlocks"),
-        summary="Ask every engine (of a model) to reset its prefix cache.",
+        summary="Make every engine (of a model) reset its prefix cache; 502 where one did not.",
         answers=(CachesCleared,),
         errors=(400, 404, 408, 413),
         query=(_MODEL,),

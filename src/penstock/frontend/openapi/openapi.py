@@ -17,8 +17,9 @@ import penstock
 from penstock.config.settings.frontend_settings import FrontendSettings
 from penstock.frontend.admin.admin_api import ADMIN_ROUTES, AdminRoute
 from penstock.frontend.openai.model_answers import Health, Live, ModelEntry, ModelList, ModelReady
-from penstock.frontend.openapi.openapi_schemas import HEADERS, SCHEMAS, Json
+from penstock.frontend.openapi.openapi_schemas import HEADERS, SCHEMAS
 from penstock.frontend.service import service_of
+from penstock.kernel.values import JsonObject
 from penstock.runtime.cluster_state.fleet_api import Problem
 
 REFERENCE = "#/components/schemas/{name}"
@@ -40,7 +41,7 @@ OF_CLIENTS = (400, 401, 404, 408, 413, 417, 429, 502, 503, 504)
 """Error statuses of any request to an engine, beside the engine's own answers."""
 OF_ADMINS = (401, 403)
 OF_MODELS = (ModelEntry, ModelList, ModelReady, Health, Live)
-_TEXT: Json = {"type": "string"}
+_TEXT: JsonObject = {"type": "string"}
 
 
 async def description(request: web.Request) -> web.Response:
@@ -49,7 +50,7 @@ async def description(request: web.Request) -> web.Response:
     return web.Response(body=msgspec.json.encode(document), content_type="application/json")
 
 
-def openapi(frontend: FrontendSettings) -> Json:
+def openapi(frontend: FrontendSettings) -> JsonObject:
     """Return the description of all routes under these settings."""
     admin_paths, structs = _derived()
     return {
@@ -81,13 +82,13 @@ def openapi(frontend: FrontendSettings) -> Json:
     }
 
 
-def _completions() -> Json:
+def _completions() -> JsonObject:
     chat = _engine_route("Answer a chat.", "chatCompletion", "ChatRequest", "ChatCompletion")
     text = _engine_route("Continue a text.", "completion", "CompletionRequest", "Completion")
     return {"/v1/chat/completions": {"post": chat}, "/v1/completions": {"post": text}}
 
 
-def _engine_route(summary: str, name: str, body: str, answer: str) -> Json:
+def _engine_route(summary: str, name: str, body: str, answer: str) -> JsonObject:
     return {
         "operationId": name,
         "summary": summary,
@@ -110,9 +111,9 @@ def _engine_route(summary: str, name: str, body: str, answer: str) -> Json:
     }
 
 
-def _proxied(routes: Sequence[str]) -> Json:
+def _proxied(routes: Sequence[str]) -> JsonObject:
     hints = {name: schema for name, schema in HEADERS.items() if name != "x-penstock-timeout"}
-    paths: Json = {}
+    paths: JsonObject = {}
     for route in routes:
         paths[route] = {
             "post": {
@@ -138,9 +139,9 @@ def _proxied(routes: Sequence[str]) -> Json:
     return paths
 
 
-def _models() -> Json:
+def _models() -> JsonObject:
     model = _parameter("path", "model", {"type": "string", "minLength": 1}, required=True)
-    key: list[Json] = [{}, {"key": []}]
+    key: list[JsonObject] = [{}, {"key": []}]
     return {
         "/v1/models": {"get": _get("listModels", "All models.", "models", "ModelList", (401,), key)},
         "/v1/models/{model}": {
@@ -159,7 +160,7 @@ def _models() -> Json:
     }
 
 
-def _ready_answers() -> Json:
+def _ready_answers() -> JsonObject:
     both = {"content": {"application/json": {"schema": _schema("ModelReady")}}}
     return {
         "200": {"description": "It can.", **both},
@@ -168,7 +169,7 @@ def _ready_answers() -> Json:
     }
 
 
-def _health() -> Json:
+def _health() -> JsonObject:
     health = {"content": {"application/json": {"schema": _schema("Health")}}}
     scope = _parameter("query", "scope", _TEXT, "process: this process alone, not all frontends added up.")
     return {
@@ -199,7 +200,7 @@ def _health() -> Json:
     }
 
 
-def _pages() -> Json:
+def _pages() -> JsonObject:
     page = {"description": "The page.", "content": {"text/html": {"schema": _TEXT}}}
     kinds = ("text/javascript", "text/css", "text/html", "image/svg+xml")
     file = {"description": "The file.", "content": {kind: {"schema": _TEXT} for kind in kinds}}
@@ -233,13 +234,13 @@ def _pages() -> Json:
     }
 
 
-def _admin(route: AdminRoute, schemas: Iterator[Json]) -> Json:
+def _admin(route: AdminRoute, schemas: Iterator[JsonObject]) -> JsonObject:
     """Describe one admin route; ``schemas`` yields those of `types_of` its answers, body and query, in that order."""
     answers = [next(schemas) for _ in route.answers]
     content = {"application/json": {"schema": answers[0] if len(answers) == 1 else {"anyOf": answers}}}
     body = None if route.body is None else {"application/json": {"schema": next(schemas)}}
     query = [_parameter("query", each.name, next(schemas), each.text) for each in route.query]
-    partly: Json = {}
+    partly: JsonObject = {}
     if route.partly is not None:
         partly[str(route.partly)] = {"description": "Not all was done.", "content": content}
     return {
@@ -267,18 +268,18 @@ def types_of(route: AdminRoute) -> list[Any]:
 
 
 @cache
-def _derived() -> tuple[Json, Json]:
+def _derived() -> tuple[JsonObject, JsonObject]:
     """Return the paths of the admin routes, and the schemas of all structs that they and the model routes name."""
     types = [kind for route in ADMIN_ROUTES for kind in types_of(route)]
     found, components = msgspec.json.schema_components((*types, *OF_MODELS, Problem), ref_template=REFERENCE)
     schemas = iter(found)
-    paths: Json = {}
+    paths: JsonObject = {}
     for route in ADMIN_ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _admin(route, schemas)
     return paths, components
 
 
-def _of_path(path: str) -> list[Json]:
+def _of_path(path: str) -> list[JsonObject]:
     """Return the parameters in a path."""
     names = re.findall(r"{(\w+)}", path)
     return [_parameter("path", name, {"type": "string", "minLength": 1}, required=True) for name in names]
@@ -287,9 +288,11 @@ def _of_path(path: str) -> list[Json]:
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _get(name: str, summary: str, tag: str, schema: str, problems: Sequence[int], security: list[Json] | None) -> Json:
+def _get(
+    name: str, summary: str, tag: str, schema: str, problems: Sequence[int], security: list[JsonObject] | None
+) -> JsonObject:
     answer = {"description": summary, "content": {"application/json": {"schema": _schema(schema)}}}
-    operation: Json = {
+    operation: JsonObject = {
         "operationId": name,
         "summary": summary,
         "tags": [tag],
@@ -298,30 +301,32 @@ def _get(name: str, summary: str, tag: str, schema: str, problems: Sequence[int]
     return operation if security is None else {**operation, "security": security}
 
 
-def _for_admins() -> list[Json]:
+def _for_admins() -> list[JsonObject]:
     return [{}, {"admin": []}, {"browser": []}]
 
 
-def _schema(name: str) -> Json:
+def _schema(name: str) -> JsonObject:
     return {"$ref": REFERENCE.format(name=name)}
 
 
-def _any_json() -> Json:
+def _any_json() -> JsonObject:
     return {"application/json": {"schema": _schema("Open")}}
 
 
-def _parameter(place: str, name: str, schema: Json, text: str | None = None, *, required: bool = False) -> Json:
-    parameter: Json = {"in": place, "name": name, "required": required, "schema": schema}
+def _parameter(
+    place: str, name: str, schema: JsonObject, text: str | None = None, *, required: bool = False
+) -> JsonObject:
+    parameter: JsonObject = {"in": place, "name": name, "required": required, "schema": schema}
     description = text or schema.get("description")
     return parameter if description is None else {**parameter, "description": description}
 
 
-def _problems(statuses: Sequence[int]) -> Json:
+def _problems(statuses: Sequence[int]) -> JsonObject:
     return {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(set(statuses))}
 
 
-def _problem(status: int) -> Json:
-    response: Json = {
+def _problem(status: int) -> JsonObject:
+    response: JsonObject = {
         "description": PROBLEMS[status],
         "content": {"application/json": {"schema": _schema("Problem")}},
     }
@@ -333,7 +338,7 @@ def _problem(status: int) -> Json:
     return response
 
 
-def _answer_headers() -> Json:
+def _answer_headers() -> JsonObject:
     texts = {
         "x-penstock-worker": ("Who answered.", {"type": "string"}),
         "x-penstock-expected-cached-tokens": ("Tokens expected in its cache.", {"type": "integer", "minimum": 0}),

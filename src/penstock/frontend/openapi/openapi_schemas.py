@@ -3,44 +3,41 @@
 Objects are open: fields that are not named here are the engine's, or come with a later release.
 """
 
-from typing import Any
-
 from penstock.frontend.prompt.request_body import DEPTH_MAX
 from penstock.frontend.prompt.routing_hints import EXTRA_FIELDS, TEXT_MAX
+from penstock.kernel.values import JsonObject
 
-Json = dict[str, Any]
-
-_WORD: Json = {"type": "string", "minLength": 1, "maxLength": TEXT_MAX}
-_COUNT: Json = {"type": "integer", "minimum": 0}
-_TEXT: Json = {"type": "string"}
-_TRUTH: Json = {"type": "boolean"}
-_TOKENS: Json = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}}
-_PRIORITY: Json = {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}
-_WHOLE32: Json = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
+_WORD: JsonObject = {"type": "string", "minLength": 1, "maxLength": TEXT_MAX}
+_COUNT: JsonObject = {"type": "integer", "minimum": 0}
+_TEXT: JsonObject = {"type": "string"}
+_TRUTH: JsonObject = {"type": "boolean"}
+_TOKENS: JsonObject = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}}
+_PRIORITY: JsonObject = {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}
+_WHOLE32: JsonObject = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
 
 
-def _open(properties: Json, required: tuple[str, ...] = (), text: str | None = None) -> Json:
-    schema: Json = {"type": "object", "properties": properties}
+def _open(properties: JsonObject, required: tuple[str, ...] = (), text: str | None = None) -> JsonObject:
+    schema: JsonObject = {"type": "object", "properties": properties}
     if required:
         schema["required"] = [*required]
     return schema if text is None else {**schema, "description": text}
 
 
-def _maybe(schema: Json) -> Json:
+def _maybe(schema: JsonObject) -> JsonObject:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def _list(schema: Json) -> Json:
+def _list(schema: JsonObject) -> JsonObject:
     return {"type": "array", "items": schema}
 
 
-def _hint(schema: Json, text: str) -> Json:
+def _hint(schema: JsonObject, text: str) -> JsonObject:
     return {**schema, "description": text}
 
 
-_HEADER_WORD: Json = {"type": "string", "pattern": f"^[!-~]([ -~]{{0,{TEXT_MAX - 2}}}[!-~])?$"}
+_HEADER_WORD: JsonObject = {"type": "string", "pattern": f"^[!-~]([ -~]{{0,{TEXT_MAX - 2}}}[!-~])?$"}
 
-HEADERS: dict[str, Json] = {
+HEADERS: dict[str, JsonObject] = {
     "x-request-id": _hint({"type": "string", "pattern": r"^[A-Za-z0-9._:\-]{1,128}$"}, "Becomes the request's id."),
     "x-penstock-priority": _hint(_PRIORITY, "Seconds forward in the queue."),
     "x-penstock-strict-priority": _hint(_WHOLE32, "A class before every lower one."),
@@ -60,7 +57,7 @@ HEADERS: dict[str, Json] = {
 }
 """Routing hints as request headers; other projects' spellings of the same are accepted as well."""
 
-_NVEXT: Json = _open(
+_NVEXT: JsonObject = _open(
     {
         "agent_hints": _open({"priority": _PRIORITY, "strict_priority": _WHOLE32, "osl": _WHOLE32}),
         "agent_context": _open({"session_id": _WORD, "program_id": _WORD, "context_type": _WORD}),
@@ -76,7 +73,7 @@ _NVEXT: Json = _open(
     },
     text="Hints for routing.",
 )
-_COMMON: Json = {
+_COMMON: JsonObject = {
     "model": _hint({"type": "string", "minLength": 1}, "One of GET /v1/models."),
     "stream": _TRUTH,
     "stream_options": _open({"include_usage": _TRUTH}),
@@ -85,9 +82,9 @@ _COMMON: Json = {
     "cache_salt": _WORD,
     "nvext": _NVEXT,
 }
-_PART: Json = {"anyOf": [{"type": "object"}, _TEXT]}
-_MESSAGE: Json = _open({"role": _TEXT, "content": {"anyOf": [_TEXT, _list(_PART), {"type": "null"}]}}, ("role",))
-_USAGE: Json = _open(
+_PART: JsonObject = {"anyOf": [{"type": "object"}, _TEXT]}
+_MESSAGE: JsonObject = _open({"role": _TEXT, "content": {"anyOf": [_TEXT, _list(_PART), {"type": "null"}]}}, ("role",))
+_USAGE: JsonObject = _open(
     {
         "prompt_tokens": _COUNT,
         "completion_tokens": _COUNT,
@@ -95,7 +92,7 @@ _USAGE: Json = _open(
         "prompt_tokens_details": _maybe(_open({"cached_tokens": _maybe(_COUNT)})),
     }
 )
-SCHEMAS: Json = {
+SCHEMAS: JsonObject = {
     "Open": {"type": "object"},
     "ChatRequest": _open(
         {

@@ -127,12 +127,12 @@ class CachesCleared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProblemFields(msgspec.Struct, frozen=True, kw_only=True):
-    """``param``: the field at fault; ``code``: one word."""
+    """``param``: the field at fault; ``code``: one word, or a number of the engine that made the error."""
 
     message: str
     type: str
     param: str | None = None
-    code: str | None = None
+    code: str | int | None = None
 
 
 class Problem(msgspec.Struct, frozen=True):
