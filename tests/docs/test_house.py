@@ -27,7 +27,7 @@ PRONOUN_ENGLISH_LEFT = {"config": 10, "kernel": 1, "router": 11}
 """Rooms that still have some, with how many there are at most: empty it when they are renamed."""
 PROMPT_LENGTHS = 8
 """Classes that may have a field ``isl``; others hold a `RequestShape`, or a request that has one."""
-PLAIN_DICTS = 127
+PLAIN_DICTS = 125
 """Places that may say ``dict[str, Any]``: what is ours is a struct, JSON of others a `JsonObject`."""
 
 

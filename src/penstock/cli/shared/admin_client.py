@@ -147,7 +147,7 @@ class AdminClient:
         if answer.status == 200:
             try:
                 return msgspec.json.decode(data, type=kind)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise RequestRefused(
                     f"{self.url}{path} does not answer as a Penstock cluster of this release does: {error}",
                     status=200,

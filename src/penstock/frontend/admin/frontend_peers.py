@@ -42,25 +42,6 @@ async def by_peer(service: Service, path: str, kind: type[T]) -> dict[str, T | N
     return {url: _decoded(url, raw, kind) for url, raw in (await _raw_by_peer(service, path)).items()}
 
 
-def _decoded(url: str, raw: bytes | None, kind: type[T]) -> T | None:
-    try:
-        return None if raw is None else msgspec.json.decode(raw, type=kind)
-    except msgspec.DecodeError as error:
-        log.warning("the answer of the frontend at %s can't be read: %s", url, error)
-        return None
-
-
-async def _raw_by_peer(service: Service, path: str) -> dict[str, bytes | None]:
-    urls = service.cluster.peers()
-    if not urls:
-        return {}
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT)
-    async with aiohttp.ClientSession(timeout=timeout) as http:
-        wanted = [URL(url.rstrip("/") + path, encoded=True) for url in urls]
-        answers = await asyncio.gather(*(_get(http, url, signed(service.secret, url)) for url in wanted))
-    return dict(zip(urls, answers, strict=True))
-
-
 def findings(service: Service) -> list[StatusFinding]:
     """Return findings for the operator about refused requests."""
     refused = service.gate.peer_guard.refused
@@ -74,6 +55,25 @@ def findings(service: Service) -> list[StatusFinding]:
             text = f"{refused[why]} requests that say they are of another frontend were not let in: {why}"
             findings.append(StatusFinding("warning", text, hint))
     return findings
+
+
+def _decoded(url: str, raw: bytes | None, kind: type[T]) -> T | None:
+    try:
+        return None if raw is None else msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        log.warning("the answer of the frontend at %s can't be read: %s", url, error)
+        return None
+
+
+async def _raw_by_peer(service: Service, path: str) -> dict[str, bytes | None]:
+    urls = service.cluster.peers()
+    if not urls:
+        return {}
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        wanted = [URL(url.rstrip("/") + path, encoded=True) for url in urls]
+        answers = await asyncio.gather(*(_get(http, url, signed(service.secret, url)) for url in wanted))
+    return dict(zip(urls, answers, strict=True))
 
 
 async def _get(http: aiohttp.ClientSession, url: URL, headers: dict[str, str]) -> bytes | None:
