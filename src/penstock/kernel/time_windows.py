@@ -51,27 +51,12 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     ready: bool
 
 
-class RecordedWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """What a finished run's files tell of a worker; seconds of the run."""
-
-    id: str
-    pool: str
-    kv_blocks: int | None
-    decisions_for_it: int | None
-    first_s: float | None = msgspec.field(name="first_seen_s")
-    last_s: float | None = msgspec.field(name="last_seen_s")
-
-
-class WorkerColumns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One worker's load over windows of ``width`` seconds, as columns; None where it is not known.
-
-    ``first``: number of the first window; ``card``: of a finished run alone.
-    """
+class WorkerColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker's load over windows of ``width`` seconds from number ``first`` on, as columns; None is unknown."""
 
     width: float
     first: int
     columns: dict[str, list[int | None]]
-    card: RecordedWorker | None = None
 
 
 class TimeWindow(msgspec.Struct, omit_defaults=True):

@@ -19,10 +19,9 @@ from penstock.frontend.openai.models import json_response
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.machine import SECOND
 from penstock.kernel.request_record import Explanation, RequestEnd
-from penstock.kernel.time_windows import WorkerColumns
 from penstock.planner.tick_record import TickRecord
 from penstock.runtime.planning.planner_report import PlannerDecisions
-from penstock.runtime.records.timeline_view import LoadsView, TimelineView
+from penstock.runtime.records.timeline_view import LoadsView, RecordedColumns, TimelineView
 
 log = logging.getLogger("penstock.frontend")
 
@@ -38,7 +37,7 @@ class RecordedRunServer(Protocol):
         """Return how loaded each worker was at a moment, or at the end."""
         ...
 
-    def worker(self, name: str) -> WorkerColumns | None:
+    def worker(self, name: str) -> RecordedColumns | None:
         """Return one worker's load over the run, or None where there was no such worker."""
         ...
 

@@ -19,10 +19,8 @@ from penstock.kernel.machine import SECOND
 from penstock.kernel.request_record import Explanation, RequestEnd, RequestRecord
 from penstock.kernel.time_windows import (
     LoadSample,
-    RecordedWorker,
     Timeline,
     TimeWindow,
-    WorkerColumns,
     columns_of,
     pool_of,
     pools_of,
@@ -37,7 +35,7 @@ from penstock.report.run.run_files import deleted_records, json_of, last_line, l
 from penstock.router.requests.closed_record import closed_of
 from penstock.runtime.planning.planner_report import RECORDS
 from penstock.runtime.records import segments
-from penstock.runtime.records.timeline_view import LoadsView, TimelineView
+from penstock.runtime.records.timeline_view import LoadsView, RecordedColumns, RecordedWorker, TimelineView
 
 WINDOWS_MAX = 720
 """About the most windows sent to a browser, as many as of a live cluster: a day has them of two minutes."""
@@ -188,7 +186,7 @@ class Recording:
         start = moment // self.timeline.width * self.timeline.width
         return LoadsView(start, self.timeline.loads_at(moment))
 
-    def worker(self, name: str) -> WorkerColumns | None:
+    def worker(self, name: str) -> RecordedColumns | None:
         """Return one worker's load over the run, and its known facts; None where nothing is known."""
         load = self.timeline.worker_columns(name)
         if load is None:
@@ -204,7 +202,7 @@ class Recording:
             first_s=(load.first + observed[0]) * width if observed else None,
             last_s=(load.first + observed[-1] + 1) * width if observed else None,
         )
-        return msgspec.structs.replace(load, card=card)
+        return RecordedColumns(width=width, first=load.first, columns=load.columns, card=card)
 
     def decisions(self, limit: int, before: float | None, worker: str | None) -> list[msgspec.Raw]:
         """Return decisions until ``before`` and for one worker, the newest first."""

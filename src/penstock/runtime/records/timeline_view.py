@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.kernel.time_windows import WorkerLoad
+from penstock.kernel.time_windows import WorkerColumns, WorkerLoad
 
 
 class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,3 +41,20 @@ class LoadsView(msgspec.Struct, frozen=True):
 
     at: float
     workers: dict[str, WorkerLoad] | None
+
+
+class RecordedWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """What a finished run's files tell of a worker; seconds of the run."""
+
+    id: str
+    pool: str
+    kv_blocks: int | None
+    decisions_for_it: int | None
+    first_s: float | None = msgspec.field(name="first_seen_s")
+    last_s: float | None = msgspec.field(name="last_seen_s")
+
+
+class RecordedColumns(WorkerColumns, frozen=True, kw_only=True):
+    """One worker's load over a finished run."""
+
+    card: RecordedWorker
