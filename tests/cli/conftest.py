@@ -85,7 +85,7 @@ def worker(name: str, **changes: Any) -> dict[str, Any]:
         "requests": 7,
         "failures": 0,
         "breaker": "closed",
-        "kv_events": {"applied": 3, "gaps": 0, "lost": 0, "last_age": 0.5},
+        "kv_events": {"applied": 3, "gaps": 0, "lost": 0},
         **changes,
     }
 
@@ -97,22 +97,27 @@ def healthy_status() -> dict[str, Any]:
         "run": "runs/x",
         "endpoint": "http://127.0.0.1:8000",
         "uptime": 61.0,
+        "draining": False,
         "mode": "kv",
         "models": [
             {"name": "sim", "tokenizer": "builtin:sim", "block_size": 64, "ready": True, "index": "exact", "workers": 2}
         ],
-        "workers": [worker("main-0"), worker("main-1", kv_events=None, active_blocks=None)],
+        "workers": [worker("main-0"), worker("main-1", kv_events=None, kv_blocks=None)],
         "queue": {"sim": {"length": 0}},
         "requests": {"inflight": 1, "total": 8, "ok": 7, "failed": 0, "rejected": 0, "cancelled": 0},
         "hit_rate": 0.5,
+        "crashes": [],
+        "findings": [],
+        "frontends": ["frontend-0"],
+        "planner": None,
+        "tokenizers": {},
+        "loop": {"longest": 0.01, "recent": 0.002},
+        "router_faults": 0,
         "last_minute": {
             "ended": 7,
             **{f"ttft_{quantile}": 0.25 for quantile in ("p50", "p95", "p99")},
             **{f"itl_{quantile}": 0.0051 for quantile in ("p50", "p95", "p99")},
         },
-        "crashes": [],
-        "findings": [],
-        "frontends": ["frontend-0"],
     }
 
 
@@ -153,8 +158,9 @@ class Probed:
         return 200, {"choices": [{"index": 0, "text": "a"}], "usage": usage}, headers
 
     def explained(self, worker: str) -> Any:
-        chosen = {"target": [worker, 0], "index": self.index}
-        return {"decisions": [{"isl": self.counted, "chosen": [worker, 0], "candidates": [chosen]}]}
+        chosen = {**CANDIDATE, "target": [worker, 0], "total": 4.0, "overlap_blocks": 1, "index": self.index}
+        decision = {**DECISION, "isl": self.counted, "chosen": [worker, 0], "candidates": [chosen]}
+        return {"request": None, "decisions": [decision]}
 
 
 @dataclass

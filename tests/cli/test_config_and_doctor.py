@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
@@ -10,6 +11,7 @@ from penstock.cli.doctor_checks import local_checks
 from penstock.cli.doctor_checks.local_checks import check_clock, check_disk, check_ports, check_status
 from penstock.cli.shared.admin_client import AdminClient
 from penstock.config.reading.load import load
+from penstock.frontend.admin.cluster_status import ClusterStatus
 from tests.cli.conftest import worker
 
 
@@ -81,7 +83,7 @@ def quiet(monkeypatch):
 
 
 def test_a_healthy_machine_without_a_cluster_is_no_error(penstock, quiet, monkeypatch):
-    def nobody(self, path):
+    def nobody(self, path, kind):
         raise local_checks.ClusterUnreachable("no cluster answers", hint="start one")
 
     monkeypatch.setattr(AdminClient, "get", nobody)
@@ -140,7 +142,7 @@ def test_a_tokenizer_that_is_not_there_is_an_error_and_none_a_warning(penstock, 
 def test_open_breakers_and_models_without_tokenizer_are_found(cluster):
     cluster.status["workers"] = [worker("main-0", breaker="open", failures=3)]
     cluster.status["models"][0]["tokenizer"] = None
-    said = [f.text for f in check_status(cluster.status)]
+    said = [f.text for f in check_status(msgspec.convert(cluster.status, ClusterStatus))]
     assert "the breaker of main-0 is open after 3 failures" in said
     assert any("without a local tokenizer" in text for text in said)
 

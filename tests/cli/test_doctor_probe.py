@@ -11,6 +11,7 @@ import pytest
 from penstock.cli.doctor_checks import cache_probe
 from penstock.cli.doctor_checks.cache_probe import CacheAccount, probe
 from penstock.cli.shared.admin_client import AdminClient
+from penstock.frontend.admin.cluster_status import ClusterStatus
 from tests.cli.conftest import FakeCluster, worker
 
 
@@ -63,7 +64,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def said(cluster: FakeCluster, *, unknown: bool = False, **row: Any) -> list[CacheAccount]:
     cluster.status["workers"] = [worker("main-0", engine="vllm", **row)]
     client = AdminClient(cluster.url)
-    return list(probe(client, client, client.get("/admin/status"), unknown=unknown))
+    return list(probe(client, client, client.get("/admin/status", ClusterStatus), unknown=unknown))
 
 
 def only(found: list[CacheAccount]) -> CacheAccount:
@@ -164,7 +165,7 @@ def test_who_can_not_or_must_not_be_asked_is_left_alone(cluster: FakeCluster) ->
     assert finding.level == "info" and "it is draining" in finding.text
     cluster.status["workers"] = [worker("main-0", engine="openai")]
     client = AdminClient(cluster.url)
-    status = client.get("/admin/status")
+    status = client.get("/admin/status", ClusterStatus)
     assert only(list(probe(client, client, status, unknown=False))).level == "info"
     assert cluster.probed.pins == []
     assert only(list(probe(client, client, status, unknown=True))).level == "ok"

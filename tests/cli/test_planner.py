@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -14,16 +15,19 @@ from penstock.config.reading.load import load
 from penstock.config.reading.units import parse_number
 from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.kernel.errors import ConfigError
+from penstock.planner.tick_record import TickRecord
 from penstock.report.planner.planner_dry_run import dry_run
 from penstock.report.planner.planner_report_page import read_ticks
 from penstock.report.simulation.simulation_options import SimulateOptions
 from penstock.report.simulation.simulation_run import traffic_of
 from penstock.runtime.planning.planner_assembly import build_connector, build_source, only_model, pools_of
 from penstock.runtime.planning.planner_inputs import inputs_of
+from penstock.runtime.planning.planner_report import PlannerDecisions, PlannerReport
 from penstock.runtime.supervision.planner_child import policy_of
 
 ROOT = Path(__file__).resolve().parents[2]
-POOL = {"ready": 2, "starting": 1, "draining": 0, "failed": 0, "given_up": 1, "desired": 3, "proposed": 5, "target": 4}
+STATES = {"ready": 2, "starting": 1, "draining": 0, "failed": 0, "given_up": 1}
+POOL = {**STATES, "gpus": 1, "desired": 3, "proposed": 5, "target": 4}
 
 
 def because(text: str, code: str = "test") -> dict[str, Any]:
@@ -53,8 +57,12 @@ def tick(**more: Any) -> dict[str, Any]:
     return {**found, **more}
 
 
+def record(**more: Any) -> TickRecord:
+    return msgspec.convert(tick(**more), TickRecord)
+
+
 def test_a_decision_says_what_why_and_against_what():
-    text = decision_text(tick())
+    text = decision_text(record())
     for line in (
         "Second 35, tick 7, apply: main 3 -> 4 (policy slo)",
         "because demand is to be 12 requests/s",
@@ -73,7 +81,7 @@ def test_each_pool_is_shown_with_its_own_reason():
     why = "decode 1 -> 2: an engine is full"
     pools = {"prefill": POOL, "decode": {**POOL, "why": why}, "other": {**POOL, "why": "wanted"}}
     chosen = [because("prefill is down to its last replica"), because(why)]
-    text = decision_text(tick(pools=pools, chosen=chosen))
+    text = decision_text(record(pools=pools, chosen=chosen))
     lines = [line for line in text.splitlines() if "because" in line]
     assert lines == [
         "  because decode 1 -> 2: an engine is full",
@@ -93,20 +101,20 @@ def test_a_forecast_says_how_high_how_sure_and_who_was_believed():
     assert (
         "  forecast: m: 2.00 requests/s now (P90 2.50), 4.00 requests/s in 60 s (P90 4.50), 5.00 requests/s in 300 s "
         "(P90 7.25); ensemble of trend-0.3 74.6 %, curve-30 25.0 %\n"
-    ) in decision_text(tick(models={"m": model}))
-    assert "forecast:" not in decision_text(tick())
+    ) in decision_text(record(models={"m": model}))
+    assert "forecast:" not in decision_text(record())
     model["predicted"] = {**predicted, "horizons": [7.0, 8.0, 9.0, 10.0]}
-    assert "forecast:" not in decision_text(tick(models={"m": model}))
+    assert "forecast:" not in decision_text(record(models={"m": model}))
 
 
 def test_traffic_that_is_not_known_is_said_so():
-    text = decision_text(tick(models={"m": {"health": "broken", "rate": None}}))
+    text = decision_text(record(models={"m": {"health": "broken", "rate": None}}))
     assert "the traffic of m is broken, so it is not known" in text
 
 
 def test_nothing_decided_has_a_next_step():
-    assert "No planner has decided anything" in scale_text({"planner": None, "last": None, "decisions": []})
-    shown = scale_text({"planner": None, "last": tick(outcome="keep"), "decisions": []})
+    assert "No planner has decided anything" in scale_text(PlannerDecisions(None, None, []))
+    shown = scale_text(PlannerDecisions(None, record(outcome="keep"), []))
     assert shown.startswith("Nothing has been changed so far. The last tick:\nSecond 35, tick 7, keep")
 
 
@@ -116,6 +124,7 @@ def test_status_says_how_the_planner_is():
         "advisory": False,
         "source": "frontends",
         "connector": "penstock up",
+        "pid": 1,
         "at": 40.0,
         "wall": 0.0,
         "every": 5.0,
@@ -129,7 +138,7 @@ def test_status_says_how_the_planner_is():
         "alarms": [{"at": 12.0, "reason": because("a plugin is silent")}],
         "restarts": 2,
     }
-    text = planner_text(report)
+    text = planner_text(msgspec.convert(report, PlannerReport))
     for part in (
         "Planner: policy slo, every 5 s; it scales by penstock up",
         "m stale",

@@ -145,10 +145,16 @@ class OverHttp:
 
     async def _desired(self, request: web.Request) -> web.Response:
         pools = [
-            {**msgspec.to_builtins(report(name, count).pool), "kind": "process", "name": name}
+            {
+                **msgspec.to_builtins(report(name, count).pool),
+                "kind": "process",
+                "name": name,
+                "revision": None,
+                "ready": 0,
+            }
             for name, count in self.wanted.items()
         ]
-        return web.json_response({"pools": pools})
+        return web.json_response({"pools": pools, "drains": {}, "drained": {}, "restart": None})
 
     async def obey(self) -> dict[str, int]:
         return self.wanted

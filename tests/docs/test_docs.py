@@ -5,6 +5,7 @@ import re
 import shlex
 from datetime import date, datetime
 from pathlib import Path
+from typing import Any, get_origin
 
 import click
 import pytest
@@ -15,6 +16,7 @@ from penstock.config.derived.docs import configuration_page
 from penstock.config.derived.knobs import RESERVED, derive
 from penstock.config.reading.load import load
 from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.frontend.admin.admin_api import ADMIN_ROUTES
 from penstock.report.markdown import folded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,3 +165,22 @@ def test_the_chart_of_the_readme_shows_what_the_measured_pages_say():
     spec.loader.exec_module(chart)
     for name, content in chart.made().items():
         assert (ROOT / "docs" / "pictures" / name).read_text() == content, "run: python bench/readme_chart.py"
+
+
+def admin_table() -> str:
+    """Return the table of admin routes as `docs/reference/api.md` has it."""
+
+    def fields(kind: Any) -> str:
+        return ", ".join(f"`{name}`" for name in (get_origin(kind) or kind).__struct_encode_fields__)
+
+    rows = ["| Route | What it does | Body | Answer |", "| --- | --- | --- | --- |"]
+    for route in ADMIN_ROUTES:
+        query = "&".join(parameter.name for parameter in route.query if parameter.name != "scope")
+        path = f"{route.path}?{query}" if query else route.path
+        body = "" if route.body is None else fields(route.body)
+        rows.append(f"| `{route.method} {path}` | {route.summary} | {body} | {fields(route.answers[0])} |")
+    return "\n".join(rows)
+
+
+def test_the_table_of_admin_routes_is_fresh():
+    assert admin_table() in (ROOT / "docs/reference/api.md").read_text(), admin_table()

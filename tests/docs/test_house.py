@@ -27,6 +27,8 @@ PRONOUN_ENGLISH_LEFT = {"config": 10, "kernel": 1, "router": 11}
 """Rooms that still have some, with how many there are at most: empty it when they are renamed."""
 PROMPT_LENGTHS = 8
 """Classes that may have a field ``isl``; others hold a `RequestShape`, or a request that has one."""
+PLAIN_DICTS = 125
+"""Places that may say ``dict[str, Any]``: what is ours is a struct, JSON of others a `JsonObject`."""
 
 
 @cache
@@ -83,6 +85,11 @@ def test_what_an_engine_has_room_for_is_described_once() -> None:
 def test_few_classes_hold_the_length_of_a_prompt_themselves() -> None:
     holders = owners_of("isl")
     assert len(holders) <= PROMPT_LENGTHS, holders
+
+
+def test_few_places_hold_a_dict_of_anything() -> None:
+    counts = {str(path.relative_to(SRC)): path.read_text().count("dict[str, Any]") for path in files()}
+    assert sum(counts.values()) <= PLAIN_DICTS, {path: count for path, count in counts.items() if count}
 
 
 def defined_names(path: Path) -> list[str]:

@@ -26,6 +26,7 @@ from penstock.router.router import Router
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.loop_monitor import LoopMonitor
 from penstock.runtime.node.engine_stats import EngineStats
+from penstock.runtime.node.node_status import NodeStatus
 from penstock.runtime.node.tickets import Tickets
 from penstock.runtime.node.worker_observers import NOTHING
 
@@ -186,8 +187,8 @@ async def stand(
     live.on(Publish, lambda now, sender, effect: None)
     tickets = Tickets(live)
 
-    def status() -> dict[str, Any]:
-        return {**router.status(live.now()), "frontends": []}
+    def status() -> NodeStatus:
+        return NodeStatus(**msgspec.structs.asdict(router.status(live.now())))
 
     node: Any = SimpleNamespace(
         name="router",

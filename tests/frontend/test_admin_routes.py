@@ -191,7 +191,7 @@ def test_history_forgets_the_oldest() -> None:
     for name, attempt in (("a", 1), ("a", 2), ("b", 1), ("c", 1)):
         history.decided(decision(name, attempt))
     found = history.explain("a")
-    assert found is not None and [d["attempt"] for d in found["decisions"]] == [2]
+    assert found is not None and [msgspec.json.decode(line)["attempt"] for line in found.decisions] == [2]
     history.decided(decision("d"))
     assert history.explain("a") is None
     closed = Closed(
@@ -207,9 +207,9 @@ def test_history_forgets_the_oldest() -> None:
     )
     for name in ("x", "y", "z", "y"):
         history.closed(msgspec.structs.replace(closed, id=name))
-    assert [entry["id"] for entry in history.last_closed(9)] == ["y", "z"]
+    assert [entry.id for entry in history.last_closed(9)] == ["y", "z"]
     RequestHistory(0, 0).decided(decision("a"))
-    json.dumps(history.last_decisions(5))
+    msgspec.json.encode(history.last_decisions(5))
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/metrics", "/live"])

@@ -148,7 +148,7 @@ async def test_engine_400_goes_to_the_client_as_it_is_and_harms_no_worker() -> N
             assert answer.status == 400
             assert (await answer.json())["error"]["message"] == "top_k must be small"
         assert sum(len(engine.bodies) for engine in s.engines) == 8
-        assert all(worker["breaker"] == "closed" for worker in s.service.cluster.status()["workers"])
+        assert all(worker.breaker == "closed" for worker in s.service.cluster.status().workers)
 
 
 async def test_busy_engine_is_503_with_retry_after_and_no_fault() -> None:
@@ -161,7 +161,7 @@ async def test_busy_engine_is_503_with_retry_after_and_no_fault() -> None:
         for _ in range(5):
             answer = await s.chat()
             assert answer.status == 503
-        assert s.service.cluster.status()["workers"][0]["breaker"] == "closed"
+        assert s.service.cluster.status().workers[0].breaker == "closed"
 
 
 async def test_break_after_first_token_is_an_error_event_and_never_a_second_answer() -> None:
@@ -252,7 +252,7 @@ async def test_client_that_hangs_up_aborts_the_engine(stream: bool) -> None:
         await eventually(lambda: s.records)
         assert s.records[0].outcome == "cancelled"
         await eventually(lambda: s.service.gate.inflight == 0)
-        assert s.service.cluster.status()["workers"][0]["active_requests"] == 0
+        assert s.service.cluster.status().workers[0].active_requests == 0
 
 
 async def test_client_that_leaves_on_the_end_mark_has_its_answer() -> None:

@@ -119,7 +119,7 @@ async def test_an_engines_refusal_says_it_in_openais_words(name: str, stream: bo
         told = REFUSALS[name][1]
         assert (told.get("error") or told)["message"] in body["error"]["message"], "the engine's own words stay"
         status = s.service.cluster.status()
-        assert status["workers"][0]["failures"] == 0 and len(s.engines[0].bodies) == 1, "and it is not to blame"
+        assert status.workers[0].failures == 0 and len(s.engines[0].bodies) == 1, "and it is not to blame"
         assert s.records[-1].fault == "client" and s.records[-1].status == 400
 
 

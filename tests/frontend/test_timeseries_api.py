@@ -107,9 +107,9 @@ async def test_windows_of_other_processes_are_added(monkeypatch: pytest.MonkeyPa
         assert set(part) == {"name", "since", "windows"}
         assert all("loads" not in window for window in part["windows"].values())
 
-        async def peers(service: object, path: str, *, text: bool = False) -> list[Any]:
+        async def peers(service: object, path: str, kind: Any) -> list[Any]:
             response = await other.http.get(path)
-            return [await response.text() if text else await response.json()]
+            return [msgspec.json.decode(await response.read(), type=kind)]
 
         monkeypatch.setattr(timeseries_api, "from_peers", peers)
         found = await told(s)

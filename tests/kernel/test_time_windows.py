@@ -112,11 +112,11 @@ def test_loads_come_back_as_they_were_and_names_are_shared() -> None:
         "main": {"there": [2, 2, None], "ready": [1, 1, None]},
     }
     told = line.worker_columns("main-0")
-    assert told is not None and told["columns"]["blocks"] == [40, 40]
+    assert told is not None and told.columns["blocks"] == [40, 40]
     second.take_loads({"main-0": LoadSample(1, 2, 30, 60, True), "b-0": LoadSample(1, 2, 10, 20, True)}, first)
     assert second.kv_use == 0.5
     missing = line.worker_columns("main-1")
-    assert missing is not None and missing["columns"]["requests"] == [None, None]
+    assert missing is not None and missing.columns["requests"] == [None, None]
 
 
 def test_the_oldest_windows_go() -> None:

@@ -206,7 +206,7 @@ def test_while_all_that_answer_are_drained_a_prefill_worker_does() -> None:
 )
 def test_half_a_hand_off_is_a_finding(workers: tuple[WorkerCard, ...], said: str) -> None:
     world = World(*workers, handoff=ALWAYS, mode="round_robin")
-    told = [finding["text"] for finding in world.router.status(world.now)["findings"]]
+    told = [finding.text for finding in world.router.status(world.now).findings]
     assert len(told) == bool(said) and all(said in text for text in told)
 
 

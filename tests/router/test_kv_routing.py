@@ -104,8 +104,8 @@ def test_a_worker_without_events_is_known_by_routing_history_and_that_is_said() 
     finish(world, "r0")
     again = sent(world, "r1", text)
     assert again.target == first.target and again.decision.candidates[0].index in ("approximate", "none")
-    said = [f for f in findings(world.router, world.now) if "without an event source" in f["text"]]
-    assert said and "a, b" in said[0]["text"]
+    said = [f for f in findings(world.router, world.now) if "without an event source" in f.text]
+    assert said and "a, b" in said[0].text
     notes = [e.text for e in world.effects if isinstance(e, OperatorNote) and e.kind == "worker_joined"]
     assert all("guessed" in text for text in notes)
 
@@ -149,7 +149,7 @@ def test_a_gap_beyond_replay_drops_what_was_known_and_says_so() -> None:
     world.post(ReplayEnded(id=wanted.id, batches=None))
     assert sent(world, "r", text).decision.expected_cached_tokens == 0
     assert world.router.pools["m"].kv_state(Target(B)) == "approximate"
-    assert any("lost beyond replay" in f["text"] for f in findings(world.router, world.now))
+    assert any("lost beyond replay" in f.text for f in findings(world.router, world.now))
 
 
 def test_an_event_source_that_is_gone_is_said() -> None:

@@ -108,22 +108,20 @@ def test_an_idle_fleet_refuses_nobody_and_who_comes_back_when_told_is_taken(
 
 def test_a_limit_that_refuses_is_a_finding_until_it_has_long_refused_nobody() -> None:
     world = World(card("a"), mode="least_loaded", overload=OverloadSettings(prefill_tokens=100))
-    assert world.router.status(world.now)["findings"] == []
+    assert world.router.status(world.now).findings == []
     for number in range(2):
         world.post(arrived(f"r{number}", prompt(number)))
     refused(world, "late")
     status = world.router.status(world.now)
-    assert status["models"][0]["refused"] == {"prefill_tokens": 1}
-    (found,) = status["findings"]
-    assert (
-        "requests of m were refused for load" in found["text"] and "router.overload.prefill_tokens 1" in found["text"]
-    )
-    assert "penstock set router.overload" in found["hint"]
+    assert status.models[0].refused == {"prefill_tokens": 1}
+    (found,) = status.findings
+    assert "requests of m were refused for load" in found.text and "router.overload.prefill_tokens 1" in found.text
+    assert "penstock set router.overload" in found.hint
     later = world.now + round((REFUSAL_SHOWN + 1) * SECOND)
-    assert world.router.status(later)["findings"] == []
+    assert world.router.status(later).findings == []
     other = World(mode="least_loaded")
     other.router.restore(world.router.snapshot())
-    assert other.router.status(world.now)["models"][0]["refused"] == {"prefill_tokens": 1}
+    assert other.router.status(world.now).models[0].refused == {"prefill_tokens": 1}
 
 
 def test_nothing_is_predicted_before_enough_was_measured() -> None:

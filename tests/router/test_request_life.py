@@ -40,7 +40,7 @@ def test_a_request_is_placed_answered_and_closed_once() -> None:
     assert (closed.outcome, closed.status, closed.osl, closed.cached) == ("ok", 200, 7, 48)
     assert closed.first == SECOND // 2 and closed.closed == SECOND
     assert [leg.last for leg in closed.legs] == [SECOND]
-    assert world.router.status(world.now)["hit_rate"] == 48 / 64
+    assert world.router.status(world.now).hit_rate == 48 / 64
 
 
 def test_late_events_of_an_ended_request_are_dropped_and_counted() -> None:

@@ -210,7 +210,7 @@ async def test_an_engine_that_refuses_the_request_itself_is_left_alone(engine: E
     await all_.step(31.0)
     assert all_.sent == 1 and all_.router.cordons == []
     status = all_.canary.status(W)
-    assert status is not None and status["verdict"] == "unfit"
+    assert status is not None and status.verdict == "unfit"
     await all_.canary.close()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 
 from penstock.adapters.seams import StoreUnavailable
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
@@ -41,18 +42,18 @@ async def test_a_crash_is_known_to_frontends_with_its_count_and_reason(caplog, m
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    told = {crash["name"]: (crash["kind"], crash["count"], crash["reason"]) for crash in known.status()}
+    told = {crash.name: (crash.kind, crash.count, crash.reason) for crash in known.status()}
     assert told == {
         "main-0": ("engine", 2, "was killed by SIGKILL"),
         "frontend-0": ("frontend", 1, "was killed by SIGSEGV"),
     }
-    workers = [{"id": "main-0"}, {"id": "main-1"}]
+    workers = [SimpleNamespace(id=name, restarts=0, restart_reason=None) for name in ("main-0", "main-1")]
     known.describe(workers)
-    assert [(w["restarts"], w["restart_reason"]) for w in workers] == [(2, "was killed by SIGKILL"), (0, None)]
+    assert [(w.restarts, w.restart_reason) for w in workers] == [(2, "was killed by SIGKILL"), (0, None)]
     now[0] = known.known["main-0"].at + 1.0
-    texts = [finding["text"] for finding in known.findings()]
+    texts = [finding.text for finding in known.findings()]
     assert any("main-0 was killed by SIGKILL" in text and "for the 2nd time" in text for text in texts)
-    assert {finding["level"] for finding in known.findings()} == {"warning"}
+    assert {finding.level for finding in known.findings()} == {"warning"}
     assert any(record.levelname == "WARNING" and "SIGSEGV" in record.getMessage() for record in caplog.records)
     now[0] += RECENT + 60.0
     assert known.findings() == []

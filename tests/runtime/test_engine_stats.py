@@ -201,7 +201,7 @@ def test_a_request_that_no_look_saw_waiting_is_taken_to_be_like_the_others() -> 
 def test_status_has_rates_and_leaves_the_unknown_open() -> None:
     steps = StepStats(passes=100, wall=1.0, decode_seqs=400, prefill_tokens=None)
     shown = described(module.StatsWindow(steps, "metrics", 5.0, 10.0), 12.0)
-    assert shown["wall_pass_ms"] == 10.0 and shown["wall_decode_tokens_per_s"] == 80.0
-    assert shown["wall_decode_seqs"] == 4.0 and shown["wall_passes"] == 100
-    assert shown["wall_prefill_tokens_per_s"] is None and shown["wall_decode_kv_tokens"] is None
-    assert shown["source"] == "metrics" and shown["wall_age_s"] == 2.0
+    assert shown.wall_pass_ms == 10.0 and shown.wall_decode_tokens_per_s == 80.0
+    assert shown.wall_decode_seqs == 4.0 and shown.wall_passes == 100
+    assert shown.wall_prefill_tokens_per_s is None and shown.wall_decode_kv_tokens is None
+    assert shown.source == "metrics" and shown.wall_age_s == 2.0

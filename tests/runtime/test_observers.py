@@ -13,6 +13,7 @@ from penstock.kernel.values import Prompt, RequestId, WorkerCard, WorkerId
 from penstock.router.events import Arrived, Dispatch, OperatorNote, Publish, ReplayWanted, WorkerJoined
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
+from penstock.router.status_rows import WorkerStatus
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.node.worker_observers import WorkerObservers
 
@@ -39,12 +40,12 @@ class Stand:
         self.observers.start(self.card)
         self.task = asyncio.create_task(self.observers.run())
 
-    def row(self) -> dict[str, Any]:
-        rows = self.router.status(self.live.now())["workers"]
+    def row(self) -> WorkerStatus:
+        rows = self.router.status(self.live.now()).workers
         self.observers.describe(rows)
-        return dict(rows[0])
+        return rows[0]
 
-    async def until(self, met: Any) -> dict[str, Any]:
+    async def until(self, met: Any) -> WorkerStatus:
         async with asyncio.timeout(PATIENCE):
             while not met(self.row()):
                 await asyncio.sleep(0.01)
@@ -61,13 +62,13 @@ async def test_an_idle_engine_is_asked_for_tokens_and_what_it_did_is_shown() -> 
     server = await start(SimSettings(block_size=16, kv_blocks=64, max_len=512))
     stand = Stand(server.url)
     try:
-        row = await stand.until(lambda row: (row["steps"] or {}).get("wall_passes") and row["canary"]["sent"] > 1)
-        assert row["steps"]["source"] == "engine" and row["steps"]["estimated"] == []
-        assert row["canary"]["verdict"] == "alive" and row["canary"]["missed"] == 0
-        assert row["state"] == "ready"
+        row = await stand.until(lambda row: row.steps and row.steps.wall_passes and row.canary.sent > 1)
+        assert row.steps.source == "engine" and row.steps.estimated == []
+        assert row.canary.verdict == "alive" and row.canary.missed == 0
+        assert row.state == "ready"
         metrics = FrontendMetrics("r")
         status = stand.router.status(stand.live.now())
-        stand.observers.describe(status["workers"])
+        stand.observers.describe(status.workers)
         metrics.read_status(status, [stand.card], 1.0)
         text = metrics.render()
         assert 'penstock_engine_pass_seconds{model="sim",source="engine",worker="w"}' in text
@@ -82,12 +83,12 @@ async def test_an_engine_without_tokens_is_cordoned_until_it_makes_one() -> None
     stand = Stand(server.url)
     try:
         server.server.faults.error_rate = 1.0  # its health stays good
-        row = await stand.until(lambda row: row["state"] == "cordoned")
-        assert "canaries in a row brought no token" in row["why_not"] and row["canary"]["missed"] >= 2
+        row = await stand.until(lambda row: row.state == "cordoned")
+        assert "canaries in a row brought no token" in row.why_not and row.canary.missed >= 2
         assert "worker_cordoned" in stand.notes
         server.server.faults.error_rate = 0.0
-        row = await stand.until(lambda row: row["state"] == "ready")
-        assert row["why_not"] is None and row["canary"]["verdict"] == "alive"
+        row = await stand.until(lambda row: row.state == "ready")
+        assert row.why_not is None and row.canary.verdict == "alive"
     finally:
         await stand.close()
         await server.stop()
@@ -119,7 +120,7 @@ async def test_a_watcher_that_ends_is_told_and_does_not_end_the_other(
             while not stand.observers.faults:
                 await asyncio.sleep(0.01)
         assert "there are no canaries of workers any more" in caplog.text
-        await stand.until(lambda row: row["steps"] is not None)
+        await stand.until(lambda row: row.steps is not None)
     finally:
         await stand.close()
         await server.stop()

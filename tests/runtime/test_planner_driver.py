@@ -14,7 +14,7 @@ import pytest
 from penstock.adapters.sources.traffic_source import ModelReading, Reading, WorkerReading
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
-from penstock.cli.explain_scale import decision_text, planner_text
+from penstock.cli.explain_scale import decision_text, decisions_of, planner_text
 from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.kernel.values import Pool, Replica, Slo, Traffic
 from penstock.planner.observation import EngineState
@@ -42,7 +42,6 @@ from penstock.runtime.planning.planner_report import (
     STATE,
     PlannerReport,
     newest,
-    past_decisions,
     reports,
 )
 from penstock.runtime.planning.planner_status import PlannerStatus
@@ -330,15 +329,15 @@ async def test_a_frontend_follows_the_report_and_finds_what_is_wrong(tmp_path):
         planned = PlannerStatus(MemoryStore(s.space), lambda: True)
         following = asyncio.create_task(planned.run())
         try:
-            assert planned.status() is None
+            assert planned.report is None
             await s.pool(("main-0", "failed"), desired=1)
             s.source.traffic = None
             await s.driver.start()
             await until(planned.findings)
-            texts = " ".join(finding["text"] for finding in planned.findings())
+            texts = " ".join(finding.text for finding in planned.findings())
             assert "the planner can't read the traffic of m (broken): nothing is taken away meanwhile" in texts
             assert "1 replica of main did not come to serve" in texts
-            status = planned.status()
+            status = planned.report
             assert status is not None
             shown = planner_text(status)
             assert "policy static, every 0.05 s; it scales by wishes" in shown
@@ -357,8 +356,8 @@ async def test_a_binding_ceiling_is_a_finding_a_limit_and_a_gauge(tmp_path):
         try:
             await s.driver.start()
             await until(planned.findings)
-            assert [finding["text"] for finding in planned.findings()] == [text]
-            status = planned.status()
+            assert [finding.text for finding in planned.findings()] == [text]
+            status = planned.report
             assert status is not None and f"  limit: {text}" in planner_text(status)
             assert 'penstock_planner_ceiling_short_gpus{model="m"} 3' in s.metrics.render()
             assert 'penstock_planner_alarms_total{code="ceiling"} 1' in s.metrics.render()
@@ -373,10 +372,10 @@ async def test_decisions_are_told_with_reasons_candidates_and_what_was_rejected(
         await s.driver.start()
         await until(lambda: any(tick["outcome"] == "apply" for tick in s.ticks()))
         await until(lambda: s.ticks()[0]["outcome"] != "apply")
-        past = past_decisions(tmp_path, 10)
-        assert past["last"]["tick"] >= past["decisions"][0]["tick"]
-        assert all(decision["outcome"] != "keep" for decision in past["decisions"])
-        text = decision_text(past["decisions"][-1])
+        past = decisions_of(tmp_path, 10, "", None)
+        assert past.last is not None and past.last.tick >= past.decisions[0].tick
+        assert all(decision.outcome != "keep" for decision in past.decisions)
+        text = decision_text(past.decisions[-1])
         assert "main 1 -> 8" in text
         assert "because a test wants 30" in text
         assert "limit: " in text

@@ -107,14 +107,14 @@ def test_every_reader_goes_across_segments_and_says_where_some_are_deleted(tmp_p
     for part, first in (("requests.3.jsonl", 0), ("requests.4.jsonl", 10), ("requests.jsonl", 20)):
         (tmp_path / part).write_bytes(b"".join(record(number) for number in range(first, first + 10)))
     ids = [f"r-{number}" for number in range(30)]
-    assert [entry["id"] for entry in run_reader.newest(tmp_path, 25)] == ids[::-1][:25]
-    assert run_reader.explain(tmp_path, "r-3")["request"]["id"] == "r-3"
+    assert [entry.id for entry in run_reader.newest(tmp_path, 25)] == ids[::-1][:25]
+    assert run_reader.explain(tmp_path, "r-3").request.id == "r-3"
     recording = Recording(tmp_path)
-    assert [entry["id"] for entry in recording.requests(12, 15.0)] == ids[:15][::-1][:12]
-    assert sum(recording.whole_run()["columns"]["arrived"]) == 30
+    assert [entry.id for entry in recording.requests(12, 15.0)] == ids[:15][::-1][:12]
+    assert sum(recording.whole_run().columns["arrived"]) == 30
     assert any("oldest 2 segments of requests.jsonl are deleted" in note for note in recording.notes)
     (tmp_path / "requests.3.jsonl").unlink()  # a live cluster goes on, and the page still has what it read
-    assert recording.requests(1, 0.6)[0]["id"] == "r-0"
+    assert recording.requests(1, 0.6)[0].id == "r-0"
     with opened_trace(tmp_path / "requests.jsonl", None, block_size=None, skip_bad=False) as trace:
         assert len(list(trace)) == 20
     assert "oldest 3 segments" in write_report(tmp_path).read_text()

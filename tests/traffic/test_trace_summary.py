@@ -15,7 +15,7 @@ def request(at: float, isl: int = 100, **fields: object) -> TrafficRequest:
 def test_an_empty_trace_has_nothing_known() -> None:
     found = summarise([], block_size=16)
     assert (found.requests, found.windows, found.sessions) == (0, [], 0)
-    unknown = (found.span_s, found.requests_per_s, found.peak_per_s, found.isl, found.bound, found.named_share)
+    unknown = (found.span_s, found.requests_per_s, found.peak_per_s, found.prompts, found.bound, found.named_share)
     assert unknown == (None,) * 6
 
 
@@ -27,8 +27,8 @@ def test_what_is_there_is_counted() -> None:
     ]
     found = summarise(requests, block_size=64)
     assert (found.requests, found.start_s, found.span_s, found.requests_per_s) == (3, 10.0, 40.0, 0.05)
-    assert found.isl is not None
-    assert (found.isl.total, found.isl.p50, found.isl.max) == (400.0, 128.0, 192.0)
+    assert found.prompts is not None
+    assert (found.prompts.total, found.prompts.p50, found.prompts.max) == (400.0, 128.0, 192.0)
     assert (found.sessions, found.turns_per_session, found.kinds) == (1, 2.0, {"chat": 2, "rag": 1})
     assert found.think_s is not None
     assert found.think_s.mean == 4.0

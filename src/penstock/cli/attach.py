@@ -102,14 +102,13 @@ def _model_of(url: str) -> tuple[str, str | None]:
     LoRA adapters, which have a parent, don't count.
     """
     try:
-        listing = AdminClient(url, timeout=5.0).get("/v1/models")
+        listing = AdminClient(url, timeout=5.0).get("/v1/models", dict)
     except (ClusterUnreachable, RequestRefused) as error:
         reason = error.reason if isinstance(error, ClusterUnreachable) else error.message
         raise EngineError(
             f"no model list comes from {url}/v1/models: {reason}", hint="start the server, or name its --model"
         ) from error
-    entries = listing.get("data", []) if isinstance(listing, dict) else []
-    models = [e for e in entries if isinstance(e, dict) and "id" in e and e.get("parent") is None]
+    models = [e for e in listing.get("data", []) if isinstance(e, dict) and "id" in e and e.get("parent") is None]
     if not models:
         raise EngineError(f"{url} lists no model", hint="has it loaded one? name it with --model")
     root = models[0].get("root")

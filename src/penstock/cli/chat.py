@@ -11,6 +11,7 @@ from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, Re
 from penstock.cli.shared.completion import models
 from penstock.cli.shared.output import json_option, print_json, seconds_text
 from penstock.kernel.errors import PenstockError
+from penstock.kernel.values import JsonObject
 from penstock.runtime.supervision.terminal import at_url, this_command
 
 EPILOG = """\b
@@ -31,7 +32,7 @@ class ChatAnswer:
 
     text: str = ""
     finish: str | None = None
-    usage: dict[str, Any] = field(default_factory=dict)
+    usage: JsonObject = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     ttft: float | None = None
     took: float = 0.0
@@ -58,7 +59,7 @@ def command(
 ) -> int:
     """Talk to a model. With TEXT it prints one answer (- reads it from standard input), else it is a conversation."""
     client = AdminClient(url, api_key, timeout=600.0)
-    body: dict[str, Any] = {"model": model or first_model(client), "max_tokens": max_tokens}
+    body: JsonObject = {"model": model or first_model(client), "max_tokens": max_tokens}
     if temperature is not None:
         body["temperature"] = temperature
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system is not None else []
@@ -77,13 +78,13 @@ def command(
 
 def first_model(client: AdminClient) -> str:
     """Ask the cluster which models it has."""
-    names = [str(entry["id"]) for entry in client.get("/v1/models").get("data", [])]
+    names = [str(entry["id"]) for entry in client.get("/v1/models", dict).get("data", [])]
     if not names:
         raise PenstockError(f"{client.url} has no model", hint="'penstock status' shows what it has")
     return names[0]
 
 
-def ask(client: AdminClient, body: dict[str, Any], messages: list[dict[str, str]], *, show: bool) -> ChatAnswer:
+def ask(client: AdminClient, body: JsonObject, messages: list[dict[str, str]], *, show: bool) -> ChatAnswer:
     """Send one turn and collect its stream; with ``show`` each piece is printed as it comes."""
     started = time.monotonic()
     request = {**body, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
@@ -104,7 +105,7 @@ def ask(client: AdminClient, body: dict[str, Any], messages: list[dict[str, str]
     return answer
 
 
-def _converse(client: AdminClient, body: dict[str, Any], start: list[dict[str, str]]) -> int:
+def _converse(client: AdminClient, body: JsonObject, start: list[dict[str, str]]) -> int:
     if sys.stdin.isatty():
         import readline  # noqa: F401  # gives the prompt its line editing
 

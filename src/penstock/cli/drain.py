@@ -1,14 +1,14 @@
 """Command ``penstock drain``: takes a worker or a frontend out of service once it is idle, and reports the drain."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import click
+from msgspec.structs import asdict
 
 from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
 from penstock.cli.shared.completion import workers
 from penstock.cli.shared.output import json_option, print_json
 from penstock.cli.shared.waiting import wait_for, wait_options
+from penstock.runtime.cluster_state.desired_state import DrainStatus
+from penstock.runtime.cluster_state.fleet_api import DesiredState, DrainBegun, DrainBody, DrainUndone
 
 EPILOG = """\b
 Examples:
@@ -48,57 +48,56 @@ def command(
 ) -> int:
     """Take NAME, a worker or a frontend, out of service: nothing new, finish what runs, end it."""
     client = AdminClient(url, admin_key)
-    accepted, _ = client.post("/admin/drain", {"name": name, "timeout": timeout, "undo": undo})
+    body = DrainBody(name, timeout, undo)
     if undo:
+        undone, _ = client.post("/admin/drain", body, DrainUndone)
         if as_json:
-            print_json(accepted)
+            print_json(undone)
         else:
-            click.echo(f"{accepted['name']} is let in again.")
+            click.echo(f"{undone.name} is let in again.")
         return 0
-    report: Mapping[str, Any] | None = None
+    accepted, _ = client.post("/admin/drain", body, DrainBegun)
+    report: DrainStatus | None = None
     if wait:
-        state = wait_for(client, "/admin/desired", wait_max, lambda state: _missing(state, accepted))
-        report = state["drained"].get(accepted["name"])
+        state = wait_for(client, "/admin/desired", DesiredState, wait_max, lambda state: _missing(state, accepted))
+        report = state.drained.get(accepted.name)
     if as_json:
-        print_json({**accepted, "report": report})
+        print_json({**asdict(accepted), "report": report})
         return 0
     click.echo(
-        _result(accepted, report) if wait else f"{accepted['name']} takes no new requests; it is ended once it is idle."
+        _result(accepted, report) if wait else f"{accepted.name} takes no new requests; it is ended once it is idle."
     )
     return 0
 
 
-def _missing(state: Mapping[str, Any], accepted: Mapping[str, Any]) -> str | None:
+def _missing(state: DesiredState, accepted: DrainBegun) -> str | None:
     """Return what a drain still waits for."""
-    name, kind = accepted["name"], accepted["kind"]
-    report = state["drained"].get(name)
-    done = report is not None and report["state"] == "done"
-    replica = next((r for pool in state["pools"] for r in pool["replicas"] if r["id"] == name), None)
-    if kind == "engine":
-        if replica is None:
+    name = accepted.name
+    report = state.drained.get(name)
+    done = report is not None and report.state == "done"
+    if accepted.kind == "engine":
+        if not any(name in pool.ids for pool in state.pools):
             return None
         if done:
             return f"{name} ends"
     elif done:
         return None
-    if report is None or report["active"] is None:
+    if report is None or report.active is None:
         return f"{name} is to be drained"
-    return f"{name} still has {report['active']} requests, {report['finished']} have finished"
+    return f"{name} still has {report.active} requests, {report.finished} have finished"
 
 
-def _result(accepted: Mapping[str, Any], report: Mapping[str, Any] | None) -> str:
-    name = accepted["name"]
+def _result(accepted: DrainBegun, report: DrainStatus | None) -> str:
+    name = accepted.name
     end = {
         "engine": "is drained and has ended",
         "server": "is drained; it runs on by itself",
         "frontend": "is drained and has ended",
-    }[accepted["kind"]]
+    }[accepted.kind]
     if report is None:
         return f"{name} {end}; it served nothing."
-    text = f"{name} {end} after {report['seconds']:.1f} s"
-    if report["finished"] is None:
+    text = f"{name} {end} after {report.seconds:.1f} s"
+    if report.finished is None:
         return f"{text}."
-    text += f": {report['finished']} requests finished"
-    return text + (
-        f", {report['cut']} were cut off there and go on elsewhere where they can." if report["cut"] else "."
-    )
+    text += f": {report.finished} requests finished"
+    return text + (f", {report.cut} were cut off there and go on elsewhere where they can." if report.cut else ".")

@@ -1,12 +1,16 @@
 """Command ``penstock explain``: the candidates behind a routing decision, from the record that decided."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
+import msgspec
 
 from penstock.cli.shared.admin_client import AdminClient, admin_key_option, path_part, url_option
 from penstock.cli.shared.output import json_option, print_json, seconds_text, table
+from penstock.frontend.admin.request_lists import RequestList
+from penstock.kernel.request_record import Explanation, RequestEnd
+from penstock.router.events import Decision
 
 EPILOG = """\b
 Examples:
@@ -71,126 +75,109 @@ def command(
     if len(words) > 1:
         raise click.UsageError("give one request id")
     if run is not None:
-        from penstock.report.run.run_reader import explain, newest
-
-        answer = {"requests": newest(run, limit)} if not words else explain(run, words[0])
+        from penstock.report.run import run_reader
+    client = AdminClient(url, admin_key)
+    answer: RequestList | Explanation[Decision]
+    if not words and run is not None:
+        answer = RequestList(run_reader.newest(run, limit))
     elif not words:
-        answer = AdminClient(url, admin_key).get(f"/admin/requests?limit={limit}")
+        answer = client.get(f"/admin/requests?limit={limit}", RequestList)
+    elif run is not None:
+        recorded = msgspec.json.encode(run_reader.explain(run, words[0]))
+        answer = msgspec.json.decode(recorded, type=Explanation[Decision])
     else:
-        answer = AdminClient(url, admin_key).get(f"/admin/explain/{path_part(words[0])}")
+        answer = client.get(f"/admin/explain/{path_part(words[0])}", Explanation[Decision])
     if as_json:
         print_json(answer)
+    elif isinstance(answer, RequestList):
+        click.echo(requests_text(answer.requests))
     else:
-        click.echo(explain_text(words[0], answer) if words else requests_text(answer))
+        click.echo(explain_text(words[0], answer))
     return 0
 
 
-def requests_text(answer: Any) -> str:
+def requests_text(ended: Sequence[RequestEnd]) -> str:
     """Return the newest ended requests as a table."""
-    closed = answer.get("requests", []) if isinstance(answer, dict) else answer
-    if not closed:
+    if not ended:
         return "No request has ended yet. 'penstock chat Hello' sends one."
     rows = [
         [
-            entry.get("id"),
-            entry.get("model"),
-            entry.get("outcome"),
-            entry.get("isl"),
-            entry.get("cached"),
-            entry.get("osl"),
-            seconds_text(_between(entry, "arrived", "first")),
-            target_text((entry.get("legs") or [{}])[-1].get("target")),
+            each.id,
+            each.model,
+            each.outcome,
+            each.isl,
+            each.cached,
+            each.osl,
+            seconds_text(_between(each.arrived, each.first)),
+            str(each.legs[-1].target) if each.legs else "-",
         ]
-        for entry in closed
+        for each in ended
     ]
     headings = ("REQUEST", "MODEL", "OUTCOME", "PROMPT TOKENS", "CACHED", "OUTPUT TOKENS", "TTFT", "WORKER")
     return table(headings, rows)
 
 
-def explain_text(request: str, explanation: dict[str, Any]) -> str:
+def explain_text(request: str, explanation: Explanation[Decision]) -> str:
     """Return a request's end and each of its decisions, with its candidates, as text."""
-    closed = explanation.get("request")
-    parts = [_closed_text(request, closed) if closed else f"Request {request} has not ended yet."]
-    decisions = explanation.get("decisions") or []
-    for decision in decisions:
-        parts.append(_decision_text(decision))
-    if not decisions:
-        parts.append("It was never placed on a worker." if closed else "It waits for a worker.")
+    ended = explanation.request
+    parts = [f"Request {request} has not ended yet." if ended is None else _ended_text(request, ended)]
+    parts += [_decision_text(decision) for decision in explanation.decisions]
+    if not explanation.decisions:
+        parts.append("It waits for a worker." if ended is None else "It was never placed on a worker.")
     return "\n\n".join(parts)
 
 
-def target_text(target: Any) -> str:
-    """Write a target, which travels as [worker, rank], for display."""
-    if isinstance(target, list | tuple) and target:
-        rank = target[1] if len(target) > 1 else 0
-        return f"{target[0]}/{rank}" if rank else str(target[0])
-    return str(target) if target else "-"
-
-
-def _closed_text(request: str, closed: dict[str, Any]) -> str:
+def _ended_text(request: str, ended: RequestEnd) -> str:
     lines = [
-        f"Request {request} of {closed.get('model')}: {closed.get('outcome')}, status {closed.get('status')}"
-        + (f", fault: {closed['fault']}" if closed.get("fault") not in (None, "none") else "")
-        + (f" ({closed['reason']})" if closed.get("reason") else "")
+        f"Request {request} of {ended.model}: {ended.outcome}, status {ended.status}"
+        + (f", fault: {ended.fault}" if ended.fault != "none" else "")
+        + (f" ({ended.reason})" if ended.reason else "")
     ]
-    cached = closed.get("cached")
+    cached = "an unknown number" if ended.cached is None else ended.cached
+    isl = "an unknown number of" if ended.isl is None else f"{ended.isl:,}"
     lines.append(
-        f"{closed.get('isl'):,} prompt tokens, of which {cached if cached is not None else 'an unknown number'} came "
-        f"from cache ({closed.get('expected_cached')} expected); {closed.get('osl'):,} output tokens"
+        f"{isl} prompt tokens, of which {cached} came from cache ({ended.expected_cached} expected); "
+        f"{ended.osl:,} output tokens"
     )
     times = [
-        f"queued {seconds_text(closed.get('queued'))}",
-        f"first token after {seconds_text(_between(closed, 'arrived', 'first'))}",
-        f"ended after {seconds_text(_between(closed, 'arrived', 'closed'))}",
-        f"{closed.get('attempts')} attempt" + ("" if closed.get("attempts") == 1 else "s"),
+        f"queued {seconds_text(ended.queued)}",
+        f"first token after {seconds_text(_between(ended.arrived, ended.first))}",
+        f"ended after {seconds_text(_between(ended.arrived, ended.closed))}",
+        f"{ended.attempts} attempt" + ("" if ended.attempts == 1 else "s"),
     ]
     lines.append(", ".join(times))
-    legs = closed.get("legs") or []
-    if len({leg.get("role") for leg in legs}) > 1:
-        lines.append("stages: " + ", then ".join(f"{leg['role']} on {target_text(leg.get('target'))}" for leg in legs))
-    for leg in closed.get("legs") or []:
-        if leg.get("failure"):
-            lines.append(f"failed on {target_text(leg.get('target'))}: {leg['failure']}")
+    if len({leg.role for leg in ended.legs}) > 1:
+        lines.append("stages: " + ", then ".join(f"{leg.role} on {leg.target}" for leg in ended.legs))
+    lines += [f"failed on {leg.target}: {leg.failure}" for leg in ended.legs if leg.failure]
     return "\n".join(lines)
 
 
-def _decision_text(decision: dict[str, Any]) -> str:
-    chosen = target_text(decision.get("chosen"))
-    candidates = sorted(decision.get("candidates") or [], key=lambda c: (c["total"], target_text(c["target"])))
-    unit = candidates[0]["unit"] if candidates else "blocks"
-    stage = decision.get("stage", "aggregated")
+def _decision_text(decision: Decision) -> str:
+    candidates = sorted(decision.candidates, key=lambda each: (each.total, str(each.target)))
+    stage = "" if decision.stage == "aggregated" else f" ({decision.stage})"
     head = (
-        f"Attempt {decision.get('attempt')}{'' if stage == 'aggregated' else f' ({stage})'} went to {chosen} by "
-        f"{decision.get('mode')}: {decision.get('reason')}\n"
-        + (f"{decision['flow']}\n" if decision.get("flow") else "")
-        + f"{decision.get('blocks'):,} prompt blocks; cost in {unit}"
+        f"Attempt {decision.attempt}{stage} went to {decision.chosen} by {decision.mode}: {decision.reason}\n"
+        + (f"{decision.flow}\n" if decision.flow else "")
+        + f"{decision.blocks:,} prompt blocks; cost in {candidates[0].unit if candidates else 'blocks'}"
     )
-    if decision.get("temperature"):
-        head += f"; drawn at temperature {decision['temperature']:g}"
+    if decision.temperature:
+        head += f"; drawn at temperature {decision.temperature:g}"
     rows = [
         [
-            "*" if target_text(c["target"]) == chosen else "",
-            target_text(c["target"]),
-            float(c["total"]),
-            *(float(c[name]) for name in ("prefill", "decode", "queue", "transfer", "discount")),
-            c["overlap_blocks"],
-            c["overlap_tokens"],
-            c["active_requests"],
-            c["active_prefill_tokens"],
-            c["active_blocks"],
-            c["index"],
+            "*" if each.target == decision.chosen else "",
+            str(each.target),
+            *(each.total, each.prefill, each.decode, each.queue, each.transfer, each.discount),
+            *(each.overlap_blocks, each.overlap_tokens),
+            *(each.active_requests, each.active_prefill_tokens, each.active_blocks),
+            each.index,
         ]
-        for c in candidates
+        for each in candidates
     ]
     lines = [head, table(CANDIDATE_HEADINGS, rows)]
-    for excluded in decision.get("excluded") or []:
-        lines.append(f"  excluded: {target_text(excluded.get('target'))} {excluded.get('reason')}")
+    lines += [f"  excluded: {excluded.target} {excluded.reason}" for excluded in decision.excluded]
     return "\n".join(lines)
 
 
-def _between(entry: dict[str, Any], start: str, end: str) -> float | None:
-    """Return seconds between two of a record's times, which are kernel nanoseconds."""
-    first, last = entry.get(start), entry.get(end)
-    if first is None or last is None:
-        return None
-    return float(last - first) / NANOSECONDS
+def _between(start: int, end: int | None) -> float | None:
+    """Return seconds between two times, which are kernel nanoseconds."""
+    return None if end is None else (end - start) / NANOSECONDS

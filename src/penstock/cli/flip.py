@@ -1,14 +1,13 @@
 """Command ``penstock flip``: changes a worker's role for requests without restarting the engine."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import click
 
 from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
 from penstock.cli.shared.completion import workers
 from penstock.cli.shared.output import json_option, print_json
 from penstock.cli.shared.waiting import wait_for, wait_options
+from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.runtime.cluster_state.fleet_api import Flipped
 
 EPILOG = """\b
 Examples:
@@ -49,24 +48,24 @@ def command(
     if undo == (role is not None):
         raise click.UsageError("say either a role or --undo")
     client = AdminClient(url, admin_key)
-    accepted, _ = client.post("/admin/flip", {"name": worker, "role": role, "timeout": timeout})
+    accepted, _ = client.post("/admin/flip", {"name": worker, "role": role, "timeout": timeout}, Flipped)
     if wait:
-        wait_for(client, "/admin/status", wait_max, lambda status: _missing(status, accepted))
+        wait_for(client, "/admin/status", ClusterStatus, wait_max, lambda status: _missing(status, accepted))
     if as_json:
         print_json(accepted)
     elif wait:
-        click.echo(f"{worker} is {accepted['becomes']} now, and was {accepted['was']}.")
+        click.echo(f"{worker} is {accepted.becomes} now, and was {accepted.was}.")
     else:
-        click.echo(f"{worker} becomes {accepted['becomes']} once it has finished what it has.")
+        click.echo(f"{worker} becomes {accepted.becomes} once it has finished what it has.")
     return 0
 
 
-def _missing(status: Mapping[str, Any], accepted: Mapping[str, Any]) -> str | None:
+def _missing(status: ClusterStatus, accepted: Flipped) -> str | None:
     """Return what a change of role still waits for."""
-    name = accepted["name"]
-    worker = next((one for one in status["workers"] if one["id"] == name), None)
+    name = accepted.name
+    worker = next((one for one in status.workers if one.id == name), None)
     if worker is None:
         return f"{name} is away"
-    if worker["role"] != accepted["becomes"]:
-        return f"{name} is {worker['role']} and {worker['state']}, with {worker['active_requests']} requests"
-    return None if worker["state"] == "ready" else f"{name} is {worker['state']}"
+    if worker.role != accepted.becomes:
+        return f"{name} is {worker.role} and {worker.state}, with {worker.active_requests} requests"
+    return None if worker.state == "ready" else f"{name} is {worker.state}"

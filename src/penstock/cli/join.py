@@ -6,6 +6,7 @@ import click
 
 from penstock.cli.shared.admin_client import DEFAULT_URL, AdminClient, admin_key_option
 from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
+from penstock.frontend.admin.cluster_status import ClusterStatus
 from penstock.kernel.errors import ConfigError
 
 EPILOG = """\b
@@ -85,7 +86,7 @@ def command(
 def _only_model(cluster: str, admin_key: str | None) -> str:
     if not cluster.startswith(("http://", "https://")):
         raise click.UsageError("--run needs --model as well: the folder alone does not tell which one is meant")
-    names = [str(entry["name"]) for entry in AdminClient(cluster, admin_key).get("/admin/status").get("models", [])]
+    names = [model.name for model in AdminClient(cluster, admin_key).get("/admin/status", ClusterStatus).models]
     if len(names) == 1:
         return names[0]
     raise ConfigError(f"the cluster has {len(names)} models: {', '.join(names)}", hint="choose one with --model")

@@ -7,6 +7,7 @@ import click
 
 from penstock.cli.shared.admin_client import AdminClient, admin_key_option
 from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
+from penstock.frontend.admin.cluster_status import ClusterStatus
 from penstock.kernel.errors import ConfigError
 
 EPILOG = """\b
@@ -104,9 +105,9 @@ def command(
 
 def _check_alone(url: str, admin_key: str | None, advisory: bool) -> None:
     """Refuse to scale pools that another planner scales."""
-    planner = AdminClient(url, admin_key).get("/admin/status").get("planner")
-    if planner is not None and not planner["advisory"] and not advisory:
+    planner = AdminClient(url, admin_key).get("/admin/status", ClusterStatus).planner
+    if planner is not None and not planner.advisory and not advisory:
         raise ConfigError(
-            f"the cluster at {url} has a planner already (policy {planner['policy']}), and two would undo each other",
+            f"the cluster at {url} has a planner already (policy {planner.policy}), and two would undo each other",
             hint="give --advisory to only compare, or start the cluster with planner.enabled=false",
         )

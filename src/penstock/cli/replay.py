@@ -1,10 +1,10 @@
 """Command ``penstock replay``: whether a journal gives the same decisions, and those of other settings."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from penstock.cli.shared.output import json_option, print_json, table
 
@@ -45,17 +45,10 @@ def command(journal: Path, overrides: tuple[str, ...], limit: int, as_json: bool
 
     replayed = replay(journal, list(overrides))
     if as_json:
-        print_json(as_dict(replayed, limit))
+        print_json(replace(replayed, others=replayed.others[:limit]))
     else:
         click.echo(text_of(replayed, bool(overrides), limit))
     return 0 if replayed.mismatch is None else 1
-
-
-def as_dict(replayed: "Replayed", limit: int) -> dict[str, Any]:
-    """Return the result of a replay as plain data; times in nanoseconds since the start of the run."""
-    plain: dict[str, Any] = msgspec.to_builtins(replayed)
-    plain["others"] = plain["others"][:limit]
-    return plain
 
 
 def text_of(replayed: "Replayed", what_if: bool, limit: int) -> str:

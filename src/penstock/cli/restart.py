@@ -1,13 +1,13 @@
 """Command ``penstock restart``: rolling restart of every engine and frontend of a running cluster, one by one."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import click
+from msgspec.structs import asdict
 
 from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
 from penstock.cli.shared.output import json_option, print_json
 from penstock.cli.shared.waiting import NotDone, wait_for, wait_options
+from penstock.runtime.cluster_state.desired_state import RestartStatus
+from penstock.runtime.cluster_state.fleet_api import DesiredState, RestartBegun, RestartBody
 
 EPILOG = """\b
 Examples:
@@ -30,30 +30,32 @@ were added with 'penstock join', are left alone.
 def command(force: bool, wait: bool, wait_max: float, url: str, admin_key: str | None, as_json: bool) -> int:
     """Replace every engine and every frontend of a running cluster, one after the other."""
     client = AdminClient(url, admin_key)
-    accepted, _ = client.post("/admin/restart", {"force": force})
-    report: Mapping[str, Any] | None = None
+    accepted, _ = client.post("/admin/restart", RestartBody(force), RestartBegun)
+    report: RestartStatus | None = None
     if wait:
-        state = wait_for(client, "/admin/desired", wait_max, lambda state: _missing(state, accepted["revision"]))
-        report = state["restart"]
+        state = wait_for(
+            client, "/admin/desired", DesiredState, wait_max, lambda state: _missing(state, accepted.revision)
+        )
+        report = state.restart
     if as_json:
-        print_json({**accepted, "report": report})
+        print_json({**asdict(accepted), "report": report})
         return 0
-    click.echo("The restart goes on by itself." if report is None else f"Replaced: {', '.join(report['done'])}.")
+    click.echo("The restart goes on by itself." if report is None else f"Replaced: {', '.join(report.done)}.")
     return 0
 
 
-def _missing(state: Mapping[str, Any], revision: str) -> str | None:
+def _missing(state: DesiredState, revision: str) -> str | None:
     """Return what a restart still waits for.
 
     Raises:
         NotDone: the restart stopped.
     """
-    report = state["restart"]
-    if report is None or report["revision"] != revision:
+    report = state.restart
+    if report is None or report.revision != revision:
         return "the supervisor has not begun"
-    if report["state"] == "failed":
-        done = ", ".join(report["done"]) or "nothing"
-        raise NotDone(f"the restart stopped: {report['problem']}; replaced so far: {done}")
-    if report["state"] == "done":
+    if report.state == "failed":
+        done = ", ".join(report.done) or "nothing"
+        raise NotDone(f"the restart stopped: {report.problem}; replaced so far: {done}")
+    if report.state == "done":
         return None
-    return f"{len(report['done'])} replaced, {report['left']} to go"
+    return f"{len(report.done)} replaced, {report.left} to go"

@@ -2,14 +2,17 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import click
+from msgspec.structs import asdict
 
 from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
 from penstock.cli.shared.completion import pools as pools_of
 from penstock.cli.shared.output import json_option, print_json
 from penstock.cli.shared.waiting import NotDone, wait_for, wait_options
+from penstock.kernel.values import Replica
+from penstock.runtime.cluster_state.desired_state import DrainStatus
+from penstock.runtime.cluster_state.fleet_api import DesiredPool, DesiredState, PoolScaled, PoolsScaled, ScaleBody
 
 EPILOG = """\b
 Examples:
@@ -34,7 +37,7 @@ def command(pools: tuple[str, ...], wait: bool, wait_max: float, url: str, admin
     """Change how many engines pools have, and wait until they do. Without arguments it shows the pools."""
     client = AdminClient(url, admin_key)
     if not pools:
-        state = client.get("/admin/desired")["pools"]
+        state = client.get("/admin/desired", DesiredState).pools
         if as_json:
             print_json({"pools": state})
         else:
@@ -42,50 +45,50 @@ def command(pools: tuple[str, ...], wait: bool, wait_max: float, url: str, admin
                 click.echo(line_of(pool))
         return 0
     requested = dict(_pair(text) for text in pools)
-    before = {pool["name"]: pool for pool in client.get("/admin/desired")["pools"]}
-    accepted, _ = client.post("/admin/scale", {"pools": requested})
+    before = {pool.name: pool for pool in client.get("/admin/desired", DesiredState).pools}
+    accepted, _ = client.post("/admin/scale", ScaleBody(requested), PoolsScaled)
     if wait:
-        after = wait_for(client, "/admin/desired", wait_max, lambda state: _missing(state, accepted["pools"], before))
-        reached = {pool["name"]: pool for pool in after["pools"] if pool["name"] in accepted["pools"]}
-        drained = [after["drained"][name] for name in sorted(_removed(before, reached)) if name in after["drained"]]
+        after = wait_for(
+            client, "/admin/desired", DesiredState, wait_max, lambda state: _missing(state, accepted.pools, before)
+        )
+        reached = {pool.name: pool for pool in after.pools if pool.name in accepted.pools}
+        drained = [after.drained[name] for name in sorted(_removed(before, reached)) if name in after.drained]
     else:
         reached, drained = {}, []
     if as_json:
-        now = {name: {**change, "now": reached.get(name)} for name, change in accepted["pools"].items()}
+        now = {name: {**asdict(change), "now": reached.get(name)} for name, change in accepted.pools.items()}
         print_json({"pools": now, "drained": drained})
         return 0
     for report in drained:
         click.echo(drain_line(report))
-    for name, change in accepted["pools"].items():
-        line = f"pool {name}: {change['was']} -> {change['wanted']} wished"
-        click.echo(line_of(reached[name]) + f" (before: {change['was']})" if name in reached else line)
+    for name, change in accepted.pools.items():
+        line = f"pool {name}: {change.was} -> {change.wanted} wished"
+        click.echo(line_of(reached[name]) + f" (before: {change.was})" if name in reached else line)
     return 0
 
 
-def line_of(pool: Mapping[str, Any]) -> str:
+def line_of(pool: DesiredPool) -> str:
     """Return the state of a pool in one line."""
-    states = [f"{replica['id']} is {_state(replica)}" for replica in pool["replicas"] if replica["state"] != "ready"]
-    text = f"pool {pool['name']} of {pool['model']}: {pool['ready']} of {pool['desired']} ready"
-    if pool["problem"]:
-        states.append(pool["problem"])
+    states = [f"{replica.id} is {_state(replica)}" for replica in pool.replicas or () if replica.state != "ready"]
+    text = f"pool {pool.name} of {pool.model}: {pool.serving} of {pool.desired} ready"
+    if pool.problem:
+        states.append(pool.problem)
     return text + (f"; {', '.join(states)}" if states else "")
 
 
-def drain_line(report: Mapping[str, Any]) -> str:
+def drain_line(report: DrainStatus) -> str:
     """Return the outcome of a drain in one line."""
-    text = f"{report['name']} was drained in {report['seconds']:.1f} s: {report['finished']} requests finished"
-    return text + (f", {report['cut']} were cut off there and go on elsewhere where they can" if report["cut"] else "")
+    text = f"{report.name} was drained in {report.seconds:.1f} s: {report.finished} requests finished"
+    return text + (f", {report.cut} were cut off there and go on elsewhere where they can" if report.cut else "")
 
 
-def _removed(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+def _removed(before: Mapping[str, DesiredPool], after: Mapping[str, DesiredPool]) -> set[str]:
     """Return the replicas of some pools that are no longer there."""
-    return {replica["id"] for name in after for replica in before[name]["replicas"]} - {
-        replica["id"] for pool in after.values() for replica in pool["replicas"]
-    }
+    return {id for name in after for id in before[name].ids} - {id for pool in after.values() for id in pool.ids}
 
 
-def _state(replica: Mapping[str, Any]) -> str:
-    return str(replica["state"]) + (f" ({replica['reason']})" if replica["reason"] else "")
+def _state(replica: Replica) -> str:
+    return replica.state + (f" ({replica.reason})" if replica.reason else "")
 
 
 def _pair(text: str) -> tuple[str, int]:
@@ -95,29 +98,26 @@ def _pair(text: str) -> tuple[str, int]:
     return match["pool"], int(match["replicas"])
 
 
-def _missing(
-    state: Mapping[str, Any], accepted: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]]
-) -> str | None:
+def _missing(state: DesiredState, accepted: Mapping[str, PoolScaled], before: Mapping[str, DesiredPool]) -> str | None:
     """Return which pools have not reached their desired replicas.
 
     Raises:
         NotDone: a new engine can't be started; the cluster keeps trying.
     """
-    pools = {pool["name"]: pool for pool in state["pools"]}
+    pools = {pool.name: pool for pool in state.pools}
     missing = []
     for name, change in accepted.items():
         pool = pools.get(name)
         if pool is None:
             missing.append(f"pool {name} is not reported at present")
             continue
-        if pool["problem"]:
-            raise NotDone(f"pool {name}: {pool['problem']}")
-        known = {replica["id"] for replica in before.get(name, {}).get("replicas", ())}
-        for replica in pool["replicas"]:
-            if replica["state"] == "failed" and replica["id"] not in known:
-                hint = f"it is tried again and again; 'penstock scale {name}={change['was']}' ends that"
-                raise NotDone(f"{replica['id']} does not start: {replica['reason']}", hint=hint)
-        done = pool["ready"] == pool["desired"] == len(pool["replicas"])
-        if pool["revision"] != change["revision"] or not done:
+        if pool.problem:
+            raise NotDone(f"pool {name}: {pool.problem}")
+        known = before[name].ids if name in before else []
+        for replica in pool.replicas or ():
+            if replica.state == "failed" and replica.id not in known:
+                hint = f"it is tried again and again; 'penstock scale {name}={change.was}' ends that"
+                raise NotDone(f"{replica.id} does not start: {replica.reason}", hint=hint)
+        if pool.revision != change.revision or not pool.settled:
             missing.append(line_of(pool))
     return "; ".join(missing) or None

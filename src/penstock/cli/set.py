@@ -1,13 +1,14 @@
 """Command ``penstock set``: changes live knobs of a running cluster, in all its processes."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import click
+from msgspec.structs import asdict
 
 from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
 from penstock.cli.shared.output import json_option, print_json, table
 from penstock.cli.shared.waiting import wait_for, wait_options
+from penstock.frontend.admin.settings_answers import KnobValue, LiveSettings, SettingsSet
 
 EPILOG = """\b
 Examples:
@@ -33,29 +34,31 @@ def command(
     """Change settings of a running cluster; all that are named, or none. Without arguments it shows them."""
     client = AdminClient(url, admin_key)
     if not values:
-        state = client.get("/admin/settings")
+        state = client.get("/admin/settings", LiveSettings)
         if as_json:
             print_json(state)
         else:
             rows = [
-                [key, _shown(value), f"was {_shown(state['changed'][key]['start'])}" if key in state["changed"] else ""]
-                for key, value in state["settings"].items()
+                [key, _shown(value), f"was {_shown(state.changed[key].start)}" if key in state.changed else ""]
+                for key, value in state.settings.items()
             ]
             click.echo(table(("KEY", "VALUE", "AT THE START"), rows))
         return 0
-    accepted, _ = client.post("/admin/set", {"values": dict(_pair(text) for text in values)})
+    accepted, _ = client.post("/admin/set", {"values": dict(_pair(text) for text in values)}, SettingsSet)
     frontends = None
     if wait:
-        state = wait_for(client, "/admin/settings", wait_max, lambda state: _missing(state, accepted["values"]))
-        frontends = len(state["frontends"])
+        after = wait_for(
+            client, "/admin/settings", LiveSettings, wait_max, lambda state: _missing(state, accepted.values)
+        )
+        frontends = len(after.frontends)
     if as_json:
-        print_json({**accepted, "frontends": frontends})
+        print_json({**asdict(accepted), "frontends": frontends})
         return 0
-    for key, change in accepted["changed"].items():
-        click.echo(f"{key}: {_shown(change['old'])} -> {_shown(change['new'])}")
-    for key in accepted["values"].keys() - accepted["changed"].keys():
-        click.echo(f"{key} was {_shown(accepted['values'][key])} already.")
-    if frontends is not None and accepted["changed"]:
+    for key, change in accepted.changed.items():
+        click.echo(f"{key}: {_shown(change.old)} -> {_shown(change.new)}")
+    for key in accepted.values.keys() - accepted.changed.keys():
+        click.echo(f"{key} was {_shown(accepted.values[key])} already.")
+    if frontends is not None and accepted.changed:
         click.echo(f"{'All ' if frontends > 1 else ''}{frontends} frontend{'s' if frontends > 1 else ''} took it.")
     return 0
 
@@ -67,17 +70,17 @@ def _pair(text: str) -> tuple[str, str]:
     return key.strip().replace("-", "_"), value.strip()
 
 
-def _shown(value: Any) -> str:
+def _shown(value: KnobValue) -> str:
     if value is None:
         return "unset"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _missing(state: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
+def _missing(state: LiveSettings, values: Mapping[str, KnobValue]) -> str | None:
     """Return which frontends have not applied the change yet."""
     late = [
-        frontend["name"]
-        for frontend in state["frontends"]
-        if any(frontend["settings"].get(key) != value for key, value in values.items())
+        frontend.name
+        for frontend in state.frontends
+        if any(frontend.settings.get(key) != value for key, value in values.items())
     ]
     return f"{', '.join(late)} is to take it" if late else None

@@ -1,11 +1,13 @@
 """Command ``penstock status``: models, workers, queues and findings, as the router itself sees them."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from penstock.cli.explain_scale import planner_text
 from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
 from penstock.cli.shared.output import (
     fitted,
@@ -17,8 +19,10 @@ from penstock.cli.shared.output import (
     terminal_width,
     wrapped,
 )
+from penstock.frontend.admin.cluster_status import ClusterStatus, LastMinute
 from penstock.kernel.plurals import counted
 from penstock.kernel.time_windows import QUANTILES
+from penstock.router.status_rows import OUTCOMES, ModelStatus, StatusFinding
 
 EPILOG = """\b
 Examples:
@@ -36,7 +40,7 @@ Examples:
 @json_option
 def command(url: str, admin_key: str | None, as_json: bool, wide: bool) -> int:
     """Show models, workers, queues and findings of a running cluster."""
-    status = AdminClient(url, admin_key).get("/admin/status")
+    status = AdminClient(url, admin_key).get("/admin/status", ClusterStatus)
     if as_json:
         print_json(status)
     else:
@@ -50,7 +54,7 @@ REASONS_MAX = 5
 """Most crashes whose reasons are shown, the newest first."""
 
 
-def status_text(status: dict[str, Any], width: int) -> str:
+def status_text(status: ClusterStatus, width: int) -> str:
     """Return the whole status as text, in lines of ``width`` columns."""
     parts = [_head(status, width)]
     parts.append(table(*fitted(MODEL_HEADINGS, model_rows(status), width, MODEL_SPARE)))
@@ -59,61 +63,49 @@ def status_text(status: dict[str, Any], width: int) -> str:
     left_out = [heading for heading in WORKER_HEADINGS if heading not in headings and heading != "ROLE"]
     if left_out:
         parts[-1] += "\n" + wrapped(f"'penstock status --wide' shows also: {', '.join(left_out).lower()}.", width)
-    planner = status.get("planner")
-    if planner:
-        from penstock.cli.explain_scale import planner_text
-
-        parts.append(planner_text(planner))
+    if status.planner is not None:
+        parts.append(planner_text(status.planner))
     crashes = crash_lines(status)
     if crashes:
         parts.append("\n".join(["Restarts:", *(wrapped(f"  {line}", width, hang="    ") for line in crashes)]))
-    findings = status.get("findings") or []
-    if findings:
-        lines = (wrapped(finding_line(finding), width, hang="    ") for finding in findings)
+    if status.findings:
+        lines = (wrapped(finding_line(finding), width, hang="    ") for finding in status.findings)
         parts.append("Findings:\n" + "\n".join(lines))
     else:
         parts.append("No findings. 'penstock doctor' looks further.")
     return "\n\n".join(parts)
 
 
-def head_lines(status: dict[str, Any]) -> list[str]:
+def head_lines(status: ClusterStatus) -> list[str]:
     """Return the cluster in a few lines: its URL, its counts, and its speed in the last minute."""
-    requests = status.get("requests") or {}
-    counts = ", ".join(
-        f"{requests[name]:,} {name}"
-        for name in ("inflight", "ok", "failed", "rejected", "cancelled", "expired")
-        if isinstance(requests.get(name), int)
-    )
-    name = status.get("cluster") or "cluster"
+    counts = ", ".join(f"{getattr(status.requests, name):,} {name}" for name in ("inflight", *OUTCOMES))
     return [
-        f"{name} at {status.get('endpoint') or '-'}, up {seconds_text(status.get('uptime'))}, "
-        f"{status.get('mode') or '-'} routing, Penstock {status.get('version') or '-'}",
-        f"Requests: {counts or '-'}; hit rate {percent(status.get('hit_rate'))}",
-        *latency_lines(status),
+        f"{status.cluster or 'cluster'} at {status.endpoint or '-'}, up {seconds_text(status.uptime)}, "
+        f"{status.mode} routing, Penstock {status.version}",
+        f"Requests: {counts}; hit rate {percent(status.hit_rate)}",
+        *latency_lines(status.last_minute),
     ]
 
 
-def latency_lines(status: dict[str, Any]) -> list[str]:
+def latency_lines(minute: LastMinute) -> list[str]:
     """Return TTFT and ITL of the last minute in two lines; unknown where no token was streamed."""
-    minute = status.get("last_minute") or {}
     lines = []
     for name in ("ttft", "itl"):
-        parts = (f"{quantile} {seconds_text(minute.get(f'{name}_{quantile}'))}" for quantile in QUANTILES)
+        parts = (f"{quantile} {seconds_text(getattr(minute, f'{name}_{quantile}'))}" for quantile in QUANTILES)
         lines.append(f"{name.upper():<5}{', '.join(parts)}")
-    ended = minute.get("ended")
-    lines[0] += f" (last minute: {'-' if ended is None else counted(ended, 'request')} ended)"
+    lines[0] += f" (last minute: {counted(minute.ended, 'request')} ended)"
     return lines
 
 
-def crash_lines(status: dict[str, Any]) -> list[str]:
+def crash_lines(status: ClusterStatus) -> list[str]:
     """Return one line per crashed process: which, how often, and the last reason."""
-    crashes = status.get("crashes") or []
     lines = []
-    for crash in crashes[:REASONS_MAX]:
-        ago = seconds_text(max(0.0, time.time() - crash["at"]))
-        lines.append(f"{crash['name']}: {counted(crash['count'], 'time')}, the last {ago} ago: it {crash['reason']}")
-    if len(crashes) > REASONS_MAX:
-        lines.append(f"and {counted(len(crashes) - REASONS_MAX, 'process', 'processes')} more; --json has them all")
+    for crash in status.crashes[:REASONS_MAX]:
+        ago = seconds_text(max(0.0, time.time() - crash.at))
+        lines.append(f"{crash.name}: {counted(crash.count, 'time')}, the last {ago} ago: it {crash.reason}")
+    if len(status.crashes) > REASONS_MAX:
+        more = counted(len(status.crashes) - REASONS_MAX, "process", "processes")
+        lines.append(f"and {more} more; --json has them all")
     return lines
 
 
@@ -138,91 +130,78 @@ WORKER_HEADINGS = (
 )
 
 
-def worker_spare(status: dict[str, Any]) -> tuple[str, ...]:
+def worker_spare(status: ClusterStatus) -> tuple[str, ...]:
     """Return which columns of the workers are left out first."""
     least = ("URL", "LOST", "KV EVENTS", "BREAKER", "PREFILL TOKENS")
-    plain = all(worker.get("role") in (None, "aggregated") for worker in status.get("workers") or [])
+    plain = all(worker.role == "aggregated" for worker in status.workers)
     # The reason why a worker takes no requests is beside its state.
     return (*(("ROLE",) if plain else ()), *least, "INDEX", "KV BLOCKS")
 
 
-def handoff_line(model: dict[str, Any]) -> str:
+def handoff_line(model: ModelStatus, counts: Mapping[str, int]) -> str:
     """Return in one line the outcomes of a model's hand-offs from prefill workers."""
-    counts = model["handoffs"]
     text = f"{counts['done']:,} handed over, {counts['local']:,} not worth it"
     for name, words in (("fallback", "fell back"), ("lost", "lost"), ("released", "let go")):
         if counts.get(name):
             text += f", {counts[name]:,} {words}"
-    return f"Prefills of {model.get('name')} on workers of their own ({model.get('handoff')}): {text}"
+    return f"Prefills of {model.name} on workers of their own ({model.handoff}): {text}"
 
 
-def model_rows(status: dict[str, Any]) -> list[list[Any]]:
+def model_rows(status: ClusterStatus) -> list[list[Any]]:
     """Return one row per model, under `MODEL_HEADINGS`."""
-    queues = status.get("queue") or {}
     return [
         [
-            model.get("name"),
-            model.get("ready"),
-            model.get("workers"),
-            model.get("index"),
-            model.get("block_size"),
-            model.get("tokenizer") or "text blocks",
-            model.get("inflight"),
-            (queues.get(model.get("name")) or {}).get("length"),
-            percent(model.get("hit_rate")),
+            model.name,
+            model.ready,
+            model.workers,
+            model.index,
+            model.block_size,
+            model.tokenizer or "text blocks",
+            model.inflight,
+            status.queue[model.name].length if model.name in status.queue else None,
+            percent(model.hit_rate),
         ]
-        for model in status.get("models") or []
+        for model in status.models
     ]
 
 
-def worker_rows(status: dict[str, Any]) -> list[list[Any]]:
+def worker_rows(status: ClusterStatus) -> list[list[Any]]:
     """Return one row per worker, under `WORKER_HEADINGS`."""
-    rows = []
-    for worker in sorted(status.get("workers") or [], key=lambda worker: str(worker.get("id"))):
-        events = worker.get("kv_events") or {}
-        blocks, size = worker.get("active_blocks"), worker.get("kv_blocks")
-        state = worker.get("state")
-        if worker.get("why_not") and worker["why_not"] != state:
-            state = f"{state} ({worker['why_not']})"
-        rows.append(
-            [
-                worker.get("id"),
-                worker.get("role"),
-                state,
-                worker.get("index"),
-                worker.get("active_requests"),
-                worker.get("active_prefill_tokens"),
-                f"{blocks:,} of {size:,}" if isinstance(blocks, int) and isinstance(size, int) else blocks,
-                worker.get("requests"),
-                worker.get("failures"),
-                worker.get("restarts"),
-                worker.get("breaker"),
-                events.get("applied"),
-                events.get("lost"),
-                worker.get("url"),
-            ]
-        )
-    return rows
+    return [
+        [
+            worker.id,
+            worker.role,
+            worker.state if worker.why_not in (None, worker.state) else f"{worker.state} ({worker.why_not})",
+            worker.index,
+            worker.active_requests,
+            worker.active_prefill_tokens,
+            worker.active_blocks if worker.kv_blocks is None else f"{worker.active_blocks:,} of {worker.kv_blocks:,}",
+            worker.requests,
+            worker.failures,
+            worker.restarts,
+            worker.breaker,
+            None if worker.kv_events is None else worker.kv_events.applied,
+            None if worker.kv_events is None else worker.kv_events.lost,
+            worker.url,
+        ]
+        for worker in sorted(status.workers, key=lambda worker: worker.id)
+    ]
 
 
-def finding_line(finding: dict[str, Any]) -> str:
+def finding_line(finding: StatusFinding) -> str:
     """Return one finding as a line, with its next step."""
-    hint = finding.get("hint")
-    return f"  {finding.get('level')}: {finding.get('text')}" + (f" ({hint})" if hint else "")
+    return f"  {finding.level}: {finding.text}" + (f" ({finding.hint})" if finding.hint else "")
 
 
-def _head(status: dict[str, Any], width: int) -> str:
-    lines = [*head_lines(status), f"Run folder: {_near(status.get('run'))}"]
-    for model in status.get("models") or []:
-        if model.get("handoffs"):
-            lines.append(handoff_line(model))
-    frontends = status.get("frontends") or []
-    if len(frontends) > 1:
-        lines.append(f"Frontends: {len(frontends)}; the counts are of all of them")
+def _head(status: ClusterStatus, width: int) -> str:
+    lines = [*head_lines(status), f"Run folder: {_near(status.run)}"]
+    lines += [handoff_line(model, model.handoffs) for model in status.models if model.handoffs]
+    if len(status.frontends) > 1:
+        lines.append(f"Frontends: {len(status.frontends)}; the counts are of all of them")
     return "\n".join(wrapped(line, width) for line in lines)
 
 
-def _near(run: str | None) -> str:
+def _near(run: str) -> str:
     """Write a folder relative to the current one, where it lies below."""
     if not run:
         return "-"

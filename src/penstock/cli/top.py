@@ -25,6 +25,8 @@ from penstock.cli.status import (
     worker_rows,
     worker_spare,
 )
+from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.router.status_rows import OUTCOMES, StatusCounts
 
 EPILOG = """\b
 Examples:
@@ -44,7 +46,7 @@ MISSES_MAX = 30
 def command(url: str, admin_key: str | None, every: float, looks: int | None) -> int:
     """Watch a cluster live: requests, workers, queues, findings. q or Ctrl-C ends it."""
     client = AdminClient(url, admin_key, timeout=5.0)
-    status = client.get("/admin/status")
+    status = client.get("/admin/status", ClusterStatus)
     try:
         with _keys() as left:
             _watch(client, status, every, looks, left)
@@ -87,7 +89,7 @@ def _wait(seconds: float) -> bool:
 
 
 def _watch(
-    client: AdminClient, status: dict[str, Any], every: float, looks: int | None, left: Callable[[float], bool]
+    client: AdminClient, status: ClusterStatus, every: float, looks: int | None, left: Callable[[float], bool]
 ) -> None:
     from rich.live import Live
 
@@ -98,7 +100,7 @@ def _watch(
                 return
             done += 1
             try:
-                status = client.get("/admin/status")
+                status = client.get("/admin/status", ClusterStatus)
             except ClusterUnreachable as error:
                 misses += 1
                 if misses >= MISSES_MAX:
@@ -106,23 +108,19 @@ def _watch(
                 live.update(screen_of(before, None, f"{error.message}; shown is the last answer"))
                 continue
             now = time.monotonic()
-            live.update(screen_of(status, requests_per_second(before, status, now - read_at), None))
+            live.update(screen_of(status, requests_per_second(before.requests, status.requests, now - read_at), None))
             before, read_at, misses = status, now, 0
 
 
-def requests_per_second(before: dict[str, Any], after: dict[str, Any], seconds: float) -> float | None:
+def requests_per_second(before: StatusCounts, after: StatusCounts, seconds: float) -> float | None:
     """Return how many requests ended per second between two reports; None where the counts fell."""
-    names = ("ok", "failed", "rejected", "cancelled", "expired")
-    counts = [
-        sum(value for name in names if isinstance(value := (status.get("requests") or {}).get(name), int))
-        for status in (before, after)
-    ]
+    counts: list[int] = [sum(getattr(requests, outcome) for outcome in OUTCOMES) for requests in (before, after)]
     if seconds <= 0 or counts[1] < counts[0]:
         return None
     return (counts[1] - counts[0]) / seconds
 
 
-def screen_of(status: dict[str, Any], rate: float | None, note: str | None) -> Any:
+def screen_of(status: ClusterStatus, rate: float | None, note: str | None) -> Any:
     """Return the whole screen for rich."""
     from rich.console import Console, Group
     from rich.text import Text
@@ -137,8 +135,8 @@ def screen_of(status: dict[str, Any], rate: float | None, note: str | None) -> A
     rows = [row[:-1] for row in worker_rows(status)]
     parts.append(_table(*fitted(WORKER_HEADINGS[:-1], rows, width, worker_spare(status))))
     parts += [Text(f"Restarted {line}", style="yellow") for line in crash_lines(status)]
-    for finding in status.get("findings") or []:
-        parts.append(Text(finding_line(finding), style="red" if finding.get("level") == "error" else "yellow"))
+    for finding in status.findings:
+        parts.append(Text(finding_line(finding), style="red" if finding.level == "error" else "yellow"))
     if note:
         parts.append(Text(note, style="bold red"))
     return Group(*parts)

@@ -11,9 +11,9 @@ chain reference counts never rise (the shared part of a chain is a prefix of it)
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Snapshot
 
 
 class BlockCache:
@@ -148,7 +148,7 @@ class BlockCache:
         self._idle.clear()
         return names
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the state as plain data."""
         return {
             "free": self.free,
@@ -158,7 +158,7 @@ class BlockCache:
             "idle": list(self._idle),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         """Become what `snapshot` wrote."""
         self.free = state["free"]
         self.private = state["private"]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from penstock.engine.events import SubmitRequest
 from penstock.engine.simulated_output import SimulatedOutput
-from penstock.kernel.machine import Nanos
+from penstock.kernel.machine import Nanos, Snapshot
 from penstock.kernel.values import Prompt
 
 State = Literal["waiting", "pulling", "landed", "prefilling", "decoding", "gone"]
@@ -68,7 +68,7 @@ class EngineRequest:
 
     def dump(self) -> dict[str, Any]:
         """Return the state as plain data."""
-        state: dict[str, Any] = {name: getattr(self, name) for name in _DUMPED}
+        state: Snapshot = {name: getattr(self, name) for name in _DUMPED}
         submit = self.submit
         plain: dict[str, Any] = {name: list(value) for name in ("tokens", "output") if (value := getattr(submit, name))}
         if submit.prompt is not None:
@@ -79,7 +79,7 @@ class EngineRequest:
     @classmethod
     def load(
         cls,
-        state: dict[str, Any],
+        state: Snapshot,
         submit: SubmitRequest,
         answer: SimulatedOutput,
         chain: Callable[[Sequence[int]], Sequence[int]] = list,

@@ -9,11 +9,10 @@ its admission and its first pass, and does not count it in between; nothing pree
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.engine.engine_request import EngineRequest, WaitingQueue
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos
+from penstock.kernel.machine import Nanos, Snapshot
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +61,7 @@ class KvHandoffs:
             self.due = next(iter(self.retained.values())).until if self.retained else None
         return hold
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the state as plain data."""
         return {
             "pulling": list(self.pulling),
@@ -73,7 +72,7 @@ class KvHandoffs:
         }
 
     def restore(
-        self, state: dict[str, Any], requests: dict[str, EngineRequest], chain: Callable[[Sequence[int]], Sequence[int]]
+        self, state: Snapshot, requests: dict[str, EngineRequest], chain: Callable[[Sequence[int]], Sequence[int]]
     ) -> None:
         """Become what `snapshot` wrote, with these requests; ``chain`` makes a chain of names."""
         self.pulling = {id: requests[id] for id in state["pulling"]}

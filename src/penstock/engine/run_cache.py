@@ -6,10 +6,10 @@ costs as much as there are runs in the prompt, not blocks.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.kernel.block_runs import Aged, Chain, Holders, Stretches, chain_of, depth_in
 from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Snapshot
 
 
 class RunCache:
@@ -117,7 +117,7 @@ class RunCache:
                 del cached[run]
         return Stretches(evicted)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the state as plain data."""
         return {
             "free": self.free,
@@ -126,7 +126,7 @@ class RunCache:
             "idle": self._idle.snapshot(),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         """Become what `snapshot` wrote."""
         self.free = state["free"]
         self.private = state["private"]

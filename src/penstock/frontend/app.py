@@ -4,16 +4,9 @@ from functools import partial
 
 from aiohttp import web
 
-from penstock.frontend.admin import (
-    admin_routes,
-    fleet_routes,
-    metrics_route,
-    page_routes,
-    planner_routes,
-    settings_routes,
-    timeseries_api,
-)
-from penstock.frontend.http.middleware import Handler, for_admins, give_back, mark_response, outermost, with_key
+from penstock.frontend.admin import metrics_route, page_routes
+from penstock.frontend.admin.admin_api import ADMIN_ROUTES
+from penstock.frontend.http.middleware import for_admins, give_back, mark_response, outermost, with_key
 from penstock.frontend.http.request_context import GATE, expect_continue
 from penstock.frontend.http.request_guard import Handler as Routed
 from penstock.frontend.openai import completions, models, passthrough
@@ -71,26 +64,9 @@ def _bare(service: Service) -> web.Application:
 
 
 def _add_admin(app: web.Application) -> None:
-    def get(path: str, handler: Handler) -> None:
-        app.router.add_get(path, for_admins(handler))
-
     app.router.add_get("/", page_routes.home)
-    get("/ui", page_routes.page)
-    get("/ui/{file}", page_routes.file)
-    get("/admin/status", admin_routes.status)
-    get("/admin/explain/{request}", admin_routes.explain)
-    get("/admin/requests", admin_routes.requests)
-    get("/admin/decisions", admin_routes.decisions)
-    get("/admin/timeline", timeseries_api.timeline)
-    get("/admin/timeline/workers", timeseries_api.workers)
-    get("/admin/timeline/workers/{worker}", timeseries_api.worker)
-    get("/admin/planner/seen", planner_routes.planner_counters)
-    get("/admin/planner/decisions", planner_routes.decisions)
-    get("/admin/desired", fleet_routes.desired)
-    app.router.add_post("/admin/scale", for_admins(fleet_routes.scale))
-    app.router.add_post("/admin/drain", for_admins(fleet_routes.drain))
-    app.router.add_post("/admin/flip", for_admins(fleet_routes.flip))
-    app.router.add_post("/admin/restart", for_admins(fleet_routes.restart))
-    get("/admin/settings", settings_routes.settings)
-    app.router.add_post("/admin/set", for_admins(settings_routes.set_values))
-    app.router.add_post("/clear_kv_blocks", for_admins(admin_routes.clear_kv_blocks))
+    app.router.add_get("/ui", for_admins(page_routes.page))
+    app.router.add_get("/ui/{file}", for_admins(page_routes.file))
+    for route in ADMIN_ROUTES:
+        add = app.router.add_get if route.method == "GET" else app.router.add_post
+        add(route.path, for_admins(route.handler))

@@ -1,7 +1,7 @@
 """Cluster view: what a frontend needs of the node behind it, and a request's connection to the router."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.adapters.seams import Store
 from penstock.adapters.sources.frontend_counters import FrontendCounters
@@ -10,6 +10,7 @@ from penstock.kernel.machine import Effect, Nanos
 from penstock.kernel.values import RequestId, WorkerCard
 from penstock.router.events import Arrived, Closed, Dispatch, Resume
 from penstock.router.kv_index.image_placeholders import ImagePlaceholders
+from penstock.runtime.node.node_status import NodeStatus
 from penstock.runtime.planning.frontend_counts import FrontendCounts
 
 
@@ -68,7 +69,7 @@ class ClusterView(Protocol):
         """Return the router's time."""
         ...
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> NodeStatus:
         """Return the status for operators: models, workers, queues, counts, findings."""
         ...
 

@@ -4,17 +4,58 @@ Each process writes its own counts into the run folder every few seconds and at 
 whole cluster's counts adds those of ended processes. Metrics are not kept so: Prometheus handles restarts.
 """
 
-import json
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+
+import msgspec
+
+from penstock.router.status_rows import OUTCOMES, ModelStatus, RouterStatus, StatusCounts, WorkerStatus
 
 log = logging.getLogger("penstock.frontend")
 
 FOLDER = "counts"
 """Folder in the run folder, with a file for each frontend process that there was."""
-_OUTCOMES = ("ok", "failed", "rejected", "cancelled", "expired")
+
+
+class ModelCounts(msgspec.Struct, kw_only=True):
+    """Requests of one model at one process."""
+
+    name: str
+    inflight: int = 0
+    ok: int = 0
+    failed: int = 0
+    rejected: int = 0
+    cancelled: int = 0
+    expired: int = 0
+
+
+class WorkerCounts(msgspec.Struct, kw_only=True):
+    """Requests to one worker from one process."""
+
+    id: str
+    requests: int
+    failures: int
+
+
+class ProcessCounts(msgspec.Struct, kw_only=True):
+    """What one process has counted, of its status."""
+
+    requests: StatusCounts
+    models: list[ModelCounts]
+    workers: list[WorkerCounts]
+
+    def add_to(self, requests: StatusCounts, models: Sequence[ModelStatus], workers: Sequence[WorkerStatus]) -> None:
+        """Add these counts to those of another process's status, which changes."""
+        _add(requests, self.requests)
+        by_name = {each.name: each for each in self.models}
+        for model in models:
+            if model.name in by_name:
+                _add(model, by_name[model.name])
+        by_id = {each.id: each for each in self.workers}
+        for worker in workers:
+            if worker.id in by_id:
+                _add(worker, by_id[worker.id])
 
 
 class CounterLedger:
@@ -29,16 +70,16 @@ class CounterLedger:
         self._folder = run / FOLDER
         self._path = self._folder / f"{name}.json"
         self._name = name
-        self._read: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._read: dict[str, tuple[int, ProcessCounts]] = {}
         """Process -> (when its file was written, what it holds)."""
         self._failing = False
 
-    def write(self, status: dict[str, Any]) -> None:
+    def write(self, status: RouterStatus) -> None:
         """Write this process's own counts; blocks. A failed write is logged once, and tried again the next time."""
         fresh = self._path.with_suffix(".new")
         try:
             self._folder.mkdir(exist_ok=True)
-            fresh.write_text(json.dumps(counts_of(status)))
+            fresh.write_bytes(msgspec.json.encode(ended_counts(status)))
             fresh.replace(self._path)  # whole or not at all: others read it
         except OSError as error:
             if not self._failing:
@@ -47,8 +88,8 @@ class CounterLedger:
             return
         self._failing = False
 
-    def ended(self, alive: Collection[str]) -> list[dict[str, Any]]:
-        """Return the counts of ended processes, in the shape of a status; blocks."""
+    def ended(self, alive: Collection[str]) -> list[ProcessCounts]:
+        """Return the counts of ended processes; blocks."""
         counts = []
         for path in sorted(self._folder.glob("*.json")):
             name = path.stem
@@ -57,21 +98,28 @@ class CounterLedger:
             written = path.stat().st_mtime_ns
             known = self._read.get(name)
             if known is None or known[0] != written:
-                known = self._read[name] = (written, json.loads(path.read_text()))
+                known = self._read[name] = (written, msgspec.json.decode(path.read_bytes(), type=ProcessCounts))
             counts.append(known[1])
         return counts
 
 
-def counts_of(status: dict[str, Any]) -> dict[str, Any]:
+def counts_of(status: msgspec.Struct) -> ProcessCounts:
+    """Return the counts of a process's status: a `RouterStatus`, or what a peer answers."""
+    return msgspec.convert(status, ProcessCounts, from_attributes=True)
+
+
+def ended_counts(status: RouterStatus) -> ProcessCounts:
     """Return the counts of a status to keep: those of ended requests."""
-    over = {name: status["requests"].get(name, 0) for name in _OUTCOMES}
-    return {
-        "requests": {**over, "total": sum(over.values())},
-        "queue": {},
-        "models": [
-            {"name": model["name"], **{name: model[name] for name in _OUTCOMES if name in model}}
-            for model in status["models"]
-        ],
-        "workers": [{name: worker[name] for name in ("id", "requests", "failures")} for worker in status["workers"]],
-        "findings": [],
-    }
+    counts = counts_of(status)
+    over = {outcome: getattr(counts.requests, outcome) for outcome in OUTCOMES}
+    for model in counts.models:
+        model.inflight = 0
+    return msgspec.structs.replace(counts, requests=StatusCounts(total=sum(over.values()), **over))
+
+
+def _add(into: msgspec.Struct, counts: msgspec.Struct) -> None:
+    """Add each number of ``counts`` to the field of the same name."""
+    for name in counts.__struct_fields__:
+        number = getattr(counts, name)
+        if isinstance(number, int):
+            setattr(into, name, getattr(into, name) + number)

@@ -1,7 +1,6 @@
 """`ClusterView` of a frontend over its live `penstock.runtime.node.router_node.RouterNode`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from penstock.adapters.seams import Store
 from penstock.adapters.sources.frontend_counters import FrontendCounters
@@ -10,6 +9,7 @@ from penstock.kernel.machine import Nanos
 from penstock.kernel.values import WorkerCard
 from penstock.router.kv_index.image_placeholders import ImagePlaceholders
 from penstock.runtime.cluster_state.refused_messages import refusals
+from penstock.runtime.node.node_status import NodeStatus
 from penstock.runtime.node.router_node import RouterNode
 from penstock.runtime.planning.counters_export import CountersExport
 from penstock.runtime.planning.frontend_counts import FrontendCounts
@@ -36,7 +36,7 @@ class NodeCluster:
     def now(self) -> Nanos:
         return self._node.live.now()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> NodeStatus:
         return self._node.status()
 
     def cards(self) -> Sequence[WorkerCard]:

@@ -110,7 +110,7 @@ class Service:
 
     def notes(self) -> list[str]:
         """Return notes for the health route of a healthy frontend."""
-        return [str(finding["text"]) for finding in self.cluster.status()["findings"]] + self.catalog.notes()
+        return [finding.text for finding in self.cluster.status().findings] + self.catalog.notes()
 
     def _carry_out(self, now: Nanos, effect: Effect) -> None:
         """Do what this process has to do about an effect of the router."""

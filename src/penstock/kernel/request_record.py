@@ -4,11 +4,14 @@ Hashes and lengths, never text. Times are seconds; ``arrival`` and the legs' tim
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
-from penstock.kernel.values import Slo
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import Slo, Target
+
+D = TypeVar("D")
 
 RecordOutcome = Literal["ok", "rejected", "failed", "cancelled", "expired", "unsent"]
 """How a request ended; ``unsent`` is a load generator's own: it had reached its limit of requests in flight."""
@@ -202,3 +205,52 @@ def weighted_percentile(ordered: Sequence[tuple[float, int]], q: float) -> float
         elif below is not None and seen > low + 1:
             return below + (value - below) * share
     return ordered[-1][0] if below is None else below
+
+
+class EndedLeg(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of an `RequestEnd`; a recorded one names its target as text."""
+
+    role: str
+    target: Target | str
+    dispatched: Nanos
+    first: Nanos | None = None
+    last: Nanos | None = None
+    failure: str | None = None
+
+
+class RequestEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as the admin routes show its end: nanoseconds since the start of the run.
+
+    ``queued``: seconds it waited for a worker; ``migrations``: how often another worker went on with its output.
+    """
+
+    id: str
+    model: str
+    outcome: RecordOutcome
+    fault: RecordFault
+    status: int | None
+    reason: str
+    arrived: Nanos
+    closed: Nanos | None
+    isl: int | None
+    osl: int = 0
+    cached: int | None = None
+    expected_cached: int | None = None
+    queued: float | None = None
+    first: Nanos | None = None
+    attempts: int | None = None
+    migrations: int = 0
+    legs: list[EndedLeg] = []
+    retry_after: float | None = None
+    session: str | None = None
+    program: str | None = None
+
+
+class Explanation(msgspec.Struct, Generic[D], frozen=True):
+    """A request's end, None while it runs, and its decisions, the oldest first.
+
+    Decisions are passed on as the JSON that was recorded; a reader gets `penstock.router.events.Decision`.
+    """
+
+    request: RequestEnd | None
+    decisions: list[D]

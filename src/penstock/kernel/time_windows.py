@@ -41,6 +41,24 @@ class LoadSample(NamedTuple):
     ready: bool
 
 
+class WorkerLoad(msgspec.Struct, frozen=True):
+    """A `LoadSample` by the names of its fields, for readers outside."""
+
+    requests: int | None
+    prefill_tokens: int | None
+    blocks: int | None
+    kv_blocks: int | None
+    ready: bool
+
+
+class WorkerColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker's load over windows of ``width`` seconds from number ``first`` on, as columns; None is unknown."""
+
+    width: float
+    first: int
+    columns: dict[str, list[int | None]]
+
+
 class TimeWindow(msgspec.Struct, omit_defaults=True):
     """What happened in one window. Sums; tokens; latencies in `penstock.kernel.latency_bins`.
 
@@ -188,14 +206,14 @@ class Timeline:
         """Return windows ``first`` to ``end`` - 1; None for those in which nothing was recorded."""
         return [self.windows.get(number) for number in range(first, end)]
 
-    def loads_at(self, at: float) -> dict[str, dict[str, int | bool | None]] | None:
+    def loads_at(self, at: float) -> dict[str, WorkerLoad] | None:
         """Return how loaded each worker was in the window of a moment; None where no sample was taken."""
         window = self.windows.get(int(at // self.width))
         if window is None or window.workers is None:
             return None
-        return {name: load._asdict() for name, load in window.all_loads().items()}
+        return {name: WorkerLoad(*load) for name, load in window.all_loads().items()}
 
-    def worker_columns(self, worker: str) -> dict[str, Any] | None:
+    def worker_columns(self, worker: str) -> WorkerColumns | None:
         """Return one worker's load over all windows, as columns; None where no window has it."""
         if not any(window.workers is not None and worker in window.workers for window in self.windows.values()):
             return None
@@ -207,7 +225,7 @@ class Timeline:
             name: [None if load is None else getattr(load, name) for load in loads]
             for name in ("requests", "prefill_tokens", "blocks", "kv_blocks")
         }
-        return {"width": self.width, "first": first, "columns": columns}
+        return WorkerColumns(width=self.width, first=first, columns=columns)
 
 
 def pool_of(worker: str) -> str:

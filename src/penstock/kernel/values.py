@@ -1,7 +1,7 @@
 """Values that all rooms share: ids, cards, pools, replicas, requests, sums of passes and traffic, SLO, KV events."""
 
 from collections.abc import Sequence
-from typing import Annotated, Generic, Literal, NamedTuple, NewType, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar
 
 import msgspec
 
@@ -15,6 +15,8 @@ BlockHash = NewType("BlockHash", int)
 EngineHash = NewType("EngineHash", int)
 """Opaque unsigned 64-bit hash as an engine announces it."""
 
+JsonObject = dict[str, Any]
+"""A JSON object in the format of another party, passed on or read field by field; what is ours is a struct."""
 Role = Literal["aggregated", "prefill", "decode", "encode"]
 ReplicaState = Literal["starting", "ready", "draining", "stopping", "failed"]
 HandoffProtocol = Literal["completed", "push", "bootstrap"]

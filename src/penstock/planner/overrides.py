@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import Pool
 from penstock.planner.observation import BROKEN_AFTER, Health, ModelState, Observation
 from penstock.planner.plugins.proposals import CEILING, Reason
@@ -116,7 +117,7 @@ class OverrideTracker:
             return Reason(code=f"source_{state}", text=text, facts={"pool": pool, "wanted": wanted})
         return None
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the memory as plain data."""
         return {name: dict(getattr(self, name)) for name in self.__slots__}
 

@@ -4,15 +4,14 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from penstock.kernel.hashing import BYTES_PER_TOKEN, TEXT_BLOCK_BYTES
-from penstock.kernel.machine import Nanos, nanos
+from penstock.kernel.machine import Nanos, Snapshot, nanos
 from penstock.kernel.statistics import LineFit
-from penstock.kernel.values import Prompt, RequestId, Role, Target, WorkerCard
+from penstock.kernel.values import HandoffProtocol, Prompt, RequestId, Role, Target, WorkerCard
 from penstock.router.events import Cost
 from penstock.router.kv_index.indexer import SOURCES, Column, EventIndexer, HeldBlocks, HistoryIndexer
 from penstock.router.kv_index.kv_event_stream import KvEventStream
@@ -94,7 +93,7 @@ class ModelPool:
         """Whether every worker does everything."""
         self.answers = True
         """Whether a worker is there whose role is to answer clients."""
-        self.wire: tuple[str, str | None] | None = None
+        self.wire: tuple[HandoffProtocol, str | None] | None = None
         """(hand-off protocol, layout) of the workers between which KV goes; None while there are none."""
         self.handoffs = dict.fromkeys(HANDOFF_COUNTS, 0)
         self.pending_releases: list[tuple[RequestId, int, WorkerCard]] = []
@@ -398,7 +397,7 @@ class ModelPool:
 
     # --- machine duties ---------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         return {
             "block_size": self.block_size,
             "block_size_known": self.block_size_known,
@@ -425,7 +424,7 @@ class ModelPool:
             "refused": [dict(self.refused), self.refused_last],
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         self.block_size = state["block_size"]
         self.block_size_known = state["block_size_known"]
         if self.exact is not None:

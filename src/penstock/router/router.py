@@ -22,6 +22,7 @@ from penstock.router.requests.scheduling import pump
 from penstock.router.router_state import RouterState
 from penstock.router.settings import RouterSettings
 from penstock.router.status import router_status
+from penstock.router.status_rows import RouterStatus
 from penstock.router.workers import replica_sync, worker_events
 
 SNAPSHOT_VERSION = 4
@@ -99,8 +100,8 @@ class Router(RouterState):
             self.out.append(Wake(at=self.armed))
         return self.out
 
-    def status(self, now: Nanos) -> dict[str, Any]:
-        """Return what ``penstock status``, the page and the metrics show: plain data, measured now."""
+    def status(self, now: Nanos) -> RouterStatus:
+        """Return what ``penstock status``, the page and the metrics show, measured now."""
         return router_status(self, now)
 
     def snapshot(self) -> Snapshot:

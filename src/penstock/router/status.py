@@ -1,46 +1,55 @@
 """Status of the router for operators: its state and findings as plain data, from the same objects that decide."""
 
-from typing import Any
-
 from penstock.kernel.machine import Nanos, seconds
 from penstock.router.model_pool import ModelPool
 from penstock.router.requests.stage_graph import FINAL
 from penstock.router.router_state import RouterState
+from penstock.router.status_rows import (
+    OUTCOMES,
+    IndexKind,
+    KvEventsStatus,
+    Level,
+    ModelStatus,
+    QueueStatus,
+    RouterStatus,
+    StatusCounts,
+    StatusFinding,
+    WorkerStatus,
+)
 from penstock.router.workers.roster import RosterWorker
 
 REFUSAL_SHOWN = 600.0
 """Seconds that a refusal for load stays a finding: later, only the counts show it."""
 
 
-def router_status(router: RouterState, now: Nanos) -> dict[str, Any]:
-    """Return models, workers, queues and counts; keys are stable, unknown numbers are None."""
+def router_status(router: RouterState, now: Nanos) -> RouterStatus:
+    """Return models, workers, queues and counts; unknown numbers are None."""
     pools = router.pools
-    return {
-        "name": router.name,
-        "mode": router.settings.mode,
-        "models": [_model(router, pool, now) for pool in pools.values()],
-        "workers": [_worker(pools[worker.card.model], worker, now) for worker in router.roster],
-        "queue": {model: {"length": len(pool.queue)} for model, pool in pools.items()},
-        "requests": {
-            "inflight": sum(pool.inflight for pool in pools.values()),
-            "total": sum(pool.inflight + sum(pool.counts.values()) for pool in pools.values()),
-            **{k: sum(pool.counts[k] for pool in pools.values()) for k in ("ok", "failed", "rejected")},
-            **{k: sum(pool.counts[k] for pool in pools.values()) for k in ("cancelled", "expired")},
-        },
-        "hit_rate": _ratio(
+    return RouterStatus(
+        name=router.name,
+        mode=router.settings.mode,
+        models=[_model(router, pool, now) for pool in pools.values()],
+        workers=[_worker(pools[worker.card.model], worker, now) for worker in router.roster],
+        queue={model: QueueStatus(len(pool.queue)) for model, pool in pools.items()},
+        requests=StatusCounts(
+            inflight=sum(pool.inflight for pool in pools.values()),
+            total=sum(pool.inflight + sum(pool.counts.values()) for pool in pools.values()),
+            **{outcome: sum(pool.counts[outcome] for pool in pools.values()) for outcome in OUTCOMES},
+        ),
+        hit_rate=_ratio(
             sum(pool.cached_tokens for pool in pools.values()), sum(pool.prompt_tokens for pool in pools.values())
         ),
-        "dropped_events": router.dropped,
-        "findings": findings(router, now),
-    }
+        dropped_events=router.dropped,
+        findings=findings(router, now),
+    )
 
 
-def findings(router: RouterState, now: Nanos) -> list[dict[str, str]]:
+def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
     """Return what an operator should know and do: each with a level, a sentence and a next step."""
-    found: list[dict[str, str]] = []
+    found: list[StatusFinding] = []
 
-    def add(level: str, text: str, hint: str) -> None:
-        found.append({"level": level, "text": text, "hint": hint})
+    def add(level: Level, text: str, hint: str) -> None:
+        found.append(StatusFinding(level, text, hint))
 
     for pool in router.pools.values():
         workers = [worker for worker in router.roster if worker.card.model == pool.model]
@@ -71,84 +80,70 @@ def findings(router: RouterState, now: Nanos) -> list[dict[str, str]]:
     return found
 
 
-def _stage_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) -> list[dict[str, str]]:
+def _stage_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) -> list[StatusFinding]:
     """Return where half of a hand-off is missing."""
     ready = {worker.card.role for worker in workers if worker.why_not(now) is None}
     roles = set(pool.roles)
-    found = []
     if "prefill" in roles and ready and not ready & FINAL:
-        found.append(
-            {
-                "level": "warning",
-                "text": f"no worker of {pool.model} whose role is to answer is ready: prefill workers do all of it",
-                "hint": "start decode workers: penstock scale decode=N, or penstock join --role decode",
-            }
-        )
+        text = f"no worker of {pool.model} whose role is to answer is ready: prefill workers do all of it"
+        hint = "start decode workers: penstock scale decode=N, or penstock join --role decode"
     elif "prefill" in roles and ready & FINAL and not any(pool.speaks(worker.card) for worker in workers):
-        found.append(
-            {
-                "level": "warning",
-                "text": f"prefill workers of {pool.model} get nothing to do: no other worker can take KV over",
-                "hint": "flip one of the others to decode, or set handoff in the pool's config",
-            }
-        )
+        text = f"prefill workers of {pool.model} get nothing to do: no other worker can take KV over"
+        hint = "flip one of the others to decode, or set handoff in the pool's config"
     elif "decode" in roles and "prefill" not in ready and "decode" in ready:
-        found.append(
-            {
-                "level": "warning",
-                "text": f"no prefill worker of {pool.model} is ready: decode workers prefill by themselves",
-                "hint": "start prefill workers: penstock scale prefill=N, or penstock join --role prefill",
-            }
-        )
-    return found
+        text = f"no prefill worker of {pool.model} is ready: decode workers prefill by themselves"
+        hint = "start prefill workers: penstock scale prefill=N, or penstock join --role prefill"
+    else:
+        return []
+    return [StatusFinding("warning", text, hint)]
 
 
-def _refusal_findings(pool: ModelPool, now: Nanos) -> list[dict[str, str]]:
+def _refusal_findings(pool: ModelPool, now: Nanos) -> list[StatusFinding]:
     """Return which limits refuse requests, for some minutes after the last refusal."""
     if pool.refused_last is None or seconds(now - pool.refused_last) > REFUSAL_SHOWN:
         return []
     ago = seconds(now - pool.refused_last)
     counts = ", ".join(f"router.overload.{limit} {count:,}" for limit, count in sorted(pool.refused.items()))
-    return [
-        {
-            "level": "warning",
-            "text": f"requests of {pool.model} were refused for load, the last one {ago:.0f} s ago: {counts}",
-            "hint": "add workers, or raise that limit: penstock set router.overload.LIMIT=VALUE, null takes it away",
-        }
-    ]
+    text = f"requests of {pool.model} were refused for load, the last one {ago:.0f} s ago: {counts}"
+    hint = "add workers, or raise that limit: penstock set router.overload.LIMIT=VALUE, null takes it away"
+    return [StatusFinding("warning", text, hint)]
 
 
-def _model(router: RouterState, pool: ModelPool, now: Nanos) -> dict[str, Any]:
+def _model(router: RouterState, pool: ModelPool, now: Nanos) -> ModelStatus:
     workers = [worker for worker in router.roster if worker.card.model == pool.model]
     states: set[str] = {stream.state for stream in pool.streams.values()}
     if len(pool.streams) < sum([worker.card.ranks for worker in workers]):
         states.add("none")
+    index: IndexKind = "exact" if states == {"exact"} else "mixed"
     if not pool.indexed:
         index = "off"
     elif pool.exact is None or states <= {"none"}:
         index = "approximate"
-    else:
-        index = "exact" if states == {"exact"} else "mixed"
     lengths = [worker.card.max_len for worker in workers if worker.card.max_len is not None]
-    return {
-        "name": pool.model,
-        "block_size": pool.block_size if pool.block_size_known else None,
-        "max_len": max(lengths) if lengths else None,
-        "ready": any(worker.why_not(now) is None for worker in workers),
-        "workers": len(workers),
-        "index": index,
-        "index_pairs": None if pool.exact is None else len(pool.exact),
-        "hit_rate": pool.hit_rate,
-        "inflight": pool.inflight,
-        "roles": dict(pool.roles),
-        "handoff": None if pool.wire is None else pool.wire[0],
-        "handoffs": dict(pool.handoffs) if pool.splits else None,
-        "refused": dict(pool.refused),
-        **pool.counts,
-    }
+    counts = pool.counts
+    return ModelStatus(
+        name=pool.model,
+        block_size=pool.block_size if pool.block_size_known else None,
+        max_len=max(lengths) if lengths else None,
+        ready=any(worker.why_not(now) is None for worker in workers),
+        workers=len(workers),
+        index=index,
+        index_pairs=None if pool.exact is None else len(pool.exact),
+        hit_rate=pool.hit_rate,
+        inflight=pool.inflight,
+        roles=dict(pool.roles),
+        handoff=None if pool.wire is None else pool.wire[0],
+        handoffs=dict(pool.handoffs) if pool.splits else None,
+        refused=dict(pool.refused),
+        ok=counts["ok"],
+        rejected=counts["rejected"],
+        failed=counts["failed"],
+        cancelled=counts["cancelled"],
+        expired=counts["expired"],
+    )
 
 
-def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> dict[str, Any]:
+def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> WorkerStatus:
     card = worker.card
     targets, applied, gaps, lost = worker.targets, 0, 0, 0
     requests, prefill_tokens, blocks = 0, 0, 0
@@ -160,49 +155,44 @@ def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> dict[str, Any]
         requests, prefill_tokens = requests + load.requests, prefill_tokens + load.prefill_tokens
         blocks += load.blocks
     state = worker.state if not worker.cordons else "cordoned"
-    return {
-        "id": card.id,
-        "model": card.model,
-        "role": card.role,
-        "url": card.url,
-        "engine": card.engine,
-        "state": state,
-        "why_not": worker.why_not(now),
-        "epoch": card.epoch,
-        "pid": card.pid,
-        "since": seconds(now - worker.since),
-        "index": pool.kv_state(targets[0]),
-        "active_requests": requests,
-        "active_prefill_tokens": prefill_tokens,
-        "active_blocks": blocks,
-        "kv_blocks": card.kv_blocks,
-        "block_size": card.block_size,
-        "requests": worker.requests,
-        "failures": worker.failures,
-        "breaker": worker.breaker.state(now),
-        "kv_events": {"applied": applied, "gaps": gaps, "lost": lost} if streams else None,
-    }
+    return WorkerStatus(
+        id=card.id,
+        model=card.model,
+        role=card.role,
+        url=card.url,
+        engine=card.engine,
+        state=state,
+        why_not=worker.why_not(now),
+        epoch=card.epoch,
+        pid=card.pid,
+        since=seconds(now - worker.since),
+        index=pool.kv_state(targets[0]),
+        active_requests=requests,
+        active_prefill_tokens=prefill_tokens,
+        active_blocks=blocks,
+        kv_blocks=card.kv_blocks,
+        block_size=card.block_size,
+        requests=worker.requests,
+        failures=worker.failures,
+        breaker=worker.breaker.state(now),
+        kv_events=KvEventsStatus(applied=applied, gaps=gaps, lost=lost) if streams else None,
+    )
 
 
 def _ratio(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def status_row(status: dict[str, Any]) -> dict[str, float | None]:
+def status_row(status: RouterStatus) -> dict[str, float | None]:
     """Return the figures of a status that are worth a row over time: loads, counts and rates."""
-    workers = status["workers"]
-    requests = status["requests"]
+    workers, requests = status.workers, status.requests
     return {
-        "inflight": requests["inflight"],
-        "queued": sum(queue["length"] for queue in status["queue"].values()),
-        "ok": requests["ok"],
-        "failed": requests["failed"],
-        "rejected": requests["rejected"],
-        "cancelled": requests["cancelled"],
-        "expired": requests.get("expired"),
-        "hit_rate": status["hit_rate"],
+        "inflight": requests.inflight,
+        "queued": sum(queue.length for queue in status.queue.values()),
+        **{outcome: getattr(requests, outcome) for outcome in OUTCOMES},
+        "hit_rate": status.hit_rate,
         "workers": len(workers),
-        "active_requests": sum(worker["active_requests"] for worker in workers),
-        "active_prefill_tokens": sum(worker["active_prefill_tokens"] for worker in workers),
-        "active_blocks": sum(worker["active_blocks"] for worker in workers),
+        "active_requests": sum(worker.active_requests for worker in workers),
+        "active_prefill_tokens": sum(worker.active_prefill_tokens for worker in workers),
+        "active_blocks": sum(worker.active_blocks for worker in workers),
     }

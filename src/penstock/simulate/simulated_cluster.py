@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -24,6 +23,7 @@ from penstock.planner.tick_record import TickRecord
 from penstock.router import events as routing
 from penstock.router.prompt_forms import BLOCKS, RUNS
 from penstock.router.router import Router
+from penstock.router.status_rows import RouterStatus
 from penstock.simulate.effect_handlers import FLEET, ROUTER, EffectHandlers
 from penstock.simulate.fleet_effects import FleetEffects
 from penstock.simulate.kv_transfers import LINKS
@@ -68,7 +68,7 @@ class SimulatedCluster:
         ticked: Callable[[TickRecord], object] = lambda record: None,
         record: Callable[[RequestRecord], object] = lambda record: None,
         decided: Callable[[routing.Decision], object] = lambda decision: None,
-        observe: Callable[[float, dict[str, Any]], object] | None = None,
+        observe: Callable[[float, RouterStatus], object] | None = None,
         watch: Callable[[Nanos, str, Event, Sequence[Effect]], object] | None = None,
     ) -> None:
         self.plan = checked(plan)

@@ -50,8 +50,8 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float
     peak_per_s: float | None
     windows: list[RateWindow]
-    isl: TraceSpread | None
-    osl: TraceSpread | None
+    prompts: TraceSpread | None = msgspec.field(name="isl")
+    outputs: TraceSpread | None = msgspec.field(name="osl")
     named_share: float | None
     block_size: int
     bound: float | None
@@ -98,8 +98,8 @@ def summarise(requests: Iterable[TrafficRequest], *, block_size: int) -> TraceSu
         window_s=width,
         peak_per_s=max((window.requests_per_s for window in windows), default=None),
         windows=windows,
-        isl=_spread(prompts),
-        osl=_spread(answers),
+        prompts=_spread(prompts),
+        outputs=_spread(answers),
         named_share=named / cache.tokens if cache.tokens else None,
         block_size=block_size,
         bound=cache.share if named else None,

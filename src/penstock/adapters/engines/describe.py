@@ -16,7 +16,7 @@ from penstock.adapters.engines.dialects.dialect_registry import DIALECTS, recogn
 from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
 from penstock.adapters.engines.http.engine_http import EngineServer
 from penstock.kernel.errors import EngineError
-from penstock.kernel.values import WorkerCard, WorkerId
+from penstock.kernel.values import JsonObject, WorkerCard, WorkerId
 
 READY_EVERY = 0.25
 """Seconds between checks of a server that is starting."""
@@ -113,7 +113,7 @@ async def ready(
         await asyncio.sleep(READY_EVERY)
 
 
-async def self_benchmark(http: aiohttp.ClientSession, url: str) -> dict[str, Any] | None:
+async def self_benchmark(http: aiohttp.ClientSession, url: str) -> JsonObject | None:
     """Read a worker's self-benchmark: points of prefill and decode in seconds, or None where it has none."""
     metrics = await EngineServer(http, url).object("/get_perf_metrics")
     return metrics if metrics.get("prefill") and metrics.get("decode") else None
@@ -128,7 +128,7 @@ async def measured_speed(http: aiohttp.ClientSession, url: str) -> dict[str, flo
     return {name: float(fit[name]) for name in names}
 
 
-async def _listed(server: EngineServer, model: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
+async def _listed(server: EngineServer, model: str | None) -> tuple[JsonObject, tuple[str, ...]]:
     """Return the model's entry in the server's list, and the names of its adapters."""
     listing = await server.json("/v1/models")
     if listing is None:

@@ -6,10 +6,10 @@ that can't be reached, to the others in turn. Leases, transactions and watches a
 
 import logging
 import ssl
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 import msgspec
@@ -38,14 +38,14 @@ class Compacted(StoreUnavailable):
         self.revision = revision
 
 
-class KeyValue(NamedTuple):
+class KeyValue(msgspec.Struct, frozen=True):
     """One key at present; ``revision``: of its last change, ``created``: of its first."""
 
     key: bytes
-    value: bytes
-    revision: int
-    created: int
-    lease: int
+    value: bytes = b""
+    revision: int = msgspec.field(default=0, name="mod_revision")
+    created: int = msgspec.field(default=0, name="create_revision")
+    lease: int = 0
 
 
 class EtcdRange(NamedTuple):
@@ -78,15 +78,15 @@ class EtcdCompare(NamedTuple):
     value: bytes | None
 
 
-class EtcdPut(NamedTuple):
-    """A write inside a transaction."""
+class EtcdPut(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A write, also inside a transaction."""
 
     key: bytes
     value: bytes
     lease: int = 0
 
 
-class EtcdDelete(NamedTuple):
+class EtcdDelete(msgspec.Struct, frozen=True):
     """A removal inside a transaction."""
 
     key: bytes
@@ -97,6 +97,51 @@ class EtcdLogin(NamedTuple):
 
     user: str
     password: str
+
+
+class _Header(msgspec.Struct, frozen=True):
+    revision: int = 0
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What any call may answer. The gateway writes 64-bit numbers as text, and leaves zeros out."""
+
+    header: _Header = _Header()
+    kvs: tuple[KeyValue, ...] = ()
+    deleted: int = 0
+    succeeded: bool = False
+    lease: int = msgspec.field(default=0, name="ID")
+    ttl: int = msgspec.field(default=0, name="TTL")
+
+
+class _KeepAliveLine(msgspec.Struct, frozen=True):
+    result: _Answer = _Answer()
+
+
+class _WatchEvent(msgspec.Struct, frozen=True):
+    kv: KeyValue
+    type: str = "PUT"
+
+
+class _WatchResult(msgspec.Struct, frozen=True):
+    header: _Header = _Header()
+    compact_revision: int = 0
+    canceled: bool = False
+    cancel_reason: str = ""
+    events: tuple[_WatchEvent, ...] = ()
+
+
+class _Fault(msgspec.Struct, frozen=True):
+    """An error of etcd; ``code``: gRPC's."""
+
+    grpc_code: int = 0
+    code: int = 0
+    message: str = ""
+
+
+class _WatchLine(msgspec.Struct, frozen=True):
+    result: _WatchResult = _WatchResult()
+    error: _Fault | None = None
 
 
 class EtcdClient:
@@ -149,15 +194,15 @@ class EtcdClient:
         Raises:
             LeaseNotFound: there is no such lease; nothing was written.
         """
-        return _revision(await self._call("kv/put", _put(EtcdPut(key, value, lease))))
+        return (await self._call("kv/put", EtcdPut(key, value, lease))).header.revision
 
     async def delete(self, key: bytes) -> bool:
         """Delete a key; return whether it was there."""
-        return _int(await self._call("kv/deleterange", {"key": _text(key)}), "deleted") > 0
+        return (await self._call("kv/deleterange", EtcdDelete(key))).deleted > 0
 
     async def delete_prefix(self, prefix: bytes) -> int:
         """Delete everything whose key begins with ``prefix``; return how many there were."""
-        return _int(await self._call("kv/deleterange", _under(prefix)), "deleted")
+        return (await self._call("kv/deleterange", _under(prefix))).deleted
 
     async def txn(self, compare: Sequence[EtcdCompare], success: Sequence[EtcdPut | EtcdDelete]) -> bool:
         """Carry out all of ``success``, or nothing unless all of ``compare`` holds; return whether it did.
@@ -167,27 +212,25 @@ class EtcdClient:
         body = {
             "compare": [_compare(one) for one in compare],
             "success": [
-                {"request_put": _put(step)}
-                if isinstance(step, EtcdPut)
-                else {"request_delete_range": {"key": _text(step.key)}}
+                {"request_put": step} if isinstance(step, EtcdPut) else {"request_delete_range": step}
                 for step in success
             ],
         }
-        return bool((await self._call("kv/txn", body, again=False)).get("succeeded", False))
+        return (await self._call("kv/txn", body, again=False)).succeeded
 
     async def compact(self, revision: int) -> None:
         """Let etcd forget what happened before a revision."""
         await self._call("kv/compaction", {"revision": revision})
 
-    async def _range(self, body: dict[str, Any]) -> EtcdRange:
+    async def _range(self, body: object) -> EtcdRange:
         answer = await self._call("kv/range", body)
-        return EtcdRange(_revision(answer), tuple(_key_value(item) for item in answer.get("kvs", ())))
+        return EtcdRange(answer.header.revision, answer.kvs)
 
     # --- leases -----------------------------------------------------------------------------------------------------
 
     async def grant(self, ttl: int) -> int:
         """Create a lease of so many seconds; return its id. etcd makes it longer where it is below etcd's minimum."""
-        return _int(await self._call("lease/grant", {"TTL": ttl}), "ID")
+        return (await self._call("lease/grant", {"TTL": ttl})).lease
 
     async def keep_alive(self, leases: Sequence[int]) -> dict[int, int | None]:
         """Renew leases in one call; return the seconds that each then has, None for one that has ended."""
@@ -197,10 +240,10 @@ class EtcdClient:
         raw = await self._exchange("lease/keepalive", body, again=True)
         remaining: dict[int, int | None] = {}
         for line in raw.splitlines():
-            answer = msgspec.json.decode(line).get("result", {})
-            self._heard(answer)
-            if "ID" in answer:
-                remaining[int(answer["ID"])] = int(answer["TTL"]) if int(answer.get("TTL", 0)) > 0 else None
+            answer = msgspec.json.decode(line, type=_KeepAliveLine, strict=False).result
+            self._heard(answer.header)
+            if answer.lease:
+                remaining[answer.lease] = answer.ttl if answer.ttl > 0 else None
         missing = [lease for lease in leases if lease not in remaining]
         if missing:
             raise StoreUnavailable(f"etcd left {len(missing)} of {len(leases)} leases without an answer")
@@ -226,19 +269,19 @@ class EtcdClient:
         body = {"create_request": {**_under(prefix), "start_revision": revision}}
         async with aclosing(self._lines("watch", msgspec.json.encode(body))) as lines:
             async for line in lines:
-                yield self._changes(msgspec.json.decode(line))
+                yield self._changes(msgspec.json.decode(line, type=_WatchLine, strict=False))
         raise StoreUnavailable(f"etcd at {self.urls[self._at]} ended a watch")
 
-    def _changes(self, answer: dict[str, Any]) -> EtcdChanges:
-        if "error" in answer:
-            raise _refusal(answer["error"], self.urls[self._at])
-        result = answer.get("result", {})
-        self._heard(result)
-        if int(result.get("compact_revision", 0)):
-            raise Compacted(int(result["compact_revision"]))
-        if result.get("canceled"):
-            raise StoreUnavailable(f"etcd ended a watch: {result.get('cancel_reason') or 'it gave no reason'}")
-        return EtcdChanges(_revision(result), tuple(_event(item) for item in result.get("events", ())))
+    def _changes(self, line: _WatchLine) -> EtcdChanges:
+        if line.error is not None:
+            raise _refusal(line.error.grpc_code or line.error.code, line.error.message, self.urls[self._at])
+        result = line.result
+        self._heard(result.header)
+        if result.compact_revision:
+            raise Compacted(result.compact_revision)
+        if result.canceled:
+            raise StoreUnavailable(f"etcd ended a watch: {result.cancel_reason or 'it gave no reason'}")
+        return EtcdChanges(result.header.revision, tuple(_event(event) for event in result.events))
 
     # --- transport --------------------------------------------------------------------------------------------------
 
@@ -248,13 +291,13 @@ class EtcdClient:
         if self._http is not None:
             await self._http.close()
 
-    async def _call(self, path: str, body: dict[str, Any], *, again: bool = True) -> dict[str, Any]:
+    async def _call(self, path: str, body: object, *, again: bool = True) -> _Answer:
         raw = await self._exchange(path, msgspec.json.encode(body), again=again)
         try:
-            answer = msgspec.json.decode(raw, type=dict[str, Any])
+            answer = msgspec.json.decode(raw, type=_Answer, strict=False)
         except msgspec.DecodeError as error:
             raise StoreUnavailable(f"{self.urls[self._at]} gives no answer of an etcd: {raw[:100]!r}") from error
-        self._heard(answer)
+        self._heard(answer.header)
         return answer
 
     async def _exchange(self, path: str, body: bytes, *, again: bool) -> bytes:
@@ -296,7 +339,7 @@ class EtcdClient:
         code, text = _fault(raw)
         if code in _ELSEWHERE:
             raise _Elsewhere(text, sent=True)
-        raise _refusal({"grpc_code": code, "message": text}, url)
+        raise _refusal(code, text, url)
 
     async def _lines(self, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
         """Yield the lines of an answer that does not end."""
@@ -326,7 +369,7 @@ class EtcdClient:
             if not self._outdated(raw, attempt == "first"):
                 break
         code, text = _fault(raw)
-        raise _refusal({"grpc_code": code, "message": text}, url)
+        raise _refusal(code, text, url)
 
     def _outdated(self, raw: bytes, first: bool) -> bool:
         """Return whether a refusal is about an old token, and forget that token."""
@@ -364,8 +407,8 @@ class EtcdClient:
             )
         return self._http
 
-    def _heard(self, answer: dict[str, Any]) -> None:
-        self.revision = max(self.revision, _revision(answer))
+    def _heard(self, header: _Header) -> None:
+        self.revision = max(self.revision, header.revision)
 
 
 class _Elsewhere(Exception):
@@ -377,9 +420,7 @@ class _Elsewhere(Exception):
         self.stale = stale
 
 
-def _refusal(error: dict[str, Any], url: str) -> StoreUnavailable:
-    code = int(error.get("grpc_code", error.get("code", 0)))
-    text = str(error.get("message", error))
+def _refusal(code: int, text: str, url: str) -> StoreUnavailable:
     if code == _NOT_FOUND and "lease" in text:
         return LeaseNotFound(f"etcd at {url}: {text}")
     hint = {
@@ -413,36 +454,12 @@ def _under(prefix: bytes) -> dict[str, str]:
     return {"key": _text(prefix or b"\0"), "range_end": _text(end)}
 
 
-def _put(put: EtcdPut) -> dict[str, Any]:
-    body: dict[str, Any] = {"key": _text(put.key), "value": _text(put.value)}
-    return {**body, "lease": put.lease} if put.lease else body
-
-
-def _compare(compare: EtcdCompare) -> dict[str, Any]:
+def _compare(compare: EtcdCompare) -> dict[str, str | int]:
     if compare.value is None:
         return {"key": _text(compare.key), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
     return {"key": _text(compare.key), "target": "VALUE", "result": "EQUAL", "value": _text(compare.value)}
 
 
-def _key_value(item: dict[str, Any]) -> KeyValue:
-    return KeyValue(
-        b64decode(item["key"]),
-        b64decode(item.get("value", "")),
-        _int(item, "mod_revision"),
-        _int(item, "create_revision"),
-        _int(item, "lease"),
-    )
-
-
-def _event(item: dict[str, Any]) -> EtcdEvent:
-    entry = _key_value(item["kv"])
-    deleted = item.get("type") == "DELETE"
-    return EtcdEvent(entry.key, None if deleted else entry.value, entry.revision, entry.lease)
-
-
-def _int(item: dict[str, Any], name: str) -> int:
-    return int(item.get(name, 0))  # the gateway writes 64-bit numbers as text, and leaves zeros out
-
-
-def _revision(answer: dict[str, Any]) -> int:
-    return _int(answer.get("header", {}), "revision")
+def _event(event: _WatchEvent) -> EtcdEvent:
+    entry = event.kv
+    return EtcdEvent(entry.key, None if event.type == "DELETE" else entry.value, entry.revision, entry.lease)

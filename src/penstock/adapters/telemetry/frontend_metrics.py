@@ -6,12 +6,12 @@ meaning here holds a constant. ``penstock_*`` is what those lack. Seconds and to
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 from penstock.adapters.telemetry.metric_names import MetricNamesOf
 from penstock.adapters.telemetry.prometheus_text import MetricCell, Observations
 from penstock.kernel.values import WorkerCard
 from penstock.router.events import Closed, Cost, Decision, Dispatch
+from penstock.router.status_rows import RouterStatus, WorkerStatus
 
 NAMESPACE, COMPONENT = "dynamo", "backend"
 """Constant labels of the router's metrics, as in a default deployment of Dynamo."""
@@ -247,7 +247,7 @@ class FrontendMetrics(MetricNamesOf):
 
     # --- gauges read at a scrape ------------------------------------------------------------------------------------
 
-    def read_status(self, status: Mapping[str, Any], cards: Iterable[WorkerCard], uptime: float) -> None:
+    def read_status(self, status: RouterStatus, cards: Iterable[WorkerCard], uptime: float) -> None:
         """Take over what the router shows of models, workers and queues."""
         me = self.router
         for gauge in (
@@ -259,23 +259,23 @@ class FrontendMetrics(MetricNamesOf):
         ):
             gauge.clear()
         self.uptime.set(me, to=uptime)
-        for model in status["models"]:
-            name = model["name"]
-            self.ready.set(name, to=float(bool(model["ready"])))
+        for model in status.models:
+            name = model.name
+            self.ready.set(name, to=float(model.ready))
             self.migration.set(name, to=self.migration_limit)
-            for outcome, count in (model.get("handoffs") or {}).items():
+            for outcome, count in (model.handoffs or {}).items():
                 self.handoffs.set(name, outcome, to=count)
-            for limit, count in (model.get("refused") or {}).items():
+            for limit, count in model.refused.items():
                 self.refusals.set(limit, name, to=count)
-            length = status["queue"].get(name, {}).get("length", 0)
+            length = status.queue[name].length if name in status.queue else 0
             self.queue_length.set(name, to=length)
             self.pending.set(name, "default", WORKER_TYPE, to=length)
-        for name in {*self._active, *(model["name"] for model in status["models"])}:
+        for name in {*self._active, *(model.name for model in status.models)}:
             self.active.set(name, to=self._active.get(name, 0))
             self.inflight.set(name, to=self._active.get(name, 0))
             self.queued.set(name, to=self._queued.get(name, 0))
-        for worker in status["workers"]:
-            self._read_worker(worker, kv=status["mode"] == "kv")
+        for worker in status.workers:
+            self._read_worker(worker, kv=status.mode == "kv")
         for card in cards:
             for gauge, value in (
                 (self.block_size, card.block_size),
@@ -286,9 +286,7 @@ class FrontendMetrics(MetricNamesOf):
             ):
                 if value is not None:  # unknown is not zero: no sample
                     gauge.set(card.model, to=value)
-        for crash in status.get("crashes", ()):
-            self.restarts.set(crash["kind"], crash["name"], to=crash["count"])
-        self.dropped_events.set(to=status.get("dropped_events", 0))
+        self.dropped_events.set(to=status.dropped_events)
 
     def read_kv_events(self, counts: Mapping[tuple[str, str], int]) -> None:
         """Take over the index's counts by (event type, result)."""
@@ -342,38 +340,38 @@ class FrontendMetrics(MetricNamesOf):
         if best.overlap_tokens > chosen.overlap_tokens:
             self.not_best.add(COMPONENT, NAMESPACE, self.router, self.router, "prefill")
 
-    def _read_worker(self, worker: Mapping[str, Any], kv: bool) -> None:
-        name, model, me = worker["id"], worker["model"], self.router
-        kind = "prefill" if worker["role"] == "prefill" else WORKER_TYPE
+    def _read_worker(self, worker: WorkerStatus, kv: bool) -> None:
+        name, model, me = worker.id, worker.model, self.router
+        kind = "prefill" if worker.role == "prefill" else WORKER_TYPE
         self.registered.set("0", COMPONENT, NAMESPACE, name, me, kind, to=1)
-        self.worker_blocks.set("0", name, kind, to=worker["active_blocks"])
-        self.worker_prefill.set("0", name, kind, to=worker["active_prefill_tokens"])
-        self.breaker_open.set(model, name, to=float(worker["breaker"] != "closed"))
-        self.index_state.set(model, worker["index"], name, to=1)
-        self.worker_ready.set(model, name, to=float(worker.get("why_not") is None))
-        self.worker_failures.set(model, name, to=worker["failures"])
+        self.worker_blocks.set("0", name, kind, to=worker.active_blocks)
+        self.worker_prefill.set("0", name, kind, to=worker.active_prefill_tokens)
+        self.breaker_open.set(model, name, to=float(worker.breaker != "closed"))
+        self.index_state.set(model, worker.index, name, to=1)
+        self.worker_ready.set(model, name, to=float(worker.why_not is None))
+        self.worker_failures.set(model, name, to=worker.failures)
         labels = (COMPONENT, NAMESPACE, model, COMPONENT, "generate", NAMESPACE, me, WORKER_TYPE)
-        blind = kv and worker["index"] == "none"
+        blind = kv and worker.index == "none"
         self.mismatch.add(*labels, by=float(blind))
         self.blind.add(model, by=float(blind))
-        events = worker.get("kv_events")
+        events = worker.kv_events
         if events is not None:
-            self.kv_gaps.set(model, name, to=events["gaps"])
-            self.kv_lost.set(model, name, to=events["lost"])
+            self.kv_gaps.set(model, name, to=events.gaps)
+            self.kv_lost.set(model, name, to=events.lost)
         self._read_watched(worker)
 
-    def _read_watched(self, worker: Mapping[str, Any]) -> None:
+    def _read_watched(self, worker: WorkerStatus) -> None:
         """Take over a worker's other observations; unknown is not zero: no sample."""
-        name, model, steps, canary = worker["id"], worker["model"], worker.get("steps"), worker.get("canary")
+        name, model, steps, canary = worker.id, worker.model, worker.steps, worker.canary
         if steps is not None:
             for gauge, value, scale in (
-                (self.pass_time, steps["wall_pass_ms"], 1e-3),
-                (self.pass_seqs, steps["wall_decode_seqs"], 1.0),
-                (self.pass_kv, steps["wall_decode_kv_tokens"], 1.0),
-                (self.pass_waiting, steps["wall_queued_requests"], 1.0),
+                (self.pass_time, steps.wall_pass_ms, 1e-3),
+                (self.pass_seqs, steps.wall_decode_seqs, 1.0),
+                (self.pass_kv, steps.wall_decode_kv_tokens, 1.0),
+                (self.pass_waiting, steps.wall_queued_requests, 1.0),
             ):
                 if value is not None:
-                    gauge.set(model, steps["source"], name, to=value * scale)
+                    gauge.set(model, steps.source, name, to=value * scale)
         if canary is not None:
-            self.canaries.set("missed", name, to=canary["missed"])
-            self.canaries.set("answered", name, to=canary["sent"] - canary["missed"])
+            self.canaries.set("missed", name, to=canary.missed)
+            self.canaries.set("answered", name, to=canary.sent - canary.missed)

@@ -12,11 +12,15 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused, path_part
+from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.kernel.request_record import Explanation
+from penstock.router.events import Decision
+from penstock.router.status_rows import WorkerStatus
 
 Level = Literal["ok", "info", "warning", "error"]
 
@@ -57,9 +61,7 @@ class ProbeResult:
     """Growth of the engine's counter of cached tokens."""
 
 
-def probe(
-    cluster: AdminClient, keyed: AdminClient, status: Mapping[str, Any], *, unknown: bool
-) -> Iterator[CacheAccount]:
+def probe(cluster: AdminClient, keyed: AdminClient, status: ClusterStatus, *, unknown: bool) -> Iterator[CacheAccount]:
     """Probe every worker that can take requests.
 
     Args:
@@ -67,27 +69,27 @@ def probe(
         keyed: the same cluster, with the key for /v1.
         unknown: whether to probe servers of unknown kind too; the operator may pay for their tokens.
     """
-    blind = {model["name"] for model in status.get("models") or [] if not model.get("tokenizer")}
-    for worker in status.get("workers") or []:
-        name = str(worker["id"])
-        if worker.get("why_not"):
-            yield CacheAccount("info", f"{name} was not probed: it {worker['why_not']}")
-        elif worker.get("engine") == "openai" and not unknown:
+    blind = {model.name for model in status.models if not model.tokenizer}
+    for worker in status.workers:
+        name = worker.id
+        if worker.why_not:
+            yield CacheAccount("info", f"{name} was not probed: it {worker.why_not}")
+        elif worker.engine == "openai" and not unknown:
             yield CacheAccount(
                 "info",
                 f"{name} was not probed: it does not say what kind of server it is, and tokens may cost",
                 "'penstock doctor --probe' asks it all the same",
             )
-        elif worker.get("model") in blind:
+        elif worker.model in blind:
             yield CacheAccount("info", f"{name} was not probed: without a tokenizer there is no prediction to check")
         else:
             yield from _worker(cluster, keyed, worker)
 
 
-def _worker(cluster: AdminClient, keyed: AdminClient, worker: Mapping[str, Any]) -> Iterator[CacheAccount]:
-    name, size = str(worker["id"]), worker.get("block_size")
+def _worker(cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus) -> Iterator[CacheAccount]:
+    name, size = worker.id, worker.block_size
     yield from _block_size(worker)
-    before = (worker.get("kv_events") or {}).get("applied")
+    before = None if worker.kv_events is None else worker.kv_events.applied
     try:
         first, prompt = _first(cluster, keyed, worker, BLOCKS * (size or 64))
         heard = before is None or _heard(cluster, name, before)
@@ -99,7 +101,7 @@ def _worker(cluster: AdminClient, keyed: AdminClient, worker: Mapping[str, Any])
         yield CacheAccount("error", f"{name} was pinned, and {second.worker or 'another'} answered", "please report it")
         return
     yield from _tokens(name, first)
-    if worker.get("kv_events") is None:
+    if worker.kv_events is None:
         yield CacheAccount(
             "warning",
             f"{name} announces no KV events: its cache is guessed from what it was sent",
@@ -110,7 +112,7 @@ def _worker(cluster: AdminClient, keyed: AdminClient, worker: Mapping[str, Any])
         yield CacheAccount(
             "error",
             f"{name} computed a new prompt, and no KV event of it came within {PATIENCE:g} s",
-            _why_silent(str(worker.get("url"))),
+            _why_silent(worker.url),
         )
         if second.index != "exact":
             return
@@ -159,20 +161,20 @@ def _tokens(name: str, answer: ProbeResult) -> Iterator[CacheAccount]:
         )
 
 
-def _block_size(worker: Mapping[str, Any]) -> Iterator[CacheAccount]:
+def _block_size(worker: WorkerStatus) -> Iterator[CacheAccount]:
     from penstock.adapters.engines.dialects.vllm import cache_labels
 
-    labels = cache_labels(_metrics(str(worker.get("url")))) or {}
-    theirs, ours = labels.get("block_size"), worker.get("block_size")
+    labels = cache_labels(_metrics(worker.url)) or {}
+    theirs, ours = labels.get("block_size"), worker.block_size
     if theirs is not None and theirs.isdigit() and ours is not None and int(theirs) != ours:
         yield CacheAccount(
             "error",
-            f"{worker['id']} has blocks of {theirs} tokens, and we take them for {ours}",
+            f"{worker.id} has blocks of {theirs} tokens, and we take them for {ours}",
             "leave block_size out of the pool's settings: the engine tells it",
         )
 
 
-def _first(cluster: AdminClient, keyed: AdminClient, worker: Mapping[str, Any], words: int) -> tuple[ProbeResult, str]:
+def _first(cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus, words: int) -> tuple[ProbeResult, str]:
     """Send a prompt that was never sent before; where it is too long for the model, a shorter one."""
     rng = random.SystemRandom()
     for attempt in range(TRIES):
@@ -185,30 +187,30 @@ def _first(cluster: AdminClient, keyed: AdminClient, worker: Mapping[str, Any], 
     raise AssertionError("the last attempt returns or raises")
 
 
-def _ask(cluster: AdminClient, keyed: AdminClient, worker: Mapping[str, Any], prompt: str) -> ProbeResult:
+def _ask(cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus, prompt: str) -> ProbeResult:
     """Send a prompt to one worker, and collect every account of it."""
     from penstock.adapters.engines.dialects.dialect import samples
     from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 
-    name, url = str(worker["id"]), str(worker.get("url"))
-    counter = dialect_of(str(worker.get("engine"))).counters.hits
+    name, url = worker.id, worker.url
+    counter = dialect_of(worker.engine).counters.hits
     before = samples(_metrics(url) or "") if counter is not None else {}
-    body = {"model": worker["model"], "prompt": prompt, "max_tokens": 1, "temperature": 0}
-    answer, headers = keyed.post("/v1/completions", body, {"x-penstock-worker": name})
+    body = {"model": worker.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+    answer, headers = keyed.post("/v1/completions", body, dict, {"x-penstock-worker": name})
     after = samples(_metrics(url) or "") if counter is not None else {}
     request = headers.get("x-penstock-request-id", "")
-    decision = (cluster.get(f"/admin/explain/{path_part(request)}").get("decisions") or [{}])[-1]
-    chosen: dict[str, Any] = next(
-        (c for c in decision.get("candidates") or [] if c["target"] == decision.get("chosen")), {}
-    )
+    decisions = cluster.get(f"/admin/explain/{path_part(request)}", Explanation[Decision]).decisions
+    decision = decisions[-1] if decisions else None
+    candidates = [] if decision is None else decision.candidates
+    chosen = next((each for each in candidates if decision is not None and each.target == decision.chosen), None)
     usage = answer.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
     known = counter is not None and counter in before and counter in after
     return ProbeResult(
         worker=headers.get("x-penstock-worker", ""),
         predicted=int(headers.get("x-penstock-expected-cached-tokens", "0")),
-        index=str(chosen.get("index", "none")),
-        counted=int(decision.get("isl", 0)),
+        index="none" if chosen is None else chosen.index,
+        counted=0 if decision is None else decision.isl,
         tokens=usage.get("prompt_tokens"),
         cached=details.get("cached_tokens"),
         hits=after[counter] - before[counter] if known and counter is not None else None,
@@ -219,9 +221,9 @@ def _heard(cluster: AdminClient, worker: str, before: int) -> bool:
     """Wait until the router has applied more of a worker's KV events than before."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
-        rows = cluster.get("/admin/status").get("workers") or []
-        events = next((row.get("kv_events") or {} for row in rows if row["id"] == worker), {})
-        if events.get("applied", 0) > before:
+        rows = cluster.get("/admin/status", ClusterStatus).workers
+        events = next((row.kv_events for row in rows if row.id == worker), None)
+        if events is not None and events.applied > before:
             return True
         time.sleep(0.05)
     return False

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
 
 from penstock.cli.doctor_checks.finding import Finding, Level
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
@@ -17,6 +16,7 @@ from penstock.config.checks import file_problems
 from penstock.config.reading.load import load
 from penstock.config.reading.problems import ConfigProblems
 from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.frontend.admin.cluster_status import ClusterStatus
 from penstock.kernel.plurals import counted
 from penstock.runtime.listen_address import bind_error
 
@@ -166,37 +166,35 @@ def check_disk(runs: Path) -> Iterator[Finding]:
         yield Finding("ok", "run folder", f"{runs} can be written and has room")
 
 
-def check_cluster(client: AdminClient, *, must_run: bool) -> tuple[dict[str, Any] | None, list[Finding]]:
+def check_cluster(client: AdminClient, *, must_run: bool) -> tuple[ClusterStatus | None, list[Finding]]:
     """Check that a cluster answers."""
     try:
-        status = client.get("/admin/status")
+        status = client.get("/admin/status", ClusterStatus)
     except ClusterUnreachable as error:
         level: Level = "error" if must_run else "info"
         return None, [Finding(level, "cluster", error.message, error.hint)]
     except RequestRefused as error:
         return None, [Finding("error", "cluster", error.message, error.hint)]
-    count = len(status.get("workers") or [])
+    count = len(status.workers)
     return status, [Finding("ok", "cluster", f"{client.url} answers, with {counted(count, 'worker')}")]
 
 
-def check_status(status: dict[str, Any]) -> Iterator[Finding]:
+def check_status(status: ClusterStatus) -> Iterator[Finding]:
     """Return the cluster's own findings, and those that follow from its numbers."""
-    findings = status.get("findings") or []
-    for finding in findings:
-        level: Level = finding["level"] if finding.get("level") in ("info", "warning", "error") else "warning"
-        yield Finding(level, "cluster", str(finding.get("text")), finding.get("hint"))
-    for worker in status.get("workers") or []:
-        if worker.get("breaker") not in (None, "closed"):
-            text = f"the breaker of {worker['id']} is {worker['breaker']} after {worker.get('failures')} failures"
+    for finding in status.findings:
+        yield Finding(finding.level, "cluster", finding.text, finding.hint)
+    for worker in status.workers:
+        if worker.breaker != "closed":
+            text = f"the breaker of {worker.id} is {worker.breaker} after {worker.failures} failures"
             yield Finding("warning", "workers", text, "its log in the run folder has the reason")
-    blind = [str(model["name"]) for model in status.get("models") or [] if not model.get("tokenizer")]
-    if blind and not any("no local tokenizer" in str(finding.get("text")) for finding in findings):
+    blind = [model.name for model in status.models if not model.tokenizer]
+    if blind and not any("no local tokenizer" in finding.text for finding in status.findings):
         yield _no_tokenizer(blind)
-    if not findings:
+    if not status.findings:
         yield Finding("ok", "cluster", "it has no findings of its own")
 
 
-def check_caches(client: AdminClient, url: str, status: dict[str, Any], probing: ProbeOptions) -> Iterator[Finding]:
+def check_caches(client: AdminClient, url: str, status: ClusterStatus, probing: ProbeOptions) -> Iterator[Finding]:
     """Check that our view of each engine's cache is right."""
     if not probing.on:
         return
@@ -204,10 +202,10 @@ def check_caches(client: AdminClient, url: str, status: dict[str, Any], probing:
 
     where = url
     try:
-        AdminClient(url, probing.api_key, timeout=5.0).get("/v1/models")
+        AdminClient(url, probing.api_key, timeout=5.0).get("/v1/models", dict)
     except (RequestRefused, ClusterUnreachable) as error:
         if isinstance(error, RequestRefused) and error.status == 404:  # /admin has a port of its own, and this is it
-            where = status.get("endpoint") or url
+            where = status.endpoint or url
     keyed = AdminClient(where, probing.api_key, timeout=PROBE_TIMEOUT)
     for result in probe(client, keyed, status, unknown=probing.unknown):
         yield Finding(result.level, "cache", result.text, result.hint)

@@ -1,4 +1,4 @@
-"""HTTP client of the commands for a running cluster, from the standard library alone, for a quick start."""
+"""HTTP client of the commands for a running cluster."""
 
 import http.client
 import json
@@ -7,11 +7,14 @@ from typing import Any, TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
 
 import click
+import msgspec
 
 from penstock.kernel.errors import PenstockError
+from penstock.kernel.values import JsonObject
 from penstock.runtime.supervision.terminal import USUAL_URL
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 DEFAULT_URL = USUAL_URL
 ANSWER_MAX = 64 * 1024 * 1024
@@ -50,38 +53,40 @@ class AdminClient:
         """The Date header of the last answer."""
         self._parts = _parsed(self.url)
 
-    def get(self, path: str) -> Any:
-        """Return the JSON answer.
+    def get(self, path: str, kind: type[T]) -> T:
+        """Return the JSON answer, as a struct of ``kind``.
 
         Raises:
             ClusterUnreachable, RequestRefused: with a sentence and a next step.
         """
         connection, answer = self._open("GET", path, None)
         try:
-            return self._json(path, answer)
+            return self._json(path, answer, kind)
         finally:
             connection.close()
 
-    def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> tuple[Any, dict[str, str]]:
+    def post(
+        self, path: str, body: Any, kind: type[T], headers: Mapping[str, str] | None = None
+    ) -> tuple[T, dict[str, str]]:
         """Send JSON, with additional headers; return the JSON answer and its headers (lower case)."""
         connection, answer = self._open("POST", path, body, headers)
         try:
-            return self._json(path, answer), {name.lower(): value for name, value in answer.getheaders()}
+            return self._json(path, answer, kind), {name.lower(): value for name, value in answer.getheaders()}
         finally:
             connection.close()
 
-    def stream(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
+    def stream(self, path: str, body: Any) -> Iterator[JsonObject]:
         """Send JSON; yield first the answer's headers (lower case), then the JSON of each server-sent event."""
         connection, answer = self._open("POST", path, body)
         try:
             if answer.status != 200:
-                self._json(path, answer)
+                self._json(path, answer, dict)
             yield {name.lower(): value for name, value in answer.getheaders()}
             yield from self._events(answer)
         finally:
             connection.close()
 
-    def _events(self, answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    def _events(self, answer: http.client.HTTPResponse) -> Iterator[JsonObject]:
         while True:
             try:
                 line = answer.readline(1 << 20)
@@ -115,7 +120,7 @@ class AdminClient:
             headers["authorization"] = f"Bearer {self.key}"
         data = None
         if body is not None:
-            data = json.dumps(body).encode()
+            data = msgspec.json.encode(body)
             headers["content-type"] = "application/json"
         try:
             connection.request(method, self._parts.path + path, body=data, headers=headers)
@@ -132,23 +137,29 @@ class AdminClient:
         self.date = answer.getheader("date")
         return connection, answer
 
-    def _json(self, path: str, answer: http.client.HTTPResponse) -> Any:
+    def _json(self, path: str, answer: http.client.HTTPResponse, kind: type[T]) -> T:
         try:
             data = answer.read(ANSWER_MAX)
         except (OSError, http.client.HTTPException) as error:
             raise ClusterUnreachable(
                 f"{self.url} broke off its answer to {path}: {_reason(error)}", hint=_START
             ) from error
-        body = _decoded(data)
-        if answer.status == 200 and body is not None:
-            return body
-        text = _error_text(body)
+        if answer.status == 200:
+            try:
+                return msgspec.json.decode(data, type=kind)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise RequestRefused(
+                    f"{self.url}{path} does not answer as a Penstock cluster of this release does: {error}",
+                    status=200,
+                    hint="is it the URL that 'penstock up' printed? /admin may have a port of its own there",
+                ) from error
+        text = _error_text(_decoded(data))
         if answer.status in (401, 403):
             where = "--admin-key or PENSTOCK_ADMIN_KEY" if path.startswith("/admin") else "PENSTOCK_API_KEY"
             raise RequestRefused(
                 f"{self.url}{path} refused the key", status=answer.status, hint=f"give the right one with {where}"
             )
-        if answer.status == 200 or (answer.status == 404 and text is None):
+        if answer.status == 404 and text is None:
             raise RequestRefused(
                 f"{self.url}{path} does not answer as a Penstock cluster does (status {answer.status})",
                 status=answer.status,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from penstock.kernel.time_windows import QUANTILES
 
@@ -41,7 +42,7 @@ def json_option(command: F) -> F:
 
 def print_json(data: Any) -> None:
     """Print indented JSON; measured times are under keys that begin with ``wall``."""
-    click.echo(json.dumps(walled(data), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(walled(msgspec.to_builtins(data)), indent=2, ensure_ascii=False))
 
 
 def walled(data: Any) -> Any:

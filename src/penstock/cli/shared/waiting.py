@@ -1,7 +1,7 @@
 """Waits until the cluster has done what a command requested: polls an admin route and prints each change."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
@@ -10,6 +10,7 @@ from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, Re
 from penstock.kernel.errors import PenstockError
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 EVERY = 0.2
 """Seconds between two requests."""
@@ -34,9 +35,7 @@ def wait_options(command: F) -> F:
     return click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is so.")(command)
 
 
-def wait_for(
-    client: AdminClient, path: str, wait_max: float, look: Callable[[Mapping[str, Any]], str | None]
-) -> Mapping[str, Any]:
+def wait_for(client: AdminClient, path: str, kind: type[T], wait_max: float, look: Callable[[T], str | None]) -> T:
     """Request ``path`` until ``look`` is satisfied with the answer; return that answer.
 
     Args:
@@ -48,7 +47,7 @@ def wait_for(
     misses, missing, shown = 0, "an answer", ""
     while time.monotonic() < end:
         try:
-            answer = client.get(path)
+            answer = client.get(path, kind)
         except (ClusterUnreachable, RequestRefused):
             misses += 1
             if misses >= MISSES_MAX:
@@ -57,7 +56,7 @@ def wait_for(
             misses = 0
             still = look(answer)
             if still is None:
-                return dict(answer)
+                return answer
             missing = still
             if missing != shown:
                 shown = missing

@@ -64,7 +64,7 @@ def _pace(summary: "TraceSummary") -> str:
 
 
 def _lengths(summary: "TraceSummary") -> str:
-    rows = [_spread("prompt tokens", summary.isl), _spread("output tokens", summary.osl)]
+    rows = [_spread("prompt tokens", summary.prompts), _spread("output tokens", summary.outputs)]
     if summary.think_s is not None:
         rows.append(_spread("think time, s", summary.think_s))
     return table(("", "MEAN", "P50", "P90", "P99", "MAX", "TOTAL"), rows)

@@ -9,14 +9,15 @@ from penstock.config.derived.knobs import entry_type, fields_by_name
 from penstock.config.reading.units import EXAMPLES
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.settings import Field, Knob, Settings, is_group, or_word, without_none
+from penstock.kernel.values import JsonObject
 
 _NAMES: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string"}
 _WITH_UNIT = r"^[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?\s*[^\d\s]+$"
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> JsonObject:
     """Return the JSON Schema of a config file; each settings struct is one definition."""
-    definitions: dict[str, Any] = {}
+    definitions: JsonObject = {}
     top = _group(ClusterSettings, definitions)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -31,8 +32,8 @@ def schema_text() -> str:
     return json.dumps(json_schema(), indent=2) + "\n"
 
 
-def _group(group: type[Settings], definitions: dict[str, Any]) -> dict[str, Any]:
-    properties: dict[str, Any] = {}
+def _group(group: type[Settings], definitions: JsonObject) -> JsonObject:
+    properties: JsonObject = {}
     for field in fields_by_name(group).values():
         properties[field.name] = _field(field, definitions)
     return {
@@ -43,14 +44,14 @@ def _group(group: type[Settings], definitions: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def _field(field: Field, definitions: dict[str, Any]) -> dict[str, Any]:
+def _field(field: Field, definitions: JsonObject) -> JsonObject:
     knob = field.knob
     if is_group(field.type):
         return {**_reference(field.type, definitions), **({"description": knob.help} if knob is not None else {})}
     assert knob is not None, field.name
     entry = entry_type(field.type)
     plain = without_none(field.type)
-    described: dict[str, Any] = {"description": knob.help}
+    described: JsonObject = {"description": knob.help}
     if knob.unit is not None:
         described["x-unit"] = knob.unit
     described["default"] = msgspec.to_builtins(field.default)
@@ -68,7 +69,7 @@ def _field(field: Field, definitions: dict[str, Any]) -> dict[str, Any]:
     return {**described, "anyOf": [*choices, {"type": "null"}]}
 
 
-def _reference(group: type[Settings], definitions: dict[str, Any]) -> dict[str, Any]:
+def _reference(group: type[Settings], definitions: JsonObject) -> JsonObject:
     name = group.__name__
     if name not in definitions:
         definitions[name] = {}  # reserves the name while the definitions below it are written
@@ -76,14 +77,14 @@ def _reference(group: type[Settings], definitions: dict[str, Any]) -> dict[str, 
     return {"$ref": f"#/$defs/{name}"}
 
 
-def _scalar(hint: Any, knob: Knob) -> dict[str, Any]:
+def _scalar(hint: Any, knob: Knob) -> JsonObject:
     hint, word = or_word(hint)
     if word is not None:
         value = _scalar(hint, knob)
         return {"anyOf": [*(value.pop("anyOf", None) or [value]), {"const": word}]}
     if get_origin(hint) is Literal:
         return {"enum": list(get_args(hint))}
-    found: dict[str, Any] = {"type": _NAMES[hint]}
+    found: JsonObject = {"type": _NAMES[hint]}
     if hint not in (int, float):
         return found
     for name, word in (

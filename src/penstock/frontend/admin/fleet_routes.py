@@ -15,7 +15,7 @@ from penstock.frontend.http.request_context import CALLER, read_body
 from penstock.frontend.openai.models import json_response
 from penstock.frontend.service import service_of
 from penstock.kernel.errors import OverloadedError
-from penstock.kernel.values import Role, WorkerId
+from penstock.kernel.values import WorkerId
 from penstock.runtime.cluster_state.desired_state import (
     DESIRED,
     DRAINED,
@@ -34,40 +34,26 @@ from penstock.runtime.cluster_state.desired_state import (
     decode_all,
     put,
 )
+from penstock.runtime.cluster_state.fleet_api import (
+    TIMEOUT_MAX,
+    DesiredPool,
+    DesiredState,
+    DrainBegun,
+    DrainBody,
+    DrainKind,
+    DrainUndone,
+    FlipBody,
+    Flipped,
+    PoolScaled,
+    PoolsScaled,
+    RestartBegun,
+    RestartBody,
+    ScaleBody,
+)
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS
 from penstock.runtime.records.settings_changes import line_of
 
 T = TypeVar("T")
-
-TIMEOUT_MAX = 86_400.0
-
-
-class ScaleBody(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /admin/scale: pool -> replicas."""
-
-    pools: dict[str, int]
-
-
-class RestartBody(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /admin/restart; ``force``: also where requests are refused meanwhile."""
-
-    force: bool = False
-
-
-class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /admin/drain: a worker or a frontend; ``timeout`` in seconds."""
-
-    name: str
-    timeout: float | None = None
-    undo: bool = False
-
-
-class FlipBody(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /admin/flip: a worker and its role; None is its pool's. ``timeout`` in seconds."""
-
-    name: str
-    role: Role | None = None
-    timeout: float | None = None
 
 
 async def flip(request: web.Request) -> web.Response:
@@ -103,7 +89,7 @@ async def flip(request: web.Request) -> web.Response:
     except StoreUnavailable as error:
         raise unavailable(error) from error
     note(request, f"flip {body.name}", card.role, becomes)
-    return json_response({"name": body.name, "was": card.role, "becomes": becomes})
+    return json_response(Flipped(body.name, card.role, becomes))
 
 
 async def desired(request: web.Request) -> web.Response:
@@ -116,23 +102,17 @@ async def desired(request: web.Request) -> web.Response:
         restarted = decode_all(RestartStatus, await store.list(RESTARTED), RESTARTED).get("")
     except StoreUnavailable as error:
         raise unavailable(error) from error
-    return json_response(
-        {
-            "pools": [
-                {
-                    **msgspec.to_builtins(each.pool),
-                    "name": name,
-                    "kind": each.kind,
-                    "revision": each.revision,
-                    "ready": each.pool.ready,
-                }
-                for name, each in sorted(pools.items())
-            ],
-            "drains": {name: msgspec.to_builtins(spec) for name, spec in sorted(drains.items())},
-            "drained": {name: msgspec.to_builtins(report) for name, report in sorted(reports.items())},
-            "restart": None if restarted is None else msgspec.to_builtins(restarted),
-        }
-    )
+    states = [
+        DesiredPool(
+            **msgspec.structs.asdict(each.pool),
+            name=name,
+            kind=each.kind,
+            revision=each.revision,
+            serving=each.pool.ready,
+        )
+        for name, each in sorted(pools.items())
+    ]
+    return json_response(DesiredState(states, dict(sorted(drains.items())), dict(sorted(reports.items())), restarted))
 
 
 async def scale(request: web.Request) -> web.Response:
@@ -156,12 +136,9 @@ async def scale(request: web.Request) -> web.Response:
     for name, spec in specs.items():
         note(request, f"scale {name}", known[name].pool.desired, spec.replicas)
     return json_response(
-        {
-            "pools": {
-                name: {"was": known[name].pool.desired, "wanted": spec.replicas, "revision": spec.revision}
-                for name, spec in specs.items()
-            }
-        }
+        PoolsScaled(
+            {name: PoolScaled(known[name].pool.desired, spec.replicas, spec.revision) for name, spec in specs.items()}
+        )
     )
 
 
@@ -176,14 +153,14 @@ async def drain(request: web.Request) -> web.Response:
                 raise rejected(f"{body.name} is not drained", "name", code="not_drained", status=409)
             await store.delete(DRAINS + name)
             note(request, f"drain {name}", True, False)
-            return json_response({"name": name, "undone": True})
+            return json_response(DrainUndone(name))
         name, kind = await drainable(store, body.name)
         spec = DrainSpec(timeout=body.timeout, by=request[CALLER])
         await put(store, DRAINS + name, spec)
     except StoreUnavailable as error:
         raise unavailable(error) from error
     note(request, f"drain {name}", False, True)
-    return json_response({"name": name, "kind": kind, "revision": spec.revision})
+    return json_response(DrainBegun(name, kind, spec.revision))
 
 
 async def restart(request: web.Request) -> web.Response:
@@ -195,7 +172,7 @@ async def restart(request: web.Request) -> web.Response:
     except StoreUnavailable as error:
         raise unavailable(error) from error
     note(request, "restart", None, spec.revision)
-    return json_response({"revision": spec.revision})
+    return json_response(RestartBegun(spec.revision))
 
 
 # --- what makes sense -------------------------------------------------------------------------------------------------
@@ -226,7 +203,7 @@ def check_scale(known: dict[str, PoolStatus], name: str, replicas: int) -> None:
         raise rejected(f"pool {name} takes {reason or '0 or more'} replicas, not {replicas}{why}", "pools")
 
 
-async def drainable(store: Store, target: str) -> tuple[str, str]:
+async def drainable(store: Store, target: str) -> tuple[str, DrainKind]:
     """Return the name of the worker or frontend to drain, and its kind: engine, server or frontend.
 
     Raises:

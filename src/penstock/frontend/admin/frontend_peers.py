@@ -2,45 +2,47 @@
 
 import asyncio
 import logging
-from typing import Any
+from typing import TypeVar
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from penstock.frontend.http.peer_guard import SPAN
 from penstock.frontend.service import Service
+from penstock.router.status_rows import StatusFinding
 from penstock.runtime.cluster_state.peer_signature import signed
 
 log = logging.getLogger("penstock.peers")
+
+T = TypeVar("T")
 
 TIMEOUT = 2.0
 """Seconds that another frontend process has to answer."""
 
 
-async def from_peers(service: Service, path: str, *, text: bool = False) -> list[Any]:
+async def from_peers(service: Service, path: str, kind: type[T]) -> list[T]:
     """Return what the other frontend processes of this cluster answer; those that do not are left out.
 
     Args:
         path: with query, such as ``/admin/status?scope=process``.
-        text: return texts, not JSON.
+        kind: of the JSON answer.
     """
-    answers = await by_peer(service, path, text=text)
+    answers = await by_peer(service, path, kind)
     return [answer for answer in answers.values() if answer is not None]
 
 
-async def by_peer(service: Service, path: str, *, text: bool = True) -> dict[str, Any]:
+async def texts_from_peers(service: Service, path: str) -> list[str]:
+    """Return the same as text."""
+    return [raw.decode() for raw in (await _raw_by_peer(service, path)).values() if raw is not None]
+
+
+async def by_peer(service: Service, path: str, kind: type[T]) -> dict[str, T | None]:
     """Return the same by each peer's admin URL; None for those that do not answer."""
-    urls = service.cluster.peers()
-    if not urls:
-        return {}
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT)
-    async with aiohttp.ClientSession(timeout=timeout) as http:
-        wanted = [URL(url.rstrip("/") + path, encoded=True) for url in urls]
-        answers = await asyncio.gather(*(_get(http, url, signed(service.secret, url), text) for url in wanted))
-    return dict(zip(urls, answers, strict=True))
+    return {url: _decoded(url, raw, kind) for url, raw in (await _raw_by_peer(service, path)).items()}
 
 
-def findings(service: Service) -> list[dict[str, Any]]:
+def findings(service: Service) -> list[StatusFinding]:
     """Return findings for the operator about refused requests."""
     refused = service.gate.peer_guard.refused
     findings = []
@@ -51,17 +53,36 @@ def findings(service: Service) -> list[dict[str, Any]]:
     ):
         if refused.get(why):
             text = f"{refused[why]} requests that say they are of another frontend were not let in: {why}"
-            findings.append({"level": "warning", "text": text, "hint": hint})
+            findings.append(StatusFinding("warning", text, hint))
     return findings
 
 
-async def _get(http: aiohttp.ClientSession, url: URL, headers: dict[str, str], text: bool) -> Any:
+def _decoded(url: str, raw: bytes | None, kind: type[T]) -> T | None:
+    try:
+        return None if raw is None else msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        log.warning("the answer of the frontend at %s can't be read: %s", url, error)
+        return None
+
+
+async def _raw_by_peer(service: Service, path: str) -> dict[str, bytes | None]:
+    urls = service.cluster.peers()
+    if not urls:
+        return {}
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        wanted = [URL(url.rstrip("/") + path, encoded=True) for url in urls]
+        answers = await asyncio.gather(*(_get(http, url, signed(service.secret, url)) for url in wanted))
+    return dict(zip(urls, answers, strict=True))
+
+
+async def _get(http: aiohttp.ClientSession, url: URL, headers: dict[str, str]) -> bytes | None:
     try:
         async with http.get(url, headers=headers, allow_redirects=False) as response:
             if response.status != 200:
                 if response.status in (401, 403):
                     log.warning("the frontend at %s does not let us in: another cluster secret", url.origin())
                 return None
-            return await response.text() if text else await response.json()
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            return await response.read()
+    except (aiohttp.ClientError, OSError, TimeoutError):
         return None  # a process that is ending must not fail the answer of the others

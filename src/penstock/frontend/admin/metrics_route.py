@@ -7,7 +7,7 @@ from aiohttp import web
 
 from penstock.adapters.telemetry.frontend_metrics import SAME_IN_EVERY_PROCESS
 from penstock.adapters.telemetry.prometheus_text import CONTENT_TYPE, merge
-from penstock.frontend.admin.frontend_peers import from_peers
+from penstock.frontend.admin.frontend_peers import texts_from_peers
 from penstock.frontend.service import Service, service_of
 from penstock.router.status import status_row
 
@@ -17,7 +17,7 @@ async def metrics(request: web.Request) -> web.Response:
     service = service_of(request)
     text = scrape(service)
     if request.query.get("scope") != "process":
-        others = await from_peers(service, "/metrics?scope=process", text=True)
+        others = await texts_from_peers(service, "/metrics?scope=process")
         if others:
             text = merge([text, *others], SAME_IN_EVERY_PROCESS)
     return web.Response(body=text.encode(), headers={"content-type": CONTENT_TYPE})
@@ -26,7 +26,10 @@ async def metrics(request: web.Request) -> web.Response:
 def scrape(service: Service) -> str:
     """Copy values that are kept elsewhere into the metrics and return their text."""
     metrics, cluster = service.metrics, service.cluster
-    metrics.read_status(cluster.status(), cluster.cards(), time.monotonic() - service.started)
+    status = cluster.status()
+    metrics.read_status(status, cluster.cards(), time.monotonic() - service.started)
+    for crash in status.crashes:
+        metrics.restarts.set(crash.kind, crash.name, to=crash.count)
     metrics.read_kv_events(cluster.kv_events())
     for model, tokenizer in service.tokenizers.items():
         if tokenizer is not None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -11,8 +10,8 @@ from penstock.adapters.sources.frontend_counters import ClusterCounters, Fronten
 from penstock.frontend.admin.admin_query import limits_of, of_this_process
 from penstock.frontend.admin.frontend_peers import by_peer
 from penstock.frontend.openai.models import json_response
-from penstock.frontend.service import Service, service_of
-from penstock.runtime.planning.planner_report import past_decisions
+from penstock.frontend.service import service_of
+from penstock.runtime.planning.planner_report import PlannerDecisions, past_decisions
 
 
 async def planner_counters(request: web.Request) -> web.Response:
@@ -25,11 +24,11 @@ async def planner_counters(request: web.Request) -> web.Response:
     if of_this_process(request):
         return json_response(mine)
     frontends, missing = [mine], []
-    for url, text in (await by_peer(service, "/admin/planner/seen?scope=process")).items():
-        try:
-            frontends.append(msgspec.json.decode(text or b"", type=FrontendCounters))
-        except msgspec.DecodeError:
+    for url, counters in (await by_peer(service, "/admin/planner/seen?scope=process", FrontendCounters)).items():
+        if counters is None:
             missing.append(url)
+        else:
+            frontends.append(counters)
     return json_response(ClusterCounters(frontends=tuple(frontends), missing=tuple(missing)))
 
 
@@ -40,11 +39,7 @@ async def decisions(request: web.Request) -> web.Response:
     """
     service = service_of(request)
     limits, every = limits_of(request), request.query.get("ticks") == "all"
-    past = await asyncio.to_thread(past_decisions, Path(service.run), limits.limit, every=every) if service.run else {}
-    return json_response({"planner": planner_of(service), "last": None, "decisions": [], **past})
-
-
-def planner_of(service: Service) -> dict[str, Any] | None:
-    """Return the planner's state by its last report; None where none runs."""
-    report: dict[str, Any] | None = service.cluster.status().get("planner")
-    return report
+    past = PlannerDecisions[msgspec.Raw](None, None, [])
+    if service.run:
+        past = await asyncio.to_thread(past_decisions, Path(service.run), limits.limit, every=every)
+    return json_response(msgspec.structs.replace(past, planner=service.cluster.status().planner))

@@ -5,17 +5,23 @@ import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Protocol
 
+import msgspec
 from aiohttp import web
 
 from penstock.frontend.admin import page_routes
 from penstock.frontend.admin.admin_query import limits_of, seconds_of
+from penstock.frontend.admin.request_lists import DecisionList, RequestList
 from penstock.frontend.http.api_keys import ApiKeys, check_admin
 from penstock.frontend.http.error_responses import problem, problem_of, quoted, rejected, response_of
 from penstock.frontend.openai.models import json_response
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.machine import SECOND
+from penstock.kernel.request_record import Explanation, RequestEnd
+from penstock.planner.tick_record import TickRecord
+from penstock.runtime.planning.planner_report import PlannerDecisions
+from penstock.runtime.records.timeline_view import LoadsView, RecordedColumns, TimelineView
 
 log = logging.getLogger("penstock.frontend")
 
@@ -23,31 +29,31 @@ log = logging.getLogger("penstock.frontend")
 class RecordedRunServer(Protocol):
     """A finished run: `penstock.report.run.recording.Recording`. Times are seconds since its start."""
 
-    def whole_run(self) -> dict[str, Any]:
+    def whole_run(self) -> TimelineView:
         """Return the whole run, window by window."""
         ...
 
-    def workers(self, at: float | None) -> dict[str, Any]:
+    def workers(self, at: float | None) -> LoadsView:
         """Return how loaded each worker was at a moment, or at the end."""
         ...
 
-    def worker(self, name: str) -> dict[str, Any] | None:
+    def worker(self, name: str) -> RecordedColumns | None:
         """Return one worker's load over the run, or None where there was no such worker."""
         ...
 
-    def decisions(self, limit: int, before: float | None, worker: str | None) -> list[dict[str, Any]]:
+    def decisions(self, limit: int, before: float | None, worker: str | None) -> list[msgspec.Raw]:
         """Return the newest decisions first."""
         ...
 
-    def requests(self, limit: int, before: float | None) -> list[dict[str, Any]]:
+    def requests(self, limit: int, before: float | None) -> list[RequestEnd]:
         """Return the newest ends first."""
         ...
 
-    def planner(self, limit: int) -> list[dict[str, Any]]:
+    def planner(self, limit: int) -> list[TickRecord]:
         """Return its planner's ticks, the newest first; empty where it had no planner."""
         ...
 
-    def explain(self, request: str) -> dict[str, Any]:
+    def explain(self, request: str) -> Explanation[msgspec.Raw]:
         """Return a request's end and its decisions; ConfigError where there is none."""
         ...
 
@@ -71,16 +77,16 @@ def recorded_app(run: RecordedRunServer) -> web.Application:
     async def decisions(request: web.Request) -> web.Response:
         limits = limits_of(request)
         before = None if limits.before is None else limits.before / SECOND
-        return json_response({"decisions": run.decisions(limits.limit, before, limits.worker)})
+        return json_response(DecisionList(run.decisions(limits.limit, before, limits.worker)))
 
     async def requests(request: web.Request) -> web.Response:
         limits = limits_of(request)
         before = None if limits.before is None else limits.before / SECOND
-        return json_response({"requests": run.requests(limits.limit, before)})
+        return json_response(RequestList(run.requests(limits.limit, before)))
 
     async def planner(request: web.Request) -> web.Response:
         decisions = await asyncio.to_thread(run.planner, limits_of(request).limit)
-        return json_response({"planner": None, "decisions": decisions})
+        return json_response(PlannerDecisions(None, None, decisions))
 
     async def explain(request: web.Request) -> web.Response:
         try:

@@ -7,13 +7,16 @@ few parts, so they are encoded only when read. All returned times count from the
 
 from collections import OrderedDict, deque
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from penstock.kernel.block_runs import plain
 from penstock.kernel.machine import Nanos
+from penstock.kernel.request_record import Explanation, RequestEnd
 from penstock.router.events import Closed, Decision
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 DECISIONS_MAX = 4096
 """Decisions that explain knows without the run folder; the oldest go."""
@@ -82,38 +85,39 @@ class RequestHistory:
         """Return whether something was dropped: then older records are not here."""
         return len(self._decisions) == self._decisions.maxlen or len(self._closed) >= self._closed_max
 
-    def explain(self, request: str) -> dict[str, Any] | None:
-        """Return a request's end and its decisions as plain data, or None where neither is known."""
+    def explain(self, request: str) -> Explanation[msgspec.Raw] | None:
+        """Return a request's end and its decisions, or None where neither is known."""
         closed, decisions = self._closed.get(request), self._by_request.get(request)
         if closed is None and decisions is None:
             return None
-        return {
-            "request": None if closed is None else self._plain(closed),
-            "decisions": [msgspec.json.decode(line) for line in decisions or ()],
-        }
+        return Explanation(
+            None if closed is None else self._ended(closed), [msgspec.Raw(line) for line in decisions or ()]
+        )
 
-    def last_closed(self, limit: int, before: Nanos | None = None) -> list[dict[str, Any]]:
+    def last_closed(self, limit: int, before: Nanos | None = None) -> list[RequestEnd]:
         """Return the newest ends first, of those until ``before``, a time of the run."""
         records = reversed(self._closed.values())
         wanted = (closed for closed in records if before is None or closed.closed + self._offset <= before)
-        return [self._plain(closed) for closed in islice(wanted, limit)]
+        return [self._ended(closed) for closed in islice(wanted, limit)]
 
-    def last_decisions(
-        self, limit: int, before: Nanos | None = None, worker: str | None = None
-    ) -> list[dict[str, Any]]:
+    def last_decisions(self, limit: int, before: Nanos | None = None, worker: str | None = None) -> list[msgspec.Raw]:
         """Return the newest decisions first, of those until ``before``, a time of the run, and for one worker."""
         wanted = (
             decided.line
             for decided in reversed(self._decisions)
             if (before is None or decided.at <= before) and (worker is None or decided.worker == worker)
         )
-        return [msgspec.json.decode(line) for line in islice(wanted, limit)]
+        return [msgspec.Raw(line) for line in islice(wanted, limit)]
 
-    def _plain(self, closed: Closed) -> dict[str, Any]:
-        fields: dict[str, Any] = msgspec.json.decode(self._encode(closed))
-        if self._offset:
-            for part in (fields, *fields["legs"]):
-                for name in _TIMES:
-                    if part.get(name) is not None:
-                        part[name] += self._offset
-        return fields
+    def _ended(self, closed: Closed) -> RequestEnd:
+        legs = [self._moved(leg) for leg in closed.legs]
+        return msgspec.convert(
+            self._moved(msgspec.structs.replace(closed, legs=legs)), RequestEnd, from_attributes=True
+        )
+
+    def _moved(self, part: S) -> S:
+        """Return an end or an attempt with its times since the start of the run."""
+        if not self._offset:
+            return part
+        times = ((name, getattr(part, name, None)) for name in _TIMES)
+        return msgspec.structs.replace(part, **{name: at + self._offset for name, at in times if at is not None})

@@ -1,6 +1,6 @@
 """Settings routes: show and change the live knobs of a running cluster, checked, for all its processes."""
 
-from typing import Any
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
@@ -8,8 +8,18 @@ from aiohttp import web
 from penstock.adapters.seams import StoreUnavailable
 from penstock.config.live_knobs import changed, live_knobs, live_values, value_at
 from penstock.config.reading.problems import ConfigProblems
+from penstock.frontend.admin.admin_query import of_this_process
 from penstock.frontend.admin.fleet_routes import body_of, store_of, unavailable
 from penstock.frontend.admin.frontend_peers import from_peers
+from penstock.frontend.admin.settings_answers import (
+    KnobChange,
+    KnobSinceStart,
+    KnobText,
+    KnobValue,
+    LiveSettings,
+    ProcessSettings,
+    SettingsSet,
+)
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.http.request_context import CALLER
 from penstock.frontend.openai.models import json_response
@@ -21,25 +31,19 @@ from penstock.runtime.records.settings_changes import line_of
 class SetBody(msgspec.Struct, forbid_unknown_fields=True):
     """POST /admin/set: knob -> value, as text with units or as plain data."""
 
-    values: dict[str, str | int | float | bool | None]
+    values: Annotated[dict[str, KnobText], msgspec.Meta(extra_json_schema={"minProperties": 1})]
 
 
 async def settings(request: web.Request) -> web.Response:
     """GET /admin/settings: every live knob's value, which were changed, and each frontend process's own values."""
     service = service_of(request)
-    now = live_values(service.settings)
-    mine = {"name": service.cluster.name, "settings": now}
-    others: list[Any] = []
-    if request.query.get("scope") != "process":
-        others = await from_peers(service, "/admin/settings?scope=process")
-    start = live_values(service.cluster.started)
-    return json_response(
-        {
-            "settings": now,
-            "changed": {key: {"start": start[key], "now": value} for key, value in now.items() if value != start[key]},
-            "frontends": [mine, *(frontend for other in others for frontend in other["frontends"])],
-        }
-    )
+    now, start = live_values(service.settings), live_values(service.cluster.started)
+    changes = {key: KnobSinceStart(start[key], value) for key, value in now.items() if value != start[key]}
+    frontends = [ProcessSettings(service.cluster.name, now)]
+    if not of_this_process(request):
+        for other in await from_peers(service, "/admin/settings?scope=process", LiveSettings):
+            frontends += other.frontends
+    return json_response(LiveSettings(now, changes, frontends))
 
 
 async def set_values(request: web.Request) -> web.Response:
@@ -61,21 +65,17 @@ async def set_values(request: web.Request) -> web.Response:
         raise unavailable(error) from error
     for change in changes:
         service.changes.write(line_of(change.key, change.old, change.new, by))
-    return json_response(
-        {
-            "changed": {change.key: {"old": change.old, "new": change.new} for change in changes},
-            "values": {key: _now(service, key) for key in body.values if key not in {c.key for c in changes}}
-            | {change.key: change.new for change in changes},
-        }
-    )
+    done = {change.key: KnobChange(change.old, change.new) for change in changes}
+    values = {key: done[key].new if key in done else _now(service, key) for key in {**body.values, **done}}
+    return json_response(SettingsSet(done, values))
 
 
-def _text(value: str | float | bool | None) -> str:
+def _text(value: KnobText) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _now(service: Service, key: str) -> Any:
+def _now(service: Service, key: str) -> KnobValue:
     knob = live_knobs().get(key)
     return None if knob is None else msgspec.to_builtins(value_at(service.settings, knob.path))

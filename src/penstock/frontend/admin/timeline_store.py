@@ -3,12 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from penstock.kernel.machine import SECOND, Nanos
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.time_windows import LoadSample, Timeline, TimeWindow
 from penstock.kernel.values import Slo
+from penstock.router.status_rows import RouterStatus
 
 log = logging.getLogger("penstock.frontend")
 
@@ -29,7 +29,7 @@ class TimelineStore:
         offset: nanoseconds from the start of the run to the router's time 0.
     """
 
-    def __init__(self, now: Callable[[], Nanos], status: Callable[[], dict[str, Any]], offset: Nanos) -> None:
+    def __init__(self, now: Callable[[], Nanos], status: Callable[[], RouterStatus], offset: Nanos) -> None:
         self.timeline = Timeline(WIDTH, WINDOWS_MAX)
         self._now = now
         self._status = status
@@ -58,18 +58,18 @@ class TimelineStore:
         """Sample running and waiting requests, and the load of each worker."""
         status = self._status()
         window = self.timeline.window(self.now)
-        window.queued = sum(queue["length"] for queue in status["queue"].values())
-        window.running = status["requests"]["inflight"] - window.queued
+        window.queued = sum(queue.length for queue in status.queue.values())
+        window.running = status.requests.inflight - window.queued
         window.slo_ttft, window.slo_itl = slo.ttft, slo.itl
         loads = {
-            worker["id"]: LoadSample(
-                worker["active_requests"],
-                worker["active_prefill_tokens"],
-                worker["active_blocks"],
-                worker["kv_blocks"],
-                worker["why_not"] is None,
+            worker.id: LoadSample(
+                worker.active_requests,
+                worker.active_prefill_tokens,
+                worker.active_blocks,
+                worker.kv_blocks,
+                worker.why_not is None,
             )
-            for worker in status["workers"]
+            for worker in status.workers
         }
         window.take_loads(loads, self.timeline.before(window))
 

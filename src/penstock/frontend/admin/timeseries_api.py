@@ -13,7 +13,8 @@ from penstock.frontend.admin.frontend_peers import from_peers
 from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.openai.models import json_response
 from penstock.frontend.service import Service, service_of
-from penstock.kernel.time_windows import TimeWindow, columns_of, pools_of
+from penstock.kernel.time_windows import TimeWindow, WorkerColumns, columns_of, pools_of
+from penstock.runtime.records.timeline_view import LoadsView, TimelineView
 
 SLICE = 48
 """Windows between which other tasks get a turn: about 2 ms of work."""
@@ -37,10 +38,7 @@ async def timeline(request: web.Request) -> web.Response:
         return json_response(
             TimeseriesPart(mine.name, mine.since, {n: window.without_loads() for n, window in mine.windows.items()})
         )
-    others = [
-        msgspec.json.decode(text, type=TimeseriesPart)
-        for text in await from_peers(service, f"/admin/timeline?scope=process&from={start:.3f}", text=True)
-    ]
+    others = await from_peers(service, f"/admin/timeline?scope=process&from={start:.3f}", TimeseriesPart)
     merged = await _added(mine, others)
     last = int(store.now // store.timeline.width)
     first = min(merged, default=last)
@@ -51,19 +49,19 @@ async def timeline(request: web.Request) -> web.Response:
             columns.setdefault(name, []).extend(column)
         await asyncio.sleep(0)
     return json_response(
-        {
-            "kind": "live",
-            "name": service.settings.name,
-            "run": service.run,
-            "zero": time.time() - store.now,
-            "now": store.now,
-            "width": store.timeline.width,
-            "kept": store.timeline.windows_max,
-            "first": first,
-            "columns": columns,
-            "pools": pools_of(windows),
-            "frontends": {part.name: part.since for part in (mine, *others)},
-        }
+        TimelineView(
+            kind="live",
+            name=service.settings.name,
+            run=service.run,
+            zero=time.time() - store.now,
+            now=store.now,
+            width=store.timeline.width,
+            windows_max=store.timeline.windows_max,
+            first=first,
+            columns=columns,
+            pools=pools_of(windows),
+            frontends={part.name: part.since for part in (mine, *others)},
+        )
     )
 
 
@@ -75,9 +73,9 @@ async def workers(request: web.Request) -> web.Response:
     at = service.timeline_store.now if at is None else at
     loads = timeline.loads_at(at)
     if loads is None and not of_this_process(request):
-        others = await from_peers(service, f"/admin/timeline/workers?scope=process&at={at:.3f}")
-        loads = next((other["workers"] for other in others if other["workers"] is not None), None)
-    return json_response({"at": at // timeline.width * timeline.width, "workers": loads})
+        others = await from_peers(service, f"/admin/timeline/workers?scope=process&at={at:.3f}", LoadsView)
+        loads = next((other.workers for other in others if other.workers is not None), None)
+    return json_response(LoadsView(at // timeline.width * timeline.width, loads))
 
 
 async def worker(request: web.Request) -> web.Response:
@@ -86,7 +84,9 @@ async def worker(request: web.Request) -> web.Response:
     name = request.match_info["worker"]
     columns = service.timeline_store.timeline.worker_columns(name)
     if columns is None and not of_this_process(request):
-        others = await from_peers(service, f"/admin/timeline/workers/{quote(name, safe='')}?scope=process")
+        others = await from_peers(
+            service, f"/admin/timeline/workers/{quote(name, safe='')}?scope=process", WorkerColumns
+        )
         columns = others[0] if others else None
     if columns is None:
         raise rejected(

@@ -8,6 +8,7 @@ import msgspec
 from penstock.frontend.exchange.migration import StreamLeg
 from penstock.frontend.exchange.sse import GAVE_UP, SseTap
 from penstock.frontend.exchange.transcript import Transcript
+from penstock.kernel.values import JsonObject
 
 
 class ContinuationTap(SseTap):
@@ -70,7 +71,7 @@ class ContinuationTap(SseTap):
             return self._chunk({"choices": [], "usage": self.usage}) if self._wants_usage else b""
         return b"".join([self._in_client_form(choice, usage) for choice in choices if isinstance(choice, dict)])
 
-    def _in_client_form(self, choice: dict[str, Any], usage: Any) -> bytes:
+    def _in_client_form(self, choice: JsonObject, usage: Any) -> bytes:
         """Return one choice's output in the client's form; b"" where it has none."""
         delta = choice.get("delta") or {}
         text = choice.get("text") or delta.get("content") or ""
@@ -82,31 +83,31 @@ class ContinuationTap(SseTap):
         self._made += len(made) if self._transcript.mode == "ids" else 1
         self.tokens = self._before + self._made
         text, self._owed = self._owed + text, ""
-        output: dict[str, Any] = {"index": 0}
+        output: JsonObject = {"index": 0}
         output |= {"delta": {"content": text}} if self._chat else {"text": text}
         output |= {"logprobs": None, "finish_reason": reason}
         if reason is not None:
             output["stop_reason"] = choice.get("stop_reason")
         if self._ids:
             output["token_ids"] = made
-        body: dict[str, Any] = {"choices": [output]}
+        body: JsonObject = {"choices": [output]}
         if self._always and isinstance(usage, dict):
             body["usage"] = self._total(usage)
         out = self._chunk(body)
         self._transcript.wrote(made, out, reason)
         return out
 
-    def _chunk(self, body: dict[str, Any]) -> bytes:
+    def _chunk(self, body: JsonObject) -> bytes:
         return b"data: " + msgspec.json.encode({**self._leg.head, **body}) + b"\n\n"
 
-    def _total(self, usage: dict[str, Any]) -> dict[str, Any]:
+    def _total(self, usage: JsonObject) -> JsonObject:
         """Return usage over all legs, from the usage of this leg's engine."""
         made = usage.get("completion_tokens")
         output = self._before + (made if isinstance(made, int) else self._made)
         return usage_of_all(self._leg.prompt_tokens, output)
 
 
-def usage_of_all(prompt: int, output: int) -> dict[str, Any]:
+def usage_of_all(prompt: int, output: int) -> JsonObject:
     """Return the usage of an answer that several engines made."""
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
@@ -115,14 +116,12 @@ def last_words(leg: StreamLeg, transcript: Transcript, *, chat: bool, usage: boo
     """Return the end of a stream whose output is whole but whose engine was lost before its end mark."""
     out = b""
 
-    def chunk(body: dict[str, Any]) -> bytes:
+    def chunk(body: JsonObject) -> bytes:
         return b"data: " + msgspec.json.encode({**leg.head, **body}) + b"\n\n"
 
     if transcript.finish_reason is None:
-        output: dict[str, Any] = {
-            "index": 0,
-            **({"delta": {"content": leg.unsent_text}} if chat else {"text": leg.unsent_text}),
-        }
+        text: JsonObject = {"delta": {"content": leg.unsent_text}} if chat else {"text": leg.unsent_text}
+        output = {"index": 0, **text}
         out += chunk({"choices": [{**output, "logprobs": None, "finish_reason": "length", "stop_reason": None}]})
     if usage:
         out += chunk({"choices": [], "usage": usage_of_all(leg.prompt_tokens, leg.point.tokens)})

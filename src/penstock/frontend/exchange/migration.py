@@ -17,7 +17,7 @@ from penstock.frontend.prompt.model_catalog import ResolvedModel
 from penstock.frontend.prompt.prompt_hashing import BlockHashing
 from penstock.frontend.prompt.request_body import PATHS, Parsed
 from penstock.kernel.hashing import block_hashes
-from penstock.kernel.values import Prompt
+from penstock.kernel.values import JsonObject, Prompt
 from penstock.router.events import Resume
 
 COMPLETION_TOKENS = 16
@@ -71,7 +71,7 @@ class StreamLeg(msgspec.Struct, frozen=True):
 
     job: UpstreamRequest
     point: Resume
-    head: dict[str, Any]
+    head: JsonObject
     """Fields that every chunk carries: id, object, created, model."""
     prompt_tokens: int
     left: int | None
@@ -227,7 +227,7 @@ def _text_leg(transcript: Transcript, job: UpstreamRequest, parsed: Parsed, prom
     )
 
 
-def _job(job: UpstreamRequest, endpoint: Any, fields: dict[str, Any]) -> UpstreamRequest:
+def _job(job: UpstreamRequest, endpoint: Any, fields: JsonObject) -> UpstreamRequest:
     fields |= {"stream": True, "stream_options": {"include_usage": True}}
     parsed = Parsed(endpoint, msgspec.json.encode(fields), fields, fields["model"], stream=True, wants_usage=True)
     return UpstreamRequest(
@@ -241,7 +241,7 @@ def _job(job: UpstreamRequest, endpoint: Any, fields: dict[str, Any]) -> Upstrea
     )
 
 
-def _shorten(fields: dict[str, Any], requested: Mapping[str, Any], done: int) -> None:
+def _shorten(fields: JsonObject, requested: Mapping[str, Any], done: int) -> None:
     if requested.get("min_tokens"):
         fields["min_tokens"] = max(0, requested["min_tokens"] - done)
 

@@ -31,7 +31,7 @@ from penstock.frontend.exchange.sse import cached_tokens
 from penstock.frontend.exchange.upstream_request import UpstreamRequest, engine_fields, error_text
 from penstock.frontend.exchange.usage import usage_of
 from penstock.kernel.errors import EngineError, InvariantError
-from penstock.kernel.values import RequestId, WorkerCard
+from penstock.kernel.values import JsonObject, RequestId, WorkerCard
 from penstock.router.events import Abort, Closed, Dispatch, Handoff, Release
 
 log = logging.getLogger("penstock.frontend")
@@ -51,7 +51,7 @@ class PrefillResult:
     attempt: int
     source: WorkerCard
     fields: Fields | None
-    request_fields: dict[str, Any]
+    request_fields: JsonObject
     path: str
     headers: dict[str, str]
     taken_by: int = 0
@@ -353,7 +353,7 @@ def handover_of(handoff: Handoff, engine: str) -> KvTransferProtocol:
     return protocol
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _object(body: bytes) -> JsonObject:
     try:
         value = msgspec.json.decode(body)
     except msgspec.DecodeError as error:

@@ -1,13 +1,13 @@
 """Response metadata: headers with the routing result, and ``nvext`` where the client requested it."""
 
 import time
-from typing import Any
 
 import msgspec
 
 from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.prompt.request_body import Parsed
+from penstock.kernel.values import JsonObject
 from penstock.router.events import Dispatch
 
 
@@ -28,11 +28,11 @@ def prefill_of(dispatch: Dispatch) -> str | None:
     return None if handoff is None or handoff.source is None else handoff.source.id
 
 
-def extra_fields(job: UpstreamRequest, dispatch: Dispatch, timing: TokenTiming) -> dict[str, Any]:
+def extra_fields(job: UpstreamRequest, dispatch: Dispatch, timing: TokenTiming) -> JsonObject:
     """Return the fields that ``nvext.extra_fields`` requests. Milliseconds and tokens."""
     decision = dispatch.decision
     names = () if job.hints is None else job.hints.extra
-    out: dict[str, Any] = {}
+    out: JsonObject = {}
     if "worker_id" in names:
         worker, rank = decision.chosen
         out["worker_id"] = {
@@ -54,7 +54,7 @@ def extra_fields(job: UpstreamRequest, dispatch: Dispatch, timing: TokenTiming) 
     return out
 
 
-def with_nvext(body: bytes, extra: dict[str, Any]) -> bytes:
+def with_nvext(body: bytes, extra: JsonObject) -> bytes:
     """Return a JSON object with ``nvext`` added at its end; anything else is returned unchanged."""
     end = body.rstrip()
     if not end.startswith(b"{") or not end.endswith(b"}") or len(end) < 3:
@@ -62,7 +62,7 @@ def with_nvext(body: bytes, extra: dict[str, Any]) -> bytes:
     return end[:-1] + b',"nvext":' + msgspec.json.encode(extra) + b"}"
 
 
-def before_end(out: bytes, job: UpstreamRequest, request: str, extra: dict[str, Any]) -> bytes:
+def before_end(out: bytes, job: UpstreamRequest, request: str, extra: JsonObject) -> bytes:
     """Put one more event before the end mark of a stream."""
     end = out.rfind(b"[DONE]")
     at = out.rfind(b"data:", 0, end) if end >= 0 else -1
@@ -71,10 +71,10 @@ def before_end(out: bytes, job: UpstreamRequest, request: str, extra: dict[str, 
     return out[:at] + _chunk(job.parsed, request, extra) + out[at:]
 
 
-def _chunk(parsed: Parsed, request: str, extra: dict[str, Any]) -> bytes:
+def _chunk(parsed: Parsed, request: str, extra: JsonObject) -> bytes:
     """Return one event that holds ``nvext`` and no choice, as the usage chunk does."""
     chat = parsed.endpoint == "chat_completions"
-    chunk: dict[str, Any] = {
+    chunk: JsonObject = {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{request}",
         "object": "chat.completion.chunk" if chat else "text_completion",
         "created": int(time.time()),

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.kernel.values import JsonObject
+
 TAIL_MAX = 16 * 1024 * 1024
 """Most bytes of an event whose end has not come yet; a longer one is passed on unread."""
 GAVE_UP = frozenset({"abort"})
@@ -49,9 +51,9 @@ class SseTap:
         """Whether output has passed."""
         self.tokens = 0
         """Chunks with output: about the output tokens, until usage gives the exact number."""
-        self.usage: dict[str, Any] | None = None
+        self.usage: JsonObject | None = None
         self.done = False
-        self.error: dict[str, Any] | None = None
+        self.error: JsonObject | None = None
         """The engine's error in place of further output; its event and later ones are not passed on."""
         self.unsaid = b""
         """The events that were not passed on for that reason."""
@@ -164,7 +166,7 @@ class SseTap:
         self.done = True
         return True
 
-    def _decoded(self, payload: bytes) -> dict[str, Any] | None:
+    def _decoded(self, payload: bytes) -> JsonObject | None:
         """Return the chunk that an event holds, or None where it holds none."""
         try:
             chunk = msgspec.json.decode(payload[5:])
@@ -172,7 +174,7 @@ class SseTap:
             return None
         return chunk if isinstance(chunk, dict) else None
 
-    def _is_error(self, chunk: dict[str, Any], event: bytes) -> bool:
+    def _is_error(self, chunk: JsonObject, event: bytes) -> bool:
         """Return whether a chunk reports an engine's failure, and record its error."""
         choices = chunk.get("choices")
         if choices is None and "error" in chunk:
@@ -194,20 +196,20 @@ def _words(gave_up: frozenset[str]) -> tuple[bytes, ...]:
     return (b'"usage"', _DONE, b'"error"', *(b'"%b"' % reason.encode() for reason in gave_up if reason != "error"))
 
 
-def cached_tokens(usage: dict[str, Any] | None) -> int | None:
+def cached_tokens(usage: JsonObject | None) -> int | None:
     """Return how many prompt tokens came from the engine's cache, or None where it does not report that."""
     details = (usage or {}).get("prompt_tokens_details")
     value = details.get("cached_tokens") if isinstance(details, dict) else None
     return value if isinstance(value, int) and value >= 0 else None
 
 
-def output_tokens(usage: dict[str, Any] | None) -> int | None:
+def output_tokens(usage: JsonObject | None) -> int | None:
     """Return how many tokens the engine generated, or None where it does not report that."""
     value = (usage or {}).get("completion_tokens")
     return value if isinstance(value, int) and value >= 0 else None
 
 
-def prompt_tokens(usage: dict[str, Any] | None) -> int | None:
+def prompt_tokens(usage: JsonObject | None) -> int | None:
     """Return how many tokens the engine counted in the prompt, or None where it does not report that."""
     value = (usage or {}).get("prompt_tokens")
     return value if isinstance(value, int) and value >= 0 else None

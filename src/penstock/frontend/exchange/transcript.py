@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.kernel.values import JsonObject
+
 Mode = Literal["ids", "text"]
 """How another engine receives the output so far: as token ids, or as text that it tokenises again."""
 
@@ -95,7 +97,7 @@ class Transcript:
                 self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
     @property
-    def head(self) -> dict[str, Any]:
+    def head(self) -> JsonObject:
         """Fields that every chunk of the answer carries: id, object, created, model."""
         for chunk in chunks_of(self._opening):
             if chunk.get("choices"):
@@ -135,9 +137,9 @@ class Transcript:
         return "".join(parts)
 
 
-def chunks_of(events: bytes) -> list[dict[str, Any]]:
+def chunks_of(events: bytes) -> list[JsonObject]:
     """Return the JSON objects of server-sent events; others are left out."""
-    out: list[dict[str, Any]] = []
+    out: list[JsonObject] = []
     for line in events.splitlines():
         if line.startswith(b"data:"):
             try:

@@ -9,6 +9,7 @@ from penstock.adapters.telemetry.otel_tracer import OtelSpan
 from penstock.frontend.prompt.request_body import Parsed, with_fields
 from penstock.frontend.prompt.routing_hints import RoutingHints
 from penstock.frontend.prompt.stage_eligibility import with_uuids
+from penstock.kernel.values import JsonObject
 from penstock.router.events import Dispatch
 
 _PASSED_ON = ("traceparent", "tracestate")
@@ -56,7 +57,7 @@ def engine_body(
     )
 
 
-def engine_fields(job: UpstreamRequest, dispatch: Dispatch, adapter: str | None) -> dict[str, Any]:
+def engine_fields(job: UpstreamRequest, dispatch: Dispatch, adapter: str | None) -> JsonObject:
     """Return the same as fields, for a leg whose request differs from the client's."""
     assert job.parsed is not None  # routes of unknown dialect are never split into stages
     return {**job.parsed.fields, **_added(job, job.parsed, dispatch, adapter, False, None)}
@@ -74,10 +75,10 @@ def _added(
     adapter: str | None,
     token_ids: bool,
     handed: Mapping[str, Any] | None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the fields that are added to, or replace, the client's own."""
     card = dispatch.card
-    added: dict[str, Any] = {**(handed or {})}
+    added: JsonObject = {**(handed or {})}
     if job.strip_usage:
         # The exact output and cached tokens are nowhere else.
         options = dict(parsed.fields.get("stream_options") or {})

@@ -1,9 +1,10 @@
 """Usage of a unary answer: reads its token counts and finish reasons, and nothing else."""
 
 from collections.abc import Collection
-from typing import Any
 
 import msgspec
+
+from penstock.kernel.values import JsonObject
 
 
 class _UsageChoice(msgspec.Struct):
@@ -11,7 +12,7 @@ class _UsageChoice(msgspec.Struct):
 
 
 class _UsageAnswer(msgspec.Struct):
-    usage: dict[str, Any] | None = None
+    usage: JsonObject | None = None
 
 
 class _UsageEnds(msgspec.Struct):
@@ -22,7 +23,7 @@ _decoder = msgspec.json.Decoder(_UsageAnswer)
 _ends = msgspec.json.Decoder(_UsageEnds)
 
 
-def usage_of(body: bytes) -> dict[str, Any] | None:
+def usage_of(body: bytes) -> JsonObject | None:
     """Return the usage object of an answer, or None where it has none or is not JSON."""
     try:
         return _decoder.decode(body).usage

@@ -1,11 +1,13 @@
 """OpenAPI 3.1 description of the HTTP API for GET /openapi.json; a test compares it with the real routes.
 
 A request's body is described as far as routing reads it; every other field is the engine's, and so are the bodies of
-answers that pass through. A 500 would be a bug, so it is no part of the API. Schemas are in
-`penstock.frontend.openapi.openapi_schemas`.
+answers that pass through. A 500 would be a bug, so it is no part of the API. Schemas of what others define are in
+`penstock.frontend.openapi.openapi_schemas`; all others follow from the structs that the routes answer with.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -13,13 +15,14 @@ from aiohttp import web
 
 import penstock
 from penstock.config.settings.frontend_settings import FrontendSettings
-from penstock.frontend.admin.admin_query import SECONDS_MAX
-from penstock.frontend.openapi.openapi_fleet import operate_paths
+from penstock.frontend.admin.admin_api import ADMIN_ROUTES, AdminRoute
+from penstock.frontend.openai.model_answers import Health, Live, ModelEntry, ModelList, ModelReady
 from penstock.frontend.openapi.openapi_schemas import HEADERS, SCHEMAS
 from penstock.frontend.service import service_of
+from penstock.kernel.values import JsonObject
+from penstock.runtime.cluster_state.fleet_api import Problem
 
-Json = dict[str, Any]
-
+REFERENCE = "#/components/schemas/{name}"
 PROBLEMS = {
     400: "Malformed body or hint, prompt too long, or what the engine refuses.",
     401: "No valid key.",
@@ -37,7 +40,8 @@ PROBLEMS = {
 OF_CLIENTS = (400, 401, 404, 408, 413, 417, 429, 502, 503, 504)
 """Error statuses of any request to an engine, beside the engine's own answers."""
 OF_ADMINS = (401, 403)
-_TEXT: Json = {"type": "string"}
+OF_MODELS = (ModelEntry, ModelList, ModelReady, Health, Live)
+_TEXT: JsonObject = {"type": "string"}
 
 
 async def description(request: web.Request) -> web.Response:
@@ -46,8 +50,9 @@ async def description(request: web.Request) -> web.Response:
     return web.Response(body=msgspec.json.encode(document), content_type="application/json")
 
 
-def openapi(frontend: FrontendSettings) -> Json:
+def openapi(frontend: FrontendSettings) -> JsonObject:
     """Return the description of all routes under these settings."""
+    admin_paths, structs = _derived()
     return {
         "openapi": "3.1.0",
         "info": {
@@ -56,9 +61,16 @@ def openapi(frontend: FrontendSettings) -> Json:
             "summary": "One OpenAI endpoint before many engines, and what its administrators see.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "paths": {**_completions(), **_proxied(frontend.proxied_routes), **_models(), **_health(), **_admin()},
+        "paths": {
+            **_completions(),
+            **_proxied(frontend.proxied_routes),
+            **_models(),
+            **_health(),
+            **_pages(),
+            **admin_paths,
+        },
         "components": {
-            "schemas": SCHEMAS,
+            "schemas": {**SCHEMAS, **structs},
             "headers": _answer_headers(),
             "responses": {str(status): _problem(status) for status in PROBLEMS},
             "securitySchemes": {
@@ -70,13 +82,13 @@ def openapi(frontend: FrontendSettings) -> Json:
     }
 
 
-def _completions() -> Json:
+def _completions() -> JsonObject:
     chat = _engine_route("Answer a chat.", "chatCompletion", "ChatRequest", "ChatCompletion")
     text = _engine_route("Continue a text.", "completion", "CompletionRequest", "Completion")
     return {"/v1/chat/completions": {"post": chat}, "/v1/completions": {"post": text}}
 
 
-def _engine_route(summary: str, name: str, body: str, answer: str) -> Json:
+def _engine_route(summary: str, name: str, body: str, answer: str) -> JsonObject:
     return {
         "operationId": name,
         "summary": summary,
@@ -99,9 +111,9 @@ def _engine_route(summary: str, name: str, body: str, answer: str) -> Json:
     }
 
 
-def _proxied(routes: Sequence[str]) -> Json:
+def _proxied(routes: Sequence[str]) -> JsonObject:
     hints = {name: schema for name, schema in HEADERS.items() if name != "x-penstock-timeout"}
-    paths: Json = {}
+    paths: JsonObject = {}
     for route in routes:
         paths[route] = {
             "post": {
@@ -127,20 +139,20 @@ def _proxied(routes: Sequence[str]) -> Json:
     return paths
 
 
-def _models() -> Json:
+def _models() -> JsonObject:
     model = _parameter("path", "model", {"type": "string", "minLength": 1}, required=True)
-    key: list[Json] = [{}, {"key": []}]
+    key: list[JsonObject] = [{}, {"key": []}]
     return {
         "/v1/models": {"get": _get("listModels", "All models.", "models", "ModelList", (401,), key)},
         "/v1/models/{model}": {
             "get": {
-                **_get("getModel", "One model; its id may have slashes.", "models", "Model", (401, 404), key),
+                **_get("getModel", "One model; its id may have slashes.", "models", "ModelEntry", (401, 404), key),
                 "parameters": [model],
             }
         },
         "/v1/models/{model}/ready": {
             "get": {
-                **_get("modelReady", "Whether it can be served now.", "models", "Ready", (401, 404), key),
+                **_get("modelReady", "Whether it can be served now.", "models", "ModelReady", (401, 404), key),
                 "parameters": [model],
             }
             | {"responses": _ready_answers()}
@@ -148,8 +160,8 @@ def _models() -> Json:
     }
 
 
-def _ready_answers() -> Json:
-    both = {"content": {"application/json": {"schema": _schema("Ready")}}}
+def _ready_answers() -> JsonObject:
+    both = {"content": {"application/json": {"schema": _schema("ModelReady")}}}
     return {
         "200": {"description": "It can.", **both},
         "503": {"description": "No worker is ready.", **both},
@@ -157,7 +169,7 @@ def _ready_answers() -> Json:
     }
 
 
-def _health() -> Json:
+def _health() -> JsonObject:
     health = {"content": {"application/json": {"schema": _schema("Health")}}}
     scope = _parameter("query", "scope", _TEXT, "process: this process alone, not all frontends added up.")
     return {
@@ -188,24 +200,11 @@ def _health() -> Json:
     }
 
 
-def _admin() -> Json:
-    process = _parameter("query", "scope", _TEXT, "process: this process alone.")
-    limit = _parameter("query", "limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50})
-    request = _parameter("path", "request", {"type": "string", "minLength": 1}, required=True)
-    worker = _parameter("path", "worker", {"type": "string", "minLength": 1}, required=True)
-    ticks = _parameter("query", "ticks", _TEXT, "all: also those in which nothing was to change.")
-    of_worker = _parameter("query", "worker", {"type": "string"}, "Only those for this worker.")
-
-    def moment(name: str) -> Json:
-        seconds: Json = {"type": "number", "minimum": 0, "maximum": SECONDS_MAX}
-        return _parameter("query", name, seconds, "Seconds since the start of the run.")
-
-    def get(name: str, summary: str, schema: str, parameters: list[Json], more: tuple[int, ...] = ()) -> Json:
-        operation = _get(name, summary, "admin", schema, (*OF_ADMINS, *more), _for_admins())
-        return {"get": {**operation, "parameters": parameters}}
-
-    page = {"description": "The page.", "content": {"text/html": {"schema": {"type": "string"}}}}
-    cleared = {"content": {"application/json": {"schema": _schema("Cleared")}}}
+def _pages() -> JsonObject:
+    page = {"description": "The page.", "content": {"text/html": {"schema": _TEXT}}}
+    kinds = ("text/javascript", "text/css", "text/html", "image/svg+xml")
+    file = {"description": "The file.", "content": {kind: {"schema": _TEXT} for kind in kinds}}
+    admins = {"tags": ["admin"], "security": _for_admins()}
     return {
         "/": {
             "get": {
@@ -219,8 +218,7 @@ def _admin() -> Json:
             "get": {
                 "operationId": "page",
                 "summary": "The status page.",
-                "tags": ["admin"],
-                "security": _for_admins(),
+                **admins,
                 "responses": {"200": page, **_problems(OF_ADMINS)},
             }
         },
@@ -228,70 +226,73 @@ def _admin() -> Json:
             "get": {
                 "operationId": "pageFile",
                 "summary": "A script, the style or the icon of the page.",
-                "tags": ["admin"],
-                "security": _for_admins(),
-                "parameters": [_parameter("path", "file", {"type": "string", "minLength": 1}, required=True)],
-                "responses": {
-                    "200": {
-                        "description": "The file.",
-                        "content": {
-                            kind: {"schema": {"type": "string"}}
-                            for kind in ("text/javascript", "text/css", "text/html", "image/svg+xml")
-                        },
-                    },
-                    **_problems((*OF_ADMINS, 404)),
-                },
+                **admins,
+                "parameters": _of_path("/ui/{file}"),
+                "responses": {"200": file, **_problems((*OF_ADMINS, 404))},
             }
         },
-        "/admin/status": get("status", "Models, workers, queues, counts, findings.", "Status", [process]),
-        "/admin/explain/{request}": get(
-            "explain", "Where a request went and why.", "Explained", [request, process], (404,)
-        ),
-        "/admin/requests": get(
-            "requests", "The newest ended requests.", "Requests", [limit, moment("before"), process], (400,)
-        ),
-        "/admin/decisions": get(
-            "decisions", "The newest decisions.", "Decisions", [limit, moment("before"), of_worker, process], (400,)
-        ),
-        "/admin/timeline": get(
-            "timeline", "What happened in each window of the last hour.", "Timeline", [moment("from"), process], (400,)
-        ),
-        "/admin/timeline/workers": get(
-            "loads", "How loaded each worker was.", "Loads", [moment("at"), process], (400,)
-        ),
-        "/admin/timeline/workers/{worker}": get(
-            "load", "One worker's load over time.", "WorkerLoad", [worker, process], (404,)
-        ),
-        "/admin/planner/seen": get(
-            "planner_seen", "What planners read: counters that only grow, of every frontend.", "Open", [process], ()
-        ),
-        "/admin/planner/decisions": get(
-            "planner_decisions", "The planner's decisions, and how it is.", "PlannerDecisions", [limit, ticks], (400,)
-        ),
-        "/clear_kv_blocks": {
-            "post": {
-                "operationId": "clearKvBlocks",
-                "summary": "Ask every engine (of a model) to reset its prefix cache.",
-                "tags": ["admin"],
-                "security": _for_admins(),
-                "parameters": [_parameter("query", "model", {"type": "string"})],
-                "responses": {
-                    "200": {"description": "All did.", **cleared},
-                    "502": {"description": "Some did not; each with its reason.", **cleared},
-                    **_problems((*OF_ADMINS, 400, 404, 408, 413)),
-                },
-            }
-        },
-        **operate_paths(_for_admins(), _problems),
     }
+
+
+def _admin(route: AdminRoute, schemas: Iterator[JsonObject]) -> JsonObject:
+    """Describe one admin route; ``schemas`` yields those of `types_of` its answers, body and query, in that order."""
+    answers = [next(schemas) for _ in route.answers]
+    content = {"application/json": {"schema": answers[0] if len(answers) == 1 else {"anyOf": answers}}}
+    body = None if route.body is None else {"application/json": {"schema": next(schemas)}}
+    query = [_parameter("query", each.name, next(schemas), each.text) for each in route.query]
+    partly: JsonObject = {}
+    if route.partly is not None:
+        partly[str(route.partly)] = {"description": "Not all was done.", "content": content}
+    return {
+        "operationId": route.name,
+        "summary": route.summary,
+        "tags": ["admin"],
+        "security": _for_admins(),
+        "parameters": [*_of_path(route.path), *query],
+        **({} if body is None else {"requestBody": {"required": True, "content": body}}),
+        "responses": {
+            "200": {"description": route.summary, "content": content},
+            **partly,
+            **_problems((*OF_ADMINS, *route.errors)),
+        },
+    }
+
+
+def types_of(route: AdminRoute) -> list[Any]:
+    """Return the types whose schemas describe a route."""
+    return [
+        *route.answers,
+        *(() if route.body is None else (route.body,)),
+        *(parameter.kind for parameter in route.query),
+    ]
+
+
+@cache
+def _derived() -> tuple[JsonObject, JsonObject]:
+    """Return the paths of the admin routes, and the schemas of all structs that they and the model routes name."""
+    types = [kind for route in ADMIN_ROUTES for kind in types_of(route)]
+    found, components = msgspec.json.schema_components((*types, *OF_MODELS, Problem), ref_template=REFERENCE)
+    schemas = iter(found)
+    paths: JsonObject = {}
+    for route in ADMIN_ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _admin(route, schemas)
+    return paths, components
+
+
+def _of_path(path: str) -> list[JsonObject]:
+    """Return the parameters in a path."""
+    names = re.findall(r"{(\w+)}", path)
+    return [_parameter("path", name, {"type": "string", "minLength": 1}, required=True) for name in names]
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _get(name: str, summary: str, tag: str, schema: str, problems: Sequence[int], security: list[Json] | None) -> Json:
+def _get(
+    name: str, summary: str, tag: str, schema: str, problems: Sequence[int], security: list[JsonObject] | None
+) -> JsonObject:
     answer = {"description": summary, "content": {"application/json": {"schema": _schema(schema)}}}
-    operation: Json = {
+    operation: JsonObject = {
         "operationId": name,
         "summary": summary,
         "tags": [tag],
@@ -300,30 +301,32 @@ def _get(name: str, summary: str, tag: str, schema: str, problems: Sequence[int]
     return operation if security is None else {**operation, "security": security}
 
 
-def _for_admins() -> list[Json]:
+def _for_admins() -> list[JsonObject]:
     return [{}, {"admin": []}, {"browser": []}]
 
 
-def _schema(name: str) -> Json:
-    return {"$ref": f"#/components/schemas/{name}"}
+def _schema(name: str) -> JsonObject:
+    return {"$ref": REFERENCE.format(name=name)}
 
 
-def _any_json() -> Json:
+def _any_json() -> JsonObject:
     return {"application/json": {"schema": _schema("Open")}}
 
 
-def _parameter(place: str, name: str, schema: Json, text: str | None = None, *, required: bool = False) -> Json:
-    parameter: Json = {"in": place, "name": name, "required": required, "schema": schema}
+def _parameter(
+    place: str, name: str, schema: JsonObject, text: str | None = None, *, required: bool = False
+) -> JsonObject:
+    parameter: JsonObject = {"in": place, "name": name, "required": required, "schema": schema}
     description = text or schema.get("description")
     return parameter if description is None else {**parameter, "description": description}
 
 
-def _problems(statuses: Sequence[int]) -> Json:
+def _problems(statuses: Sequence[int]) -> JsonObject:
     return {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(set(statuses))}
 
 
-def _problem(status: int) -> Json:
-    response: Json = {
+def _problem(status: int) -> JsonObject:
+    response: JsonObject = {
         "description": PROBLEMS[status],
         "content": {"application/json": {"schema": _schema("Problem")}},
     }
@@ -335,7 +338,7 @@ def _problem(status: int) -> Json:
     return response
 
 
-def _answer_headers() -> Json:
+def _answer_headers() -> JsonObject:
     texts = {
         "x-penstock-worker": ("Who answered.", {"type": "string"}),
         "x-penstock-expected-cached-tokens": ("Tokens expected in its cache.", {"type": "integer", "minimum": 0}),

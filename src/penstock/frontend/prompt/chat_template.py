@@ -21,6 +21,7 @@ from jinja2.parser import Parser
 from penstock.frontend.prompt.stage_eligibility import is_media, media_id
 from penstock.frontend.prompt.template_sandbox import SOURCE_MAX, BoundedEnvironment, TooSlow
 from penstock.kernel.errors import PenstockError
+from penstock.kernel.values import JsonObject
 
 _ITERATES_CONTENT = re.compile(r"for\s+\w+\s+in\s+\w+(\.content\b|\[\s*['\"]content['\"]\s*\])")
 RENDERED_MAX = 64 * 1024 * 1024
@@ -101,12 +102,12 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[dict[str, Any]],
+        messages: Sequence[JsonObject],
         *,
         tools: list[Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        kwargs: dict[str, Any] | None = None,
+        kwargs: JsonObject | None = None,
         seconds: float = SECONDS,
         mark: bool = False,
     ) -> str:
@@ -162,7 +163,7 @@ def _compile(source: str) -> tuple[BoundedEnvironment, jinja2.Template]:
     return environment, template
 
 
-def plain_text(messages: Sequence[dict[str, Any]], tools: list[Any] | None = None) -> str:
+def plain_text(messages: Sequence[JsonObject], tools: list[Any] | None = None) -> str:
     """Return the canonical text of a chat for a model without its template here: equal chats give equal text."""
     parts = [] if not tools else [f"\x01tools\x02{_tojson(tools)}"]
     for message in messages:
@@ -172,7 +173,7 @@ def plain_text(messages: Sequence[dict[str, Any]], tools: list[Any] | None = Non
     return "".join(parts)
 
 
-def _prepared(message: dict[str, Any], takes_parts: bool, mark: bool = False) -> dict[str, Any]:
+def _prepared(message: JsonObject, takes_parts: bool, mark: bool = False) -> JsonObject:
     """Give a message the shape that templates expect: text content, and tool arguments as objects."""
     out = dict(message)
     content = out.get("content")
@@ -186,7 +187,7 @@ def _prepared(message: dict[str, Any], takes_parts: bool, mark: bool = False) ->
     return out
 
 
-def _part(part: dict[str, Any], mark: bool) -> dict[str, Any]:
+def _part(part: JsonObject, mark: bool) -> JsonObject:
     """Return an image, a sound or a video as vLLM passes it to a template: its kind and nothing else."""
     kind = next((each for each in ("image", "audio", "video") if each in str(part.get("type"))), part.get("type"))
     return {"type": "text", "text": MARK} if mark else {"type": kind}
@@ -221,7 +222,7 @@ def _joined(content: Any) -> str:
     return "\n".join(texts)
 
 
-def _cut_after_last(text: str, messages: Sequence[dict[str, Any]]) -> str:
+def _cut_after_last(text: str, messages: Sequence[JsonObject]) -> str:
     content = messages[-1].get("content") if messages else None
     if isinstance(content, list):
         content = _joined(content)

@@ -107,7 +107,7 @@ class ModelCatalog:
 
     def notes(self) -> list[str]:
         """Return notes for the health route of a healthy frontend."""
-        notes = [str(finding["text"]) for finding in self._cluster.status()["findings"]]
+        notes = [finding.text for finding in self._cluster.status().findings]
         notes += [
             f"{model} has no local tokenizer: it is routed by hashed text blocks, which match caches less well"
             for model, tokenizer in self.tokenizers.items()

@@ -15,7 +15,7 @@ from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
 from penstock.frontend.prompt.request_body import Endpoint, Parsed, parse
 from penstock.kernel.errors import OverloadedError
 from penstock.kernel.hashing import BYTES_PER_TOKEN, MediaSpan, block_hashes, text_hashes
-from penstock.kernel.values import Prompt
+from penstock.kernel.values import JsonObject, Prompt
 from penstock.router.kv_index.image_placeholders import Image
 
 INLINE_MAX = 2_000
@@ -144,7 +144,7 @@ class PromptHasher:
         return self._of_texts(texts, tokenizer, hashing, special=True)
 
     def _chat(
-        self, fields: dict[str, Any], tokenizer: PromptTokenizer | None, hashing: BlockHashing, seconds: float
+        self, fields: JsonObject, tokenizer: PromptTokenizer | None, hashing: BlockHashing, seconds: float
     ) -> Prompt:
         messages = fields["messages"]
         tools = None if fields.get("tool_choice") == "none" else fields.get("tools")

@@ -20,6 +20,7 @@ from typing import Any
 
 from penstock.frontend.prompt.chat_template import ChatTemplate, TemplateFailed
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.values import JsonObject
 
 # One prompt is one job for one of our threads; the library's own threads would only take CPU from streams.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -289,7 +290,7 @@ def _cutter(tokenizer: Tokenizer) -> "PrefixCutter | None":
     return PrefixCutter(re.compile("|".join(map(re.escape, words))), allowed)
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> JsonObject:
     file = folder / "tokenizer_config.json"
     if not file.exists():
         return {}
@@ -300,7 +301,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
+def _template_source(folder: Path, config: JsonObject) -> str | None:
     """Find the chat template: a file of its own wins, then the config's, whose list form has one named default."""
     file = folder / "chat_template.jinja"
     if file.exists():

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.frontend.http.error_responses import rejected
+from penstock.kernel.values import JsonObject
 
 DEPTH_MAX = 64
 """Deepest nesting of JSON: deeper than any schema or tool, shallower than what makes an engine's parser fail."""
@@ -24,12 +25,12 @@ class Parsed:
 
     endpoint: Endpoint
     raw: bytes
-    fields: dict[str, Any]
+    fields: JsonObject
     model: str
     stream: bool
     wants_usage: bool
     """The client requested the usage chunk of a stream."""
-    nvext: dict[str, Any] = field(default_factory=dict)
+    nvext: JsonObject = field(default_factory=dict)
     media: tuple[str | None, ...] = ()
     """Ids of a chat's images and other media, in order; None where only the engine can identify one."""
 
@@ -43,7 +44,7 @@ class Parsed:
         return "messages" if self.endpoint == "chat_completions" else "prompt"
 
 
-def decode_object(raw: bytes) -> dict[str, Any]:
+def decode_object(raw: bytes) -> JsonObject:
     """Decode a JSON object.
 
     Raises:
@@ -96,7 +97,7 @@ def parse(endpoint: Endpoint, raw: bytes) -> Parsed:
     return Parsed(endpoint, raw, fields, model, stream, wants_usage, nvext)
 
 
-def with_fields(parsed: Parsed, added: dict[str, Any]) -> bytes:
+def with_fields(parsed: Parsed, added: JsonObject) -> bytes:
     """Return the body with some top-level fields set and every other byte as the client sent it."""
     if not added:
         return parsed.raw
@@ -110,7 +111,7 @@ def with_fields(parsed: Parsed, added: dict[str, Any]) -> bytes:
     return msgspec.json.encode(whole)
 
 
-def text_field(fields: dict[str, Any], name: str, prefix: str = "") -> str | None:
+def text_field(fields: JsonObject, name: str, prefix: str = "") -> str | None:
     """Return a text field that may be absent but not empty.
 
     Raises:
@@ -122,14 +123,14 @@ def text_field(fields: dict[str, Any], name: str, prefix: str = "") -> str | Non
     return value
 
 
-def _typed(fields: dict[str, Any], name: str, kind: type, expected: str, prefix: str = "") -> Any:
+def _typed(fields: JsonObject, name: str, kind: type, expected: str, prefix: str = "") -> Any:
     value = fields.get(name)
     if value is None or isinstance(value, kind):
         return value
     raise rejected(f"{prefix}{name} must be {expected}, not {_name(value)}", prefix + name)
 
 
-def _check_messages(fields: dict[str, Any]) -> None:
+def _check_messages(fields: JsonObject) -> None:
     messages = _typed(fields, "messages", list, "a list of messages")
     if not messages:
         raise rejected("messages must be a list with at least one message", "messages", code="missing_field")
@@ -146,7 +147,7 @@ def _check_messages(fields: dict[str, Any]) -> None:
             raise rejected(f"{where}.content must be text or a list of parts", f"{where}.content")
 
 
-def _check_prompt(fields: dict[str, Any]) -> None:
+def _check_prompt(fields: JsonObject) -> None:
     prompt = fields.get("prompt")
     if prompt is None:
         if "prompt_embeds" in fields:

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from penstock.frontend.prompt.request_body import Parsed
+from penstock.kernel.values import JsonObject
 
 _WHOLE = ("use_beam_search", "echo", "prompt_embeds", "suffix")
 _SEVERAL = ("n", "best_of")
@@ -26,7 +27,7 @@ def is_whole(parsed: Parsed) -> bool:
     return isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
 
 
-def media_of(parsed: Parsed) -> list[dict[str, Any]]:
+def media_of(parsed: Parsed) -> list[JsonObject]:
     """Return the parts of a chat that are an image, a sound or a video, in order."""
     if parsed.endpoint != "chat_completions":
         return []
@@ -43,7 +44,7 @@ def is_media(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type", "text") not in _TEXT
 
 
-def media_id(part: dict[str, Any]) -> str | None:
+def media_id(part: JsonObject) -> str | None:
     """Return the id by which engines know a part: the client's own ``uuid``, else a digest of its data.
 
     A URL gives None: the image at a URL may change while an engine's cache stays.

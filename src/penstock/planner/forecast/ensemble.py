@@ -8,11 +8,11 @@ sizing that uses it accounts for random arrivals.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.kernel.machine import Snapshot
 from penstock.planner.forecast.experts import Expert, usual
 
 Floats = npt.NDArray[np.float64]
@@ -263,7 +263,7 @@ class RateForecast:
 
     # --- state --------------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the state as plain data."""
         return {
             "width": self.width,
@@ -284,7 +284,7 @@ class RateForecast:
             "experts": {expert.name: expert.snapshot() for expert in self.experts},
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         """Restore the state that `snapshot` wrote; the experts must be the same."""
         self.width, self._open, self._filled = state["width"], state["open"], state["filled"]
         self._bins, self._rate = state["bins"], state["rate"]

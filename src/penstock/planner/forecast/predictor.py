@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import RequestShape
 
 MODEL_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -90,7 +91,7 @@ class PredictionSeries:
     def skip_idle_again(self) -> None:
         self._idle = True
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         return {
             "values": list(self.values),
             "idle": self._idle,
@@ -166,7 +167,7 @@ class IntervalShape:
         for predictor in self._predictors.values():
             predictor.skip_idle_again()
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         parts = {part: predictor.snapshot() for part, predictor in self._predictors.items()}
         return {**parts, "last": msgspec.to_builtins(self._last)}
 

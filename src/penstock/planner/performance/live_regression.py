@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.kernel.machine import Snapshot
 from penstock.kernel.statistics import percentile
 from penstock.kernel.values import StepStats
 from penstock.planner.performance.performance_model import Floats, Numbers, PerformanceModel, numbers
@@ -175,7 +176,7 @@ class LiveRegression:
         self._fit = tuple(coefficients)
         return self._fit
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the learnt state as plain data; the prior is not part of it."""
         return {
             "count": self.count,

@@ -5,10 +5,11 @@ prompt tokens and KV tokens (aggregated). A line that would fall is not used.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from penstock.kernel.machine import Snapshot
 from penstock.planner.performance.performance_model import Floats
 from penstock.planner.performance.sample_retention import SampleRetention
 
@@ -91,11 +92,11 @@ class FittedLine:
             line = (part[0], *(slopes.get(each, 0.0) for each in range(self._inputs)))
         return None if any(each < -1e-15 for each in line[1:]) else line
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         fit = self.fit
         return {"kept": self._samples.snapshot(), "most": list(self.most), "fit": None if fit is None else list(fit)}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         self._samples.restore(state["kept"])
         self.most, self._dirty = tuple(state["most"]), False
         self._fit = None if state["fit"] is None else tuple(state["fit"])

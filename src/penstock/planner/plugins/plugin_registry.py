@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import Role
 from penstock.planner.plugins.plugin_context import PluginContext
 from penstock.planner.plugins.proposals import Accept, Override, Reason, Result
@@ -155,7 +156,7 @@ class PluginSlot:
     def _count(self, kind: str) -> None:
         self.evaluations[kind] = self.evaluations.get(kind, 0) + 1
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return its health as plain data, with the plugin's own state."""
         return {
             "spec": msgspec.to_builtins(self.spec),
@@ -170,7 +171,7 @@ class PluginSlot:
             "state": None if self.plugin is None else self.plugin.snapshot(),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         """Restore the slot that `snapshot` wrote."""
         self.registered, self.called = state["registered"], state["called"]
         self.last = None if state["last"] is None else msgspec.convert(state["last"], Override)

@@ -11,6 +11,8 @@ first return, a worker is kept for as long as a start takes: in any case that co
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from penstock.kernel.machine import Snapshot
+
 RETURNS_MAX = 12
 """Return times that are remembered of each size."""
 FADE = 0.85
@@ -126,7 +128,7 @@ class ReturnTimes:
 
         return min((0.0, *sorted(each.gap + 1.0 for each in returns if each.gap <= LONGEST)), key=cost)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the state as plain data."""
         return {
             "last": [[size, at] for size, at in self._last.items()],

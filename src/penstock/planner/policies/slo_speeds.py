@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import Role
 from penstock.planner.observation import ModelState
 from penstock.planner.performance.benchmark_table import BenchmarkTable
@@ -102,7 +103,7 @@ class RoleSpeeds:
                     speed.add(*row)
                     speed.learnt_of = "answers"
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         return {
             "turn": self._turn,
             "heard": self._heard,

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.kernel.latency_bins import Bins
+from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import USUAL_LIMITS, EngineLimits, Pool, Role, Traffic
 from penstock.planner.observation import ModelState, Observation, PoolState
 from penstock.planner.performance.performance_model import PerformanceModel
@@ -257,7 +258,7 @@ class SloMemory:
         self._learnt = at
         self.stress.learn(in_slo, judged, expected)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         return {
             "shapes": self.shapes.snapshot(),
             "stress": self.stress.snapshot(),

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import Role
 from penstock.planner.sizing.attainment import AttainmentModel
 
@@ -94,7 +95,7 @@ class ShareTable:
         attained = np.where(rate / some > self._top, 0.0, attained)
         return np.asarray(np.where(workers < 0.5, np.where(rate > 1e-9, 0.0, 1.0), attained))
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the table as plain data."""
         return {"role": self.role, "least": self.least, "both": self._both.tolist(), "soon": self._soon.tolist()}
 
@@ -198,7 +199,7 @@ class Sizing:
         self.undone = max(UNDONE * price, UNDONE_LEAST * work)
         """GPU-seconds that a request costs which is never started, beside the miss."""
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the sizing as plain data."""
         tables = [table.snapshot() for table in self.tables.values()]
         return {"price": self.price, "work": self.work, "tables": tables}

@@ -6,10 +6,11 @@ that fades, so that it follows what changes.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from penstock.kernel.machine import Snapshot
 
 Floats = npt.NDArray[np.float64]
 
@@ -53,8 +54,8 @@ class LoadCorrection:
         self._belief = self._prior + FADE * (self._belief - self._prior) + likely - likely.max()
         self.windows += 1
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         return {"belief": self._belief.tolist(), "windows": self.windows}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         self._belief, self.windows = np.array(state["belief"]), state["windows"]

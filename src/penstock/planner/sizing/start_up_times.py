@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from penstock.kernel.machine import Snapshot
 from penstock.kernel.statistics import percentile
 from penstock.planner.observation import PoolState
 
@@ -65,7 +66,7 @@ class StartUpTimes:
         alive = [max(0.0, usual - age) for age in state.starting if age <= deadline]
         return StartingReplica(tuple(sorted(alive)), len(state.starting) - len(alive) + state.failed)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the state as plain data."""
         return {"assumed": self.assumed, "seen": {key: list(times) for key, times in self._times.items()}}
 

@@ -16,9 +16,17 @@ from penstock.config.reading.load import load_resolved
 from penstock.config.worker_names import pool_prefix
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import SECOND
-from penstock.kernel.request_record import RequestRecord
-from penstock.kernel.time_windows import LoadSample, Timeline, TimeWindow, columns_of, pool_of, pools_of
+from penstock.kernel.request_record import Explanation, RequestEnd, RequestRecord
+from penstock.kernel.time_windows import (
+    LoadSample,
+    Timeline,
+    TimeWindow,
+    columns_of,
+    pool_of,
+    pools_of,
+)
 from penstock.kernel.values import Target
+from penstock.planner.tick_record import TickRecord
 from penstock.report.planner.planner_analysis import CHANGES, lead_of
 from penstock.report.planner.planner_report_page import read_ticks
 from penstock.report.run import run_reader
@@ -27,6 +35,7 @@ from penstock.report.run.run_files import deleted_records, json_of, last_line, l
 from penstock.router.requests.closed_record import closed_of
 from penstock.runtime.planning.planner_report import RECORDS
 from penstock.runtime.records import segments
+from penstock.runtime.records.timeline_view import LoadsView, RecordedColumns, RecordedWorker, TimelineView
 
 WINDOWS_MAX = 720
 """About the most windows sent to a browser, as many as of a live cluster: a day has them of two minutes."""
@@ -148,66 +157,66 @@ class Recording:
 
     # --- routes of the page -----------------------------------------------------------------------------------------
 
-    def whole_run(self) -> dict[str, Any]:
+    def whole_run(self) -> TimelineView:
         """Return the whole run, window by window."""
         windows = self.timeline.between(0, self._count)
         command = str(self.run.get("command", "run"))
         anchor = self.run.get("clock_anchor", {}).get("wall_ns")
-        return {
-            "kind": "recorded",
-            "name": command,
-            "run": str(self.folder),
+        return TimelineView(
+            kind="recorded",
+            name=command,
+            run=str(self.folder),
             # A simulated run has no time of day.
-            "zero": None if command == "simulate" or anchor is None else anchor / SECOND,
-            "now": self._end,
-            "width": self.timeline.width,
-            "kept": None,
-            "first": 0,
-            "columns": columns_of(windows),
-            "pools": pools_of(windows),
-            "frontends": {},
-            "notes": self.notes,
-            "decisions": self._decisions is not None,
-            "planner": segments.there(self.folder / RECORDS),
-        }
+            zero=None if command == "simulate" or anchor is None else anchor / SECOND,
+            now=self._end,
+            width=self.timeline.width,
+            windows_max=None,
+            first=0,
+            columns=columns_of(windows),
+            pools=pools_of(windows),
+            frontends={},
+            notes=self.notes,
+            decisions=self._decisions is not None,
+            planner=segments.there(self.folder / RECORDS),
+        )
 
-    def workers(self, at: float | None) -> dict[str, Any]:
+    def workers(self, at: float | None) -> LoadsView:
         """Return each worker's load in the window of a moment, or at the end."""
         moment = min(self._end if at is None else at, (self._count - 1) * self.timeline.width)
         start = moment // self.timeline.width * self.timeline.width
-        return {"at": start, "workers": self.timeline.loads_at(moment)}
+        return LoadsView(start, self.timeline.loads_at(moment))
 
-    def worker(self, name: str) -> dict[str, Any] | None:
+    def worker(self, name: str) -> RecordedColumns | None:
         """Return one worker's load over the run, and its known facts; None where nothing is known."""
         load = self.timeline.worker_columns(name)
         if load is None:
             return None
-        columns = load["columns"]["requests"]
+        columns = load.columns["requests"]
         observed = [number for number, value in enumerate(columns) if value is not None]
         width = self.timeline.width
-        card = {
-            "id": name,
-            "pool": pool_of(name),
-            "kv_blocks": self._kv_blocks.get(pool_of(name)),
-            "decisions_for_it": self._count_for(name),
-            "first_seen_s": (load["first"] + observed[0]) * width if observed else None,
-            "last_seen_s": (load["first"] + observed[-1] + 1) * width if observed else None,
-        }
-        return {**load, "card": card}
+        card = RecordedWorker(
+            id=name,
+            pool=pool_of(name),
+            kv_blocks=self._kv_blocks.get(pool_of(name)),
+            decisions_for_it=self._count_for(name),
+            first_s=(load.first + observed[0]) * width if observed else None,
+            last_s=(load.first + observed[-1] + 1) * width if observed else None,
+        )
+        return RecordedColumns(width=width, first=load.first, columns=load.columns, card=card)
 
-    def decisions(self, limit: int, before: float | None, worker: str | None) -> list[dict[str, Any]]:
+    def decisions(self, limit: int, before: float | None, worker: str | None) -> list[msgspec.Raw]:
         """Return decisions until ``before`` and for one worker, the newest first."""
         if self._decisions is None:
             return []
         number = None if worker is None else self._worker_numbers.get(worker, -1)
-        return [msgspec.json.decode(line) for line in self._decisions.newest(limit, before, number)]
+        return [msgspec.Raw(line) for line in self._decisions.newest(limit, before, number)]
 
-    def requests(self, limit: int, before: float | None) -> list[dict[str, Any]]:
+    def requests(self, limit: int, before: float | None) -> list[RequestEnd]:
         """Return requests that ended until ``before``, the newest first."""
         decode = msgspec.json.Decoder(RequestRecord).decode
         return [closed_of(decode(line)) for line in self._requests.newest(limit, before)]
 
-    def planner(self, limit: int) -> list[dict[str, Any]]:
+    def planner(self, limit: int) -> list[TickRecord]:
         """Return the planner's ticks, the newest first: all in which something changed, the rest thinned out."""
         if not segments.there(self.folder / RECORDS):
             return []
@@ -220,9 +229,9 @@ class Recording:
             msgspec.structs.replace(tick, evidence={"of": {"lead": lead_of(tick)}}, plugin_results=())
             for tick in shown.values()
         ]
-        return [msgspec.to_builtins(tick) for tick in sorted(short, key=lambda tick: -tick.at)]
+        return sorted(short, key=lambda tick: -tick.at)
 
-    def explain(self, request: str) -> dict[str, Any]:
+    def explain(self, request: str) -> Explanation[msgspec.Raw]:
         """Return a request's end and its decisions.
 
         Raises:

@@ -3,18 +3,17 @@
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.request_record import RequestRecord
+from penstock.kernel.request_record import Explanation, RequestEnd, RequestRecord
 from penstock.report.run.run_files import lines
 from penstock.router.requests.closed_record import closed_of
 
 
-def explain(folder: Path, request: str) -> dict[str, Any]:
-    """Return a request's end and its decisions, in the shape of a running cluster's answer.
+def explain(folder: Path, request: str) -> Explanation[msgspec.Raw]:
+    """Return a request's end and its decisions.
 
     Raises:
         ConfigError: the folder is no run folder, or has no such request.
@@ -22,16 +21,16 @@ def explain(folder: Path, request: str) -> dict[str, Any]:
     closed = next((closed_of(record) for record in _records(folder) if record.id == request), None)
     # A decision's line begins with its request id: the other lines need not be decoded.
     mark = b'"request":' + msgspec.json.encode(request) + b","
-    decisions = [msgspec.json.decode(line) for line in lines(folder / "decisions.jsonl", needed=False) if mark in line]
+    decisions = [msgspec.Raw(line) for line in lines(folder / "decisions.jsonl", needed=False) if mark in line]
     if closed is None and not decisions:
         raise ConfigError(
             f"the run {folder} has no request {request!r}",
             hint=f"'penstock explain --run {folder}' lists the last ones",
         )
-    return {"request": closed, "decisions": decisions}
+    return Explanation(closed, decisions)
 
 
-def newest(folder: Path, limit: int) -> list[dict[str, Any]]:
+def newest(folder: Path, limit: int) -> list[RequestEnd]:
     """Return the last requests that ended, the newest first.
 
     Raises:

@@ -10,10 +10,9 @@ one placement the last block is the first to go. So a target's depth can be foun
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos
+from penstock.kernel.machine import Nanos, Snapshot
 from penstock.kernel.values import Target
 from penstock.router.kv_index.indexer import Column, column_of, named
 from penstock.router.kv_index.prefix_depth import depth_of
@@ -202,7 +201,7 @@ class ApproximateIndex:
         else:
             del self._masks[block]
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the whole state as plain data."""
         return {
             "version": 1,
@@ -216,7 +215,7 @@ class ApproximateIndex:
             "pruned": self.pruned,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         """Become the index that wrote ``state``."""
         self._now = state["now"]
         self._slots.restore(state["slots"])

@@ -6,10 +6,9 @@ refusal is counted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos
+from penstock.kernel.machine import Nanos, Snapshot
 from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStored, Target, Tier, WorkerId
 from penstock.router.kv_index.engine_hash_map import EngineHashMap, salt_of, salted, unsigned
 from penstock.router.kv_index.indexer import Column, HeldBlocks, IndexCounters, Overlap, Stretch
@@ -265,7 +264,7 @@ class ExactIndex:
 
     # --- machine duties ---------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the whole state as plain data."""
         return {
             "version": 2,
@@ -279,7 +278,7 @@ class ExactIndex:
             "counters": self.counters.as_dict(),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         """Become the index that wrote ``state``."""
         self.block_size = state["block_size"]
         self._slots.restore(state["slots"])

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.kernel.machine import Nanos
+from penstock.kernel.machine import Nanos, Snapshot
 from penstock.kernel.values import KvEvent, Target
 from penstock.router.kv_index.worker_bitmap import GONE, bits
 
@@ -47,11 +47,11 @@ class Indexer(Protocol[Answer_co]):
         """Return how many (target, block) pairs are held."""
         ...
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the whole state as plain data."""
         ...
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         """Become the index that wrote ``state``."""
         ...
 

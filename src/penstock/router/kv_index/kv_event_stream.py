@@ -13,11 +13,12 @@ claim one that it does not. `approximate` ends when the engine clears its cache 
 """
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import KvCleared, KvEvent
 from penstock.router.events import KvObserved, ReplayEnded
 
@@ -303,7 +304,7 @@ class KvEventStream:
 
     # --- machine duties ---------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the whole state as plain data."""
         state = {name: value for name, value in vars(self).items() if name not in ("_waiting", "_repeated")}
         return {
@@ -312,7 +313,7 @@ class KvEventStream:
             "held": None if self._repeated is None else msgspec.to_builtins(self._repeated),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         """Become the stream that wrote ``state``."""
         state = dict(state)
         waiting, held = state.pop("waiting"), state.pop("held")

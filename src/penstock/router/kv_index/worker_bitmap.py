@@ -1,9 +1,9 @@
 """`WorkerBits`: the bit that stands for each worker in a mask, given back once nothing refers to it."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import Target, WorkerId
 
 GONE = Target(WorkerId(""), -1)
@@ -115,7 +115,7 @@ class WorkerBits:
         self._free.extend(self._sweeping)
         self._sweeping = []
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the whole state as plain data."""
         return {
             "slots": [[target.worker, target.rank, slot] for target, slot in self._slot_of.items()],
@@ -127,7 +127,7 @@ class WorkerBits:
             "pairs": list(self._ledger.pairs),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         """Become the slots that wrote ``state``, the ledger included."""
         self._slot_of = {Target(WorkerId(worker), rank): slot for worker, rank, slot in state["slots"]}
         self.names = [GONE] * state["count"]

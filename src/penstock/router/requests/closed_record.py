@@ -1,10 +1,9 @@
 """Makes the `RequestRecord` of a request that is over, from its `Closed` and the timing of its answer's tokens."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.kernel.machine import Nanos, nanos, seconds
-from penstock.kernel.request_record import ItlSummary, RequestLeg, RequestRecord
+from penstock.kernel.request_record import EndedLeg, ItlSummary, RequestEnd, RequestLeg, RequestRecord
 from penstock.router.events import Closed
 
 
@@ -68,27 +67,32 @@ def record_of(
     )
 
 
-def closed_of(record: RequestRecord) -> dict[str, Any]:
+def closed_of(record: RequestRecord) -> RequestEnd:
     """Return a record as a running cluster reports an end: times in nanoseconds since the start of the run."""
 
     def after(seconds: float | None) -> int | None:
         return None if seconds is None else nanos(record.arrival + seconds)
 
-    return {
-        "id": record.id,
-        "model": record.model,
-        "outcome": record.outcome,
-        "fault": record.fault,
-        "status": record.status,
-        "reason": record.reason,
-        "arrived": nanos(record.arrival),
-        "first": after(record.ttft),
-        "closed": after(record.e2e),
-        "isl": record.isl,
-        "osl": record.osl,
-        "cached": record.cached,
-        "expected_cached": record.expected_cached,
-        "queued": record.queued,
-        "attempts": record.attempts,
-        "legs": [{"target": leg.worker, "failure": leg.failure} for leg in record.legs],
-    }
+    return RequestEnd(
+        id=record.id,
+        model=record.model,
+        outcome=record.outcome,
+        fault=record.fault,
+        status=record.status,
+        reason=record.reason,
+        arrived=nanos(record.arrival),
+        first=after(record.ttft),
+        closed=after(record.e2e),
+        isl=record.isl,
+        osl=record.osl,
+        cached=record.cached,
+        expected_cached=record.expected_cached,
+        queued=record.queued,
+        attempts=record.attempts,
+        legs=[
+            EndedLeg(role=leg.role, target=leg.worker, dispatched=nanos(leg.dispatched), failure=leg.failure)
+            for leg in record.legs
+        ],
+        session=record.session,
+        program=record.program,
+    )

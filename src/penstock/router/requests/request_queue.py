@@ -7,12 +7,11 @@ would make every policy FCFS as soon as waiting is longer than that, which is wh
 
 import heapq
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import SECOND, Nanos, nanos
+from penstock.kernel.machine import SECOND, Nanos, Snapshot, nanos
 from penstock.kernel.values import RequestId
 from penstock.router.settings import QueuePolicy, QueueSettings
 
@@ -133,10 +132,10 @@ class RequestQueue:
         firsts = (next(iter(members.values())) for strictness, members in self._classes.items() if strictness >= strict)
         return max((now - first.arrived for first in firsts), default=0)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         return {"waiting": [msgspec.to_builtins(waiting) for waiting in self], "due": self._due}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         self.__init__(self._settings)  # type: ignore[misc]
         self._due = state["due"]
         for raw in state["waiting"]:

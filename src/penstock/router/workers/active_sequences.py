@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penstock.kernel.block_runs import plain
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos
+from penstock.kernel.machine import Nanos, Snapshot
 from penstock.kernel.values import RequestId, Target
 from penstock.router.kv_index.indexer import Column, column_of
 from penstock.router.kv_index.prefix_depth import depth_of
@@ -322,7 +322,7 @@ class ActiveSequences:
         for owner, request in [key for key in self._requests if key[0] == router]:
             self.end(request, owner)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         return {
             "expired": self.expired,
             "sweeping": self.sweeping,

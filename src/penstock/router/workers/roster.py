@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos
+from penstock.kernel.machine import Nanos, Snapshot
 from penstock.kernel.values import Target, WorkerCard, WorkerId
 from penstock.router.events import Excluded
 from penstock.router.workers.circuit_breaker import CircuitBreaker
@@ -175,7 +175,7 @@ class Roster:
         del self.workers[worker], self.places[worker]
         return found
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         return {
             "workers": [msgspec.to_builtins(worker) for worker in self.workers.values()],
             "epochs": dict(self.epochs),

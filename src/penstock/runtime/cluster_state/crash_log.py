@@ -8,13 +8,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.kernel.message_version import NewerVersion, VersionedDecoder
 from penstock.kernel.plurals import ordinal
+from penstock.router.status_rows import StatusFinding, WorkerStatus
 from penstock.runtime.cluster_state.store_watch import RETRY, follow
 
 log = logging.getLogger("penstock.crashes")
@@ -28,15 +29,20 @@ Kind = Literal["engine", "server", "frontend", "planner"]
 """A server is an engine that another party runs: it came back, and this supervisor did not start it."""
 
 
-class Crash(msgspec.Struct, frozen=True, kw_only=True):
+class CrashStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How often a process crashed in this run, and the last time: why, and at which second since 1970."""
 
-    version: int = 1
     name: str
     kind: Kind
     count: int
     reason: str
     at: float
+
+
+class Crash(CrashStatus, frozen=True, kw_only=True):
+    """The same in the store."""
+
+    version: int = 1
 
 
 _crashes = VersionedDecoder(Crash, "a report of a crash")
@@ -101,22 +107,19 @@ class Crashes:
             frozen=lambda error: None,
         )
 
-    def status(self) -> list[dict[str, Any]]:
-        """Return every process that crashed, the newest crash first; ``at``: seconds since 1970."""
+    def status(self) -> list[CrashStatus]:
+        """Return every process that crashed, the newest crash first."""
         newest = sorted(self.known.values(), key=lambda crash: -crash.at)
-        return [
-            {name: value for name, value in msgspec.structs.asdict(crash).items() if name != "version"}
-            for crash in newest
-        ]
+        return msgspec.convert(newest, list[CrashStatus], from_attributes=True)
 
-    def describe(self, workers: list[dict[str, Any]]) -> None:
+    def describe(self, workers: list[WorkerStatus]) -> None:
         """Add to each worker of a status how often it was started again, and why the last time."""
         for worker in workers:
-            crash = self.known.get(worker["id"])
-            worker["restarts"] = 0 if crash is None else crash.count
-            worker["restart_reason"] = None if crash is None else crash.reason
+            crash = self.known.get(worker.id)
+            if crash is not None:
+                worker.restarts, worker.restart_reason = crash.count, crash.reason
 
-    def findings(self) -> list[dict[str, str]]:
+    def findings(self) -> list[StatusFinding]:
         """Return which processes crashed lately. The text holds no age, so that all frontends return the same."""
         findings = []
         for crash in self.known.values():
@@ -125,15 +128,9 @@ class Crashes:
             when = time.strftime("%H:%M:%S UTC", time.gmtime(crash.at))
             again = "" if crash.count == 1 else f", for the {ordinal(crash.count)} time"
             after = "it is asked again until it answers" if crash.kind == "server" else "it was started again"
-            findings.append(
-                {
-                    "level": "warning",
-                    "text": f"{crash.name} {crash.reason} at {when}{again}; {after}",
-                    "hint": "see the server's own log"
-                    if crash.kind == "server"
-                    else f"see logs/{crash.name}.log in the run folder",
-                }
-            )
+            text = f"{crash.name} {crash.reason} at {when}{again}; {after}"
+            place = "the server's own log" if crash.kind == "server" else f"logs/{crash.name}.log in the run folder"
+            findings.append(StatusFinding("warning", text, f"see {place}"))
         return findings
 
     async def _put(self, key: str, raw: bytes) -> None:

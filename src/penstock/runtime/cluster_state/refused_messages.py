@@ -1,9 +1,10 @@
 """Refused messages: counts and findings of untrusted messages to this frontend, for status and doctor."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock.adapters.planes.nats_plane import NatsPlane
 from penstock.adapters.seams import Store
+from penstock.router.status_rows import StatusFinding
 from penstock.runtime.backends import Plane
 from penstock.runtime.cluster_state.membership import Membership
 from penstock.runtime.cluster_state.placement_sync import PlacementSync
@@ -44,13 +45,13 @@ def refusals(sources: MessageSources) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def findings(sources: MessageSources) -> list[dict[str, Any]]:
+def findings(sources: MessageSources) -> list[StatusFinding]:
     """Return findings about refused messages, with the operator's next step."""
     counts = refusals(sources)
-    findings: list[dict[str, Any]] = []
+    findings: list[StatusFinding] = []
 
     def say(text: str, hint: str) -> None:
-        findings.append({"level": "warning", "text": text, "hint": hint})
+        findings.append(StatusFinding("warning", text, hint))
 
     foreign = counts.get("store_entry_foreign", 0)
     if foreign:

@@ -9,13 +9,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 
 from penstock.adapters.engines.probe import Verdict, one_token
 from penstock.config.settings.cluster_settings import CanarySettings
 from penstock.kernel.values import WorkerCard, WorkerId
+from penstock.router.status_rows import CanaryStatus
 
 log = logging.getLogger("penstock.canary")
 
@@ -102,17 +102,17 @@ class Canary:
                 watched.quiet_since = now
                 watched.task = asyncio.create_task(self._ask(watched), name=f"canary-{worker}")
 
-    def status(self, worker: WorkerId) -> dict[str, Any] | None:
+    def status(self, worker: WorkerId) -> CanaryStatus | None:
         """Return a worker's canary state for status; None where it is not watched."""
         watched = self._watched.get(worker)
         if watched is None:
             return None
-        return {
-            "sent": watched.sent,
-            "missed": watched.missed,
-            "verdict": "unfit" if watched.unfit else watched.last,
-            "wall_s": None if watched.seconds is None else round(watched.seconds, 4),
-        }
+        return CanaryStatus(
+            sent=watched.sent,
+            missed=watched.missed,
+            verdict="unfit" if watched.unfit else watched.last,
+            wall_s=None if watched.seconds is None else round(watched.seconds, 4),
+        )
 
     @property
     def counts(self) -> dict[str, int]:

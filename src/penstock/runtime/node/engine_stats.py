@@ -8,13 +8,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import aiohttp
 
 from penstock.adapters.engines.stats.step_stats_source import Source, StepSource, steps_of
 from penstock.config.settings.cluster_settings import EngineStatsSettings
 from penstock.kernel.values import StepStats, WorkerCard, WorkerId
+from penstock.router.status_rows import StepsStatus
 from penstock.runtime.node.step_stats_estimate import LoadLook, completed
 
 log = logging.getLogger("penstock.stats")
@@ -122,7 +122,7 @@ class EngineStats:
                 windows[worker] = watched.last.steps
         return windows
 
-    def status(self, worker: WorkerId) -> dict[str, Any] | None:
+    def status(self, worker: WorkerId) -> StepsStatus | None:
         """Return an engine's last window for operators: rates and means; None where there is none."""
         window = self.last(worker)
         return None if window is None else described(window, time.monotonic())
@@ -156,26 +156,26 @@ class EngineStats:
             del watched.unread[ended]
 
 
-def described(window: StatsWindow, now: float) -> dict[str, Any]:
+def described(window: StatsWindow, now: float) -> StepsStatus:
     """Return a window for the status: means of a pass, tokens per second; unknown is None.
 
     Keys of what was measured begin with ``wall``.
     """
     steps = window.steps
-    return {
-        "source": window.source,
-        "wall_window_s": round(window.seconds, 3),
-        "wall_age_s": round(now - window.at, 3),
-        "wall_passes": steps.passes,
-        "wall_pass_ms": _share(steps.wall, steps.passes, 1e3),
-        "wall_prefill_tokens_per_s": _share(steps.prefill_tokens, window.seconds),
-        "wall_decode_tokens_per_s": _share(steps.decode_seqs, window.seconds),
-        "wall_decode_seqs": _share(steps.decode_seqs, steps.passes),
-        "wall_decode_kv_tokens": _share(steps.decode_kv, steps.passes),
-        "wall_queued_requests": _share(steps.queued_requests, steps.passes),
-        "wall_queued_prefill_tokens": _share(steps.queued_prefill_tokens, steps.passes),
-        "estimated": list(steps.estimated),
-    }
+    return StepsStatus(
+        source=window.source,
+        wall_window_s=round(window.seconds, 3),
+        wall_age_s=round(now - window.at, 3),
+        wall_passes=steps.passes,
+        wall_pass_ms=_share(steps.wall, steps.passes, 1e3),
+        wall_prefill_tokens_per_s=_share(steps.prefill_tokens, window.seconds),
+        wall_decode_tokens_per_s=_share(steps.decode_seqs, window.seconds),
+        wall_decode_seqs=_share(steps.decode_seqs, steps.passes),
+        wall_decode_kv_tokens=_share(steps.decode_kv, steps.passes),
+        wall_queued_requests=_share(steps.queued_requests, steps.passes),
+        wall_queued_prefill_tokens=_share(steps.queued_prefill_tokens, steps.passes),
+        estimated=list(steps.estimated),
+    )
 
 
 def _share(part: float | None, whole: float, scale: float = 1.0) -> float | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from penstock.adapters.engines.describe import measured_speed
 from penstock.adapters.seams import Store
@@ -22,6 +23,7 @@ from penstock.kernel.values import WorkerCard
 from penstock.router.events import OperatorNote, SettingsChanged, WorkerMeasured
 from penstock.router.journal import RouterBook
 from penstock.router.router import Router
+from penstock.router.status_rows import StatusFinding
 from penstock.runtime.backends import Plane, open_plane, open_relayed, open_store
 from penstock.runtime.cluster_state import refused_messages
 from penstock.runtime.cluster_state.crash_log import Crashes
@@ -33,6 +35,7 @@ from penstock.runtime.cluster_state.placement_sync import FrontendCard, Placemen
 from penstock.runtime.kv_events.kv_event_feeds import KvEventFeeds
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.loop_monitor import LoopMonitor
+from penstock.runtime.node.node_status import NodeStatus
 from penstock.runtime.node.tickets import Tickets
 from penstock.runtime.node.worker_observers import WorkerObservers
 from penstock.runtime.planning.planner_status import PlannerStatus
@@ -131,29 +134,27 @@ class RouterNode:
     def message_sources(self) -> refused_messages.MessageSources:
         return refused_messages.MessageSources(self.store, self.plane, self.peers, self.membership, self.feeds)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> NodeStatus:
         """Return the router's status with the observations of the parts around it."""
         status = self.router.status(self.live.now())
+        self.observers.describe(status.workers)
+        self.crashes.describe(status.workers)
         if not self.membership.available:
-            status["findings"].append(
-                {
-                    "level": "warning",
-                    "text": "the store can't be read: membership is frozen at "
-                    + counted(len(self.membership.cards), "worker"),
-                    "hint": "traffic goes on; see the frontend's log for the reason",
-                }
-            )
-        status["findings"] += refused_messages.findings(self.message_sources)
-        self.observers.describe(status["workers"])
-        self.crashes.describe(status["workers"])
-        status["crashes"] = self.crashes.status()
-        status["findings"] += self.crashes.findings()
+            frozen = counted(len(self.membership.cards), "worker")
+            text = f"the store can't be read: membership is frozen at {frozen}"
+            hint = "traffic goes on; see the frontend's log for the reason"
+            status.findings.append(StatusFinding("warning", text, hint))
+        status.findings += refused_messages.findings(self.message_sources)
+        status.findings += self.crashes.findings()
+        status.findings += self.planned.findings()
         others = [] if self.peers is None else [card.id for card in self.peers.cards.values()]
-        status["frontends"] = sorted([self.name, *others])
-        status["router_faults"] = self.live.faults
-        status["planner"] = self.planned.status()
-        status["findings"] += self.planned.findings()
-        return status
+        return NodeStatus(
+            **msgspec.structs.asdict(status),
+            crashes=self.crashes.status(),
+            frontends=sorted([self.name, *others]),
+            planner=self.planned.report,
+            router_faults=self.live.faults,
+        )
 
     async def close(self) -> None:
         """Stop receiving events and delete this frontend's keys in the store."""

@@ -9,6 +9,7 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.values import Target, WorkerCard, WorkerId
 from penstock.router.events import WorkerCordoned
 from penstock.router.router import Router
+from penstock.router.status_rows import WorkerStatus
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.node.canary import Canary
 from penstock.runtime.node.engine_stats import EngineStats
@@ -49,11 +50,11 @@ class WorkerObservers:
         await self.canary.close()
         await self.stats.close()
 
-    def describe(self, workers: list[dict[str, Any]]) -> None:
+    def describe(self, workers: list[WorkerStatus]) -> None:
         """Add the observations of each worker to its row of the status."""
         for row in workers:
-            row["steps"] = self.stats.status(row["id"])
-            row["canary"] = self.canary.status(row["id"])
+            row.steps = self.stats.status(WorkerId(row.id))
+            row.canary = self.canary.status(WorkerId(row.id))
 
     async def _guarded(self, what: str, run: Coroutine[Any, Any, None]) -> None:
         """Supervision boundary: one observer must not end the other, nor end silently."""

@@ -1,7 +1,7 @@
 """Admin API connector: scales a cluster for a planner that runs elsewhere, through a frontend's admin routes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -11,7 +11,10 @@ from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import Pool
 from penstock.planner.plugins.proposals import Flip, Reason
 from penstock.runtime.cluster_state.desired_state import PoolStatus
+from penstock.runtime.cluster_state.fleet_api import DesiredState, FlipBody, Flipped, PoolsScaled, Problem, ScaleBody
 from penstock.runtime.planning.desired_state_connector import pool_of_status, refusal
+
+T = TypeVar("T")
 
 TIMEOUT = 10.0
 
@@ -35,8 +38,10 @@ class AdminApiConnector:
         self._http: aiohttp.ClientSession | None = None
 
     async def look(self) -> Mapping[str, Pool]:
-        answer = await self._call("GET", "/admin/desired", None)
-        self._pools = {each["name"]: msgspec.convert({**each, "pool": each}, PoolStatus) for each in answer["pools"]}
+        answer = await self._call("GET", "/admin/desired", None, DesiredState)
+        self._pools = {
+            each.name: PoolStatus(pool=each, kind=each.kind, revision=each.revision) for each in answer.pools
+        }
         return {name: pool_of_status(report, None) for name, report in self._pools.items()}
 
     async def scale(
@@ -48,7 +53,7 @@ class AdminApiConnector:
             problem = refusal(self._pools.get(name), replicas)
             if problem is None:
                 try:
-                    await self._call("POST", "/admin/scale", {"pools": {name: replicas}})
+                    await self._call("POST", "/admin/scale", ScaleBody({name: replicas}), PoolsScaled)
                 except PenstockError as error:
                     problem = str(error)
             if problem is not None:
@@ -56,7 +61,7 @@ class AdminApiConnector:
         for flip in flips:
             for worker in to_flip(pools, flip.model, flip.frm, flip.count):
                 try:
-                    await self._call("POST", "/admin/flip", {"name": worker, "role": flip.to})
+                    await self._call("POST", "/admin/flip", FlipBody(worker, flip.to), Flipped)
                 except PenstockError as error:
                     problems[worker] = str(error)
         return problems
@@ -68,14 +73,16 @@ class AdminApiConnector:
         if self._http is not None:
             await self._http.close()
 
-    async def _call(self, method: str, path: str, body: Any) -> Any:
+    async def _call(self, method: str, path: str, body: msgspec.Struct | None, kind: type[T]) -> T:
         if self._http is None:
             self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT), headers=self._headers)
+        data = None if body is None else msgspec.json.encode(body)
         try:
-            async with self._http.request(method, self._url + path, json=body, allow_redirects=False) as answer:
-                content = await answer.json()
+            async with self._http.request(method, self._url + path, data=data, allow_redirects=False) as answer:
+                content = await answer.read()
                 if answer.status == 200:
-                    return content
-                raise AdminRefused(f"{self._url}{path} answers {answer.status}: {content['error']['message']}")
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
+                    return msgspec.json.decode(content, type=kind)
+                message = msgspec.json.decode(content, type=Problem).error.message
+                raise AdminRefused(f"{self._url}{path} answers {answer.status}: {message}")
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, msgspec.DecodeError) as error:
             raise AdminRefused(f"{self._url}{path} does not answer: {str(error) or type(error).__name__}") from error

@@ -1,7 +1,7 @@
 """Planner report: the last decision, pending changes and unreadable sources of a planner, and its records on disk."""
 
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -9,6 +9,8 @@ from penstock.kernel.message_version import VersionedDecoder
 from penstock.planner.plugins.proposals import Reason
 from penstock.planner.tick_record import PoolTick
 from penstock.runtime.records import segments
+
+T = TypeVar("T")
 
 REPORT = "planner/report"
 """Key in the store of the newest `PlannerReport`, for as long as its planner lives."""
@@ -63,6 +65,17 @@ class PlannerReport(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
 
 
+class PlannerDecisions(msgspec.Struct, Generic[T], frozen=True):
+    """A planner's last report, None where none runs; the last tick; and the newest ticks, the newest first.
+
+    Ticks are passed on as the JSON that was recorded; a reader gets `TickRecord`.
+    """
+
+    planner: PlannerReport | None
+    last: T | None
+    decisions: list[T]
+
+
 reports = VersionedDecoder(PlannerReport, "a planner's report")
 
 
@@ -71,17 +84,8 @@ def newest(path: Path, limit: int, *, every: bool = True) -> list[bytes]:
     return segments.newest(path, limit, without=None if every else UNCHANGED)
 
 
-def past_decisions(run: Path, limit: int, *, every: bool = False) -> dict[str, Any]:
-    """Return a run's last tick, and its newest decisions, as plain data. Blocks."""
+def past_decisions(run: Path, limit: int, *, every: bool = False) -> PlannerDecisions[msgspec.Raw]:
+    """Return a run's last tick, and its newest decisions. Blocks."""
     last = newest(run / RECORDS, 1)
     lines = newest(run / RECORDS, limit, every=every)
-    return {
-        "last": msgspec.json.decode(last[0]) if last else None,
-        "decisions": [msgspec.json.decode(line) for line in lines],
-    }
-
-
-def plain(report: PlannerReport) -> dict[str, Any]:
-    """Return a report as plain data for an operator's JSON."""
-    fields: dict[str, Any] = msgspec.to_builtins(report)
-    return fields
+    return PlannerDecisions(None, msgspec.Raw(last[0]) if last else None, [msgspec.Raw(line) for line in lines])

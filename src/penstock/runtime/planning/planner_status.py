@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -12,8 +11,9 @@ from penstock.adapters.seams import Store
 from penstock.kernel.message_version import NewerVersion
 from penstock.kernel.plurals import counted
 from penstock.planner.plugins.proposals import CEILING
+from penstock.router.status_rows import Level, StatusFinding
 from penstock.runtime.cluster_state.store_watch import follow
-from penstock.runtime.planning.planner_report import REPORT, PlannerReport, plain, reports
+from penstock.runtime.planning.planner_report import REPORT, PlannerReport, reports
 
 log = logging.getLogger("penstock.planner")
 
@@ -21,7 +21,7 @@ PATIENCE = 3
 """Ticks without a report before that is a finding."""
 STARTS_WITHIN = 60.0
 """Seconds that a planner gets for its first report."""
-_LEVELS: dict[str, str] = {"stale": "warning", "broken": "error"}
+_LEVELS: dict[str, Level] = {"stale": "warning", "broken": "error"}
 
 
 class PlannerStatus:
@@ -48,35 +48,33 @@ class PlannerStatus:
             frozen=lambda error: None,
         )
 
-    def status(self) -> dict[str, Any] | None:
-        """Return the report as plain data for an operator's JSON; None where no planner reports."""
-        return None if self.report is None else plain(self.report)
-
-    def findings(self) -> list[dict[str, str]]:
+    def findings(self) -> list[StatusFinding]:
         """Return findings for the operator, with the next step."""
         report = self.report
         if report is None:
             if not self._enabled() or time.monotonic() - self._since < STARTS_WITHIN:
                 return []
-            return [_finding("warning", "no planner runs, so replica counts stay as they are", "see logs/planner.log")]
+            return [
+                StatusFinding("warning", "no planner runs, so replica counts stay as they are", "see logs/planner.log")
+            ]
         findings = []
         silent = time.monotonic() - self._since
         if silent > PATIENCE * report.every + 10.0:
             text = f"the planner has not reported for {silent:.0f} s; replica counts stay as they are"
-            findings.append(_finding("warning", text, "see logs/planner.log in the run folder"))
+            findings.append(StatusFinding("warning", text, "see logs/planner.log in the run folder"))
         for model, health in report.health.items():
             if health in _LEVELS:
                 text = f"the planner can't read the traffic of {model} ({health}): nothing is taken away meanwhile"
-                findings.append(_finding(_LEVELS[health], text, "'penstock explain scale' says why"))
+                findings.append(StatusFinding(_LEVELS[health], text, "'penstock explain scale' says why"))
         for reason in report.bound:
             if reason.code == CEILING:
-                findings.append(_finding("warning", reason.text, "raise planner.budget.max_gpus, or shed load"))
+                findings.append(StatusFinding("warning", reason.text, "raise planner.budget.max_gpus, or shed load"))
         for name, pool in report.pools.items():
             if pool.given_up:
                 given_up = counted(pool.given_up, "replica")
                 text = f"{given_up} of {name} did not come to serve, and counts no more"
                 findings.append(
-                    _finding("warning", text, f"'penstock scale' says what holds them; {name} is planned on")
+                    StatusFinding("warning", text, f"'penstock scale' says what holds them; {name} is planned on")
                 )
         return findings
 
@@ -90,7 +88,3 @@ class PlannerStatus:
 
     async def _deleted(self, key: str) -> None:
         self.report, self._since = None, time.monotonic()
-
-
-def _finding(level: str, text: str, hint: str) -> dict[str, str]:
-    return {"level": level, "text": text, "hint": hint}

@@ -8,8 +8,9 @@ Source: NVIDIA Dynamo's request trace reference, schema version 1.
 """
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from penstock.kernel.values import JsonObject
 from penstock.traffic import trace_slices
 from penstock.traffic.formats.log_rows import EndedRequest, LogRows
 from penstock.traffic.formats.trace_rows import RowProblem, hashes_of, number_of, object_of, tokens_of
@@ -68,19 +69,19 @@ class DynamoTrace(LogRows):
         )
 
 
-def _event(row: dict[str, Any]) -> dict[str, Any]:
+def _event(row: JsonObject) -> JsonObject:
     inner = row.get("event")
     return inner if isinstance(inner, dict) else row
 
 
-def _part(row: dict[str, Any], name: str) -> dict[str, Any]:
+def _part(row: JsonObject, name: str) -> JsonObject:
     part = row.get(name)
     if not isinstance(part, dict):
         raise RowProblem(name, part, "a JSON object is needed")
     return part
 
 
-def _session(row: dict[str, Any]) -> str | None:
+def _session(row: JsonObject) -> str | None:
     if row.get("agent_context") is None:
         return None
     session = _part(row, "agent_context").get("session_id")
@@ -89,7 +90,7 @@ def _session(row: dict[str, Any]) -> str | None:
     return session
 
 
-def _end(row: dict[str, Any], request: dict[str, Any], received: float) -> float | None:
+def _end(row: JsonObject, request: JsonObject, received: float) -> float | None:
     """Return when the answer was there, in Unix milliseconds."""
     if request.get("total_time_ms") is not None:
         return received + number_of("total_time_ms", request["total_time_ms"], "milliseconds")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from penstock.kernel.values import JsonObject
 from penstock.traffic.formats.block_numbering import numbered
 from penstock.traffic.formats.trace_rows import (
     Lines,
@@ -103,7 +104,7 @@ def mooncake_lines(requests: Iterable[TrafficRequest]) -> Iterator[bytes]:
     """
     begun: set[str] = set()
     for request in numbered(requests):
-        row: dict[str, Any] = {
+        row: JsonObject = {
             "timestamp": _milliseconds(request.at),
             "input_length": request.isl,
             "output_length": request.osl,
@@ -126,19 +127,19 @@ def _milliseconds(seconds: float) -> float | int:
     return int(exact) if exact.is_integer() else exact
 
 
-def _pause(row: dict[str, Any]) -> float | None:
+def _pause(row: JsonObject) -> float | None:
     name, value = _field(row, "delay", "delay_ms")
     return None if value is None else number_of(name, value, "milliseconds")
 
 
-def _timestamp(row: dict[str, Any], before: tuple[int, float] | None, pause: float | None) -> float:
+def _timestamp(row: JsonObject, before: tuple[int, float] | None, pause: float | None) -> float:
     name, value = _field(row, "timestamp", "created_time")
     if value is None and before is not None and pause is not None:
         return before[1] + pause
     return number_of(name, value, "milliseconds")
 
 
-def _field(row: dict[str, Any], *names: str) -> tuple[str, Any]:
+def _field(row: JsonObject, *names: str) -> tuple[str, Any]:
     """Return the first of these fields that the row has, with its value."""
     for name in names:
         if row.get(name) is not None:

@@ -4,11 +4,12 @@ Each format has a class of its own over `Rows`, which says what one row means; a
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.values import JsonObject
 from penstock.traffic.traffic_request import TrafficRequest
 
 ERRORS_MAX = 10
@@ -118,7 +119,7 @@ def text_of(line: str | bytes) -> str:
     return text.removeprefix("\ufeff")
 
 
-def object_of(line: str | bytes) -> dict[str, Any]:
+def object_of(line: str | bytes) -> JsonObject:
     """Read a line that is a JSON object."""
     try:
         row = msgspec.json.decode(line)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.adapters.engines.http.engine_http import EngineServer
+from penstock.kernel.values import JsonObject
 
 Resume = Literal["ids", "message"]
 Refusal = Literal["client", "busy", "leaving", "fault"]
@@ -107,7 +108,7 @@ class Dialect:
 
     def fields(
         self, model: str, *, adapter: str | None = None, priority: int = 0, salt: str | None = None
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Return what a request's body must hold so that this engine understands it.
 
         Args:
@@ -116,7 +117,7 @@ class Dialect:
             priority: as we count; 0 is not sent, since an engine that does not schedule by priority may refuse one.
             salt: keeps this request's cached blocks apart from those of all others.
         """
-        body: dict[str, Any] = {}
+        body: JsonObject = {}
         if adapter is not None and self.lora_field is not None:
             body["model"], body[self.lora_field] = model, adapter
         if priority and self.priority_field is not None:

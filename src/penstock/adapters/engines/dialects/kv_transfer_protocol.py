@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from penstock.kernel.values import HandoffProtocol, WorkerCard
+from penstock.kernel.values import HandoffProtocol, JsonObject, WorkerCard
 from penstock.router.events import Handoff
 
-Fields = dict[str, Any]
+Fields = JsonObject
 
 _ONE_TOKEN: Fields = {"stream": False, "max_tokens": 1}
 _NEEDLESS = ("stream_options", "min_tokens", "return_token_ids", "logprobs", "top_logprobs")

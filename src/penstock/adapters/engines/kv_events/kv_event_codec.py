@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.kernel.errors import EngineError
 from penstock.kernel.hashing import TAG_LORA, TAG_MULTIMODAL, TAG_SALT, extra_bytes, records
-from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, KvStored, Tier
+from penstock.kernel.values import JsonObject, KvCleared, KvEvent, KvRemoved, KvStored, Tier
 
 MASK = (1 << 64) - 1
 
@@ -89,7 +89,7 @@ class KvDecoder:
 
     def _event(self, event: Any) -> KvEvent | None:
         if isinstance(event, dict):
-            fields: dict[str, Any] = event
+            fields: JsonObject = event
             tag = event.get("type")
         elif isinstance(event, list) and event:
             tag = event[0]
@@ -104,7 +104,7 @@ class KvDecoder:
             return KvCleared()
         raise WireError(f"unknown event type {tag!r:.60}")
 
-    def _stored(self, fields: dict[str, Any]) -> KvStored | None:
+    def _stored(self, fields: JsonObject) -> KvStored | None:
         get = fields.get
         if not self._is_main(get("group_idx"), get("kv_cache_spec_kind")):
             self.dropped["group"] += 1
@@ -124,7 +124,7 @@ class KvDecoder:
         extras = _extras(fields, len(hashes), first=parent is None)
         return KvStored(hashes=hashes, parent=parent, tokens=tokens, block_size=block_size, extras=extras, tier=tier)
 
-    def _removed(self, fields: dict[str, Any]) -> KvRemoved | None:
+    def _removed(self, fields: JsonObject) -> KvRemoved | None:
         if not self._is_main(fields.get("group_idx"), None):
             self.dropped["group"] += 1
             return None
@@ -147,7 +147,7 @@ class KvDecoder:
             return kind in MAIN_KINDS and bool(group == self._main)
         return bool(group == (0 if self._main is None else self._main))
 
-    def _tier(self, fields: dict[str, Any]) -> Tier | None:
+    def _tier(self, fields: JsonObject) -> Tier | None:
         if fields.get("locality") == "REMOTE":
             self.dropped["remote"] += 1
             return None
@@ -186,7 +186,7 @@ def encode_batch(ts: float, events: Sequence[KvEvent], rank: int = 0) -> bytes:
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def _map(event: KvEvent) -> dict[str, Any]:
+def _map(event: KvEvent) -> JsonObject:
     if isinstance(event, KvCleared):
         return {"type": _CLEARED}
     medium = MEDIUM_OF_TIER[event.tier]
@@ -246,7 +246,7 @@ def _frame(batch: Any) -> tuple[float, list[Any], int | None]:
     return float(ts), events, rank
 
 
-def _named(tag: Any, event: list[Any]) -> dict[str, Any]:
+def _named(tag: Any, event: list[Any]) -> JsonObject:
     """Give a positional event's fields their names; old engines send fewer, and trailing fields are known by type."""
     known = _STORED_FIELDS if tag == _STORED else _REMOVED_FIELDS
     fields = dict(zip(known, event[1:], strict=False))
@@ -296,7 +296,7 @@ def _tokens(values: Any) -> list[int]:
     return tokens
 
 
-def _extras(fields: dict[str, Any], count: int, *, first: bool) -> list[bytes] | None:
+def _extras(fields: JsonObject, count: int, *, first: bool) -> list[bytes] | None:
     """Return ``extra`` bytes per block, or None where no block has any. ``first``: the blocks begin a chain."""
     lora = fields.get("lora_name")
     if lora is None:

@@ -1,18 +1,18 @@
 """Embeddings of the simulated model: unit vectors that depend on the tokens only."""
 
 import base64
-from typing import Any
 
 import numpy as np
 
 from penstock.adapters.engines.sim.sim_text import SimText
 from penstock.kernel.errors import ClientError
 from penstock.kernel.hashing import SEED, token_bytes
+from penstock.kernel.values import JsonObject
 
 INPUTS_MAX = 2048
 
 
-def embed(body: dict[str, Any], text: SimText, dimensions: int) -> tuple[list[list[float] | str], int]:
+def embed(body: JsonObject, text: SimText, dimensions: int) -> tuple[list[list[float] | str], int]:
     """Return the vectors of an embeddings body, in its requested encoding, and the tokens read.
 
     Raises:

@@ -24,7 +24,7 @@ import zmq
 from penstock.adapters.engines.kv_events.kv_event_codec import encode_batch
 from penstock.adapters.engines.kv_events.kv_publisher import KvPublisher
 from penstock.kernel.errors import ClientError
-from penstock.kernel.values import KvEvent
+from penstock.kernel.values import JsonObject, KvEvent
 
 KINDS = (
     "stall",
@@ -138,7 +138,7 @@ class FaultyPublisher(KvPublisher):
         return sequence
 
 
-def _number(body: dict[str, Any], name: str, default: float) -> float:
+def _number(body: JsonObject, name: str, default: float) -> float:
     value = body.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise ClientError(f"{name} must be a number not below 0.", param=name)

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
@@ -16,6 +16,7 @@ from penstock.adapters.engines.sim.sim_text import SimText
 from penstock.adapters.engines.sim.transfer_params import Role, TransferLeg, answer_of, leg_of
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ClientError
+from penstock.kernel.values import JsonObject
 
 _json = msgspec.json.Encoder()
 
@@ -104,7 +105,7 @@ class Generator:
                 if choice.stream is not None:
                     server.live.abort(choice.stream)
 
-    def _retained_params(self, request: web.Request, choice: ResponseChoice) -> dict[str, Any] | None:
+    def _retained_params(self, request: web.Request, choice: ResponseChoice) -> JsonObject | None:
         """Return the transfer parameters of an answer whose KV is held; None where it is not."""
         done = choice.stream.finished if choice.stream is not None else None
         if done is None or not done.blocks_retained:

@@ -1,16 +1,15 @@
 """JSON over HTTP of the simulated server: reads bodies, and writes errors in vLLM's form."""
 
-from typing import Any
-
 import msgspec
 from aiohttp import web
 
 from penstock.kernel.errors import ClientError
+from penstock.kernel.values import JsonObject
 
 _TYPES = {400: "BadRequestError", 404: "NotFoundError", 429: "TooManyRequests", 503: "ServiceUnavailableError"}
 
 
-async def read_json(request: web.Request) -> dict[str, Any]:
+async def read_json(request: web.Request) -> JsonObject:
     """Return the body of a request.
 
     Raises:

@@ -9,7 +9,7 @@ engine will pull. The puller simulates its own link as well; the KV is there at 
 import asyncio
 import time
 from collections import OrderedDict
-from typing import Any, Protocol
+from typing import Protocol
 
 import aiohttp
 import msgspec
@@ -22,6 +22,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.events import EngineFinished, PullKv, SubmitRequest
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ClientError
+from penstock.kernel.values import JsonObject
 
 WAIT_MAX = 30.0
 """Seconds that a puller waits for a prefill whose two legs were sent at once."""
@@ -138,7 +139,7 @@ class KvTransferServer:
 
     # --- requests of other engines ----------------------------------------------------------------------------------
 
-    async def serve(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    async def serve(self, request: web.Request, body: JsonObject) -> web.StreamResponse:
         """Answer ``/kv_pull``."""
         key, tokens = _key(body), body.get("tokens")
         if type(tokens) is not int or tokens < 0:
@@ -156,7 +157,7 @@ class KvTransferServer:
         await response.write_eof()
         return response
 
-    def give_up(self, body: dict[str, Any]) -> None:
+    def give_up(self, body: JsonObject) -> None:
         """Answer ``/kv_release``: no engine will pull this KV."""
         key = _key(body)
         offer = self._offers.get(key)
@@ -264,7 +265,7 @@ class _KvLost(Exception):
     """The holder does not have the KV."""
 
 
-def _key(body: dict[str, Any]) -> str:
+def _key(body: JsonObject) -> str:
     key = body.get("request_id")
     if not isinstance(key, str):
         raise ClientError("request_id must be a text.", param="request_id")

@@ -9,6 +9,7 @@ from penstock.adapters.engines.sim.sim_text import SimText
 from penstock.adapters.engines.sim.sim_tokenizer import IMAGE_TOKENS
 from penstock.kernel.errors import ClientError
 from penstock.kernel.hashing import MediaSpan
+from penstock.kernel.values import JsonObject
 
 Kind = Literal["completion", "chat"]
 CHOICES_MAX = 128
@@ -96,14 +97,14 @@ class RequestReader:
             tool=tool[0] if tool is not None else None,
         )
 
-    def model(self, body: dict[str, Any]) -> str:
+    def model(self, body: JsonObject) -> str:
         """Return the model or adapter that a body names; no name means the model."""
         name = body.get("model") or self._model
         if name != self._model and name not in self._adapters:
             raise ClientError(f"The model `{name}` does not exist.", status=404, code="NotFoundError", param="model")
         return str(name)
 
-    def chat_prompt(self, body: dict[str, Any], media: list[MediaSpan] | None = None) -> list[list[int]]:
+    def chat_prompt(self, body: JsonObject, media: list[MediaSpan] | None = None) -> list[list[int]]:
         """Return the one prompt of a chat.
 
         Args:
@@ -124,7 +125,7 @@ class RequestReader:
         except ValueError as error:
             raise ClientError(str(error), param="messages") from error
 
-    def _prompts(self, body: dict[str, Any]) -> list[list[int]]:
+    def _prompts(self, body: JsonObject) -> list[list[int]]:
         prompt = body.get("prompt")
         if isinstance(prompt, str):
             return self._fitting([self._text.encode(prompt)])
@@ -149,7 +150,7 @@ class RequestReader:
                 )
         return prompts
 
-    def _max_tokens(self, kind: Kind, body: dict[str, Any], longest: int) -> int:
+    def _max_tokens(self, kind: Kind, body: JsonObject, longest: int) -> int:
         room = self._limit - longest
         name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
         wanted: int | None = _number(body, name, None, 1, None)
@@ -165,7 +166,7 @@ class RequestReader:
         return wanted
 
 
-def _number(body: dict[str, Any], name: str, default: Any, low: int | None, high: int | None) -> Any:
+def _number(body: JsonObject, name: str, default: Any, low: int | None, high: int | None) -> Any:
     value = body.get(name)
     if value is None:
         return default
@@ -176,7 +177,7 @@ def _number(body: dict[str, Any], name: str, default: Any, low: int | None, high
     return value
 
 
-def _of(body: dict[str, Any], name: str, kind: type, default: Any) -> Any:
+def _of(body: JsonObject, name: str, kind: type, default: Any) -> Any:
     value = body.get(name)
     if value is None:
         return default
@@ -185,7 +186,7 @@ def _of(body: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     return value
 
 
-def _images(messages: list[dict[str, Any]]) -> list[str]:
+def _images(messages: list[JsonObject]) -> list[str]:
     """Return the ids of a chat's images and other media: the client's ``uuid``, else a digest of the part."""
     ids = []
     for message in messages:
@@ -221,7 +222,7 @@ def _tokens(prompt: list[int]) -> list[int]:
     return prompt
 
 
-def _stops(body: dict[str, Any]) -> list[str]:
+def _stops(body: JsonObject) -> list[str]:
     value = body.get("stop")
     if value is None:
         return []
@@ -231,7 +232,7 @@ def _stops(body: dict[str, Any]) -> list[str]:
     return [stop for stop in stops if stop]
 
 
-def _logprobs(kind: Kind, body: dict[str, Any]) -> int | None:
+def _logprobs(kind: Kind, body: JsonObject) -> int | None:
     if kind == "completion":
         number: int | None = _number(body, "logprobs", None, 0, 100)
         return number
@@ -241,7 +242,7 @@ def _logprobs(kind: Kind, body: dict[str, Any]) -> int | None:
     return count
 
 
-def _tool(body: dict[str, Any]) -> tuple[str, str] | None:
+def _tool(body: JsonObject) -> tuple[str, str] | None:
     """Return the name and arguments of the tool call that ``tool_choice`` requires."""
     choice = body.get("tool_choice")
     tools = [tool for tool in _of(body, "tools", list, []) if isinstance(tool, dict)]
@@ -260,7 +261,7 @@ def _tool(body: dict[str, Any]) -> tuple[str, str] | None:
     return str(function.get("name", "")), least_json(function.get("parameters") or {"type": "object"})
 
 
-def _format(body: dict[str, Any]) -> str | None:
+def _format(body: JsonObject) -> str | None:
     """Return the text for the requested response format, or None for free text."""
     response_format = _of(body, "response_format", dict, {})
     kind = response_format.get("type", "text")

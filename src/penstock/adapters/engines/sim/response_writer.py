@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import xxhash
 
@@ -12,7 +11,7 @@ from penstock.adapters.engines.sim.sim_text import SimText
 from penstock.engine.events import SubmitRequest
 from penstock.engine.settings import SimSettings
 from penstock.engine.simulated_output import SimulatedOutput
-from penstock.kernel.values import RequestId
+from penstock.kernel.values import JsonObject, RequestId
 
 
 class ResponseChoice:
@@ -91,12 +90,12 @@ class ResponseWriter:
         self._chunk = "chat.completion.chunk" if chat else "text_completion"
         self._whole = "chat.completion" if chat else "text_completion"
 
-    def usage(self, choices: Sequence[ResponseChoice], details: bool = True) -> dict[str, Any]:
+    def usage(self, choices: Sequence[ResponseChoice], details: bool = True) -> JsonObject:
         """Return the token counts; a prompt with several answers counts once."""
         firsts = choices[:: self._ask.n]
         prompt = sum(len(choice.prompt) for choice in firsts)
         made = sum(choice.sent for choice in choices)
-        out: dict[str, Any] = {
+        out: JsonObject = {
             "prompt_tokens": prompt,
             "total_tokens": prompt + made,
             "completion_tokens": made,
@@ -106,7 +105,7 @@ class ResponseWriter:
             out["prompt_tokens_details"] = {"cached_tokens": cached}
         return out
 
-    def chunks(self, choice: ResponseChoice, choices: Sequence[ResponseChoice]) -> list[dict[str, Any]]:
+    def chunks(self, choice: ResponseChoice, choices: Sequence[ResponseChoice]) -> list[JsonObject]:
         """Return the chunks for the tokens of a choice that are out and not sent, and mark those as sent."""
         ask, stream = self._ask, choice.stream
         assert stream is not None
@@ -117,25 +116,25 @@ class ResponseWriter:
             return []
         words = self._words(choice, tokens)
         start, choice.sent = choice.sent, out
-        bodies: list[dict[str, Any]] = []
+        bodies: list[JsonObject] = []
         reason = finish_reason(ask, choice) if over else None
         if ask.kind == "chat":
             if not choice.begun:
-                opening: dict[str, Any] = {"role": "assistant", "content": "" if ask.tool is None else None}
+                opening: JsonObject = {"role": "assistant", "content": "" if ask.tool is None else None}
                 bodies.append(self._body(choice, {"delta": opening}, None))
                 if ask.token_ids:
                     bodies[-1]["prompt_token_ids"] = choice.prompt
-            delta: dict[str, Any]
+            delta: JsonObject
             if ask.tool is None:
                 delta = {"content": words}
             else:
-                function: dict[str, Any] = {"arguments": words}
-                call: dict[str, Any] = {"index": 0, "function": function}
+                function: JsonObject = {"arguments": words}
+                call: JsonObject = {"index": 0, "function": function}
                 if not choice.begun:
                     call = {"index": 0, "id": f"call-{self.id}-{choice.index}", "type": "function"}
                     call["function"] = {"name": ask.tool, **function}
                 delta = {"tool_calls": [call]}
-            part: dict[str, Any] = {"delta": delta}
+            part: JsonObject = {"delta": delta}
             if ask.logprobs is not None:
                 part["logprobs"] = self._chat_logprobs(tokens, start)
         else:
@@ -156,11 +155,11 @@ class ResponseWriter:
                 body["usage"] = self.usage(choices, details=False)
         return bodies
 
-    def usage_chunk(self, choices: Sequence[ResponseChoice]) -> dict[str, Any]:
+    def usage_chunk(self, choices: Sequence[ResponseChoice]) -> JsonObject:
         """Return the last chunk of a stream whose client requested usage."""
         return {**self._head, "object": self._chunk, "choices": [], "usage": self.usage(choices)}
 
-    def whole(self, choices: Sequence[ResponseChoice]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[ResponseChoice]) -> JsonObject:
         """Return the body of an answer that is not streamed."""
         ask = self._ask
         parts = []
@@ -169,9 +168,9 @@ class ResponseWriter:
             tokens = choice.tokens(choice.stream.finished.tokens)
             choice.sent = len(tokens)
             words = self._words(choice, tokens)
-            part: dict[str, Any] = {"index": choice.index}
+            part: JsonObject = {"index": choice.index}
             if ask.kind == "chat":
-                message: dict[str, Any] = {"role": "assistant", "content": words, "tool_calls": []}
+                message: JsonObject = {"role": "assistant", "content": words, "tool_calls": []}
                 if ask.tool is not None:
                     message["content"] = None
                     message["tool_calls"] = [
@@ -198,7 +197,7 @@ class ResponseWriter:
             body["prompt_token_ids"] = choices[0].prompt
         return body
 
-    def _body(self, choice: ResponseChoice, part: dict[str, Any], reason: str | None) -> dict[str, Any]:
+    def _body(self, choice: ResponseChoice, part: JsonObject, reason: str | None) -> JsonObject:
         entry = {"index": choice.index, "logprobs": None, **part, "finish_reason": reason}
         if reason is not None:
             entry["stop_reason"] = choice.stop
@@ -210,7 +209,7 @@ class ResponseWriter:
         choice.characters += len(words)
         return words if choice.limit is None else words[: max(0, choice.limit - start)]
 
-    def _text_logprobs(self, tokens: Sequence[int], start: int, offset: int) -> dict[str, Any]:
+    def _text_logprobs(self, tokens: Sequence[int], start: int, offset: int) -> JsonObject:
         pieces = self._text.pieces(tokens)
         offsets, tops, values = [], [], []
         for place, piece in enumerate(pieces, start):
@@ -220,7 +219,7 @@ class ResponseWriter:
             tops.append({other: value for other, value, _ in self._top(tokens[place - start], place)})
         return {"text_offset": offsets, "token_logprobs": values, "tokens": pieces, "top_logprobs": tops}
 
-    def _chat_logprobs(self, tokens: Sequence[int], start: int) -> dict[str, Any]:
+    def _chat_logprobs(self, tokens: Sequence[int], start: int) -> JsonObject:
         content = []
         for place, (token, piece) in enumerate(zip(tokens, self._text.pieces(tokens), strict=True), start):
             top = [

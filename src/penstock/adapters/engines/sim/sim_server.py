@@ -30,7 +30,7 @@ from penstock.engine.settings import SimSettings, checked
 from penstock.kernel.errors import ClientError
 from penstock.kernel.hashing import SCHEME
 from penstock.kernel.secret import ClusterSecret
-from penstock.kernel.values import KvEvent
+from penstock.kernel.values import JsonObject, KvEvent
 
 DIMENSIONS = 64
 BODY_MAX = 64 * 1024 * 1024
@@ -244,7 +244,7 @@ class SimServer:
         return _answer({"server_load": self.live.load})
 
     async def _models(self, request: web.Request) -> web.Response:
-        entries: list[dict[str, Any]] = [
+        entries: list[JsonObject] = [
             {
                 "id": name,
                 "object": "model",

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from penstock.adapters.engines.sim.sim_tokenizer import DATA_DIR, END, IMAGE, TURN, WORDS, byte_letters
+from penstock.kernel.values import JsonObject
 
 
 class SimText:
@@ -37,7 +38,7 @@ class SimText:
         """Return the text of tokens, without special ones; unknown ids become nothing."""
         return str(self._tokenizer.decode([t for t in tokens if t < self.vocabulary], skip_special_tokens=True))
 
-    def chat(self, messages: list[dict[str, Any]], tools: list[Any] | None = None, add_prompt: bool = True) -> str:
+    def chat(self, messages: list[JsonObject], tools: list[Any] | None = None, add_prompt: bool = True) -> str:
         """Return a chat as the text that the model gets.
 
         Raises:

@@ -9,7 +9,8 @@ import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+
+from penstock.kernel.values import JsonObject
 
 DATA_DIR = Path(__file__).parent / "data"
 MERGES = 768
@@ -180,7 +181,7 @@ def _merged(pieces: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
     return tuple(out)
 
 
-def _text(value: dict[str, Any]) -> str:
+def _text(value: JsonObject) -> str:
     return json.dumps(value, ensure_ascii=False, indent=1) + "\n"
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.kernel.errors import ClientError
+from penstock.kernel.values import JsonObject
 
 Role = Literal["aggregated", "prefill", "decode"]
 ROLES: tuple[Role, ...] = ("aggregated", "prefill", "decode")
@@ -71,7 +72,7 @@ def leg_of(body: Mapping[str, Any], role: Role, given: str | None) -> TransferLe
     return TransferLeg(source=KvSource(host, port, key, waits=True))
 
 
-def answer_of(key: str, tokens: int, blocks: int, engine: str, host: str, port: int) -> dict[str, Any]:
+def answer_of(key: str, tokens: int, blocks: int, engine: str, host: str, port: int) -> JsonObject:
     """Return the ``kv_transfer_params`` of an answer whose KV is held, for the other leg to carry."""
     return {
         "do_remote_prefill": True,

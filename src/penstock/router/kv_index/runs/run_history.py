@@ -6,11 +6,10 @@ counts for ``ttl``, and within one placement the last block is the first to go.
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 from penstock.kernel.block_runs import Aged, Chain, Stretch
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos
+from penstock.kernel.machine import Nanos, Snapshot
 from penstock.kernel.values import Target, WorkerId
 from penstock.router.kv_index.approximate_index import KEEP
 from penstock.router.kv_index.indexer import Column
@@ -101,7 +100,7 @@ class RunHistory:
             self._reach.put(target, run, start)
         return before - self._reach.total
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the whole state as plain data."""
         return {
             "version": 1,
@@ -112,7 +111,7 @@ class RunHistory:
             "pruned": self.pruned,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         """Become the index that wrote ``state``."""
         self.__init__(ttl=self.ttl, blocks_max=self.blocks_max)  # type: ignore[misc]
         self._now, self.expired, self.pruned = state["now"], state["expired"], state["pruned"]

@@ -6,11 +6,10 @@ yardstick that it is tested against.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from penstock.kernel.block_runs import Chain, stretches_of
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos
+from penstock.kernel.machine import Nanos, Snapshot
 from penstock.kernel.values import KvEvent, KvRemoved, KvStored, Target
 from penstock.router.kv_index.indexer import Column, HeldBlocks, IndexCounters
 from penstock.router.kv_index.runs.run_reach import RunReach
@@ -87,7 +86,7 @@ class RunIndex:
         """Return every block that a target holds. Cost: walks everything."""
         return self._reach.names(target)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the whole state as plain data."""
         return {
             "version": 1,
@@ -96,7 +95,7 @@ class RunIndex:
             "counters": self.counters.as_dict(),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         """Become the index that wrote ``state``."""
         self.block_size = state["block_size"]
         self._reach.restore(state["reach"])

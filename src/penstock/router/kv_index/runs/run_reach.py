@@ -5,12 +5,12 @@ are a few calls of numpy (`RunReach.column`).
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from penstock.kernel.block_runs import RUN_BITS, Chain
 from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import Target, WorkerId
 from penstock.router.kv_index.indexer import Column
 
@@ -161,14 +161,14 @@ class RunReach:
             for name in range(run << RUN_BITS, (run << RUN_BITS) + held.get(target, 0))
         }
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return the state as plain data."""
         return {
             "targets": [[target.worker, target.rank] for target in self.pairs],
             "runs": [[target.worker, target.rank, run, blocks] for target, run, blocks in self.items()],
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         """Become what `snapshot` wrote."""
         self.__init__()  # type: ignore[misc]
         self.pairs = {Target(WorkerId(worker), rank): 0 for worker, rank in state["targets"]}

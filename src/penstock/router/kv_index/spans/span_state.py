@@ -6,6 +6,7 @@ from itertools import repeat
 from typing import Any
 
 from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Snapshot
 from penstock.router.kv_index.spans.span import KEY, Span, filed_keys
 from penstock.router.kv_index.spans.span_table import SpanTable
 from penstock.router.kv_index.worker_bitmap import bits
@@ -39,7 +40,7 @@ def snapshot(table: SpanTable) -> dict[str, Any]:
     }
 
 
-def restore(table: SpanTable, state: dict[str, Any]) -> None:
+def restore(table: SpanTable, state: Snapshot) -> None:
     """Become the tier that wrote ``state``."""
     table.spans, table.by_hash = [], {}
     table.blocks = table.blocks_unfiled = 0

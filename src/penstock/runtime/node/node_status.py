@@ -1,0 +1,14 @@
+"""Node status: a router's status, with what the process around it knows of the cluster."""
+
+from penstock.router.status_rows import RouterStatus
+from penstock.runtime.cluster_state.crash_log import CrashStatus
+from penstock.runtime.planning.planner_report import PlannerReport
+
+
+class NodeStatus(RouterStatus, kw_only=True):
+    """State of one frontend's node. ``frontends``: names of all; ``planner``: its last report."""
+
+    crashes: list[CrashStatus] = []
+    frontends: list[str] = []
+    planner: PlannerReport | None = None
+    router_faults: int = 0
