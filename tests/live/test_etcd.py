@@ -69,6 +69,7 @@ def test_engines_join_through_etcd_and_a_revoked_lease_drains_one_of_them(tmp_pa
                 until(lambda: not alive(pid), LIMIT, lambda: joined.text)
                 until(lambda: set(workers(cluster)) == {"main-0"}, LIMIT, lambda: str(workers(cluster)))
             # It counts as drained: a word of the operator's brings it back.
+            until(lambda: "drains/main-1" in asyncio.run(standing(etcd)), LIMIT)
             penstock(cluster, "drain", "main-1", "--undo")
             until(lambda: ready(cluster) == {"main-0", "main-1"}, LIMIT, lambda: f"{workers(cluster)}\n{cluster.text}")
         finally:
