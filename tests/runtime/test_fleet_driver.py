@@ -130,6 +130,28 @@ async def test_one_that_is_still_starting_goes_without_a_drain(ward):
     assert here.nurse.told == ["came main-0"]
 
 
+async def test_one_whose_start_is_called_off_again_and_again_is_not_left_behind(ward, monkeypatch):
+    here = ward()
+    start, began, go = ShimClient.start, asyncio.Event(), asyncio.Event()
+    shims: list[ShimClient] = []
+
+    async def slow(*words, **how):
+        began.set()
+        await go.wait()
+        shims.append(await start(*words, **how))
+        return shims[-1]
+
+    monkeypatch.setattr(ShimClient, "start", slow)
+    here.connector.add("main", EngineTemplate("main", tiny), Pool(model="m", desired=1))
+    await here.connector.start()
+    await began.wait()
+    closing = asyncio.create_task(here.close())
+    await asyncio.sleep(0.3)  # several cancels
+    go.set()
+    await closing
+    assert len(shims) == 1 and not alive(shims[0].pid)
+
+
 async def test_ids_are_never_used_twice_at_a_time(ward):
     here = await ward().up(3)
     here.nurse.hold = asyncio.Event()

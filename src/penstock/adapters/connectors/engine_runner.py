@@ -4,6 +4,7 @@ It decides nothing: `penstock.fleet` does. What runs stands in the state file, s
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,7 +37,7 @@ class SurvivingEngine(NamedTuple):
 
 
 class RunningEngine:
-    """An engine that was started or adopted. ``end``: monotonic time by which it must serve."""
+    """An engine that was started or adopted. ``key``: component and number of its record in the state file."""
 
     def __init__(
         self, pool: str, shim: ShimClient, launch: LaunchSpec, entry: StateEntry, key: tuple[str, int]
@@ -172,7 +173,10 @@ class EngineRunner:
         try:
             return (await asyncio.shield(starting)).shim.pid
         except asyncio.CancelledError:
-            await starting  # else its process would have no owner
+            while not starting.done():  # else its process would have no owner, however often this is cancelled
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({starting})
+            starting.exception()
             raise
 
     async def probe(self, worker: str, missing: Callable[[str], Awaitable[str | None]]) -> str | None:
