@@ -5,6 +5,7 @@ was published anew. A newer effect ends a wait that it makes useless.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
@@ -32,6 +33,8 @@ from penstock.runtime.live_driver import LiveDriver
 log = logging.getLogger("penstock.fleet")
 
 FLEET = "fleet"
+CANCELLED_AGAIN = 0.1
+"""Seconds until work that still runs is cancelled once more: before Python 3.12 `asyncio.wait_for` may lose a cancel."""
 
 
 class RequestCount(NamedTuple):
@@ -119,7 +122,10 @@ class _Lane:
             try:
                 await asyncio.wait({self.running})
             except asyncio.CancelledError:
-                await end([self.running])
+                while not self.running.done():  # an engine that starts is waited for, however often this is cancelled
+                    self.running.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait({self.running}, timeout=CANCELLED_AGAIN)
                 raise
             if not self.running.cancelled() and (error := self.running.exception()) is not None:
                 log.error("an effect of the fleet was not carried out by a bug of ours", exc_info=error)
