@@ -34,7 +34,7 @@ log = logging.getLogger("penstock.fleet")
 
 FLEET = "fleet"
 CANCELLED_AGAIN = 0.1
-"""Seconds until work that still runs is cancelled once more: before Python 3.12 `asyncio.wait_for` may lose a cancel."""
+"""Seconds until work that still runs is cancelled again: before Python 3.12 `asyncio.wait_for` may lose a cancel."""
 
 
 class RequestCount(NamedTuple):
