@@ -84,6 +84,25 @@ def test_a_replica_comes_and_goes_step_by_step() -> None:
     assert here.states == {}
 
 
+def test_a_frontend_that_died_holds_nobody_up_for_long() -> None:
+    here = Driven(hold=(events.PublishReplica,))
+    life = here.fleet.state.lives["main-0"]
+    here.post(events.Published(worker="main-0", serial=life.publication))
+    here.wait(2.9)
+    assert here.states == {"main-0": "starting"}
+    here.wait(0.2)
+    assert here.states == {"main-0": "ready"}
+
+
+def test_a_drain_of_a_worker_that_is_not_there_changes_nothing() -> None:
+    here = Driven(2)
+    here.took()
+    here.post(events.DrainDesired(worker="main-7", at=1.0))
+    here.post(events.DrainDesired(worker="other-0", at=1.0))
+    assert here.took() == []
+    assert here.states == {"main-0": "ready", "main-1": "ready"}
+
+
 def test_requests_that_run_at_the_deadline_end_before_the_frontends_drop_the_worker() -> None:
     here = Driven()
     here.requests["main-0"] = 3

@@ -157,11 +157,10 @@ class Fleet:
         self.scaling.apply(now, pool)
 
     def _drain(self, now: Nanos, event: events.DrainDesired) -> None:
-        pool = self._pool_of(event.worker)
-        if pool is None:
+        pool, life = self._pool_of(event.worker), self.state.lives.get(event.worker)
+        if pool is None or (life is None and event.worker not in pool.drains):
             return
         pool.drains[event.worker] = Drain(at=event.at, timeout=event.timeout, revision=event.revision)
-        life = self.state.lives.get(event.worker)
         if pool.attached and life is not None:
             self._lives.park(now, life)
         self.scaling.apply(now, pool)

@@ -6,7 +6,6 @@ predecessor is drained no earlier.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 
 from penstock.adapters.seams import Store, StoreUnavailable
@@ -19,8 +18,6 @@ log = logging.getLogger("penstock.membership")
 
 EVERY = 0.05
 """Seconds between reads of the frontends' acknowledgements."""
-PATIENCE = 3.0
-"""Seconds after which a worker counts as known: a dead frontend may remain in the store for a while."""
 
 
 class MembershipAck:
@@ -62,9 +59,8 @@ class MembershipAck:
 
 
 async def acknowledged_by_all(store: Store, card: WorkerCard) -> None:
-    """Return when every frontend knows a worker, or after `PATIENCE` seconds."""
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
+    """Return when every frontend knows a worker; callers bound the wait, since a dead frontend may stay for a while."""
+    while True:
         try:
             frontends = {key.removeprefix(FRONTENDS) for key in await store.list(FRONTENDS)}
             acks = decode_all(MembershipAcks, await store.list(ACKS), ACKS)
@@ -73,4 +69,3 @@ async def acknowledged_by_all(store: Store, card: WorkerCard) -> None:
         if all(name in acks and acks[name].workers.get(card.id, 0) >= card.epoch for name in frontends):
             return
         await asyncio.sleep(EVERY)
-    log.info("not every frontend has acknowledged %s", card.id)

@@ -291,10 +291,8 @@ class EngineFleet:
                 await self._store.put(key_of(card.id), msgspec.json.encode(entry), ttl=self._ttl)
                 break
             except StoreUnavailable as error:
-                if not draining:
-                    raise
-                log.warning("the drain of %s can't be written to the store: %s", card.id, error)
-                await asyncio.sleep(RETRY)  # until the drain's time is over
+                log.warning("the entry of %s can't be written to the store: %s", card.id, error)
+                await asyncio.sleep(RETRY)  # until the fleet wants something else of it
         self._cards[card.id] = card
         self.changed.set()
 

@@ -66,7 +66,8 @@ class Reconciler:
                     group.create_task(self._follow_pools())
                     group.create_task(self._follow_drains())
                     group.create_task(self._follow_roles())
-                    group.create_task(self._follow_restart())
+                    if self._frontends is not None:  # who joined a cluster is not its supervisor
+                        group.create_task(self._follow_restart())
                     group.create_task(self._report())
             except Exception:  # supervision boundary: specs must not be ignored for the rest of the run
                 log.exception("desired state could not be followed by a bug of ours; it is read again")
@@ -161,7 +162,8 @@ class Reconciler:
                 return
             self._restart = spec
             log.info("every engine and every frontend is replaced, requested by %s", spec.by or "an operator")
-            frontends = () if self._frontends is None else tuple(self._frontends.indices)
+            assert self._frontends is not None
+            frontends = tuple(self._frontends.indices)
             self._post(RestartDesired(revision=spec.revision, force=spec.force, frontends=frontends))
 
         async def deleted(key: str) -> None:
