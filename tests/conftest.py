@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.depth import deep
 
+pytest.register_assert_rewrite("penstock.testing")
+
 settings.register_profile(
     "penstock",
     max_examples=deep(100),

@@ -12,7 +12,10 @@ from pathlib import Path
 
 from penstock.kernel.numeric_threads import ONE_THREAD
 
-PURE = ["tests/kernel", "tests/router", "tests/planner", "tests/engine", "tests/traffic", "tests/simulate"]
+PURE = [
+    *("tests/kernel", "tests/router", "tests/planner", "tests/engine", "tests/traffic", "tests/fleet"),
+    "tests/simulate",
+]
 STATEFUL = ["tests/stateful"]
 ONCE_MORE = ["--reruns", "1"]
 """For suites with real processes, sockets and clocks only: a busy machine alone can fail such a test. It runs a second
@@ -30,6 +33,7 @@ SUITES: dict[str, list[str]] = {
         "tests/report",
         "tests/docs",
         "tests/security",
+        "tests/testing",
         "-m",
         "not slow",
         "-n",

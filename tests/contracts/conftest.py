@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -15,7 +15,7 @@ from penstock.adapters.planes.inproc_plane import InprocBus, InprocPlane
 from penstock.adapters.planes.nats_plane import NatsPlane
 from penstock.adapters.planes.zmq_forwarder import ForwardedPlane, Forwarder
 from penstock.adapters.planes.zmq_plane import ZmqPlane
-from penstock.adapters.seams import Connector, ConnectorError, EventPlane, Store
+from penstock.adapters.seams import Connector, ConnectorError, EventPlane
 from penstock.adapters.stores.etcd_client import EtcdClient
 from penstock.adapters.stores.etcd_store import EtcdStore
 from penstock.adapters.stores.file_store import FileStore
@@ -23,6 +23,9 @@ from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.config.settings.discovery_settings import NatsSettings
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import Pool, Replica
+from penstock.testing.connector_contract import ConnectorHarness
+from penstock.testing.plane_contract import PlaneHarness
+from penstock.testing.store_contract import StoreHarness
 from tests import server_fixtures
 from tests.adapters.connectors.holding import Ward
 from tests.servers import Etcd, Nats
@@ -63,22 +66,6 @@ async def main(url, prefix, secret, key, value, ttl):
 
 asyncio.run(main(*sys.argv[1:]))
 """
-
-
-class StoreHarness(Protocol):
-    """What the suite needs of a store: handles as of several processes, real owners, an outage and its end."""
-
-    has_processes: bool
-
-    def open(self) -> Store: ...
-
-    def spawn_owner(self, key: str, value: str, ttl: float) -> "subprocess.Popen[str]": ...
-
-    def fail(self) -> None: ...
-
-    def mend(self) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class FileHarness:
@@ -235,14 +222,6 @@ async def files(tmp_path: Path) -> AsyncIterator[FileHarness]:
     await harness.close()
 
 
-class PlaneHarness(Protocol):
-    """What the suite needs of an event plane: ``count`` planes that all hear each other, named p0, p1..."""
-
-    async def mesh(self, count: int, limit: int = 10_000) -> list[EventPlane]: ...
-
-    async def close(self) -> None: ...
-
-
 class _Planes:
     def __init__(self) -> None:
         self.planes: list[InprocPlane | NatsPlane | ZmqPlane] = []
@@ -325,16 +304,6 @@ async def planes(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         harness = (ForwardedHarness if kind.startswith("forwarder") else ZmqHarness)(secret)
     yield harness
     await harness.close()
-
-
-class ConnectorHarness(Protocol):
-    """What the suite needs of a connector: one with a pool ``main`` of 2, and a way to make a replica fail."""
-
-    connector: Connector
-
-    async def crash(self, replica: Replica) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class ProcessHarness:

@@ -24,7 +24,8 @@ from penstock.router.events import (
 )
 from penstock.router.requests.stage_graph import FINAL, GRAPH, StagePath, remote_prefill, splits
 from penstock.router.settings import AffinitySettings, DecodeSettings, HandoffSettings, PrefillSettings
-from tests.router.worlds import BLOCK, World, arrived, card, none, only, prompt
+from penstock.testing import RouterWorld, arrived, card, none, only, prompt
+from penstock.testing.router_world import BLOCK
 
 R = RequestId("r")
 ALWAYS = HandoffSettings(conditional="off")
@@ -38,8 +39,8 @@ def d(name: str, **changes: object):
     return card(name, **{"role": "decode", "handoff": "completed", **changes})
 
 
-def split(**changes: object) -> World:
-    return World(p("p0"), d("d0"), **{"handoff": ALWAYS, **changes})
+def split(**changes: object) -> RouterWorld:
+    return RouterWorld(p("p0"), d("d0"), **{"handoff": ALWAYS, **changes})
 
 
 def test_the_graph_ends_with_those_who_answer() -> None:
@@ -98,7 +99,7 @@ def test_other_routers_hear_of_both_legs() -> None:
 
 
 def test_a_short_prompt_goes_straight_to_decode() -> None:
-    world = World(p("p0"), d("d0"), handoff=HandoffSettings(conditional="thresholds"))
+    world = RouterWorld(p("p0"), d("d0"), handoff=HandoffSettings(conditional="thresholds"))
     tokens = prompt(1, 4096)
     long = only(world.post(arrived("long", tokens)), Dispatch)
     assert long.stage == "prefill" and "4096 of 4096 tokens are new" in long.decision.flow
@@ -151,7 +152,7 @@ def test_with_a_service_level_it_is_predicted_milliseconds() -> None:
 
 
 def test_measured_speeds_decide_the_prediction() -> None:
-    world = World(p("p0"), d("d0"), slo=Slo(ttft=1.0), handoff=HandoffSettings(conditional="slo"))
+    world = RouterWorld(p("p0"), d("d0"), slo=Slo(ttft=1.0), handoff=HandoffSettings(conditional="slo"))
     for worker, slope in (("p0", 1e-3), ("d0", 1e-5)):
         world.post(
             WorkerMeasured(
@@ -165,7 +166,7 @@ def test_measured_speeds_decide_the_prediction() -> None:
 
 def test_a_request_of_a_class_is_split_by_the_targets_of_its_class() -> None:
     slo = Slo(classes={"voice": SloClass(ttft=1.0)})
-    world = World(p("p0"), d("d0"), slo=slo, handoff=HandoffSettings(conditional="slo"))
+    world = RouterWorld(p("p0"), d("d0"), slo=slo, handoff=HandoffSettings(conditional="slo"))
     voice = arrived("v", prompt(1, 4096), preferences=Preferences(service_class="voice"))
     assert "first token after" in only(world.post(voice), Dispatch).decision.flow
     other = only(world.post(arrived("o", prompt(2, 4096))), Dispatch)
@@ -173,7 +174,7 @@ def test_a_request_of_a_class_is_split_by_the_targets_of_its_class() -> None:
 
 
 def test_without_a_prefill_worker_the_decode_worker_does_it_all() -> None:
-    world = World(d("d0"), p("p0"), handoff=ALWAYS)
+    world = RouterWorld(d("d0"), p("p0"), handoff=ALWAYS)
     world.post(WorkerDraining(worker=WorkerId("p0"), epoch=1))
     dispatch = only(world.post(arrived("r")), Dispatch)
     assert (dispatch.stage, dispatch.target.worker) == ("aggregated", "d0")
@@ -181,7 +182,7 @@ def test_without_a_prefill_worker_the_decode_worker_does_it_all() -> None:
 
 
 def test_without_a_worker_that_answers_a_prefill_worker_does() -> None:
-    world = World(p("p0"))
+    world = RouterWorld(p("p0"))
     dispatch = only(world.post(arrived("r")), Dispatch)
     assert (dispatch.stage, dispatch.target.worker) == ("aggregated", "p0")
     assert "no worker whose role is to answer is available (there is none)" in dispatch.decision.flow
@@ -205,7 +206,7 @@ def test_while_all_that_answer_are_drained_a_prefill_worker_does() -> None:
     ],
 )
 def test_half_a_hand_off_is_a_finding(workers: tuple[WorkerCard, ...], said: str) -> None:
-    world = World(*workers, handoff=ALWAYS, mode="round_robin")
+    world = RouterWorld(*workers, handoff=ALWAYS, mode="round_robin")
     told = [finding.text for finding in world.router.status(world.now).findings]
     assert len(told) == bool(said) and all(said in text for text in told)
 
@@ -218,7 +219,7 @@ def test_what_can_not_be_split_is_done_by_one_worker() -> None:
 def test_a_failed_prefill_is_done_where_it_is_decoded_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.router.model_pool.FALLBACK_SHARE", 0)
     monkeypatch.setattr("penstock.router.model_pool.FALLBACK_BURST", 1)
-    world = World(p("p0"), p("p1"), d("d0"), handoff=HandoffSettings(conditional="off"))
+    world = RouterWorld(p("p0"), p("p1"), d("d0"), handoff=HandoffSettings(conditional="off"))
     world.post(arrived("r"))
     again = only(world.post(Failed(id=R, attempt=1, reason="it broke", retryable=True)), Dispatch)
     assert (again.stage, again.target.worker) == ("aggregated", "d0") and "it failed on p" in again.decision.flow
@@ -299,7 +300,7 @@ def test_a_done_prefill_waits_only_so_long_and_is_let_go() -> None:
 
 
 def test_another_decode_worker_fetches_what_the_first_could_not() -> None:
-    world = World(p("p0"), d("d0"), d("d1"), d("d2"), handoff=ALWAYS)
+    world = RouterWorld(p("p0"), d("d0"), d("d1"), d("d2"), handoff=ALWAYS)
     world.post(arrived("r"))
     first = only(world.post(Staged(id=R, attempt=1)), Dispatch)
     second = only(world.post(Failed(id=R, attempt=2, reason="it broke", retryable=True)), Dispatch)
@@ -310,7 +311,7 @@ def test_another_decode_worker_fetches_what_the_first_could_not() -> None:
 
 
 def test_kv_whose_holder_is_gone_is_computed_again() -> None:
-    world = World(p("p0"), d("d0"), d("d1"), handoff=ALWAYS)
+    world = RouterWorld(p("p0"), d("d0"), d("d1"), handoff=ALWAYS)
     world.post(arrived("r"))
     world.post(Staged(id=R, attempt=1))
     world.post(WorkerLeft(worker=WorkerId("p0"), epoch=1, reason="killed"))
@@ -321,7 +322,7 @@ def test_kv_whose_holder_is_gone_is_computed_again() -> None:
 
 @pytest.mark.parametrize("protocol", ["push", "bootstrap"])
 def test_both_are_asked_at_once_where_the_protocol_wants_it(protocol: str) -> None:
-    world = World(p("p0", handoff=protocol), d("d0", handoff=protocol), handoff=ALWAYS)
+    world = RouterWorld(p("p0", handoff=protocol), d("d0", handoff=protocol), handoff=ALWAYS)
     sent = [e for e in world.post(arrived("r")) if isinstance(e, Dispatch)]
     assert [(e.stage, e.attempt) for e in sent] == [("prefill", 1), ("decode", 2)]
     assert sent[0].handoff is not None and sent[1].handoff is not None
@@ -332,7 +333,7 @@ def test_both_are_asked_at_once_where_the_protocol_wants_it(protocol: str) -> No
 
 
 def test_of_two_asked_at_once_the_failure_of_one_stops_the_other() -> None:
-    world = World(p("p0", handoff="bootstrap"), d("d0", handoff="bootstrap"), handoff=ALWAYS)
+    world = RouterWorld(p("p0", handoff="bootstrap"), d("d0", handoff="bootstrap"), handoff=ALWAYS)
     world.post(arrived("r"))
     effects = world.post(Failed(id=R, attempt=1, reason="it broke", retryable=True))
     assert only(effects, Abort).attempt == 2
@@ -346,14 +347,14 @@ def test_of_two_asked_at_once_the_failure_of_one_stops_the_other() -> None:
 
 
 def test_of_two_asked_at_once_both_are_stopped_with_the_client() -> None:
-    world = World(p("p0", handoff="bootstrap"), d("d0", handoff="bootstrap"), handoff=ALWAYS)
+    world = RouterWorld(p("p0", handoff="bootstrap"), d("d0", handoff="bootstrap"), handoff=ALWAYS)
     world.post(arrived("r"))
     effects = world.post(Cancelled(id=R))
     assert sorted(e.attempt for e in effects if isinstance(e, Abort)) == [1, 2]
 
 
 def test_images_are_encoded_first_where_somebody_does_that() -> None:
-    world = World(card("e0", role="encode"), p("p0"), d("d0"), handoff=ALWAYS)
+    world = RouterWorld(card("e0", role="encode"), p("p0"), d("d0"), handoff=ALWAYS)
     first = only(world.post(arrived("r", media=2)), Dispatch)
     assert (first.stage, first.target.worker) == ("encode", "e0")
     second = only(world.post(Staged(id=R, attempt=1)), Dispatch)
@@ -366,14 +367,14 @@ def test_images_are_encoded_first_where_somebody_does_that() -> None:
 
 
 def test_an_encoder_that_fails_is_done_without() -> None:
-    world = World(card("e0", role="encode"), card("a0"))
+    world = RouterWorld(card("e0", role="encode"), card("a0"))
     world.post(arrived("r", media=1))
     dispatch = only(world.post(Failed(id=R, attempt=1, reason="it broke", retryable=True)), Dispatch)
     assert (dispatch.stage, dispatch.target.worker) == ("aggregated", "a0")
 
 
 def test_each_stage_has_a_mode_of_its_own() -> None:
-    world = World(
+    world = RouterWorld(
         p("p0"),
         p("p1"),
         d("d0"),
@@ -396,7 +397,7 @@ def test_each_stage_has_a_mode_of_its_own() -> None:
 
 def test_a_hand_off_goes_near_and_where_part_of_it_is() -> None:
     near, far = {"rack": "a"}, {"rack": "b"}
-    world = World(
+    world = RouterWorld(
         p("p0", labels=near),
         d("d-far", labels=far),
         d("d-near", labels=near),
@@ -410,7 +411,7 @@ def test_a_hand_off_goes_near_and_where_part_of_it_is() -> None:
 
 
 def test_a_session_has_a_home_for_each_stage() -> None:
-    world = World(p("p0"), p("p1"), d("d0"), d("d1"), handoff=ALWAYS, affinity=AffinitySettings(mode="hard"))
+    world = RouterWorld(p("p0"), p("p1"), d("d0"), d("d1"), handoff=ALWAYS, affinity=AffinitySettings(mode="hard"))
     homes = set()
     for number in range(4):
         name = f"r{number}"
@@ -422,7 +423,7 @@ def test_a_session_has_a_home_for_each_stage() -> None:
 
 
 def test_pins_mean_the_stage_of_their_worker() -> None:
-    world = World(p("p0"), p("p1"), d("d0"), d("d1"), handoff=ALWAYS)
+    world = RouterWorld(p("p0"), p("p1"), d("d0"), d("d1"), handoff=ALWAYS)
     wish = Preferences(worker=WorkerId("d1"), prefill=WorkerId("p1"))
     first = only(world.post(arrived("r", preferences=wish)), Dispatch)
     second = only(world.post(Staged(id=R, attempt=1)), Dispatch)
@@ -441,7 +442,7 @@ def test_pins_mean_the_stage_of_their_worker() -> None:
     ],
 )
 def test_what_could_not_be_handed_over_is_refused_when_it_joins(other: dict[str, object], said: str) -> None:
-    world = World(p("p0", layout="a"))
+    world = RouterWorld(p("p0", layout="a"))
     noted = only(world.post(WorkerJoined(card=d("d0", **other))), OperatorNote)
     assert noted.kind == "worker_refused" and said in noted.text
     assert world.router.roster.get(WorkerId("d0")) is None
@@ -449,7 +450,7 @@ def test_what_could_not_be_handed_over_is_refused_when_it_joins(other: dict[str,
 
 def test_an_engine_that_changes_its_role_keeps_what_is_known_of_it() -> None:
     tokens = prompt(1, 64)
-    world = World(p("p0"), d("d0"), handoff=ALWAYS)
+    world = RouterWorld(p("p0"), d("d0"), handoff=ALWAYS)
     world.post(arrived("r", tokens))
     world.post(Staged(id=R, attempt=1))
     world.post(FirstToken(id=R, attempt=2))
@@ -472,7 +473,7 @@ def test_kv_is_fetched_from_a_worker_that_has_changed_its_role_meanwhile() -> No
 
 
 def test_when_all_of_one_layout_have_gone_another_may_come() -> None:
-    world = World(p("p0", layout="a"))
+    world = RouterWorld(p("p0", layout="a"))
     world.post(WorkerLeft(worker=WorkerId("p0"), epoch=1, reason="replaced"))
     world.post(WorkerJoined(card=p("p1", layout="b")))
     assert world.router.roster.get(WorkerId("p1")) is not None

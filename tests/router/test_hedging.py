@@ -4,24 +4,24 @@ from penstock.kernel.machine import Woken
 from penstock.kernel.values import RequestId
 from penstock.router.events import Abort, Cancelled, Closed, Dispatch, Failed, Finished, FirstToken, Preferences
 from penstock.router.settings import HedgeSettings
-from tests.router.worlds import World, arrived, card, none, only
+from penstock.testing import RouterWorld, arrived, card, none, only
 
 R = RequestId("r")
 EARLY = HedgeSettings(after=1.0, share=1.0)
 
 
-def hedged(*workers: str, settings: HedgeSettings = EARLY) -> World:
-    world = World(*(card(name) for name in workers or ("a", "b")), hedge=settings)
+def hedged(*workers: str, settings: HedgeSettings = EARLY) -> RouterWorld:
+    world = RouterWorld(*(card(name) for name in workers or ("a", "b")), hedge=settings)
     world.post(arrived("r"))
     return world
 
 
-def late(world: World) -> Dispatch:
+def late(world: RouterWorld) -> Dispatch:
     return only(world.post(Woken(), after=1.0), Dispatch)
 
 
 def test_no_second_worker_by_default_or_before_the_time() -> None:
-    plain = World(card("a"), card("b"))
+    plain = RouterWorld(card("a"), card("b"))
     plain.post(arrived("r"))
     assert none(plain.post(Woken(), after=100.0), Dispatch)
     assert none(hedged().post(Woken(), after=0.9), Dispatch)
@@ -87,7 +87,7 @@ def test_a_client_that_leaves_stops_both() -> None:
 
 
 def test_pinned_requests_and_those_beyond_the_share_are_left_alone() -> None:
-    world = World(card("a"), card("b"), hedge=EARLY)
+    world = RouterWorld(card("a"), card("b"), hedge=EARLY)
     world.post(arrived("r", preferences=Preferences(worker=world.router.roster.workers["a"].card.id)))  # type: ignore[index]
     assert none(world.post(Woken(), after=2.0), Dispatch)
     frugal = hedged(settings=HedgeSettings(after=1.0, share=0.5))

@@ -26,14 +26,15 @@ from penstock.router.router import Router
 from penstock.router.settings import AffinitySettings, CostSettings, IndexSettings, QueueSettings, RouterSettings
 from penstock.router.status import findings
 from penstock.router.workers.replica_sync import STALE_AFTER
-from tests.router.worlds import BLOCK, World, arrived, card, only, prompt
+from penstock.testing import RouterWorld, arrived, card, only, prompt
+from penstock.testing.router_world import BLOCK
 
 A, B = WorkerId("a"), WorkerId("b")
 TELLING = {"events": ("tcp://x",), "replay": ("tcp://y",), "hash_scheme": SCHEME}
 
 
-def two(**settings: object) -> World:
-    return World(card("a", **TELLING), card("b", **TELLING), **settings)
+def two(**settings: object) -> RouterWorld:
+    return RouterWorld(card("a", **TELLING), card("b", **TELLING), **settings)
 
 
 def stored(worker: WorkerId, tokens: list[int], sequence: int = 0, epoch: int = 1) -> KvObserved:
@@ -41,11 +42,11 @@ def stored(worker: WorkerId, tokens: list[int], sequence: int = 0, epoch: int = 
     return KvObserved(worker=worker, rank=0, epoch=epoch, sequence=sequence, events=[event])
 
 
-def sent(world: World, name: str, tokens: list[int], **changes: object) -> Dispatch:
+def sent(world: RouterWorld, name: str, tokens: list[int], **changes: object) -> Dispatch:
     return only(world.post(arrived(name, tokens, **changes)), Dispatch)
 
 
-def finish(world: World, name: str) -> None:
+def finish(world: RouterWorld, name: str) -> None:
     world.post(Finished(id=RequestId(name), attempt=1, tokens=1))
 
 
@@ -98,7 +99,7 @@ def test_siblings_go_together_before_the_first_event_is_back() -> None:
 
 
 def test_a_worker_without_events_is_known_by_routing_history_and_that_is_said() -> None:
-    world = World(card("a"), card("b"))
+    world = RouterWorld(card("a"), card("b"))
     text = prompt(3, 320)
     first = sent(world, "r0", text)
     finish(world, "r0")
@@ -215,7 +216,7 @@ def test_latency_cost_uses_what_a_worker_measured_of_itself() -> None:
 
 
 def test_latency_cost_learns_from_first_tokens() -> None:
-    world = World(card("a"), cost=CostSettings(kind="latency"))
+    world = RouterWorld(card("a"), cost=CostSettings(kind="latency"))
     for number in range(20):
         tokens = 64 + 32 * number
         world.post(arrived(f"r{number}", prompt(number, tokens)))
@@ -226,7 +227,7 @@ def test_latency_cost_learns_from_first_tokens() -> None:
 
 
 def test_another_routers_placements_count_as_load_until_it_is_gone() -> None:
-    ours, theirs = World(card("a"), card("b")), Router(RouterSettings(), name="other", seed=3, shared=True)
+    ours, theirs = RouterWorld(card("a"), card("b")), Router(RouterSettings(), name="other", seed=3, shared=True)
     for worker in ("a", "b"):
         theirs.handle(0, WorkerJoined(card=card(worker)))
     effects = theirs.handle(0, arrived("x", prompt(1, 640)))
@@ -243,7 +244,7 @@ def test_another_routers_placements_count_as_load_until_it_is_gone() -> None:
 
 
 def test_a_silent_peers_request_expires() -> None:
-    world = World(card("a"))
+    world = RouterWorld(card("a"))
     other = Router(RouterSettings(), shared=True)
     other.handle(0, WorkerJoined(card=card("a")))
     placement = only(other.handle(0, arrived("x")), Publish).placement
@@ -253,7 +254,7 @@ def test_a_silent_peers_request_expires() -> None:
 
 
 def test_the_queue_counts_the_best_overlap_as_done_work() -> None:
-    world = World(card("a", **TELLING), queue=QueueSettings(threshold=0.1, policy="wspt"))
+    world = RouterWorld(card("a", **TELLING), queue=QueueSettings(threshold=0.1, policy="wspt"))
     cached, fresh = prompt(1, 640), prompt(2, 320)
     world.post(stored(A, cached))
     sent(world, "busy", prompt(3, 320))

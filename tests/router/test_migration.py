@@ -15,7 +15,8 @@ from penstock.router.events import (
     WorkerLeft,
 )
 from penstock.router.settings import MigrationSettings, QueueSettings
-from tests.router.worlds import BLOCK, World, arrived, card, none, only
+from penstock.testing import RouterWorld, arrived, card, none, only
+from penstock.testing.router_world import BLOCK
 
 R = RequestId("r")
 
@@ -32,8 +33,8 @@ def lost(attempt: int, tokens: int | None, **changes: object) -> Failed:
     return Failed(id=R, attempt=attempt, **fields)  # type: ignore[arg-type]
 
 
-def streaming(*workers: str, **settings: object) -> World:
-    world = World(*(card(name) for name in workers), **settings)
+def streaming(*workers: str, **settings: object) -> RouterWorld:
+    world = RouterWorld(*(card(name) for name in workers), **settings)
     world.post(arrived("r"))
     world.post(FirstToken(id=R, attempt=1), after=0.5)
     return world
@@ -106,7 +107,7 @@ def test_a_stranded_answer_ends_after_the_longest_wait_with_what_broke_it() -> N
 
 
 def test_a_worker_that_failed_and_came_back_may_try_again() -> None:
-    world = World(card("a"), card("b"), attempts_max=3)
+    world = RouterWorld(card("a"), card("b"), attempts_max=3)
     world.post(arrived("r"))
     first = world.sent("r").target.worker
     world.post(Failed(id=R, attempt=1, reason="refused", retryable=True))

@@ -13,10 +13,10 @@ from penstock.kernel.values import RequestId, Slo
 from penstock.router.events import Closed, Dispatch, Failed, Finished, FirstToken
 from penstock.router.settings import OverloadSettings, QueueSettings
 from penstock.router.status import REFUSAL_SHOWN
-from tests.router.worlds import World, arrived, card, none, only, prompt
+from penstock.testing import RouterWorld, arrived, card, none, only, prompt
 
 
-def refused(world: World, name: str, tokens: int = 64) -> Closed:
+def refused(world: RouterWorld, name: str, tokens: int = 64) -> Closed:
     closed = only(world.post(arrived(name, prompt(hash(name) % 1000, tokens))), Closed)
     assert (closed.outcome, closed.fault, closed.status) == ("rejected", "overloaded", 503)
     assert closed.retry_after is not None and closed.retry_after > 0
@@ -24,7 +24,7 @@ def refused(world: World, name: str, tokens: int = 64) -> Closed:
 
 
 def test_prefill_tokens_refuse_only_when_every_worker_is_beyond_them() -> None:
-    world = World(card("a"), card("b"), overload=OverloadSettings(prefill_tokens=100))
+    world = RouterWorld(card("a"), card("b"), overload=OverloadSettings(prefill_tokens=100))
     for number in range(4):
         world.post(arrived(f"r{number}", prompt(number)))
     assert {world.sent(f"r{n}").target.worker for n in range(4)} == {"a", "b"}
@@ -36,17 +36,17 @@ def test_prefill_tokens_refuse_only_when_every_worker_is_beyond_them() -> None:
 
 def test_blocks_in_use_refuse_and_an_unknown_size_does_not() -> None:
     limit = OverloadSettings(blocks=0.5)
-    world = World(card("a", kv_blocks=8), overload=limit)
+    world = RouterWorld(card("a", kv_blocks=8), overload=limit)
     world.post(arrived("r1", prompt(1)))
     world.post(arrived("r2", prompt(2)))
     assert "8 of 8 blocks" in refused(world, "r3").reason
-    blind = World(card("a", kv_blocks=None), overload=limit)
+    blind = RouterWorld(card("a", kv_blocks=None), overload=limit)
     for number in range(9):
         assert none(blind.post(arrived(f"r{number}", prompt(number))), Closed)
 
 
 def test_queue_time_refuses_once_someone_has_waited_for_too_long() -> None:
-    world = World(card("a"), overload=OverloadSettings(queue_time=2.0), queue=QueueSettings(threshold=0.0))
+    world = RouterWorld(card("a"), overload=OverloadSettings(queue_time=2.0), queue=QueueSettings(threshold=0.0))
     world.post(arrived("runs"))
     world.post(arrived("waits", prompt(1)))
     world.post(arrived("waits too", prompt(2)), after=1.9)
@@ -55,9 +55,9 @@ def test_queue_time_refuses_once_someone_has_waited_for_too_long() -> None:
     assert "waiting for 2.2 s" in closed.reason and closed.retry_after == pytest.approx(2.2)
 
 
-def taught(overload: OverloadSettings) -> World:
+def taught(overload: OverloadSettings) -> RouterWorld:
     """A router that has learnt 1 ms per token ahead."""
-    world = World(card("a"), card("b"), overload=overload)
+    world = RouterWorld(card("a"), card("b"), overload=overload)
     for number in range(12):
         tokens = 64 * (1 + number % 3)
         world.post(arrived(f"t{number}", prompt(number, tokens)))
@@ -107,7 +107,7 @@ def test_an_idle_fleet_refuses_nobody_and_who_comes_back_when_told_is_taken(
 
 
 def test_a_limit_that_refuses_is_a_finding_until_it_has_long_refused_nobody() -> None:
-    world = World(card("a"), mode="least_loaded", overload=OverloadSettings(prefill_tokens=100))
+    world = RouterWorld(card("a"), mode="least_loaded", overload=OverloadSettings(prefill_tokens=100))
     assert world.router.status(world.now).findings == []
     for number in range(2):
         world.post(arrived(f"r{number}", prompt(number)))
@@ -119,18 +119,18 @@ def test_a_limit_that_refuses_is_a_finding_until_it_has_long_refused_nobody() ->
     assert "penstock set router.overload" in found.hint
     later = world.now + round((REFUSAL_SHOWN + 1) * SECOND)
     assert world.router.status(later).findings == []
-    other = World(mode="least_loaded")
+    other = RouterWorld(mode="least_loaded")
     other.router.restore(world.router.snapshot())
     assert other.router.status(world.now).models[0].refused == {"prefill_tokens": 1}
 
 
 def test_nothing_is_predicted_before_enough_was_measured() -> None:
-    world = World(card("a"), overload=OverloadSettings(ttft=0.001))
+    world = RouterWorld(card("a"), overload=OverloadSettings(ttft=0.001))
     assert none(world.post(arrived("r", prompt(1, 4096))), Closed)
 
 
 def test_a_retry_is_never_refused_for_load() -> None:
-    world = World(card("a"), card("b"), overload=OverloadSettings(prefill_tokens=10))
+    world = RouterWorld(card("a"), card("b"), overload=OverloadSettings(prefill_tokens=10))
     world.post(arrived("r"))
     world.post(arrived("other", prompt(1)))
     effects = world.post(Failed(id=RequestId("r"), attempt=1, reason="reset", retryable=True))

@@ -22,7 +22,7 @@ from penstock.router.events import (
 )
 from penstock.router.requests.routed_request import TRANSITIONS
 from penstock.router.settings import BreakerSettings, QueueSettings
-from tests.router.worlds import World, arrived, card, none, only, prompt
+from penstock.testing import RouterWorld, arrived, card, none, only, prompt
 
 R = RequestId("r")
 
@@ -32,7 +32,7 @@ def failed(attempt: int = 1, *, retryable: bool = True, **changes: object) -> Fa
 
 
 def test_a_request_is_placed_answered_and_closed_once() -> None:
-    world = World(card("a"))
+    world = RouterWorld(card("a"))
     dispatch = only(world.post(arrived("r")), Dispatch)
     assert dispatch.target.worker == "a" and dispatch.attempt == 1
     world.post(FirstToken(id=R, attempt=1), after=0.5)
@@ -44,7 +44,7 @@ def test_a_request_is_placed_answered_and_closed_once() -> None:
 
 
 def test_late_events_of_an_ended_request_are_dropped_and_counted() -> None:
-    world = World(card("a"))
+    world = RouterWorld(card("a"))
     world.post(arrived("r"))
     world.post(Finished(id=R, attempt=1, tokens=1))
     for event in (FirstToken(id=R, attempt=1), Finished(id=R, attempt=1, tokens=1), failed(), Cancelled(id=R)):
@@ -53,7 +53,7 @@ def test_late_events_of_an_ended_request_are_dropped_and_counted() -> None:
 
 
 def test_a_second_arrival_under_an_open_id_is_ignored() -> None:
-    world = World(card("a"))
+    world = RouterWorld(card("a"))
     world.post(arrived("r"))
     assert none(world.post(arrived("r")), Dispatch)
     world.post(Finished(id=R, attempt=1, tokens=1))
@@ -61,7 +61,7 @@ def test_a_second_arrival_under_an_open_id_is_ignored() -> None:
 
 
 def test_a_failure_before_the_first_token_goes_to_another_worker() -> None:
-    world = World(card("a"), card("b"))
+    world = RouterWorld(card("a"), card("b"))
     first = only(world.post(arrived("r")), Dispatch)
     second = only(world.post(failed()), Dispatch)
     assert second.attempt == 2 and second.target != first.target
@@ -73,7 +73,7 @@ def test_a_failure_before_the_first_token_goes_to_another_worker() -> None:
 
 
 def test_the_budget_of_attempts_ends_in_one_failure() -> None:
-    world = World(card("a"), card("b"), card("c"), card("d"), attempts_max=3)
+    world = RouterWorld(card("a"), card("b"), card("c"), card("d"), attempts_max=3)
     world.post(arrived("r"))
     world.post(failed(1))
     world.post(failed(2))
@@ -82,14 +82,14 @@ def test_the_budget_of_attempts_ends_in_one_failure() -> None:
 
 
 def test_a_failure_after_the_first_token_is_final() -> None:
-    world = World(card("a"), card("b"))
+    world = RouterWorld(card("a"), card("b"))
     world.post(arrived("r"))
     world.post(FirstToken(id=R, attempt=1))
     assert only(world.post(failed(retryable=False)), Closed).outcome == "failed"
 
 
 def test_an_event_of_an_earlier_attempt_does_not_touch_the_present_one() -> None:
-    world = World(card("a"), card("b"))
+    world = RouterWorld(card("a"), card("b"))
     world.post(arrived("r"))
     world.post(failed(1))
     assert world.post(Finished(id=R, attempt=1, tokens=3)) == []
@@ -97,7 +97,7 @@ def test_an_event_of_an_earlier_attempt_does_not_touch_the_present_one() -> None
 
 
 def test_the_engines_own_400_is_the_clients_fault_and_leaves_the_breaker_alone() -> None:
-    world = World(card("a"), breaker=BreakerSettings(failures=1))
+    world = RouterWorld(card("a"), breaker=BreakerSettings(failures=1))
     world.post(arrived("r"))
     closed = only(world.post(failed(retryable=False, worker_at_fault=False, status=400)), Closed)
     assert (closed.fault, closed.status) == ("client", 400)
@@ -105,7 +105,7 @@ def test_the_engines_own_400_is_the_clients_fault_and_leaves_the_breaker_alone()
 
 
 def test_a_client_that_leaves_aborts_the_engines_work() -> None:
-    world = World(card("a"))
+    world = RouterWorld(card("a"))
     world.post(arrived("r"))
     effects = world.post(Cancelled(id=R))
     assert only(effects, Abort).target.worker == "a"
@@ -114,7 +114,7 @@ def test_a_client_that_leaves_aborts_the_engines_work() -> None:
 
 
 def test_a_deadline_ends_a_running_request_with_504() -> None:
-    world = World(card("a"))
+    world = RouterWorld(card("a"))
     effects = world.post(arrived("r", deadline=2 * SECOND))
     assert only(effects, Wake).at == 2 * SECOND
     effects = world.post(Woken(), after=2.0)
@@ -122,7 +122,7 @@ def test_a_deadline_ends_a_running_request_with_504() -> None:
 
 
 def test_a_wake_too_early_ends_nothing_and_asks_again() -> None:
-    world = World(card("a"))
+    world = RouterWorld(card("a"))
     world.post(arrived("r", deadline=2 * SECOND))
     assert only(world.post(Woken(), after=1.0), Wake).at == 2 * SECOND
 
@@ -135,43 +135,43 @@ def test_a_wake_too_early_ends_nothing_and_asks_again() -> None:
     ],
 )
 def test_a_pin_that_nobody_can_meet_is_the_clients_fault(wish: Preferences, words: str) -> None:
-    world = World(card("a"), card("b"))
+    world = RouterWorld(card("a"), card("b"))
     closed = only(world.post(arrived("r", preferences=wish)), Closed)
     assert closed.status == 400 and words in closed.reason
 
 
 def test_a_pinned_request_goes_where_it_is_pinned() -> None:
-    world = World(card("a"), card("b"))
+    world = RouterWorld(card("a"), card("b"))
     for number in range(8):
         wish = Preferences(worker=WorkerId("b"))
         assert only(world.post(arrived(f"r{number}", preferences=wish)), Dispatch).target.worker == "b"
 
 
 def test_a_pin_to_a_rank_is_met() -> None:
-    world = World(card("a", ranks=4))
+    world = RouterWorld(card("a", ranks=4))
     wish = Preferences(worker=WorkerId("a"), rank=2)
     assert only(world.post(arrived("r", preferences=wish)), Dispatch).target.rank == 2
 
 
 def test_mode_direct_without_a_pin_is_refused() -> None:
-    world = World(card("a"), mode="direct")
+    world = RouterWorld(card("a"), mode="direct")
     assert only(world.post(arrived("r")), Closed).status == 400
 
 
 def test_a_prompt_longer_than_every_worker_takes_is_the_clients_fault() -> None:
-    world = World(card("a", max_len=32))
+    world = RouterWorld(card("a", max_len=32))
     closed = only(world.post(arrived("r", 64)), Closed)
     assert closed.status == 400 and "32 tokens" in closed.reason
 
 
 def test_without_workers_the_answer_is_503_with_a_time_to_retry() -> None:
-    world = World()
+    world = RouterWorld()
     closed = only(world.post(arrived("r")), Closed)
     assert (closed.status, closed.retry_after, closed.fault) == (503, 1.0, "overloaded")
 
 
 def test_too_many_in_flight_are_refused_with_429() -> None:
-    world = World(card("a"), inflight_max=2)
+    world = RouterWorld(card("a"), inflight_max=2)
     world.post(arrived("r1"))
     world.post(arrived("r2"))
     assert only(world.post(arrived("r3")), Closed).status == 429
@@ -180,7 +180,7 @@ def test_too_many_in_flight_are_refused_with_429() -> None:
 
 
 def test_draining_cordoned_and_gone_workers_get_nothing_new() -> None:
-    world = World(card("a"), card("b"), card("c"), card("d"))
+    world = RouterWorld(card("a"), card("b"), card("c"), card("d"))
     world.post(WorkerDraining(worker=WorkerId("a"), epoch=1))
     world.post(WorkerCordoned(worker=WorkerId("b"), on=True, reason="operator"))
     world.post(WorkerLeft(worker=WorkerId("c"), epoch=1, reason="crash"))
@@ -192,13 +192,13 @@ def test_draining_cordoned_and_gone_workers_get_nothing_new() -> None:
 
 
 def test_a_worker_of_another_block_size_is_refused_aloud() -> None:
-    world = World(card("a"))
+    world = RouterWorld(card("a"))
     world.post(WorkerJoined(card=card("b", block_size=32)))
     assert {w.card.id for w in world.router.roster} == {"a"}
 
 
 def test_growth_counts_output_blocks_until_the_end() -> None:
-    world = World(card("a"), track_output=True)
+    world = RouterWorld(card("a"), track_output=True)
     target = only(world.post(arrived("r", 64)), Dispatch).target
     world.post(FirstToken(id=R, attempt=1))
     world.post(Grown(id=R, attempt=1, tokens=48))
@@ -208,7 +208,7 @@ def test_growth_counts_output_blocks_until_the_end() -> None:
 
 
 def test_output_blocks_of_a_request_that_says_its_length_weigh_less_the_nearer_its_end_is() -> None:
-    world = World(card("a"), track_output=True)
+    world = RouterWorld(card("a"), track_output=True)
     said = arrived("r", 64 + 16)
     hinted = msgspec.structs.replace(said, preferences=msgspec.structs.replace(said.preferences, osl=128))
     target = only(world.post(hinted), Dispatch).target
@@ -226,9 +226,9 @@ def test_output_blocks_of_a_request_that_says_its_length_weigh_less_the_nearer_i
 
 
 class TestQueue:
-    def world(self, **settings: object) -> World:
+    def world(self, **settings: object) -> RouterWorld:
         queue = QueueSettings(threshold=0.5, **settings)  # type: ignore[arg-type]
-        return World(card("a"), queue=queue)
+        return RouterWorld(card("a"), queue=queue)
 
     def test_requests_wait_while_every_worker_is_busy_and_follow_when_one_is_not(self) -> None:
         world = self.world()
@@ -283,7 +283,7 @@ class TestBreaker:
     settings = BreakerSettings(failures=2, open_for=5.0)
 
     def test_failures_in_a_row_take_a_worker_out_and_one_success_brings_it_back(self) -> None:
-        world = World(card("a"), breaker=self.settings, attempts_max=1)
+        world = RouterWorld(card("a"), breaker=self.settings, attempts_max=1)
         for name in ("r1", "r2"):
             world.post(arrived(name))
             world.post(Failed(id=RequestId(name), attempt=1, reason="reset", retryable=True))
@@ -295,7 +295,7 @@ class TestBreaker:
         only(world.post(arrived("next")), Dispatch)
 
     def test_a_failed_try_doubles_the_wait(self) -> None:
-        world = World(card("a"), breaker=self.settings, attempts_max=1)
+        world = RouterWorld(card("a"), breaker=self.settings, attempts_max=1)
         for name in ("r1", "r2"):
             world.post(arrived(name))
             world.post(Failed(id=RequestId(name), attempt=1, reason="reset", retryable=True))
@@ -304,7 +304,7 @@ class TestBreaker:
         assert only(world.post(arrived("r3")), Closed).retry_after == 10.0
 
     def test_a_client_that_leaves_the_try_lets_another_try(self) -> None:
-        world = World(card("a"), breaker=self.settings, attempts_max=1)
+        world = RouterWorld(card("a"), breaker=self.settings, attempts_max=1)
         for name in ("r1", "r2"):
             world.post(arrived(name))
             world.post(Failed(id=RequestId(name), attempt=1, reason="reset", retryable=True))
@@ -320,7 +320,7 @@ def test_every_phase_but_the_last_can_be_closed() -> None:
 
 @pytest.mark.parametrize("mode", ["round_robin", "random"])
 def test_a_mode_that_compares_nothing_prices_only_what_it_takes(mode: str) -> None:
-    world = World(*(card(name) for name in "abcd"), mode=mode)
+    world = RouterWorld(*(card(name) for name in "abcd"), mode=mode)
     for n in range(40):
         world.post(arrived(f"r{n}", prompt(n)))
     decisions = [world.sent(f"r{n}").decision for n in range(40)]
@@ -331,7 +331,7 @@ def test_a_mode_that_compares_nothing_prices_only_what_it_takes(mode: str) -> No
 
 
 def test_a_pin_wins_over_a_turn() -> None:
-    world = World(*(card(name) for name in "abcd"), mode="round_robin")
+    world = RouterWorld(*(card(name) for name in "abcd"), mode="round_robin")
     for n in range(3):
         world.post(arrived(f"r{n}", preferences=Preferences(worker=WorkerId("c"))))
     assert [world.sent(f"r{n}").target.worker for n in range(3)] == ["c"] * 3

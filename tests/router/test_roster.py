@@ -7,7 +7,7 @@ from penstock.kernel.values import WorkerId
 from penstock.router.settings import BreakerSettings
 from penstock.router.workers.circuit_breaker import CircuitBreaker
 from penstock.router.workers.roster import Roster
-from tests.router.worlds import card
+from penstock.testing import card
 
 A = WorkerId("a")
 

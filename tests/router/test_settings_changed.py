@@ -19,19 +19,19 @@ from penstock.router.events import (
 )
 from penstock.router.router import Router
 from penstock.router.settings import AffinitySettings, CostSettings, IndexSettings, QueueSettings, RouterSettings
-from tests.router.worlds import World, arrived, card, only, prompt
+from penstock.testing import RouterWorld, arrived, card, only, prompt
 
 CACHED = WorkerId("cached")
 BUSY = QueueSettings(threshold=0.0)
 """Hold requests as long as any worker prefills anything."""
 
 
-def change(world: World, **changes: Any) -> list[Any]:
+def change(world: RouterWorld, **changes: Any) -> list[Any]:
     settings = msgspec.structs.replace(world.router.settings, **changes)
     return world.post(SettingsChanged(settings=settings, slo=Slo(), keys=tuple(changes), by="key-1"))
 
 
-def stored(world: World, worker: str, tokens: list[int]) -> None:
+def stored(world: RouterWorld, worker: str, tokens: list[int]) -> None:
     blocks = arrived("x", tokens).prompt.blocks
     event = KvStored(hashes=blocks, tokens=tokens, block_size=16)
     world.post(KvObserved(worker=card(worker).id, rank=0, epoch=1, sequence=0, events=[event]))
@@ -40,7 +40,7 @@ def stored(world: World, worker: str, tokens: list[int]) -> None:
 def test_the_next_placement_weighs_by_the_new_cost() -> None:
     tokens = prompt(1, 160)
     native = {"hash_scheme": SCHEME, "events": ("tcp://e",)}
-    world = World(card("cached", **native), card("idle", **native), index=IndexSettings(predicted_ttl=0.0))
+    world = RouterWorld(card("cached", **native), card("idle", **native), index=IndexSettings(predicted_ttl=0.0))
     stored(world, "cached", tokens)
     # The one that holds the prompt is the busier one.
     world.post(arrived("other", prompt(9, 48), preferences=Preferences(worker=CACHED)))
@@ -56,7 +56,7 @@ def test_the_next_placement_weighs_by_the_new_cost() -> None:
 
 
 def test_who_waits_is_let_go_where_the_threshold_goes() -> None:
-    world = World(card("a"), queue=BUSY)
+    world = RouterWorld(card("a"), queue=BUSY)
     for name in ("first", "second", "third"):
         world.post(arrived(name))
     assert len(world.router.pools["m"].queue) == 2
@@ -65,7 +65,7 @@ def test_who_waits_is_let_go_where_the_threshold_goes() -> None:
 
 
 def test_who_waits_is_ordered_by_the_new_policy() -> None:
-    world = World(card("a"), queue=BUSY)
+    world = RouterWorld(card("a"), queue=BUSY)
     world.post(arrived("running"))
     for name in ("b", "c", "d"):
         world.post(arrived(name), after=0.1)
@@ -76,7 +76,7 @@ def test_who_waits_is_ordered_by_the_new_policy() -> None:
 
 @pytest.mark.parametrize(("limit", "ends_after"), [(5.0, 5.0), (100.0, 100.0)])
 def test_a_longer_or_shorter_wait_counts_from_the_arrival(limit: float, ends_after: float) -> None:
-    world = World(card("a"), queue=QueueSettings(threshold=0.0, wait_max=20.0))
+    world = RouterWorld(card("a"), queue=QueueSettings(threshold=0.0, wait_max=20.0))
     world.post(arrived("running"))
     world.post(arrived("waits"))
     change(world, queue=QueueSettings(threshold=0.0, wait_max=limit))
@@ -87,7 +87,7 @@ def test_a_longer_or_shorter_wait_counts_from_the_arrival(limit: float, ends_aft
 
 
 def test_sessions_are_remembered_over_a_change() -> None:
-    world = World(card("a"), card("b"), affinity=AffinitySettings(mode="hard"))
+    world = RouterWorld(card("a"), card("b"), affinity=AffinitySettings(mode="hard"))
     pinned = arrived("one", preferences=Preferences(session="s"))
     world.post(pinned)
     home = world.sent("one").target
@@ -99,7 +99,7 @@ def test_sessions_are_remembered_over_a_change() -> None:
 
 
 def test_a_pool_that_comes_later_keeps_the_index_that_the_others_keep() -> None:
-    world = World(card("a"))
+    world = RouterWorld(card("a"))
     change(world, cost=CostSettings(overlap_credit=0.0, host_credit=0.0))
     world.post(WorkerJoined(card=card("b", model="later")))
     assert world.router.pools["later"].exact is not None
@@ -119,13 +119,13 @@ def events() -> list[tuple[float, Event]]:
 
 
 def test_a_replay_from_a_snapshot_decides_as_the_run_did() -> None:
-    whole = World()
+    whole = RouterWorld()
     effects = [whole.post(event, after) for after, event in events()]
     for cut in range(len(effects)):
-        first = World()
+        first = RouterWorld()
         for after, event in events()[:cut]:
             first.post(event, after)
-        again = World()
+        again = RouterWorld()
         again.router = Router(RouterSettings(), seed=99)
         again.router.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(first.router.snapshot())))
         assert again.router.snapshot() == first.router.snapshot(), "what is restored is what was"

@@ -9,8 +9,8 @@ from penstock.config.settings.cluster_settings import SuperviseSettings
 from penstock.runtime.cluster_state.membership import key_of
 from penstock.runtime.supervision import engine_fleet
 from penstock.runtime.supervision.engine_fleet import EngineFleet
+from penstock.testing import card
 from tests.adapters.connectors.holding import eventually
-from tests.router.worlds import card
 
 
 async def test_an_entry_is_written_once_the_store_is_back(tmp_path: Path, monkeypatch) -> None:

@@ -12,7 +12,7 @@ from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.node.tickets import Tickets
-from tests.router.worlds import arrived, card
+from penstock.testing import arrived, card
 
 
 class Ping(Event, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
 from penstock.runtime.cluster_state.membership import Membership, MembershipEntry, key_of
 from penstock.runtime.live_driver import LiveDriver
-from tests.router.worlds import card
+from penstock.testing import card
 
 
 class Scene:

@@ -44,8 +44,8 @@ from penstock.runtime.supervision.fleet_driver import RequestCount
 from penstock.runtime.supervision.reconciler import Reconciler
 from penstock.runtime.supervision.requests_left import requests_left
 from penstock.runtime.supervision.status_writer import StatusWriter
+from penstock.testing import RouterWorld, arrived, card
 from tests.adapters.connectors.holding import PATIENCE, Ward, tiny
-from tests.router.worlds import World, arrived, card
 
 
 async def until(met: Callable[[], Any]) -> None:
@@ -365,7 +365,7 @@ async def test_an_outage_of_the_store_is_waited_out(draining):
 
 
 async def test_a_frontend_counts_what_it_has_running_on_a_worker_that_leaves():
-    world = World(card("a"), card("b"))
+    world = RouterWorld(card("a"), card("b"))
     for number in range(6):
         world.post(arrived(f"r{number}"))
     on_a = sum(world.sent(f"r{n}").target.worker == "a" for n in range(6))

@@ -17,7 +17,7 @@ from penstock.runtime.cluster_state import desired_state
 from penstock.runtime.cluster_state.membership import MembershipEntry, key_of
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS, TOPIC, FrontendCard, PlacementBatch, PlacementSync
 from penstock.runtime.live_driver import LiveDriver
-from tests.router.worlds import card
+from penstock.testing import card
 from tests.runtime.test_membership import Scene
 
 MESSAGES: list[Any] = [

@@ -1,7 +1,6 @@
-"""Situations that router tests start from: cards, arrivals, and a router with workers."""
+"""`RouterWorld`: a router with workers for tests, with cards, prompts and arrivals to begin from."""
 
 import random
-from typing import TypeVar
 
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos
@@ -10,12 +9,12 @@ from penstock.router.events import Arrived, Closed, Dispatch, Preferences, Worke
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
 
-E = TypeVar("E", bound=Effect)
 MODEL = "m"
 BLOCK = 16
 
 
 def card(name: str, epoch: int = 1, **changes: object) -> WorkerCard:
+    """Return a worker's card; ``changes``: fields of it."""
     fields: dict[str, object] = {
         "id": WorkerId(name),
         "epoch": epoch,
@@ -29,6 +28,7 @@ def card(name: str, epoch: int = 1, **changes: object) -> WorkerCard:
 
 
 def arrived(name: str, tokens: int | list[int] = 64, **changes: object) -> Arrived:
+    """Return the arrival of a request; ``tokens``: of its prompt, or how many; ``text``: their number is a guess."""
     prompt = list(range(tokens)) if isinstance(tokens, int) else tokens
     wish = changes.pop("preferences", None) or Preferences()
     estimated = bool(changes.pop("text", False))
@@ -42,12 +42,18 @@ def arrived(name: str, tokens: int | list[int] = 64, **changes: object) -> Arriv
 
 
 def prompt(seed: int, tokens: int = 64) -> list[int]:
+    """Return random token ids, the same for the same seed."""
     rng = random.Random(seed)
     return [rng.randrange(50_000) for _ in range(tokens)]
 
 
-class World:
-    """A router, the effects that it has had, and a clock that tests move."""
+class RouterWorld:
+    """A router, the effects that it has had, and a clock that tests move.
+
+    Args:
+        workers: that have joined.
+        settings: of `penstock.router.settings.RouterSettings`.
+    """
 
     def __init__(self, *workers: WorkerCard, seed: int = 1, slo: Slo = Slo(), **settings: object) -> None:
         self.router = Router(RouterSettings(**settings), slo=slo, seed=seed)  # type: ignore[arg-type]
@@ -57,6 +63,7 @@ class World:
             self.post(WorkerJoined(card=worker))
 
     def post(self, event: Event, after: float = 0.0) -> list[Effect]:
+        """Give the router an event, ``after`` seconds, check its invariants, and return the effects."""
         self.now += round(after * SECOND)
         effects = self.router.handle(self.now, event)
         self.router.check()
@@ -64,19 +71,11 @@ class World:
         return effects
 
     def sent(self, name: str) -> Dispatch:
+        """Return the newest dispatch of a request."""
         return [e for e in self.effects if isinstance(e, Dispatch) and e.id == name][-1]
 
     def ended(self, name: str) -> Closed:
+        """Return the one end of a request."""
         found = [e for e in self.effects if isinstance(e, Closed) and e.id == name]
         assert len(found) == 1, f"{name} has {len(found)} terminal effects"
         return found[0]
-
-
-def only(effects: list[Effect], kind: type[E]) -> E:
-    found = [effect for effect in effects if isinstance(effect, kind)]
-    assert len(found) == 1, f"{len(found)} of {kind.__name__} in {effects}"
-    return found[0]
-
-
-def none(effects: list[Effect], kind: type[Effect]) -> bool:
-    return not any(isinstance(effect, kind) for effect in effects)

@@ -1,0 +1,11 @@
+"""For tests of users and plugins: a world of a router, effects to compare, simulated servers, contract suites.
+
+`penstock.testing.store_contract`, `plane_contract` and `connector_contract` are suites for pytest with pytest-asyncio
+in mode auto; each says which fixture it needs.
+"""
+
+from penstock.testing.effects import like, none, only
+from penstock.testing.router_world import RouterWorld, arrived, card, prompt
+from penstock.testing.simulated_servers import simulated_servers
+
+__all__ = ["RouterWorld", "arrived", "card", "like", "none", "only", "prompt", "simulated_servers"]
