@@ -9,8 +9,8 @@ from penstock.cli.doctor_checks.discovery_checks import check_discovery
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.config.settings.discovery_settings import DiscoverySettings, EtcdSettings, NatsSettings
 from penstock.kernel.secret import ClusterSecret
+from penstock.testing.plane_contract import LAST, heard, until_last
 from tests import server_fixtures
-from tests.contracts.test_plane_contract import LAST, heard, until_last
 from tests.servers import free_ports
 
 etcd, nats = server_fixtures.etcd, server_fixtures.nats

@@ -11,8 +11,8 @@ from penstock.adapters.planes.zmq_forwarder import ForwardedPlane, Forwarder
 from penstock.config.settings.discovery_settings import NatsSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.secret import ClusterSecret
+from penstock.testing.plane_contract import LAST, PATIENCE, heard, until_last
 from tests.contracts.test_etcd_store import certificate
-from tests.contracts.test_plane_contract import LAST, PATIENCE, heard, until_last
 from tests.nats_keys import credentials, nkey
 from tests.servers import Nats
 

@@ -23,9 +23,9 @@ from penstock.adapters.stores.etcd_client import (
 )
 from penstock.adapters.stores.etcd_store import EtcdStore
 from penstock.adapters.tls import client_context
+from penstock.testing.store_contract import PATIENCE, TTL, alive_again, watching
 from tests.cable import Cable
 from tests.conftest import skip_or_fail
-from tests.contracts.test_store_contract import PATIENCE, TTL, alive_again, watching
 from tests.servers import Etcd
 
 
@@ -126,7 +126,7 @@ async def test_a_key_that_another_took_over_while_we_were_away_stays_theirs(etcd
         await watcher.until({"workers/a": b"new"})
         await asyncio.sleep(TTL)
         assert await other.list("") == {"workers/a": b"new"}
-        assert watcher.gone == ["workers/a"]
+        assert watcher.left == ["workers/a"]
 
 
 async def test_each_key_has_a_lease_of_its_own(etcds, client):
@@ -174,7 +174,7 @@ async def test_a_watch_whose_connection_breaks_goes_on_where_it_was(etcds, cable
             await mine.delete("a")
             cable.cut()
             await watcher.until({"b": b"2", "c": b"3"})
-            assert watcher.gone == ["a"]
+            assert watcher.left == ["a"]
     finally:
         await far.close()
 
@@ -193,7 +193,7 @@ async def test_a_watch_that_missed_what_etcd_has_forgotten_yields_the_difference
             await client.compact(client.revision)
             cable.cut()
             await watcher.until({"stays": b"1", "comes": b"2", "changes": b"2"})
-            assert watcher.gone == ["goes"]
+            assert watcher.left == ["goes"]
     finally:
         await far.close()
 
