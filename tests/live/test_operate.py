@@ -251,8 +251,8 @@ def test_a_rolling_restart_under_load_fails_no_request(tmp_path: Path, processes
     (journal,) = (cluster.run / "journal").glob("fleet-*")
     words = [sys.executable, "-m", "penstock", "replay", str(journal), "--json"]
     replayed = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-    # Five starts, five announcements as draining and five ends, the successor's that gave the last name back included.
-    assert replayed["mismatch"] is None and replayed["problems"] == [] and replayed["decisions"] >= 15
+    # Two engines and three successors, each started, probed, announced, drained and ended with an answer to each.
+    assert replayed["mismatch"] is None and replayed["problems"] == [] and replayed["records"] > 40
 
 
 def changes(cluster: Served) -> list[tuple[Any, ...]]:

@@ -196,7 +196,8 @@ def _step(
     """Let the machine handle one record's event; None where the result differs."""
     effects = machine.handle(record.now, event)
     replayed.records += 1
-    replayed.decisions += len(record.placed)
+    if header.kind != fleet_journal.KIND:
+        replayed.decisions += len(record.placed)
     replayed.first = record.now if replayed.first is None else min(replayed.first, record.now)
     replayed.last = record.now if replayed.last is None else max(replayed.last, record.now)
     if digest_of(effects) == record.digest:

@@ -35,6 +35,7 @@ from penstock.traffic.sessions import Sessions
 from penstock.traffic.traffic_request import TrafficRequest
 
 PLANNER = "planner"
+WATCHED = (ROUTER, FLEET)
 SETTLED = nanos(3600.0)
 """Nanoseconds after the last request within which everything must be over: longer than any prefill."""
 SLICE = 1 << 16
@@ -53,7 +54,7 @@ class SimulatedCluster:
         record: takes every request that has ended, in that order.
         decided: takes every decision of the router.
         observe: takes the router's status (`penstock.router.status`) and the seconds, every ``plan.observe_every``.
-        watch: takes every event of the router with the time, and its effects.
+        watch: takes every event of the router and of the fleet: the time, the machine's name, the event, its effects.
     Raises:
         ConfigError: the plan contradicts itself.
     """
@@ -95,7 +96,7 @@ class SimulatedCluster:
             checked=plan.checked,
             watch=None
             if watch is None
-            else lambda now, name, event, effects: name == ROUTER and watch(now, name, event, effects),
+            else lambda now, name, event, effects: name in WATCHED and watch(now, name, event, effects),
         )
         self.refused: list[str] = []
         """What the script or the policy requested and could not be done, with the reason."""

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +23,7 @@ from penstock.config.settings.cluster_settings import ClusterSettings, PoolSetti
 from penstock.config.worker_names import pool_prefix
 from penstock.engine.kv_capacity import with_blocks
 from penstock.engine.timing.timing_model import source_of
+from penstock.fleet.journal import FleetBook
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos
 from penstock.kernel.request_record import RequestRecord
@@ -38,6 +39,7 @@ from penstock.router.journal import RouterBook
 from penstock.router.status import status_row
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.records.run_folder import CsvRows, LineWriter, RunFolder
+from penstock.simulate.effect_handlers import FLEET, ROUTER
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan, StartUp, checked
 from penstock.traffic.sessions import Sessions
@@ -252,11 +254,10 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
             file.flush()
 
     source = traffic()
-    journal: JournalWriter | None = None
+    journals: dict[str, JournalWriter] = {}
 
     def watch(now: Nanos, name: str, event: Event, effects: Sequence[Effect]) -> None:
-        if journal is not None:
-            journal.watch(now, name, event, effects)
+        journals[name].watch(now, name, event, effects)
 
     keep = variant.settings.runs
     cluster = SimulatedCluster(
@@ -269,13 +270,10 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
         observe=lambda at, status: rows.append({"seconds": at, **status_row(status)}),
     )
     if keep.journal:
-        journal = JournalWriter(
-            folder.path / "journal" / cluster.router.name,
-            RouterBook(cluster.router),
-            wall_ns=time.time_ns(),
-        )
-        journal.begin(0)
-        files.append(journal)
+        for name, book in ((ROUTER, RouterBook(cluster.router)), (FLEET, FleetBook(cluster.supervisor))):
+            journals[name] = JournalWriter(folder.path / "journal" / name, book, wall_ns=time.time_ns())
+            journals[name].begin(0)
+            files.append(journals[name])
     started = time.perf_counter()
     with _bar(options, variant, cluster) as draw, _few_collections():
         cluster.run(draw)
@@ -305,7 +303,7 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
             *cluster.refused,
             *_lost(requests),
             *_lost(decisions),
-            *_ended(journal),
+            *_ended(journals.values()),
         ],
     )
     (folder.path / "simulate.json").write_text(json.dumps(as_dict(outcome), indent=2) + "\n")
@@ -367,9 +365,9 @@ def _bar(
         yield draw
 
 
-def _ended(journal: JournalWriter | None) -> list[str]:
-    why = None if journal is None else journal.ended or journal.failing
-    return [] if why is None else [f"the journal ends early: {why}"]
+def _ended(journals: Iterable[JournalWriter]) -> list[str]:
+    reasons = [journal.ended or journal.failing for journal in journals]
+    return [f"the journal ends early: {why}" for why in reasons if why is not None]
 
 
 def _lost(writer: LineWriter) -> list[str]:
