@@ -25,6 +25,7 @@ from penstock.planner.planner import Planner
 from penstock.planner.settings import PlannerSettings
 from penstock.router.events import Decision
 from penstock.router.settings import CostSettings, MigrationSettings, RouterSettings
+from penstock.router.status import status_row
 from penstock.simulate.scale_policy import ScheduledSteps
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan, StartUp
@@ -135,6 +136,18 @@ def test_the_router_knows_what_the_caches_hold() -> None:
     # Between the decision and its first pass a cache changes a little; without the index nothing would agree.
     close = sum(abs((r.cached or 0) - (r.expected_cached or 0)) <= 2 * SIM.block_size for r in told)
     assert close / len(told) > 0.8
+
+
+def test_figures_over_time_are_those_of_the_status() -> None:
+    compared = []
+
+    def observe(at: float, row: Any) -> None:
+        compared.append(row)
+        assert row == status_row(cluster.router.status(cluster.simulation.now))
+
+    cluster = SimulatedCluster(plan(observe_every=0.5), chat(20), observe=observe)
+    cluster.run()
+    assert len(compared) > 40 and any(row["active_blocks"] for row in compared)
 
 
 def test_kv_routing_hits_more_than_round_robin() -> None:

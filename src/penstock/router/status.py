@@ -1,5 +1,7 @@
 """Status of the router for operators: its state and findings as plain data, from the same objects that decide."""
 
+from collections.abc import Sequence
+
 from penstock.kernel.machine import Nanos, seconds
 from penstock.router.model_pool import ModelPool
 from penstock.router.requests.stage_graph import FINAL
@@ -18,6 +20,8 @@ from penstock.router.status_rows import (
 )
 from penstock.router.workers.roster import RosterWorker
 
+StatusRow = dict[str, float | None]
+"""Name of a figure -> its value; None is unknown."""
 REFUSAL_SHOWN = 600.0
 """Seconds that a refusal for load stays a finding: later, only the counts show it."""
 
@@ -31,14 +35,8 @@ def router_status(router: RouterState, now: Nanos) -> RouterStatus:
         models=[_model(router, pool, now) for pool in pools.values()],
         workers=[_worker(pools[worker.card.model], worker, now) for worker in router.roster],
         queue={model: QueueStatus(len(pool.queue)) for model, pool in pools.items()},
-        requests=StatusCounts(
-            inflight=sum(pool.inflight for pool in pools.values()),
-            total=sum(pool.inflight + sum(pool.counts.values()) for pool in pools.values()),
-            **{outcome: sum(pool.counts[outcome] for pool in pools.values()) for outcome in OUTCOMES},
-        ),
-        hit_rate=_ratio(
-            sum(pool.cached_tokens for pool in pools.values()), sum(pool.prompt_tokens for pool in pools.values())
-        ),
+        requests=_counts(router),
+        hit_rate=_hit_rate(router),
         dropped_events=router.dropped,
         findings=findings(router, now),
     )
@@ -179,20 +177,49 @@ def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> WorkerStatus:
     )
 
 
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _counts(router: RouterState) -> StatusCounts:
+    pools = router.pools.values()
+    return StatusCounts(
+        inflight=sum(pool.inflight for pool in pools),
+        total=sum(pool.inflight + sum(pool.counts.values()) for pool in pools),
+        **{outcome: sum(pool.counts[outcome] for pool in pools) for outcome in OUTCOMES},
+    )
 
 
-def status_row(status: RouterStatus) -> dict[str, float | None]:
+def _hit_rate(router: RouterState) -> float | None:
+    pools = router.pools.values()
+    tokens = sum(pool.prompt_tokens for pool in pools)
+    return sum(pool.cached_tokens for pool in pools) / tokens if tokens else None
+
+
+def status_row(status: RouterStatus) -> StatusRow:
     """Return the figures of a status that are worth a row over time: loads, counts and rates."""
-    workers, requests = status.workers, status.requests
+    queued = sum(queue.length for queue in status.queue.values())
+    loads = [(w.active_requests, w.active_prefill_tokens, w.active_blocks) for w in status.workers]
+    return _row(status.requests, status.hit_rate, queued, len(status.workers), loads)
+
+
+def router_row(router: RouterState) -> StatusRow:
+    """Return the `status_row` of a router's status, without a row for each worker: a simulation asks often."""
+    targets = [(router.pools[worker.card.model], target) for worker in router.roster for target in worker.targets]
+    active = [pool.active.load(target) for pool, target in targets]
+    loads = [(load.requests, load.prefill_tokens, load.blocks) for load in active]
+    queued = sum(len(pool.queue) for pool in router.pools.values())
+    return _row(_counts(router), _hit_rate(router), queued, len(list(router.roster)), loads)
+
+
+def _row(
+    counts: StatusCounts, hit_rate: float | None, queued: int, workers: int, loads: Sequence[tuple[int, int, int]]
+) -> StatusRow:
+    """Return the figures. ``loads``: requests, prefill tokens and blocks, of each target or worker."""
+    requests, prefill_tokens, blocks = map(sum, zip(*loads)) if loads else (0, 0, 0)
     return {
-        "inflight": requests.inflight,
-        "queued": sum(queue.length for queue in status.queue.values()),
-        **{outcome: getattr(requests, outcome) for outcome in OUTCOMES},
-        "hit_rate": status.hit_rate,
-        "workers": len(workers),
-        "active_requests": sum(worker.active_requests for worker in workers),
-        "active_prefill_tokens": sum(worker.active_prefill_tokens for worker in workers),
-        "active_blocks": sum(worker.active_blocks for worker in workers),
+        "inflight": counts.inflight,
+        "queued": queued,
+        **{outcome: getattr(counts, outcome) for outcome in OUTCOMES},
+        "hit_rate": hit_rate,
+        "workers": workers,
+        "active_requests": requests,
+        "active_prefill_tokens": prefill_tokens,
+        "active_blocks": blocks,
     }

@@ -23,7 +23,7 @@ from penstock.planner.tick_record import TickRecord
 from penstock.router import events as routing
 from penstock.router.prompt_forms import BLOCKS, RUNS
 from penstock.router.router import Router
-from penstock.router.status_rows import RouterStatus
+from penstock.router.status import StatusRow, router_row
 from penstock.simulate.effect_handlers import FLEET, ROUTER, EffectHandlers
 from penstock.simulate.fleet_effects import FleetEffects
 from penstock.simulate.kv_transfers import LINKS
@@ -53,7 +53,7 @@ class SimulatedCluster:
         ticked: takes the record of every tick of the planner.
         record: takes every request that has ended, in that order.
         decided: takes every decision of the router.
-        observe: takes the router's status (`penstock.router.status`) and the seconds, every ``plan.observe_every``.
+        observe: takes the seconds and the router's figures (`penstock.router.status`), every ``plan.observe_every``.
         watch: takes every event of the router and of the fleet: the time, the machine's name, the event, its effects.
     Raises:
         ConfigError: the plan contradicts itself.
@@ -69,7 +69,7 @@ class SimulatedCluster:
         ticked: Callable[[TickRecord], object] = lambda record: None,
         record: Callable[[RequestRecord], object] = lambda record: None,
         decided: Callable[[routing.Decision], object] = lambda decision: None,
-        observe: Callable[[float, RouterStatus], object] | None = None,
+        observe: Callable[[float, StatusRow], object] | None = None,
         watch: Callable[[Nanos, str, Event, Sequence[Effect]], object] | None = None,
     ) -> None:
         self.plan = checked(plan)
@@ -287,8 +287,8 @@ class SimulatedCluster:
         return ()
 
     def _look(self) -> None:
-        """Pass the router's status to ``observe``."""
+        """Pass the router's figures to ``observe``."""
         assert self._observe is not None
         now = self.simulation.now
         self._at(now + nanos(self.plan.observe_every), self._look)
-        self._observe(seconds(now), self.router.status(now))
+        self._observe(seconds(now), router_row(self.router))

@@ -36,7 +36,6 @@ from penstock.report.simulation.simulation_outcome import SimulationOutcome, as_
 from penstock.report.simulation.variant_processes import cores, in_processes
 from penstock.report.traffic_options import cut, of_clients, of_trace, of_workload
 from penstock.router.journal import RouterBook
-from penstock.router.status import status_row
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.records.run_folder import CsvRows, LineWriter, RunFolder
 from penstock.simulate.effect_handlers import FLEET, ROUTER
@@ -267,7 +266,7 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
         policy=policy,
         record=ended,
         decided=decisions.write if options.decisions else lambda decision: None,
-        observe=lambda at, status: rows.append({"seconds": at, **status_row(status)}),
+        observe=lambda at, row: rows.append({"seconds": at, **row}),
     )
     if keep.journal:
         for name, book in ((ROUTER, RouterBook(cluster.router)), (FLEET, FleetBook(cluster.supervisor))):
