@@ -8,7 +8,7 @@ from aiohttp import web
 
 from penstock.adapters.engines.dialects.dialect import overflows
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings
-from penstock.frontend.prompt.context_overflow import above_limit, in_openai_words, too_long
+from penstock.frontend.prompt.context_overflow import CODE, above_limit, in_openai_words, too_long
 from penstock.frontend.prompt.prompt_tokenizer import load_tokenizer
 from tests.frontend.stand import stand
 
@@ -156,5 +156,5 @@ async def test_a_prompt_too_long_for_the_worker_it_is_pinned_to() -> None:
 def test_words() -> None:
     assert too_long(90, 32, "messages") == in_openai_words(too_long(90, 32, "messages"), 64)
     assert litellm_falls_back(above_limit(90, 32, "prompt")) and "90 tokens" in above_limit(90, 32, "prompt")
-    assert in_openai_words("no", None) == "This model's maximum context length is exceeded: no"
+    assert in_openai_words("no", None) == f"This model's maximum context length is exceeded: no ({CODE})"
     assert not overflows("max_tokens must be at least 1") and not overflows("model m does not exist")

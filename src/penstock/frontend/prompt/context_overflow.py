@@ -1,7 +1,8 @@
 """Refusals of prompts longer than a model's context, in OpenAI's wording and code.
 
 They tell clients whether a larger model may help: LiteLLM by the wording ("This model's maximum context length
-is", "Input tokens exceed the configured limit"), LangChain by the code.
+is", "Input tokens exceed the configured limit"), LangChain by the code, which it looks for in the text of OpenAI's
+exception: since release 3.57 of OpenAI's client that has the message alone, so the message ends with the code.
 """
 
 import msgspec
@@ -22,7 +23,7 @@ def too_long(isl: int, longest: int, param: str) -> str:
     """
     return (
         f"{_SIGN} {longest} tokens, output included. However, your {param} resulted in {isl} tokens. "
-        f"Please reduce the length of the {param}."
+        f"Please reduce the length of the {param}. ({CODE})"
     )
 
 
@@ -35,10 +36,10 @@ def above_limit(isl: int, limit: int, param: str) -> str:
 
 
 def in_openai_words(message: str, longest: int | None) -> str:
-    """Return an engine's or the router's overflow message, with OpenAI's wording in front where it is missing."""
-    if _SIGN.lower() in message.lower():
-        return message
-    return f"{_SIGN} {'exceeded' if longest is None else f'{longest} tokens'}: {message}"
+    """Return an engine's or the router's overflow message, with OpenAI's wording and code where they are missing."""
+    if _SIGN.lower() not in message.lower():
+        message = f"{_SIGN} {'exceeded' if longest is None else f'{longest} tokens'}: {message}"
+    return message if CODE in message else f"{message} ({CODE})"
 
 
 def refusal_body(engine_body: bytes, longest: int | None, param: str) -> bytes:
