@@ -214,6 +214,7 @@ def test_the_last_engine_on_the_last_gpu_is_restarted_only_by_force() -> None:
     here.post(events.RestartDesired(revision="r"))
     (_, report) = here.effects
     assert report.state == "failed" and "--force" in str(report.problem)
+    assert str(report.problem).endswith("refused ('penstock restart --force' does it all the same)"), "as errors say it"
     here.took()
     here.post(events.RestartDesired(revision="s", force=True))
     assert [word for word in here.took() if word.startswith(("Spawn", "Stop"))] == ["Stop main-0", "Spawn main-0"]

@@ -2,7 +2,7 @@
 
 It takes what is desired and what happened to each replica, and returns what is to be done. A live driver carries that
 out with processes (`penstock.runtime.supervision.fleet_driver`), the simulator with virtual engines
-(`penstock.simulate.simulated_fleet`).
+(`penstock.simulate.fleet_effects`).
 """
 
 from collections.abc import Sequence
@@ -116,7 +116,7 @@ class Fleet:
                 self._role(now, event)
             case events.RestartDesired():
                 order = RestartOrder(revision=event.revision, force=event.force, frontends=event.frontends)
-                self._restart.desired(now, order)
+                self._restart.desired(order)
             case events.FrontendReplaced():
                 self._restart.replaced(now, event)
             case events.TimesChanged():

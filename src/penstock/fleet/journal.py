@@ -9,7 +9,7 @@ import msgspec
 from penstock.fleet import events
 from penstock.fleet.fleet import Fleet
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.journal_frames import Header, Record, digest_of, packed
+from penstock.kernel.journal_frames import Header, Record, packed, packed_record
 from penstock.kernel.machine import Effect, Event, Nanos, Woken
 
 KIND = "fleet"
@@ -42,8 +42,7 @@ class FleetBook:
 
     def record(self, sequence: int, now: Nanos, event: Event, effects: Sequence[Effect]) -> bytes:
         """Return one event with its effects as a record."""
-        raw = msgspec.Raw(packed(event))
-        return packed(Record(sequence, now, KIND, raw, digest_of(effects), placed_by(effects)))
+        return packed_record(sequence, now, KIND, event, effects, placed_by(effects))
 
     def seconds(self) -> float:
         """Return about how long `header` takes: hardly any time."""

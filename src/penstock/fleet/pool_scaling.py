@@ -9,6 +9,7 @@ from penstock.fleet.victims import leaving_first
 from penstock.kernel.machine import Nanos
 
 REPLICAS_MAX = 1024
+"""Most replicas of a pool whose replicas take no GPU."""
 
 
 class PoolScaling:

@@ -236,15 +236,14 @@ class ReplicaLives:
         if attached:
             life.serial = self._next_serial()
         if life.aside and not self._parked(life):
-            return self._publish(life)
-        if life.aside:
-            return None
-        if self._parked(life):
-            return self._drain(now, life)
-        if life.drained:
-            life.drained = False
-            self._effects.append(events.DrainForgotten(worker=life.worker))
-        return self.role_changed(now, life)
+            self._publish(life)  # its drain was undone meanwhile
+        elif self._parked(life) and not life.aside:
+            self._drain(now, life)  # it was drained meanwhile
+        elif not life.aside:
+            if life.drained:
+                life.drained = False
+                self._effects.append(events.DrainForgotten(worker=life.worker))
+            self.role_changed(now, life)
 
     def _drain(self, now: Nanos, life: Life) -> None:
         """Let a replica finish its requests: then it goes, or changes its role, or stays aside."""

@@ -18,10 +18,9 @@ class RollingRestart:
         self._scaling = scaling
         self._effects = effects
 
-    def desired(self, now: Nanos, order: RestartOrder) -> None:
-        """Begin a restart, or let it follow the one under way."""
+    def desired(self, order: RestartOrder) -> None:
+        """Let a restart begin with the next `advance`, or follow the one under way."""
         self._state.next_restart = order
-        self.advance(now)
 
     def replaced(self, now: Nanos, event: events.FrontendReplaced) -> None:
         """A frontend was replaced."""
@@ -116,8 +115,8 @@ class RollingRestart:
         else:
             self._end(
                 now,
-                f"{worker} is its pool's last engine, and no GPU is free for a successor: requests would be refused\n"
-                "  hint: 'penstock restart --force' does it all the same",
+                f"{worker} is its pool's last engine, and no GPU is free for a successor: requests would be refused "
+                "('penstock restart --force' does it all the same)",
             )
         return True
 

@@ -20,6 +20,9 @@ FRAME_MAX = 1 << 31
 """Bytes of the largest payload; a length beyond it is damage."""
 _HEAD = Struct("<II")
 
+Placed = list[tuple[str, int, str, int]]
+"""What a record says was decided: see `Record`; other machines put their own into the four places."""
+
 _encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
 
 
@@ -45,7 +48,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     machine: str
     event: msgspec.Raw
     digest: int
-    placed: list[tuple[str, int, str, int]] = []
+    placed: Placed = []
     """(request, attempt, worker, rank)"""
 
 
@@ -57,6 +60,11 @@ def packed(value: object) -> bytes:
 def digest_of(effects: object) -> int:
     """Return a 64-bit digest of a machine's effects: equal effects have equal digests."""
     return xxhash.xxh3_64_intdigest(_encode(effects))
+
+
+def packed_record(sequence: int, now: Nanos, machine: str, event: object, effects: object, placed: Placed) -> bytes:
+    """Return one event that a machine took, with its effects, as a record."""
+    return packed(Record(sequence, now, machine, msgspec.Raw(packed(event)), digest_of(effects), placed))
 
 
 def frame(payload: bytes) -> bytes:

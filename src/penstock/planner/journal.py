@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.journal_frames import Header, Record, digest_of, packed
+from penstock.kernel.journal_frames import Header, Record, packed, packed_record
 from penstock.kernel.machine import Effect, Event, Nanos, Woken
 from penstock.kernel.values import RequestShape, Role, Slo
 from penstock.planner import events as planning
@@ -87,8 +87,7 @@ class PlannerBook:
 
     def record(self, sequence: int, now: Nanos, event: Event, effects: Sequence[Effect]) -> bytes:
         """Return one event with its effects as a record."""
-        event_raw = msgspec.Raw(packed(event))
-        return packed(Record(sequence, now, KIND, event_raw, digest_of(effects), placed_by(effects)))
+        return packed_record(sequence, now, KIND, event, effects, placed_by(effects))
 
     def seconds(self) -> float:
         """Return about how long `header` takes: hardly any time."""

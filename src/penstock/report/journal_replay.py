@@ -13,7 +13,7 @@ from penstock.config.reading.load import load
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.fleet import journal as fleet_journal
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.journal_frames import Frames, Header, Record, digest_of, read_header, read_record
+from penstock.kernel.journal_frames import Frames, Header, Placed, Record, digest_of, read_header, read_record
 from penstock.kernel.machine import Effect, Event, Machine, Nanos, seconds
 from penstock.kernel.values import Slo
 from penstock.planner import journal as planner_journal
@@ -25,8 +25,6 @@ from penstock.router.what_if import Other, WhatIf
 
 OTHERS_MAX = 1000
 """Most decisions kept to be shown; all of them are counted."""
-
-Placed = list[tuple[str, int, str, int]]
 
 
 class JournalKind(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.journal_frames import Header, Record, digest_of, packed
+from penstock.kernel.journal_frames import Header, Record, packed, packed_record
 from penstock.kernel.machine import Effect, Event, Nanos
 from penstock.kernel.values import Slo
 from penstock.router.events import Arrived, Dispatch, Failed
@@ -51,8 +51,7 @@ class RouterBook:
 
     def record(self, sequence: int, now: Nanos, event: Event, effects: Sequence[Effect]) -> bytes:
         """Write down an event and its effects."""
-        raw = msgspec.Raw(packed(event))
-        return packed(Record(sequence, now, self.router.name, raw, digest_of(effects), placed_by(effects)))
+        return packed_record(sequence, now, self.router.name, event, effects, placed_by(effects))
 
     def seconds(self) -> float:
         """Return about how long `header` takes: what it knows of caches is nearly all of it."""

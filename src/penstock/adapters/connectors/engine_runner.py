@@ -18,11 +18,10 @@ from penstock.adapters.connectors.engine_process import EngineProcess, EngineTem
 from penstock.adapters.connectors.shim_client import ShimClient, ending, tail
 from penstock.adapters.connectors.state_file import Resources, StateEntry, StateFile, living
 from penstock.config.settings.cluster_settings import SuperviseSettings
+from penstock.fleet.pool_scaling import REPLICAS_MAX
 from penstock.kernel.errors import EngineError
 
 log = logging.getLogger("penstock.connector")
-
-REPLICAS_MAX = 1024
 
 
 class SurvivingEngine(NamedTuple):
@@ -194,7 +193,6 @@ class EngineRunner:
         url = entry.url
         if url is None:
             timeout = self.settings.start_timeout or engine.launch.start_timeout
-            left = engine.begun + timeout - time.monotonic()
             url = engine.launch.url
             if url is None:
                 report = await shim.first_line(timeout)
@@ -205,7 +203,7 @@ class EngineRunner:
                 if shim.ended:
                     reason = f"{worker} {ending(await shim.wait())} at its start"
                     raise EngineError(reason, hint=tail(shim.log_path))
-                if left < 0:
+                if time.monotonic() - engine.begun > timeout:
                     raise EngineError(f"{worker} was not ready within {timeout:g} s: {lack}", hint=tail(shim.log_path))
                 return lack
             engine.entry = msgspec.structs.replace(entry, url=url)

@@ -212,17 +212,17 @@ class EngineFleet:
         To the routers such a worker is a new one: what they know of it, except its KV events, is of its former card.
         """
         known = self._cards.get(engine.worker)
-        card = known
         if known is None:
             card = await self._describe(engine, role)
-        elif not draining:
+        elif draining:
+            card = known
+        else:
             handoff = known.handoff or USUAL.get(known.engine) if known.role != role else known.handoff
             card = msgspec.structs.replace(
                 known, role=role, epoch=self._newer_epoch(), started_epoch=known.incarnation, handoff=handoff
             )
             if known.role != role:
                 log.info("%s is %s now, and was %s", engine.worker, role, known.role)
-        assert card is not None
         await self._announce(card, draining=draining)
 
     async def acknowledged(self, worker: str) -> None:
