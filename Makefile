@@ -4,9 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 VLLM   := $(abspath $(or $(PENSTOCK_VLLM_VENV),.venv-vllm))
+FAST   := .venv-fast
 LLAMA  := $(abspath $(or $(PENSTOCK_LLAMACPP_VENV),.venv-llamacpp))
 
-.PHONY: soak up install dev test test-fast test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-fidelity bench-disaggregation bench-planner clean help
+.PHONY: soak up install dev test test-fast fast test-compiled test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-fidelity bench-disaggregation bench-planner clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -36,6 +37,21 @@ test: dev lint types ## Lint, types, import contracts and all tests; under ten m
 test-fast: dev ## Only the pure rooms' tests
 	$(BIN)/python -m tests.run pure
 
+fast: $(FAST)/.installed ## Compile the hot modules into .venv-fast: simulations take half the time (3 minutes, and a C compiler)
+	@$(FAST)/bin/penstock --version
+
+$(FAST)/.installed: pyproject.toml hatch_build.py $(shell find src -type f -not -name '*.pyc')
+	@test -x $(FAST)/bin/python || $(PYTHON) -m venv $(FAST)
+	rm -rf build/fast
+	HATCH_BUILD_HOOKS_ENABLE=1 $(FAST)/bin/python -m pip --disable-pip-version-check -q wheel --no-deps -w build/fast .
+	$(FAST)/bin/python -m pip --disable-pip-version-check -q install --force-reinstall --no-deps build/fast/*.whl
+	$(FAST)/bin/python -m pip --disable-pip-version-check -q install build/fast/*.whl
+	@touch $@
+
+test-compiled: fast ## All tests on the compiled build
+	$(FAST)/bin/python -m pip --disable-pip-version-check -q install "$$(echo build/fast/*.whl)[dev]"
+	PENSTOCK_REQUIRE=$${PENSTOCK_REQUIRE:+$$PENSTOCK_REQUIRE,}compiled $(FAST)/bin/python -m tests.run
+
 test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 20
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm -v -rsR --reruns 1 --durations=12
@@ -45,8 +61,8 @@ test-llamacpp: dev ## Prove the planner on llama.cpp's own servers: they are bui
 	PENSTOCK_LLAMACPP_VENV=$(LLAMA) PENSTOCK_REQUIRE=llamacpp $(BIN)/python -m pytest tests/llamacpp -v -rsR --reruns 1 --durations=3
 
 lint: dev ## Format, lint and import contracts
-	$(BIN)/ruff format --check src tests bench
-	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench hatch_build.py
+	$(BIN)/ruff check src tests bench hatch_build.py
 	$(BIN)/lint-imports --no-cache
 
 types: dev ## Check types
@@ -80,8 +96,8 @@ bench-planner: install ## Our planner and Dynamo's in Dynamo's own simulator, in
 	$(BIN)/python bench/planner_referee/run.py --docs docs/bench/planner-referee.md
 
 format: dev ## Put the sources in order
-	$(BIN)/ruff format src tests bench
-	$(BIN)/ruff check --fix src tests bench
+	$(BIN)/ruff format src tests bench hatch_build.py
+	$(BIN)/ruff check --fix src tests bench hatch_build.py
 
 clean: ## Remove the virtual environment and caches; run folders stay
-	rm -rf $(VENV) .venv-vllm .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(FAST) .venv-vllm .mypy_cache .ruff_cache .hypothesis build dist

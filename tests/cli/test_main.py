@@ -8,8 +8,11 @@ import time
 import click
 import pytest
 
+from penstock import __version__
 from penstock.cli.main import COMMANDS, GROUPS, HIDDEN, cli
+from penstock.kernel import simulation
 from penstock.kernel.numeric_threads import ONE_THREAD
+from tests.conftest import REQUIRED
 
 
 def every_command() -> dict[str, click.Command]:
@@ -86,6 +89,12 @@ def test_a_command_that_computes_has_one_thread_per_process_unless_told_otherwis
     env = {name: value for name, value in os.environ.items() if name not in ONE_THREAD} | own
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
     assert found.stderr.strip() == threads
+
+
+def test_the_version_says_whether_the_hot_modules_are_compiled(penstock):
+    build = "compiled" if simulation.__file__.endswith(".so") else "pure Python"
+    assert penstock("--version").output.strip() == f"penstock {__version__} ({build})"
+    assert ("compiled" in REQUIRED) == (build == "compiled")  # a suite that is to run compiled does
 
 
 def test_help_and_version_of_the_module(penstock):

@@ -1,5 +1,7 @@
 """Does a fit find the constants that made the points, also where some points are wrong?"""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.engine.settings import Calibration
@@ -49,9 +51,7 @@ def points() -> list[MeasuredPoint]:
 
 
 def with_tpot(point: MeasuredPoint, tpot: float) -> MeasuredPoint:
-    return MeasuredPoint(
-        **{name: getattr(point, name) for name in MeasuredPoint.__slots__ if name != "tpot"}, tpot=tpot
-    )
+    return replace(point, tpot=tpot)
 
 
 def test_constants_are_found_again() -> None:
@@ -80,13 +80,11 @@ def test_a_cache_that_is_too_small_holds_fewer_sequences() -> None:
 
 
 def with_clients(point: MeasuredPoint, clients: int) -> MeasuredPoint:
-    fields = {name: getattr(point, name) for name in MeasuredPoint.__slots__}
-    return MeasuredPoint(**{**fields, "concurrency": clients})
+    return replace(point, concurrency=clients)
 
 
 def test_requests_that_end_together_wait_for_half_of_the_others_prompts() -> None:
-    fields = {name: getattr(points()[1], name) for name in MeasuredPoint.__slots__}
     alone = predicted_tpot(with_clients(points()[1], 1), TRUE)
-    mixed = predicted_tpot(MeasuredPoint(**{**fields, "prefill_first": False}), TRUE)
-    first = predicted_tpot(MeasuredPoint(**{**fields, "prefill_first": True}), TRUE)
+    mixed = predicted_tpot(replace(points()[1], prefill_first=False), TRUE)
+    first = predicted_tpot(replace(points()[1], prefill_first=True), TRUE)
     assert alone < first < mixed

@@ -47,6 +47,18 @@ def test_events_are_handled_by_time_and_then_by_the_order_of_posting() -> None:
     assert machine.heard == [(1, "first"), (1, "second"), (5, "late")]
 
 
+def test_an_answer_at_once_comes_after_what_was_posted_for_that_moment_before_and_before_a_call() -> None:
+    machine = Recorder({"first": [Shout(text="answer"), Send(machine="a", message=Ping(text="sent"))]})
+    run = Simulation({"a": machine}, lambda now, name, effect: [(now, "a", Ping(text=effect.text))])
+    run.call(1, lambda: machine.heard.append((run.now, "call")))
+    for text in ("first", "second"):
+        run.post(1, "a", Ping(text=text))
+    run.run(until=0)
+    run.post(0, "a", Ping(text="now"))
+    run.run()
+    assert machine.heard == [(0, "now"), *((1, text) for text in ("first", "second", "answer", "sent", "call"))]
+
+
 def test_the_newest_wake_replaces_the_older_one() -> None:
     machine = Recorder({"x": [Wake(at=10), Wake(at=7)]})
     run = Simulation({"a": machine}, nowhere)

@@ -19,13 +19,11 @@ from penstock.router.events import Cost
 from penstock.router.kv_index.indexer import SOURCES, HeldBlocks, HistoryIndexer, column_of
 from penstock.router.kv_index.kv_event_stream import KvEventStream
 from penstock.router.model_pool import ModelPool
+from penstock.router.selection.candidate import Candidate, RequestDemand, Speed
 from penstock.router.selection.cost import (
     COSTS,
     NOTHING,
     TRANSFER_MS_PER_BLOCK,
-    Candidate,
-    RequestDemand,
-    Speed,
     block_cost,
     latency_cost,
 )

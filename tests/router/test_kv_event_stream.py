@@ -86,7 +86,7 @@ def test_a_gap_is_asked_for_and_what_comes_meanwhile_waits() -> None:
     world = Believed()
     world.observe(batch(0, stored(1)))
     outcome = world.observe(batch(3, stored(4)))
-    assert (outcome.replay_from, outcome.events, world.stream.state) == (1, [], "recovering")
+    assert (outcome.replay_from, outcome.events, world.stream.state) == (1, (), "recovering")
     assert world.observe(batch(4, stored(5))) == StreamOutcome()
     world.replayed(answer(batch(1, stored(2)), batch(2, stored(3)), batch(3, stored(4))))
     assert world.blocks == {1, 2, 3, 4, 5} and world.stream.state == "exact"

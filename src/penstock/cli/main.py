@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import click
 
@@ -91,13 +92,20 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name.ljust(width), COMMANDS[name][1]) for name in names])
 
 
+def _build() -> str:
+    """Return whether the hot modules are machine code (`make fast`), or Python as usual."""
+    hot = find_spec("penstock.kernel.simulation")
+    assert hot is not None and hot.origin is not None
+    return "pure Python" if hot.origin.endswith(".py") else "compiled"
+
+
 @click.command(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     no_args_is_help=True,
     epilog="Start with 'penstock up', then 'penstock chat Hello' in another terminal.",
 )
-@click.version_option(__version__, prog_name="penstock", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="penstock", message=f"%(prog)s %(version)s ({_build()})")
 def cli() -> None:
     """One service of many LLM inference engines: an OpenAI endpoint, KV-aware routing, and the reason for every
     decision."""

@@ -1,6 +1,10 @@
-"""`Simulation`: the reference driver, which runs machines on virtual time from a heap of (time, sequence)."""
+"""`Simulation`: the reference driver, which runs machines on virtual time from a heap of (time, sequence).
+
+What is to happen at once waits in a queue beside the heap: half of all events are answers to the one before.
+"""
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -42,6 +46,8 @@ class Simulation:
         self._checked = checked
         self._watch = watch
         self._heap: list[tuple[Nanos, int, str, Any, int]] = []
+        self._at_once: deque[tuple[int, str, Any, int]] = deque()
+        """What was posted for the present moment, in order."""
         self._stopped = False
         self._sequence = 0
         self._wake_serial: dict[str, int] = {}
@@ -63,12 +69,17 @@ class Simulation:
         """Handle events in order until the heap is empty, ``until`` is passed, ``limit`` events are done, or `stop`."""
         handled = 0
         self._stopped = False
-        heap, machines, wakes = self._heap, self.machines, self._wake_serial
-        while heap and handled != limit and not self._stopped:
-            at = heap[0][0]
+        heap, at_once, machines, wakes = self._heap, self._at_once, self.machines, self._wake_serial
+        while (heap or at_once) and handled != limit and not self._stopped:
+            # At the same moment, what stands in the heap may have been posted before.
+            first = bool(at_once) and not (heap and heap[0][0] <= self.now and heap[0][1] < at_once[0][0])
+            at = self.now if first else heap[0][0]
             if until is not None and at > until:
                 break
-            _, _, name, event, serial = heapq.heappop(heap)
+            if first:
+                _, name, event, serial = at_once.popleft()
+            else:
+                _, _, name, event, serial = heapq.heappop(heap)
             if serial and wakes.get(name) != serial:
                 continue  # a newer Wake replaced this one
             machine = machines.get(name)
@@ -105,8 +116,10 @@ class Simulation:
         self._wake_serial.pop(name, None)
 
     def _push(self, at: Nanos, machine: str, event: Event, serial: int) -> None:
-        if at < self.now:
-            at = self.now
-            self.clamped += 1
         self._sequence += 1
-        heapq.heappush(self._heap, (at, self._sequence, machine, event, serial))
+        if at > self.now:
+            heapq.heappush(self._heap, (at, self._sequence, machine, event, serial))
+            return
+        if at < self.now:
+            self.clamped += 1
+        self._at_once.append((self._sequence, machine, event, serial))

@@ -19,7 +19,8 @@ from penstock.router.prompt_forms import BLOCKS, PromptForm
 from penstock.router.requests.request_queue import RequestQueue
 from penstock.router.requests.routed_request import RoutedRequest
 from penstock.router.requests.stage_graph import FINAL, splits
-from penstock.router.selection.cost import COSTS, NOTHING, TRANSFER_MS_PER_BLOCK, Candidate, RequestDemand, Speed
+from penstock.router.selection.candidate import Candidate, RequestDemand, Speed
+from penstock.router.selection.cost import COSTS, NOTHING, TRANSFER_MS_PER_BLOCK
 from penstock.router.selection.cost_table import Candidates, CostTable
 from penstock.router.selection.session_affinity import SessionAffinity
 from penstock.router.settings import CostSettings, RouterSettings

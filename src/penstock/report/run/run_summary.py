@@ -1,10 +1,14 @@
 """Summary of a run's `RequestRecord`s: latencies, goodput, hit rate and each worker's share."""
 
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
 
 import msgspec
 
-from penstock.kernel.request_record import RequestRecord, weighted_percentile
+from penstock.kernel.request_record import RecordOutcome, RequestRecord, weighted_percentile
 from penstock.kernel.statistics import percentile
 from penstock.kernel.values import Slo
 
@@ -64,6 +68,104 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     workers: dict[str, WorkerShare]
 
 
+class RunTally:
+    """Sums and columns of a run's records, which are not kept: some 60 bytes for each request."""
+
+    def __init__(self, slo: Slo) -> None:
+        self.submitted = 0
+        self._slo = slo
+        self._outcomes: Counter[RecordOutcome] = Counter()
+        self._in_slo = 0
+        self._prompt = self._output = self._short = 0
+        self._first, self._last, self._end = inf, -inf, -inf
+        self._ttft, self._itl_mean, self._tpot, self._e2e, self._queued, self._lateness = (array("d") for _ in range(6))
+        self._workers: dict[str, _WorkerSums] = {}
+
+    def add(self, records: Sequence[RequestRecord]) -> None:
+        """Take more records; many at once cost less than one by one."""
+        if not records:
+            return
+        ok = [record for record in records if record.outcome == "ok"]
+        arrivals = [record.arrival for record in records]
+        self.submitted += len(records)
+        self._outcomes.update([record.outcome for record in records])
+        self._output += sum([record.osl for record in records])
+        self._first, self._last = min(self._first, *arrivals), max(self._last, *arrivals)
+        self._end = max(self._end, *[record.arrival + record.e2e for record in records if record.e2e is not None], -inf)
+        self._short += sum([record.osl_requested is not None and record.osl != record.osl_requested for record in ok])
+        self._in_slo += sum([record.within(self._slo) for record in ok])
+        for column, values in (
+            (self._ttft, [record.ttft for record in ok]),
+            (self._itl_mean, [None if record.itl is None else record.itl.mean for record in ok]),
+            (self._tpot, [record.tpot for record in ok]),
+            (self._e2e, [record.e2e for record in ok]),
+            (self._queued, [record.queued for record in ok]),
+            (self._lateness, [record.lateness for record in records if record.outcome != "unsent"]),
+        ):
+            column.extend([value for value in values if value is not None])
+        for record in ok:
+            worker = self._workers.setdefault(record.worker or "unknown", _WorkerSums())
+            worker.requests += 1
+            worker.output += record.osl
+            worker.prompt += record.isl or 0
+            if record.cached is not None and record.isl:
+                worker.known += record.isl
+                worker.cached += record.cached
+
+    def summary(self, gaps: Iterable[tuple[float, int]] = ()) -> RunSummary:
+        """Return the run in numbers; ``gaps`` as in `summarise`."""
+        outcomes, workers = self._outcomes, self._workers.values()
+        ok, known = outcomes["ok"], sum(worker.known for worker in workers)
+        cached = sum(worker.cached for worker in workers) if known else None
+        judged = self.submitted - outcomes["cancelled"]
+        return RunSummary(
+            submitted=self.submitted,
+            ok=ok,
+            rejected=outcomes["rejected"],
+            failed=outcomes["failed"],
+            expired=outcomes["expired"],
+            cancelled=outcomes["cancelled"],
+            unsent=outcomes["unsent"],
+            prompt_tokens=sum(worker.prompt for worker in workers),
+            output_tokens=self._output,
+            cached_tokens=cached,
+            hit_rate=None if cached is None else cached / known,
+            short_outputs=self._short,
+            in_slo=self._in_slo,
+            goodput_share=self._in_slo / judged if judged else None,
+            ttft=spread(self._ttft),
+            itl=weighted_spread(gaps),
+            itl_mean=spread(self._itl_mean),
+            tpot=spread(self._tpot),
+            e2e=spread(self._e2e),
+            queued=spread(self._queued),
+            lateness=spread(self._lateness),
+            arrivals_span=self._last - self._first if self.submitted else 0.0,
+            duration=max(self._end, self._last) - self._first if self.submitted else 0.0,
+            workers={name: worker.share(ok) for name, worker in sorted(self._workers.items())},
+        )
+
+
+@dataclass(slots=True)
+class _WorkerSums:
+    """Sums of one worker's answers; ``known``: prompt tokens of those that report cached ones."""
+
+    requests: int = 0
+    prompt: int = 0
+    output: int = 0
+    known: int = 0
+    cached: int = 0
+
+    def share(self, ok: int) -> WorkerShare:
+        return WorkerShare(
+            requests=self.requests,
+            share=self.requests / ok,
+            prompt_tokens=self.prompt,
+            output_tokens=self.output,
+            hit_rate=self.cached / self.known if self.known else None,
+        )
+
+
 def summarise(
     records: Sequence[RequestRecord],
     slo: Slo,
@@ -76,68 +178,14 @@ def summarise(
         gaps: (gap in seconds, count) of all output tokens, where they were kept; without them ``itl`` is None and
             only ``itl_mean``, the spread of the requests' own mean gaps, is there.
     """
-    by_outcome = {
-        outcome: [record for record in records if record.outcome == outcome]
-        for outcome in ("ok", "rejected", "failed", "expired", "cancelled", "unsent")
-    }
-    ok = by_outcome["ok"]
-    reported = [record for record in ok if record.cached is not None and record.isl]
-    known_isl = sum(record.isl or 0 for record in reported)
-    cached = sum(record.cached or 0 for record in reported) if reported else None
-    in_slo = sum(record.within(slo) for record in ok)
-    judged = len(records) - len(by_outcome["cancelled"])
-    ends = [record.arrival + record.e2e for record in records if record.e2e is not None]
-    arrivals = [record.arrival for record in records]
-    return RunSummary(
-        submitted=len(records),
-        ok=len(ok),
-        rejected=len(by_outcome["rejected"]),
-        failed=len(by_outcome["failed"]),
-        expired=len(by_outcome["expired"]),
-        cancelled=len(by_outcome["cancelled"]),
-        unsent=len(by_outcome["unsent"]),
-        prompt_tokens=sum(record.isl or 0 for record in ok),
-        output_tokens=sum(record.osl for record in records),
-        cached_tokens=cached,
-        hit_rate=None if cached is None or not known_isl else cached / known_isl,
-        short_outputs=sum(record.osl_requested is not None and record.osl != record.osl_requested for record in ok),
-        in_slo=in_slo,
-        goodput_share=in_slo / judged if judged else None,
-        ttft=spread(record.ttft for record in ok),
-        itl=weighted_spread(gaps),
-        itl_mean=spread(record.itl.mean for record in ok if record.itl is not None),
-        tpot=spread(record.tpot for record in ok),
-        e2e=spread(record.e2e for record in ok),
-        queued=spread(record.queued for record in ok),
-        lateness=spread(record.lateness for record in records if record.outcome != "unsent"),
-        arrivals_span=max(arrivals) - min(arrivals) if arrivals else 0.0,
-        duration=max([*ends, *arrivals], default=0.0) - min(arrivals, default=0.0),
-        workers=worker_shares(ok),
-    )
+    tally = RunTally(slo)
+    tally.add(records)
+    return tally.summary(gaps)
 
 
-def worker_shares(ok: Sequence[RequestRecord]) -> dict[str, WorkerShare]:
-    """Return the answers of each worker, by name; requests whose worker is unknown count under ``unknown``."""
-    by_worker: dict[str, list[RequestRecord]] = {}
-    for record in ok:
-        by_worker.setdefault(record.worker or "unknown", []).append(record)
-    shares: dict[str, WorkerShare] = {}
-    for worker, mine in sorted(by_worker.items()):
-        reported = [record for record in mine if record.cached is not None and record.isl]
-        prompt = sum(record.isl or 0 for record in reported)
-        shares[worker] = WorkerShare(
-            requests=len(mine),
-            share=len(mine) / len(ok),
-            prompt_tokens=sum(record.isl or 0 for record in mine),
-            output_tokens=sum(record.osl for record in mine),
-            hit_rate=sum(record.cached or 0 for record in reported) / prompt if prompt else None,
-        )
-    return shares
-
-
-def spread(values: Iterable[float | None]) -> LatencySpread | None:
-    """Return mean and percentiles of the known values; None where there is none."""
-    ordered = sorted(value for value in values if value is not None)
+def spread(values: Iterable[float]) -> LatencySpread | None:
+    """Return mean and percentiles of values; None where there is none."""
+    ordered = sorted(values)
     if not ordered:
         return None
     return LatencySpread(

@@ -29,7 +29,7 @@ from penstock.kernel.machine import SECOND, Effect, Event, Nanos
 from penstock.kernel.request_record import RequestRecord
 from penstock.report.run.judged_slo import judged_by
 from penstock.report.run.run_page import write_gaps, write_report
-from penstock.report.run.run_summary import summarise
+from penstock.report.run.run_summary import RunTally
 from penstock.report.simulation.fault_script import policy_of
 from penstock.report.simulation.simulation_options import SimulateOptions
 from penstock.report.simulation.simulation_outcome import SimulationOutcome, as_dict, as_json, print_table
@@ -237,20 +237,23 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
     requests, decisions = folder.writer("requests.jsonl"), folder.writer("decisions.jsonl")
     files: list[LineWriter | JournalWriter] = [requests, decisions]
     rows = CsvRows(folder.path / "metrics.csv")
-    records: list[RequestRecord] = []
+    slo = judged_by(variant.settings.slo)
+    tally, recent = RunTally(slo), list[RequestRecord]()
     retries = 0
 
     def ended(record: RequestRecord) -> None:
         nonlocal retries
         requests.write(record)
-        records.append(msgspec.structs.replace(record, blocks=None))
+        recent.append(record)
         retries += max(0, (record.attempts or 1) - 1)
-        if len(records) % FLUSH_LINES == 0:
+        if len(recent) == FLUSH_LINES:
             flush()
 
     def flush() -> None:
         for file in files:
             file.flush()
+        tally.add(recent)
+        recent.clear()
 
     source = traffic()
     journals: dict[str, JournalWriter] = {}
@@ -279,11 +282,9 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
     wall = time.perf_counter() - started
     flush()
     gaps = cluster.gaps()
-    slo = judged_by(variant.settings.slo)
-    summary = summarise(records, slo, gaps)
     outcome = SimulationOutcome(
         name=variant.name,
-        summary=summary,
+        summary=tally.summary(gaps),
         slo=slo,
         seed=options.seed,
         gpu_hours=cluster.gpu_hours(),
@@ -308,7 +309,7 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
     (folder.path / "simulate.json").write_text(json.dumps(as_dict(outcome), indent=2) + "\n")
     write_gaps(folder.path, gaps)
     if options.html:
-        write_report(folder.path, records)
+        write_report(folder.path)
     return outcome
 
 
@@ -325,7 +326,7 @@ def _sources(variant: SimulationVariant, cluster: SimulatedCluster) -> list[str]
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Keep the garbage collector from walking a growing heap of records repeatedly: a run makes no cycles."""
+    """Keep the garbage collector from walking a growing heap repeatedly: a run makes no cycles."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()

@@ -13,7 +13,7 @@ claim one that it does not. `approximate` ends when the engine clears its cache 
 """
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -29,11 +29,11 @@ _LATE_RUN = 3
 that started over."""
 
 
-class StreamOutcome(msgspec.Struct, frozen=True, kw_only=True):
+class StreamOutcome(NamedTuple):
     """What to do, in this order: clear the target in the index, apply the events, ask for a replay, send the note."""
 
     clear: bool = False
-    events: list[KvEvent] = []
+    events: tuple[KvEvent, ...] = ()
     replay_from: int | None = None
     """First sequence wanted; its answer goes to `KvEventStream.replayed`. At most one request is open per stream."""
     note: str | None = None
@@ -98,7 +98,7 @@ class KvEventStream:
             self.restarts += 1
             self._begin()
             outcome = self._apply_batch(batch)
-            return msgspec.structs.replace(outcome, clear=True, note=outcome.note or "it started over")
+            return outcome._replace(clear=True, note=outcome.note or "it started over")
         return self._apply_batch(batch)
 
     def replayed(self, answer: ReplayEnded) -> StreamOutcome:
@@ -158,7 +158,7 @@ class KvEventStream:
         self.next, self._heard, self._waiting = number + 1, heard, later
         self.applied += len(events)
         self.recovered += 1
-        passed = [*events, *self._drain()]
+        passed = (*events, *self._drain())
         self._recovering = bool(self._waiting)
         ask = self._ask() if self._recovering else None
         return StreamOutcome(clear=True, events=passed, replay_from=ask, note="all that it holds was told anew")
@@ -216,7 +216,7 @@ class KvEventStream:
             self.duplicates += 1
             return StreamOutcome()
         self._waiting[number] = events
-        passed = [] if self._suspect else self._drain()
+        passed = () if self._suspect else self._drain()
         if not self._waiting:
             self._recovering = False
             self._stale = self._asked
@@ -280,7 +280,7 @@ class KvEventStream:
         self._asked = True
         return self.next
 
-    def _drain(self) -> list[KvEvent]:
+    def _drain(self) -> tuple[KvEvent, ...]:
         """Pass on what waits and is due."""
         ready: list[tuple[int, list[KvEvent]]] = []
         while self.next in self._waiting:
@@ -288,7 +288,7 @@ class KvEventStream:
             self.next += 1
         return self._pass_on(ready)
 
-    def _pass_on(self, batches: Iterable[tuple[int, list[KvEvent]]]) -> list[KvEvent]:
+    def _pass_on(self, batches: Iterable[tuple[int, list[KvEvent]]]) -> tuple[KvEvent, ...]:
         """Join batches in order, and decide whether the target is exact again."""
         events: list[KvEvent] = []
         for number, part in batches:
@@ -300,7 +300,7 @@ class KvEventStream:
                 self._complete = True
                 self.relearnt += 1
         self.applied += len(events)
-        return events
+        return tuple(events)
 
     # --- machine duties ---------------------------------------------------------------------------------------------
 

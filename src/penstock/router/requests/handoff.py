@@ -1,6 +1,6 @@
 """Stages of a request (encode, prefill, decode): chooses the next one, and handles the end or failure of one."""
 
-import msgspec
+from typing import NamedTuple
 
 from penstock.kernel.machine import Nanos, seconds
 from penstock.kernel.values import Role, WorkerCard
@@ -19,7 +19,7 @@ FETCHES_MAX = 2
 """Workers that are sent to fetch one held prefill: what two could not fetch is computed again."""
 
 
-class NextStage(msgspec.Struct, frozen=True):
+class NextStage(NamedTuple):
     """The stage that comes next, and the workers that could do it."""
 
     stage: Role

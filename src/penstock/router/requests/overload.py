@@ -7,8 +7,6 @@ refused: a retry or a migration keeps its place.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from penstock.kernel.machine import Nanos, seconds
 from penstock.kernel.values import Target
 from penstock.router.model_pool import ModelPool
@@ -17,7 +15,7 @@ from penstock.router.settings import OverloadSettings
 from penstock.router.workers.roster import RosterWorker
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class Refusal(NamedTuple):
     """Why a request is refused.
 
     ``limit``: the knob of ``router.overload`` that refuses; ``retry_after``: seconds until the same request could be

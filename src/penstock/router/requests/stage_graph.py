@@ -12,8 +12,7 @@ What one stage makes the next one fetches, by one of three protocols:
 """
 
 from collections.abc import Collection, Mapping
-
-import msgspec
+from typing import NamedTuple
 
 from penstock.kernel.values import NOTHING_PROMISED, HandoffProtocol, LatencyTargets, Role
 from penstock.router.settings import HandoffSettings
@@ -40,7 +39,7 @@ def splits(roles: Collection[Role]) -> bool:
     return any(set(GRAPH[role]) & set(roles) for role in roles)
 
 
-class StagePath(msgspec.Struct, frozen=True):
+class StagePath(NamedTuple):
     """What one way to the first token takes. Tokens; requests; milliseconds.
 
     ``worker``: what would do the prefill; ``new``: prompt tokens that it has to compute; ``queued``: those before them;

@@ -17,13 +17,10 @@ lower tiers, and what the worker's KV in use adds to its decode steps over the e
 
 from collections.abc import Callable
 
-import msgspec
-
-from penstock.kernel.values import Prompt, Target
 from penstock.router.events import Cost
 from penstock.router.kv_index.indexer import HeldBlocks
+from penstock.router.selection.candidate import Candidate, RequestDemand
 from penstock.router.settings import CostSettings
-from penstock.router.workers.active_sequences import TargetLoad
 
 CREDIT_DECAY = 0.0
 """How fast the credit fades on a worker with more queued prefill than the least; Dynamo's default."""
@@ -32,43 +29,6 @@ TRANSFER_MS_PER_BLOCK = 0.05
 
 NOTHING = HeldBlocks(source="none")
 """What a target holds that is known to hold nothing."""
-
-
-class Speed(msgspec.Struct, frozen=True):
-    """How fast a worker is: seconds = intercept + slope * tokens to prefill; seconds per KV block and decode step."""
-
-    prefill_intercept: float
-    prefill_slope: float
-    decode_slope: float
-
-
-class Candidate(msgspec.Struct, frozen=True):
-    """A target and all that a cost function may know of it."""
-
-    target: Target
-    overlap: HeldBlocks
-    load: TargetLoad
-    speed: Speed
-    distance: float = 1.0
-    """How many times as much a transfer to it costs as one to the nearest."""
-
-
-class RequestDemand(msgspec.Struct, frozen=True):
-    """What a cost function may know of the request.
-
-    ``unhashed_blocks``: blocks of the prompt without a hash (a partial tail); ``osl``: expected output
-    tokens; ``least_prefill``: fewest queued prefill tokens over all candidates; ``handed``: another worker holds the
-    prompt's KV; ``ms_per_block``: what bringing a block of it takes.
-    """
-
-    prompt: Prompt
-    unhashed_blocks: int
-    block_size: int
-    osl: float
-    least_prefill: int
-    overlap_credit: float
-    handed: bool = False
-    ms_per_block: float = 0.0
 
 
 CostFunction = Callable[[RequestDemand, Candidate, CostSettings], Cost]

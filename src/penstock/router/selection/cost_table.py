@@ -12,7 +12,8 @@ from penstock.kernel.values import Target
 from penstock.router.events import Cost
 from penstock.router.kv_index.indexer import SOURCES, Column, HeldBlocks
 from penstock.router.selection import cost
-from penstock.router.selection.cost import RequestDemand, cached_tokens
+from penstock.router.selection.candidate import RequestDemand
+from penstock.router.selection.cost import cached_tokens
 from penstock.router.settings import CostSettings
 
 

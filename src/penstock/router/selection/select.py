@@ -6,6 +6,7 @@
 import math
 import random
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,7 +19,7 @@ SESSION_DISCOUNT = 0.3
 """Share of its cost that a soft session saves on its worker."""
 
 
-class Selection(msgspec.Struct, frozen=True):
+class Selection(NamedTuple):
     """The chosen candidate and one sentence that says why."""
 
     cost: Cost

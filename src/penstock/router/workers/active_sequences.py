@@ -18,6 +18,7 @@ from penstock.kernel.machine import Nanos, Snapshot
 from penstock.kernel.values import RequestId, Target
 from penstock.router.kv_index.indexer import Column, column_of
 from penstock.router.kv_index.prefix_depth import depth_of
+from penstock.router.workers.active import Active
 
 
 class TargetLoad:
@@ -84,29 +85,6 @@ class TargetLoad:
     def users(self) -> dict[int, int]:
         """Return the number of users of each block. Cost: walks all."""
         return {block: 1 + self._more.get(block, 0) for block in self._used}
-
-
-class Active(msgspec.Struct):
-    """One request that occupies a target."""
-
-    target: Target
-    prefill_tokens: int
-    blocks: Sequence[int]
-    unhashed_blocks: int
-    touched: Nanos
-    router: str = ""
-    """The router that placed it; empty for this one."""
-    output_blocks: int = 0
-    osl_blocks: int = 0
-    """Blocks that its output is expected to fill, where its caller gave a length."""
-
-    @property
-    def unhashed_blocks_now(self) -> int:
-        """Its own blocks that count as load: the nearer it is to its expected end, the sooner they are free."""
-        own = self.unhashed_blocks + self.output_blocks
-        if not self.osl_blocks:
-            return own
-        return -(-own * max(0, self.osl_blocks - self.output_blocks) // self.osl_blocks)
 
 
 class PrefixUsers(Protocol):

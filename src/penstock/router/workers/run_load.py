@@ -6,7 +6,7 @@ from penstock.kernel.block_runs import Chain, Holders, chain_of, depth_in
 from penstock.kernel.values import Target
 from penstock.router.kv_index.indexer import Column
 from penstock.router.kv_index.runs.run_reach import RunReach
-from penstock.router.workers.active_sequences import TargetLoad
+from penstock.router.workers.active_sequences import PrefixUsers, TargetLoad
 
 
 class RunLoad(TargetLoad):
@@ -32,7 +32,7 @@ class RunLoad(TargetLoad):
         return holders.total + self.unhashed_blocks + count + unhashed_blocks - depth_in(holders.reach, blocks, count)
 
     @staticmethod
-    def users_of_blocks() -> "RunUsers":
+    def users_of_blocks() -> PrefixUsers:
         return RunUsers()
 
     def shared(self, blocks: Sequence[int]) -> int:
@@ -66,7 +66,8 @@ class RunUsers:
         for run, _ in blocks.parts:
             self._reach.put(target, run, load._holders.reach.get(run, 0))
 
-    left = used
+    def left(self, target: Target, blocks: Chain, load: RunLoad) -> None:
+        self.used(target, blocks, load)
 
     def shared(self, blocks: Chain, place: Mapping[Target, int], loads: Mapping[Target, RunLoad]) -> Column:
         return self._reach.column(blocks, place)

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.kernel.machine import SECOND, Nanos
 from penstock.kernel.values import StepStats
-from penstock.router.workers.active_sequences import Active
+from penstock.router.workers.active import Active
 
 
 @dataclass(frozen=True, slots=True)

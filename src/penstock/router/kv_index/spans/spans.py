@@ -145,7 +145,9 @@ class Spans(SpanTable):
         # One pass in C: sets what is absent, and returns what was there.
         got = list(map(self.by_hash.setdefault, keys, repeat(number)))
         if len(self.by_hash) - before != len(new):
-            new = new[: self._undo_foreign(got, keys, number, previous if grows else None, new)]
+            # In a variable, for mypyc works out a slice's bounds twice.
+            own = self._undo_foreign(got, keys, number, previous if grows else None, new)
+            new = new[:own]
         clean = True
         if names is not None:
             names = names[: len(new)]
@@ -190,7 +192,8 @@ class Spans(SpanTable):
         """Take in blocks without a holder and file only the ends of their span. Return (span, count)."""
         by_hash, by_engine = self.by_hash, self.by_engine
         if not by_hash.keys().isdisjoint(keys):
-            new = new[: next(i for i, key in enumerate(keys) if key in by_hash)]
+            own = next(i for i, key in enumerate(keys) if key in by_hash)
+            new = new[:own]
             names = None if names is None else names[: len(new)]
         if names is not None:
             if previous is None:
