@@ -80,7 +80,7 @@ soak: dev ## Let a cluster stand a storm of twenty minutes, and write down how i
 bench-gateway: install ## Measure a request's cost beside other gateways; PEERS= names a folder with the peers' environments (25 minutes)
 	$(BIN)/python bench/gateway/run.py --docs docs/bench/gateway.md
 
-bench-simulate: install ## Time simulations, beside a peer where PEERS names one, into docs/ (25 minutes)
+bench-simulate: install fast ## Time simulations, beside a peer where PEERS names one, into docs/ (25 minutes)
 	$(BIN)/python bench/simulate/run.py --million --docs docs/bench/simulate.md
 
 bench-timing: install ## Fit the roofline to measured points and hold it to the others, into docs/ (1 minute)

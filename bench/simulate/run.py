@@ -2,9 +2,10 @@
 
 usage: python bench/simulate/run.py [--peer-python PATH] [--traces FOLDER] [--repeats 3] [--million] [--docs FILE]
 
-Each measurement is a process of its own, ours and the peer's in turn. The peer's interpreter is --peer-python, else
-$PEERS/replay/bin/python; where there is none, only ours is measured. The trace is the Mooncake conversation trace of
---traces, PENSTOCK_TRACES or ../shared/traces; without it only the tables of our own workloads are made.
+Each measurement is a process of its own: ours, ours compiled (.venv-fast, which `make fast` makes) and the peer's in
+turn. The peer's interpreter is --peer-python, else $PEERS/replay/bin/python; what is not there is left out. The
+trace is the Mooncake conversation trace of --traces, PENSTOCK_TRACES or ../shared/traces; without it only the tables of
+our own workloads are made.
 """
 
 import argparse
@@ -31,6 +32,8 @@ MILLION = (1_000_000, 64)
 """Requests, and workers that serve them."""
 LENGTHS = (100, 400, 1600)
 """Output tokens of each answer."""
+FAST = ROOT / ".venv-fast" / "bin" / "python"
+BUILDS = {"ours": Path(sys.executable)} | ({"ours, compiled": FAST} if FAST.exists() else {})
 CELLS = [("round_robin", 64), ("round_robin", 512), ("kv", 64), ("kv", 512)]
 
 
@@ -45,12 +48,13 @@ def main(arguments: list[str]) -> int:
             if peer is None:
                 print("no peer: name its interpreter with --peer-python, or set PEERS", file=sys.stderr)
             cells: Cells = {}
+            sides = [*BUILDS, *(["peer"] if peer is not None else [])]
             for repeat in range(options.repeats):
                 for mode, size in CELLS:
-                    found = cells.setdefault((mode, size), {"ours": [], "peer": []})
-                    for who in ("ours", "peer") if repeat % 2 == 0 else ("peer", "ours"):
-                        if who == "ours":
-                            found[who].append(ours(scratch, *on_trace(trace, mode, size)))
+                    found = cells.setdefault((mode, size), {who: [] for who in sides})
+                    for who in sides if repeat % 2 == 0 else reversed(sides):
+                        if who in BUILDS:
+                            found[who].append(ours(BUILDS[who], scratch, *on_trace(trace, mode, size)))
                         elif peer is not None:
                             found[who].append(theirs(peer, scratch, trace, mode, size))
             parts.append(against_peer(cells))
@@ -59,14 +63,20 @@ def main(arguments: list[str]) -> int:
         parts.append(
             by_size(
                 [
-                    (requests, workers, mode, ours(scratch, *on_chat(mode, requests, workers)))
+                    (
+                        *(requests, workers, mode),
+                        {
+                            who: ours(python, scratch, *on_chat(mode, requests, workers))
+                            for who, python in builds.items()
+                        },
+                    )
                     for requests, workers in [*SIZES, *([MILLION] if options.million else [])]
+                    for builds in [BUILDS if requests < MILLION[0] else dict([list(BUILDS.items())[-1]])]
                     for mode in ("round_robin", "kv")
-                    if requests < MILLION[0] or mode == "round_robin"
                 ]
             )
         )
-        parts.append(by_length([(length, ours(scratch, *on_fixed(length))) for length in LENGTHS]))
+        parts.append(by_length([(length, ours(BUILDS["ours"], scratch, *on_fixed(length))) for length in LENGTHS]))
     text = "\n\n".join(parts)
     print(text)
     if options.docs is not None:
@@ -80,7 +90,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     traces = Path(os.environ.get("PENSTOCK_TRACES") or ROOT.parent / "shared" / "traces")
     parser.add_argument("--traces", type=Path, default=traces)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--million", action="store_true", help="also a million requests over 64 workers")
+    parser.add_argument("--million", action="store_true", help="also a million requests, on the fastest build")
     parser.add_argument("--docs", type=Path)
     return parser.parse_args(arguments)
 
@@ -123,10 +133,10 @@ def on_fixed(answer: int) -> tuple[str, ...]:
     )
 
 
-def ours(scratch: Path, *arguments: str) -> Figures:
+def ours(python: Path, scratch: Path, *arguments: str) -> Figures:
     """Simulate in a process of its own; what is written down is the records, not the decisions and no journal."""
     command = [
-        *(sys.executable, "-m", "penstock", "simulate", *arguments),
+        *(str(python), "-m", "penstock", "simulate", *arguments),
         *("--no-html", "--no-decisions", "--set", "runs.journal=false", "--json", "--out", str(scratch)),
     ]
     text, peak = run(command, scratch)

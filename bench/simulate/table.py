@@ -10,7 +10,7 @@ BEGIN, END = "<!-- begin tables -->", "<!-- end tables -->"
 Figures = dict[str, float]
 """wall: seconds of computing; requests; ttft, itl, e2e: means in seconds; reuse: share; peak: MiB."""
 Cells = dict[tuple[str, int], dict[str, list[Figures]]]
-"""(mode, tokens per block) -> runs of ours and of the peer's."""
+"""(mode, tokens per block) -> runs of each build of ours, and of the peer."""
 
 
 def against_peer(cells: Cells) -> str:
@@ -23,11 +23,10 @@ def against_peer(cells: Cells) -> str:
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for (mode, size), runs in cells.items():
-        peer = middle(runs["peer"])
-        for who in ("ours", "peer"):
+        peer = middle(runs.get("peer", []))
+        for who in runs:
             mine = middle(runs[who])
-            if mine is None:
-                continue
+            assert mine is not None
             ratio = "" if peer is None or who == "peer" else f"{peer['wall'] / mine['wall']:.2f}"
             lines.append(
                 f"| {mode}, {size} | {who} | {mine['requests'] / mine['wall']:,.0f} | {ratio} "
@@ -37,19 +36,20 @@ def against_peer(cells: Cells) -> str:
     return "\n".join(lines)
 
 
-def by_size(rows: Sequence[tuple[int, int, str, Figures]]) -> str:
+def by_size(rows: Sequence[tuple[int, int, str, dict[str, Figures]]]) -> str:
     """Show what a request costs as runs and fleets grow."""
     lines = [
         "### Chats, two requests a second for each worker",
         "",
-        "| requests | workers | mode | seconds of computing | us per request | peak memory MiB |",
-        "|---:|---:|---|---:|---:|---:|",
+        "| requests | workers | mode | | seconds of computing | us per request | peak memory MiB |",
+        "|---:|---:|---|---|---:|---:|---:|",
     ]
-    for requests, workers, mode, mine in rows:
-        lines.append(
-            f"| {requests:,} | {workers} | {mode} | {mine['wall']:.1f} | {mine['wall'] / requests * 1e6:.0f} "
+    for requests, workers, mode, builds in rows:
+        lines += [
+            f"| {requests:,} | {workers} | {mode} | {who} | {mine['wall']:.1f} | {mine['wall'] / requests * 1e6:.0f} "
             f"| {mine['peak']:,.0f} |"
-        )
+            for who, mine in builds.items()
+        ]
     return "\n".join(lines)
 
 
