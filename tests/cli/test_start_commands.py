@@ -174,7 +174,7 @@ def test_attach_to_nobody_is_a_sentence(penstock, started):
 def test_join_asks_for_the_only_model(penstock, started, cluster):
     assert penstock("join", "--url", cluster.url, "--sim.kv_blocks", "100").exit_code == 0
     ((url, pool, model, settings),) = started
-    assert settings.discovery.store == "file"
+    assert settings.discovery.store == "sqlite"
     assert (url, model, pool.replicas, pool.sim.kv_blocks) == (cluster.url, "sim", 1, 100)
     cluster.status["models"].append({"name": "other"})
     result = penstock("join", "--url", cluster.url)

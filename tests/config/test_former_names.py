@@ -34,6 +34,12 @@ def test_a_former_name_is_refused_with_the_way_on(path, former, tmp_path):
         assert [problem.hint for problem in caught.value.problems] == [FORMER[former]]
 
 
+def test_a_former_value_is_refused_with_the_way_on():
+    with pytest.raises(ConfigProblems) as caught:
+        load(None, ["discovery.store=file"])
+    assert [problem.hint for problem in caught.value.problems] == ["is sqlite now: a database in the run folder"]
+
+
 def test_a_former_name_in_a_file_and_in_a_pool_of_its_own_is_refused_alike(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("models: {m: {pools: {p: {sim: {timing: {decode_base: 1}}}}}}\n")

@@ -18,8 +18,8 @@ from penstock.adapters.planes.zmq_plane import ZmqPlane
 from penstock.adapters.seams import Connector, ConnectorError, EventPlane
 from penstock.adapters.stores.etcd_client import EtcdClient
 from penstock.adapters.stores.etcd_store import EtcdStore
-from penstock.adapters.stores.file_store import FileStore
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
+from penstock.adapters.stores.sqlite_store import SqliteStore
 from penstock.config.settings.discovery_settings import NatsSettings
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import Pool, Replica
@@ -32,18 +32,18 @@ from tests.servers import Etcd, Nats
 
 POLL = 0.02
 
-etcd, nats = server_fixtures.etcd, server_fixtures.nats
+etcd, nats, small_disk = server_fixtures.etcd, server_fixtures.nats, server_fixtures.small_disk
 
 TEXT = "of the contract suites"
 SECRET = ClusterSecret(TEXT)
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from penstock.adapters.stores.file_store import FileStore
+from penstock.adapters.stores.sqlite_store import SqliteStore
 from penstock.kernel.secret import ClusterSecret
 
 async def main(root, secret, key, value, ttl):
-    store = FileStore(Path(root), secret=ClusterSecret(secret) if secret else None)
+    store = SqliteStore(Path(root), secret=ClusterSecret(secret) if secret else None)
     await store.put(key, value.encode(), ttl=float(ttl))
     print("put", flush=True)
     await asyncio.sleep(120)
@@ -68,7 +68,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-class FileHarness:
+class SqliteHarness:
     has_processes = True
 
     def __init__(self, root: Path, secret: str = "") -> None:
@@ -78,23 +78,28 @@ class FileHarness:
         self._folder.mkdir()
         self._file.write_text("not a directory")
         root.symlink_to(self._folder)
-        self._stores: list[FileStore] = []
+        self._stores: list[SqliteStore] = []
         self._children: list[subprocess.Popen[str]] = []
 
-    def open(self) -> FileStore:
-        store = FileStore(self.root, poll=POLL, secret=ClusterSecret(self._secret) if self._secret else None)
+    def open(self) -> SqliteStore:
+        store = SqliteStore(self.root, poll=POLL, secret=ClusterSecret(self._secret) if self._secret else None)
         self._stores.append(store)
         return store
 
     def spawn_owner(self, key: str, value: str, ttl: float) -> "subprocess.Popen[str]":
+        child = self.begin_owner(key, value, ttl)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "put\n"
+        return child
+
+    def begin_owner(self, key: str, value: str, ttl: float) -> "subprocess.Popen[str]":
+        """Start an owner; it says when its key is there."""
         child = subprocess.Popen(
             [sys.executable, "-c", OWNER, str(self.root), self._secret, key, value, str(ttl)],
             stdout=subprocess.PIPE,
             text=True,
         )
         self._children.append(child)
-        assert child.stdout is not None
-        assert child.stdout.readline() == "put\n"
         return child
 
     def fail(self) -> None:
@@ -192,7 +197,7 @@ class EtcdHarness:
             await store.close()
 
 
-@pytest.fixture(params=["file", "signed file", "memory", "etcd", "signed etcd"])
+@pytest.fixture(params=["sqlite", "signed sqlite", "memory", "etcd", "signed etcd"])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StoreHarness]:
     kind = request.param
     secret = TEXT if kind.startswith("signed") else ""
@@ -202,7 +207,7 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     elif kind.endswith("etcd"):
         harness = EtcdHarness(request.getfixturevalue("etcd"), f"{tmp_path.name}/", secret)
     else:
-        harness = FileHarness(tmp_path / "discovery", secret)
+        harness = SqliteHarness(tmp_path / "discovery", secret)
     yield harness
     await harness.close()
 
@@ -216,8 +221,8 @@ async def etcds(etcd: Etcd, tmp_path: Path) -> AsyncIterator[EtcdHarness]:
 
 
 @pytest.fixture
-async def files(tmp_path: Path) -> AsyncIterator[FileHarness]:
-    harness = FileHarness(tmp_path / "discovery")
+async def sqlite(tmp_path: Path) -> AsyncIterator[SqliteHarness]:
+    harness = SqliteHarness(tmp_path / "discovery")
     yield harness
     await harness.close()
 

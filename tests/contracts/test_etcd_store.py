@@ -226,8 +226,8 @@ async def test_a_value_that_is_copied_or_foreign_is_left_out(etcds, client, etcd
             await client.put(keys + b"workers/noise", b"\xff\x00")
             await watcher.until({})
         assert await signed.list("") == {}
-        assert signed.foreign > 0
-        assert signed.ignored > 0
+        assert signed.codec.foreign > 0
+        assert signed.codec.ignored > 0
     finally:
         await signed.close()
 

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.adapters.engines.describe import describe
 from penstock.adapters.engines.sim.sim_server import RunningServer, start
-from penstock.adapters.stores.file_store import FileStore
+from penstock.adapters.stores.sqlite_store import SqliteStore
 from penstock.config.reading.load import load, resolved_yaml
 from penstock.engine.settings import SimSettings
 from penstock.kernel.hashing import SCHEME
@@ -52,7 +52,7 @@ async def cluster(tmp_path: Path, *overrides: str, frontends: int = 1) -> AsyncI
     """Two simulated engines, a run folder, and frontend processes over it."""
     settings = load(None, [f"frontend.processes={frontends}", *overrides]).settings
     folder = RunFolder.create(tmp_path, "test", config=resolved_yaml(settings))
-    store = FileStore(folder.path / "discovery")
+    store = SqliteStore(folder.path / "discovery")
     engines: list[RunningServer] = []
     processes: list[Process] = []
     try:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,11 @@ class Served:
     @property
     def run(self) -> Path:
         return Path(self.find("Run"))
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return the keys under a prefix in its store, also those whose owner is gone."""
+        with closing(sqlite3.connect(self.run / "discovery" / "store.db")) as database:
+            return [key for (key,) in database.execute("SELECT key FROM entries") if key.startswith(prefix)]
 
     def children(self) -> set[int]:
         """Return the pids of all its descendants that are alive."""

@@ -1,27 +1,12 @@
 """A disk that is full: traffic goes on, what can't be written is said, and it heals when there is room."""
 
 import json
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
+from tests import server_fixtures
 from tests.live.cluster import served, until
 
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB, where this machine lets us mount one."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip("tmpfs: this machine mounts none for us")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
+small_disk = server_fixtures.small_disk
 
 
 def test_a_full_disk_stops_no_traffic(small_disk: Path, tmp_path: Path) -> None:

@@ -324,21 +324,21 @@ def test_sighup_reads_the_config_again(tmp_path: Path) -> None:
         assert cluster.get("/admin/settings")[1]["settings"]["router.attempts_max"] == 5
 
 
-def kill_frontend(cluster: Served) -> Path:
-    """Kill the only frontend with -9; return its card in the store."""
-    (card,) = (cluster.run / "discovery" / "keys").glob("frontends*")
-    pid = int(card.name.removesuffix(".key").rpartition("-")[2])
+def kill_frontend(cluster: Served) -> str:
+    """Kill the only frontend with -9; return its key in the store."""
+    (key,) = cluster.keys("frontends/")
+    pid = int(key.rpartition("-")[2])
     os.kill(pid, signal.SIGKILL)
     until(lambda: not alive(pid), 20)
-    return card
+    return key
 
 
 @pytest.mark.slow
 def test_who_connects_while_the_frontend_is_down_waits_for_the_next_one(tmp_path: Path) -> None:
     small = ["--frontend.port", "0", "--set", "models.sim.pools.main.replicas=1", *FAST]
     with served(tmp_path, "up", *small) as cluster:
-        card = kill_frontend(cluster)
+        key = kill_frontend(cluster)
         assert cluster.chat()[0] == 200, "the connection waited in the socket that the supervisor holds"
-        until(lambda: not card.exists(), 30)
+        until(lambda: key not in cluster.keys("frontends/"), 30)
         kill_frontend(cluster)
         assert cluster.chat()[0] == 200

@@ -3,7 +3,6 @@
 import concurrent.futures
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -237,8 +236,8 @@ def test_a_killed_frontend_is_started_again(tmp_path: Path) -> None:
 
 
 def frontend_pid(cluster: Served) -> int:
-    cards = [re.search(r"frontend-0-(\d+)", path.name) for path in (cluster.run / "discovery").rglob("*frontend-0*")]
-    return next(int(card.group(1)) for card in cards if card and alive(int(card.group(1))))
+    pids = [int(key.rpartition("-")[2]) for key in cluster.keys("frontends/frontend-0-")]
+    return next(pid for pid in pids if alive(pid))
 
 
 def test_a_killed_supervisor_leaves_no_process_behind(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.adapters.stores.file_store import FileStore
+from penstock.adapters.stores.sqlite_store import SqliteStore
 from penstock.config.cluster_secret_file import SECRET_ENV
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import WorkerCard, WorkerId
@@ -57,7 +57,7 @@ def test_frontends_that_share_the_secret_hear_each_other(cluster: Served) -> Non
 @pytest.mark.parametrize("secret", [None, ClusterSecret("the secret of another cluster")])
 def test_a_foreign_writer_can_not_add_a_worker_and_is_seen(cluster: Served, secret: ClusterSecret | None) -> None:
     async def write() -> None:
-        store = FileStore(cluster.run / "discovery", secret=secret)
+        store = SqliteStore(cluster.run / "discovery", secret=secret)
         await store.put(key_of(EVIL.id), msgspec.json.encode(MembershipEntry(card=EVIL)))
 
     asyncio.run(write())

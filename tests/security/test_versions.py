@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from penstock.adapters.planes.zmq_plane import ZmqPlane
-from penstock.adapters.stores.file_layout import FileLease
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.router.events import Placement, Publish
 from penstock.router.router import Router
@@ -21,7 +20,7 @@ from penstock.testing import card
 from tests.runtime.test_membership import Scene
 
 MESSAGES: list[Any] = [
-    *(MembershipEntry, FrontendCard, PlacementBatch, FileLease),
+    *(MembershipEntry, FrontendCard, PlacementBatch),
     *(desired_state.PoolSpec, desired_state.DrainSpec, desired_state.SettingSpec, desired_state.RestartSpec),
     *(
         desired_state.PoolStatus,

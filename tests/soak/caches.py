@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 
 from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
-from penstock.adapters.stores.file_store import FileStore
+from penstock.adapters.stores.sqlite_store import SqliteStore
 from penstock.config.cluster_secret_file import stored_secret
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import KvCleared, KvRemoved, KvStored, WorkerCard
@@ -49,7 +49,7 @@ async def tasks_of(run: Path, pid: int) -> int:
 async def members(run: Path) -> tuple[ClusterSecret, list[WorkerCard], list[FrontendCard]]:
     """Read the store as a process of the cluster does."""
     secret = ClusterSecret(stored_secret(run) or "")
-    store = FileStore(run / "discovery", secret=secret)
+    store = SqliteStore(run / "discovery", secret=secret)
     try:
         workers = [msgspec.json.decode(raw, type=MembershipEntry).card for raw in (await store.list(WORKERS)).values()]
         frontends = [msgspec.json.decode(raw, type=FrontendCard) for raw in (await store.list(FRONTENDS)).values()]

@@ -21,6 +21,12 @@ class StoreChange(NamedTuple):
     value: bytes | None
 
 
+def changes_between(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> list[StoreChange]:
+    """Return the changes that turn one state of a store into another."""
+    gone = [StoreChange(key, None) for key in before if key not in now]
+    return gone + [StoreChange(key, value) for key, value in now.items() if before.get(key) != value]
+
+
 class Store(Protocol):
     """Discovery: small values under keys, each held by a lease that its owner keeps alive.
 

@@ -75,7 +75,7 @@ def command(
     cluster = run_folder if run_folder is not None else url or DEFAULT_URL
     if admin_key is not None:
         os.environ["PENSTOCK_ADMIN_KEY"] = admin_key  # the runtime asks the cluster for its run folder with it
-    if model is None and settings.discovery.store != "file":
+    if model is None and settings.discovery.store != "sqlite":
         raise click.UsageError("a cluster in an etcd needs --model as well: its store does not tell which one is meant")
     chosen = model if model is not None else _only_model(cluster, admin_key)
     from penstock.runtime.supervision.joining import join

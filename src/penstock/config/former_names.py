@@ -24,6 +24,7 @@ FORMER: dict[str, str] = {
     "canary.misses": "is fixed at 2",
     "canary.unknown": "is fixed at false: name the pool's engine where it is of a known kind",
     "engine_stats.source": "is fixed at auto",
+    "discovery.store.file": "is sqlite now: a database in the run folder",
     "discovery.forwarder.publish": "is the first endpoint of discovery.forwarder now",
     "discovery.forwarder.subscribe": "is the second endpoint of discovery.forwarder now",
     "discovery.etcd.prefix": "is /penstock/ and the cluster's name",
@@ -133,11 +134,11 @@ FORMER: dict[str, str] = {
     "planner.webhook.timeout": "is fixed at 10 s",
     "planner.webhook.backoff": "is fixed at 0.5 s",
 }
-"""Dotted path (`*` for a mapping's key) of a setting or a group that is gone -> what is true now."""
+"""Dotted path (`*` for a mapping's key) of a setting, a group or a value that is gone -> what is true now."""
 
 
 def way_on(path: Sequence[str]) -> str | None:
-    """Return what is true now of a former setting, whose path counts from the root or from a pool."""
+    """Return what is true now of a former setting or value, whose path counts from the root or from a pool."""
     for former, hint in FORMER.items():
         for name in {former, former.removeprefix(POOL)}:
             parts = name.split(".")

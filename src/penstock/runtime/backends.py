@@ -10,7 +10,7 @@ from penstock.adapters.planes.zmq_plane import ZmqPlane
 from penstock.adapters.seams import Store
 from penstock.adapters.stores.etcd_client import EtcdClient, EtcdLogin
 from penstock.adapters.stores.etcd_store import EtcdStore
-from penstock.adapters.stores.file_store import FileStore
+from penstock.adapters.stores.sqlite_store import SqliteStore
 from penstock.adapters.tls import client_context
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.config.settings.discovery_settings import EtcdSettings
@@ -30,14 +30,14 @@ def open_store(
     """Return a handle on the cluster's store; no request is sent yet.
 
     Args:
-        run: the run folder, which holds a file store.
+        run: the run folder, which holds the database.
         revoked: called with each key of ours whose lease an operator revoked.
     Raises:
         ConfigError: a certificate can't be read.
     """
     discovery = settings.discovery
-    if discovery.store == "file":
-        return FileStore(run / "discovery", secret=secret)
+    if discovery.store == "sqlite":
+        return SqliteStore(run / "discovery", secret=secret)
     return EtcdStore(
         open_etcd(discovery.etcd),
         prefix=etcd_prefix(settings),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from penstock.adapters.seams import StoreChange, StoreUnavailable
+from penstock.adapters.stores.entry_codec import EntryCodec, check_entry, check_key
 from penstock.adapters.stores.etcd_client import (
     Compacted,
     EtcdChanges,
@@ -23,10 +24,7 @@ from penstock.adapters.stores.etcd_client import (
     EtcdPut,
     LeaseNotFound,
 )
-from penstock.adapters.stores.file_layout import VALUE_LIMIT, FileEntry, ForeignEntry, decode, encode, file_name
 from penstock.adapters.task_cancel import end
-from penstock.kernel.errors import PenstockError
-from penstock.kernel.message_version import NewerVersion
 from penstock.kernel.secret import ClusterSecret
 
 log = logging.getLogger(__name__)
@@ -71,12 +69,7 @@ class EtcdStore:
         revoked: Callable[[str], None] = lambda key: None,
     ) -> None:
         self.root = f"etcd {client.urls[0]} {prefix}"
-        self.ignored = 0
-        """Values that are no entries of a Penstock store."""
-        self.foreign = 0
-        """Values that were not written with our secret."""
-        self.newer = 0
-        """Values of a newer release."""
+        self.codec = EntryCodec(self.root, secret)
         self.renewal_failures = 0
         self.regained = 0
         """Leases that were lost, and granted again with their keys."""
@@ -87,7 +80,6 @@ class EtcdStore:
         self._mark = f"{prefix}identity".encode()
         self._settle = settle
         self._probe = probe
-        self._secret = secret
         self._revoked = revoked
         self._leased: dict[str, _LeasedKey] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -107,29 +99,25 @@ class EtcdStore:
             StoreUnavailable: it could not be written.
             ValueError: the key can't be one, the value is larger than 1 MiB, or ttl is not above 0.
         """
-        if len(value) > VALUE_LIMIT:
-            raise ValueError(f"the value of {key} has {len(value)} bytes; at most {VALUE_LIMIT}")
-        if ttl is not None and not ttl > 0:
-            raise ValueError(f"ttl is {ttl} s; it must be above 0")
-        file_name(key)
+        check_entry(key, value, ttl)
         self._check()
         async with self._lock(key):
             leased = self._leased.get(key)
             if ttl is None:
-                await self._client.put(self._named(key), self._sealed(key, value, 0))
+                await self._client.put(self._named(key), self._encode(key, value, 0))
                 if leased is not None:
                     del self._leased[key]
                     await self._client.revoke(leased.lease)
                 return
             if leased is not None and leased.ttl == ttl:
                 try:
-                    await self._client.put(self._named(key), self._sealed(key, value, leased.lease), lease=leased.lease)
+                    await self._client.put(self._named(key), self._encode(key, value, leased.lease), lease=leased.lease)
                     leased.value = value
                     return
                 except LeaseNotFound:
                     leased = None  # a new put means that the key is wanted, also where another client revoked it
             fresh = await self._lease(value, ttl)
-            await self._client.put(self._named(key), self._sealed(key, value, fresh.lease), lease=fresh.lease)
+            await self._client.put(self._named(key), self._encode(key, value, fresh.lease), lease=fresh.lease)
             self._leased[key] = fresh
             if leased is not None:
                 await self._client.revoke(leased.lease)
@@ -139,7 +127,7 @@ class EtcdStore:
 
     async def delete(self, key: str) -> None:
         """Delete a key of any writer; an absent one is no error."""
-        file_name(key)
+        check_key(key)
         self._check()
         async with self._lock(key):
             leased = self._leased.pop(key, None)
@@ -151,8 +139,8 @@ class EtcdStore:
         """Return what is alive under a prefix."""
         self._check()
         answer = await self._client.range(self._named(prefix))
-        opened = ((item.key, self._opened(item.key, item.value, item.lease)) for item in answer.items)
-        return {self._key(key): value for key, value in opened if value is not None}
+        decoded = ((item.key, self._decode(item.key, item.value, item.lease)) for item in answer.items)
+        return {self._key(key): value for key, value in decoded if value is not None}
 
     async def watch(self, prefix: str) -> AsyncIterator[Sequence[StoreChange]]:
         """Yield first everything alive under ``prefix``, then changes as etcd reports them.
@@ -272,9 +260,9 @@ class EtcdStore:
             self._revoked(key)
             return
         fresh = await self._lease(leased.value, leased.ttl)
-        sealed = self._sealed(key, leased.value, fresh.lease)
+        encoded = self._encode(key, leased.value, fresh.lease)
         named = self._named(key)
-        if await self._client.txn([EtcdCompare(named, None)], [EtcdPut(named, sealed, fresh.lease)]):
+        if await self._client.txn([EtcdCompare(named, None)], [EtcdPut(named, encoded, fresh.lease)]):
             self._leased[key] = fresh
             self.regained += 1
             log.warning("the lease of %s had ended; it was granted again", key)
@@ -316,7 +304,7 @@ class EtcdStore:
         answer = await self._client.range(under)
         known: _Known = {}
         for item in answer.items:
-            known[self._key(item.key)] = (self._opened(item.key, item.value, item.lease), item.revision)
+            known[self._key(item.key)] = (self._decode(item.key, item.value, item.lease), item.revision)
         return known, answer.revision
 
     async def _following(self, under: bytes, known: "_Known", revision: int) -> AsyncGenerator[EtcdChanges, None]:
@@ -351,7 +339,7 @@ class EtcdStore:
             if event.value is None:
                 known.pop(key, None)
             else:
-                known[key] = (self._opened(event.key, event.value, event.lease), event.revision)
+                known[key] = (self._decode(event.key, event.value, event.lease), event.revision)
         now = {key: known.get(key, (None, 0))[0] for key in before}
         return [StoreChange(key, now[key]) for key, value in before.items() if now[key] != value]
 
@@ -363,31 +351,12 @@ class EtcdStore:
     def _key(self, name: bytes) -> str:
         return name[len(self._keys) :].decode("utf-8", "replace")
 
-    def _sealed(self, key: str, value: bytes, lease: int) -> bytes:
-        return encode(FileEntry(key=key, value=value, lease=str(lease) if lease else None), self._secret)
+    def _encode(self, key: str, value: bytes, lease: int) -> bytes:
+        return self.codec.encode(key, value, str(lease) if lease else None)
 
-    def _opened(self, name: bytes, raw: bytes, lease: int) -> bytes | None:
-        """Return a value; None, and counted, where it is not this cluster's."""
-        key = self._key(name)
-        try:
-            entry = decode(raw, self._secret)
-        except ForeignEntry as error:
-            self.foreign += 1
-            self._tell(self.foreign, error)
-            return None
-        except NewerVersion as error:
-            self.newer += 1
-            self._tell(self.newer, error)
-            return None
+    def _decode(self, name: bytes, raw: bytes, lease: int) -> bytes | None:
         # A signed value under another key, or without the lease that it was signed with, was copied by an outsider.
-        if entry is None or entry.key != key or entry.lease != (str(lease) if lease else None):
-            self.ignored += 1
-            return None
-        return entry.value
-
-    def _tell(self, count: int, error: PenstockError) -> None:
-        if count & (count - 1) == 0:  # the 1st, 2nd, 4th...: a foreign writer must not fill the log
-            log.warning("left out of %s (%d so far): %s", self.root, count, error)
+        return self.codec.decode(self._key(name), raw, str(lease) if lease else None)
 
     def _lock(self, key: str) -> asyncio.Lock:
         lock = self._locks.get(key)

@@ -1,83 +1,87 @@
-"""Lease book: which leases of a file store are alive, as one process observes their renewals.
+"""Lease book: which leases of a SQLite store are alive, as one process observes their renewals.
 
-A lease is renewed by touching its file. It ends when *this process observes* no renewal for ``ttl`` seconds of its
-monotonic clock, so a step of the wall clock drops no owner. The wall clock decides only about a lease that is new to
-this process: one that was last touched longer ago than its ttl was left by a process that is gone.
+A lease ends when *this process observes* no renewal for ``ttl`` seconds of its monotonic clock, so a step of the wall
+clock drops no owner. The wall clock decides only about a lease that is new to this process: one that was last renewed
+longer ago than its ttl was left by a process that is gone.
 """
 
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
-from penstock.adapters.stores.file_layout import LEASE_SUFFIX, FileLease, decode_lease
+
+class LeaseRow(NamedTuple):
+    """A lease as it stands in the database: ``ttl`` in seconds, ``renewed`` in seconds of its owner's wall clock."""
+
+    id: str
+    ttl: float
+    renewals: int
+    renewed: float
 
 
 @dataclass(slots=True)
 class _LeaseSighting:
-    lease: FileLease
-    stamp: tuple[int, int]
+    row: LeaseRow
     unseen: float
     alive: bool
 
 
 class LeaseBook:
-    """What this process knows of all leases under one directory.
+    """What this process knows of all leases of a store; ``monotonic`` and ``wall`` are clocks in seconds."""
 
-    Args:
-        folder: the directory of lease files.
-        monotonic, wall: clocks, seconds.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        monotonic: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self.malformed = 0
-        """Lease files that could not be read."""
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self.longest_ttl = 0.0
         """The longest ttl of all leases so far; seconds."""
-        self._folder = folder
         self._monotonic = monotonic
         self._wall = wall
         self._sightings: dict[str, _LeaseSighting] = {}
         self._looked: float | None = None
-        self._bad: dict[str, tuple[int, int]] = {}
 
-    def look(self) -> None:
-        """Read the renewals since the last call. Raises OSError where the directory can't be read."""
+    def look(self, rows: Sequence[LeaseRow]) -> None:
+        """Compare all leases with those of the last call."""
         now = self._monotonic()
         elapsed = 0.0 if self._looked is None else now - self._looked
-        names: set[str] = set()
-        with os.scandir(self._folder) as entries:
-            for entry in entries:
-                if entry.name.endswith(LEASE_SUFFIX):
-                    name = entry.name[: -len(LEASE_SUFFIX)]
-                    try:
-                        self._renewals(name, entry, elapsed)
-                    except FileNotFoundError:
-                        continue  # its owner left between the listing and the read
-                    names.add(name)
-        for name in self._sightings.keys() - names:
-            del self._sightings[name]
         self._looked = now
+        before, self._sightings = self._sightings, {}
+        for row in rows:
+            sighting = before.get(row.id)
+            if sighting is None:
+                sighting = _LeaseSighting(row, 0.0, alive=self._is_fresh(row))
+                self.longest_ttl = max(self.longest_ttl, row.ttl)
+            elif sighting.row == row:
+                # A late call (this process was suspended) must not by itself make every owner late.
+                sighting.unseen += min(elapsed, row.ttl / 3)
+            else:
+                sighting.row, sighting.unseen, sighting.alive = row, 0.0, True
+            self._sightings[row.id] = sighting
 
-    def is_alive(self, name: str) -> bool:
+    def is_alive(self, lease: str) -> bool:
         """Return whether a lease was alive at the last `judge`."""
-        sighting = self._sightings.get(name)
+        sighting = self._sightings.get(lease)
         return sighting is not None and sighting.alive
 
-    def has_silent(self) -> bool:
-        """Return whether `judge` would now end a lease that is alive so far."""
-        return any(sighting.alive and sighting.unseen > sighting.lease.ttl for sighting in self._sightings.values())
+    def is_fresh(self, lease: str) -> bool:
+        """Return whether a lease is alive by the wall clock, all that a process without a watcher has."""
+        sighting = self._sightings.get(lease)
+        return sighting is not None and self._is_fresh(sighting.row)
+
+    def late(self) -> list[str]:
+        """Return the leases that missed a renewal and still count as alive.
+
+        Owners renew every third of their ttl, and after a failure sooner: within the half of a ttl that is left, an
+        owner that can write does so.
+        """
+        return [
+            lease
+            for lease, sighting in self._sightings.items()
+            if sighting.alive and sighting.unseen > sighting.row.ttl / 2
+        ]
 
     def judge(self) -> None:
         """End the leases whose owners were silent for longer than their ttl."""
         for sighting in self._sightings.values():
-            if sighting.unseen > sighting.lease.ttl:
+            if sighting.unseen > sighting.row.ttl:
                 sighting.alive = False
 
     def forgive(self) -> None:
@@ -86,24 +90,5 @@ class LeaseBook:
             if sighting.alive:
                 sighting.unseen = 0.0
 
-    def _renewals(self, name: str, entry: "os.DirEntry[str]", elapsed: float) -> None:
-        stat = entry.stat()
-        stamp = (stat.st_ino, stat.st_mtime_ns)
-        sighting = self._sightings.get(name)
-        if sighting is not None:
-            if sighting.stamp == stamp:
-                # A late call of `look` (this process was suspended) must not by itself make every owner late.
-                sighting.unseen += min(elapsed, sighting.lease.ttl / 3)
-            else:
-                sighting.stamp, sighting.unseen, sighting.alive = stamp, 0.0, True
-            return
-        if self._bad.get(name) == stamp:
-            return
-        lease = decode_lease(Path(entry.path).read_bytes())
-        if lease is None:
-            self.malformed += 1
-            self._bad[name] = stamp
-            return
-        fresh = self._wall() - stat.st_mtime <= lease.ttl
-        self._sightings[name] = _LeaseSighting(lease, stamp, unseen=0.0, alive=fresh)
-        self.longest_ttl = max(self.longest_ttl, lease.ttl)
+    def _is_fresh(self, row: LeaseRow) -> bool:
+        return self._wall() - row.renewed <= row.ttl

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from penstock.adapters.seams import StoreChange, StoreUnavailable
+from penstock.adapters.seams import StoreChange, StoreUnavailable, changes_between
+from penstock.adapters.stores.entry_codec import check_entry
 
 
 class MemorySpace:
@@ -33,10 +34,7 @@ class MemoryStore:
 
     async def put(self, key: str, value: bytes, *, ttl: float | None = None) -> None:
         """Write a value."""
-        if not key:
-            raise ValueError("a key of the store is empty")
-        if ttl is not None and not ttl > 0:
-            raise ValueError(f"ttl is {ttl} s; it must be above 0")
+        check_entry(key, value, ttl)
         self._check()
         if ttl is None:
             self._mine.pop(key, None)
@@ -66,9 +64,7 @@ class MemoryStore:
             while not self._closed:
                 event.clear()
                 alive = await self.list(prefix)
-                before = known or {}
-                changes = [StoreChange(key, None) for key in before if key not in alive]
-                changes += [StoreChange(key, value) for key, value in alive.items() if before.get(key) != value]
+                changes = changes_between(known or {}, alive)
                 if changes or known is None:
                     yield changes
                 known = alive

@@ -215,7 +215,7 @@ FRONTEND: dict[str, Rule] = {
     "tls_client_ca_cert_path": left("clients show keys, not certificates: frontend.security.api_keys"),
     "discovery_backend": words(
         "discovery/store",
-        {"etcd": "etcd", "file": "file"},
+        {"etcd": "etcd", "file": "sqlite"},
         {"mem": STORE, "kubernetes": "Kubernetes is not asked; discovery.store: etcd serves any number of machines"},
     ),
     "event_plane": words("discovery/plane", {"zmq": "zmq", "nats": "nats"}),

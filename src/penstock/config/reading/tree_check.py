@@ -83,7 +83,7 @@ class _TreeCheck:
         try:
             value = read_value(node.plain(), field.type, knob)
         except UnreadableValue as error:
-            self._wrong(knob, node, path, str(error), error.hint)
+            self._wrong(knob, node, path, str(error), way_on((*path, shown(node))) or error.hint)
             return
         parts = get_args(without_none(field.type))
         if isinstance(value, tuple) and ... not in parts and len(value) != len(parts):

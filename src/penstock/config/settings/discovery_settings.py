@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from penstock.kernel.settings import Knob, Settings
 
-StoreKind = Literal["file", "etcd"]
+StoreKind = Literal["sqlite", "etcd"]
 PlaneKind = Literal["zmq", "forwarder", "nats"]
 KvRoute = Literal["direct", "nats", "jetstream"]
 
@@ -57,8 +57,8 @@ class DiscoverySettings(Settings, frozen=True, kw_only=True):
     ] = 10.0
     store: Annotated[
         StoreKind,
-        Knob("Where membership is kept: file in the run folder, for one machine; etcd for any number of them."),
-    ] = "file"
+        Knob("Where membership is kept: sqlite in the run folder, for one machine; etcd for any number of them."),
+    ] = "sqlite"
     host: Annotated[
         str,
         Knob(

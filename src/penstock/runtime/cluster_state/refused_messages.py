@@ -26,10 +26,10 @@ class MessageSources(NamedTuple):
 
 def refusals(sources: MessageSources) -> dict[str, int]:
     """Return how often each kind of message was refused; names as in ``penstock_notes_total``."""
-    store, plane, peers = sources.store, sources.plane, sources.peers
+    codec, plane, peers = getattr(sources.store, "codec", None), sources.plane, sources.peers
     counts = {
-        "store_entry_foreign": getattr(store, "foreign", 0),
-        "store_entry_newer": getattr(store, "newer", 0) + sources.membership.newer,
+        "store_entry_foreign": getattr(codec, "foreign", 0),
+        "store_entry_newer": getattr(codec, "newer", 0) + sources.membership.newer,
         "kv_events_refused": sources.feeds.handshakes_failed,
     }
     if isinstance(plane, NatsPlane):

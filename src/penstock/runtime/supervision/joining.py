@@ -34,7 +34,7 @@ def join(
     Raises:
         ConfigError: there is no cluster, or it keeps its membership where this process can't reach it.
     """
-    if settings.discovery.store == "file":
+    if settings.discovery.store == "sqlite":
         folder = _run_folder_of(cluster)
         secret = stored_secret(folder)
     else:
