@@ -26,10 +26,6 @@ def record_of(
         ttft, e2e: seconds after arrival, for a stream; an unary answer has no first token to observe.
         service_class: the request's context_type, the only class that a live request names.
     """
-
-    def at(moment: Nanos | None) -> float | None:
-        return None if moment is None else seconds(moment + offset)
-
     return RequestRecord(
         id=closed.id,
         arrival=seconds(closed.arrived + offset),
@@ -48,8 +44,8 @@ def record_of(
                 role=leg.role,
                 worker=str(leg.target),
                 dispatched=seconds(leg.dispatched + offset),
-                first=at(leg.first),
-                last=at(leg.last),
+                first=None if leg.first is None else seconds(leg.first + offset),
+                last=None if leg.last is None else seconds(leg.last + offset),
                 failure=leg.failure,
             )
             for leg in closed.legs
