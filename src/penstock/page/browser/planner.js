@@ -1,7 +1,8 @@
-// What does the planner do, on the page? Demand against its forecast, replicas and GPUs over the same time, and why.
+// Shows what the planner does: demand against its forecast, replicas and GPUs over the same time, and why.
 
-import {Chart} from "./chart.js";
-import {h, NONE, number, percent, replace, show, table, when} from "./dom.js";
+import {ChartFigure} from "./chart.js";
+import {windows} from "./charts.js";
+import {h, long, NONE, number, percent, quantity, replace, show, table, text, when} from "./dom.js";
 
 /** Records kept of a live planner, and how many decisions are listed. */
 const KEPT = 4000, LISTED = 12;
@@ -52,9 +53,10 @@ export class Planner {
     if (names === this.names) return false;
     this.names = names;
     const column = (name, key) => () => this.columns[name]?.[key] ?? [];
+    const hidden = {drawn: "hidden"};
     this.charts = [
       ...models.map(model => this.#chart(`demand-${model}`, `Demand of ${model}`, "requests per second, and what was forecast for then", "rate",
-        [["arrived", column("rate", model)], ["forecast", column("q50", model)]], [column("low", model), column("high", model)])),
+        [["arrived", column("rate", model)], ["forecast", column("q50", model)], ["low", column("low", model), hidden], ["high", column("high", model), hidden]], [2, 3])),
       ...pools.map(pool => this.#chart(`pool-${pool}`, `Replicas of ${pool}`, "wanted by the planner, ready, starting", "count",
         [["wanted", column("target", pool)], ["ready", column("ready", pool)], ["starting", column("starting", pool)]])),
       this.#chart("gpus", "GPUs", "paid for, those of starting and draining replicas included", "count", [["paid for", column("gpus", "")]]),
@@ -62,9 +64,10 @@ export class Planner {
     return true;
   }
 
-  #chart(id, title, about, unit, lines, band) {
-    const chart = new Chart(() => ({title, about, unit, empty: "no tick in this time", lines: lines.map(([name, values]) => ({name, values: values()})),
-      band: band ? band.map(values => values()) : null}), this.shared);
+  #chart(id, title, about, unit, lines, band = null) {
+    const {history} = this.shared;
+    const chart = new ChartFigure(() => windows(history, {title, about, empty: "no tick in this time", band},
+      unit, lines.map(([name, values, more]) => ({name, values: values(), ...more}))), this.shared);
     chart.element.id = `chart-planner-${id}`;
     return chart;
   }
@@ -101,11 +104,11 @@ export class Planner {
     about.textContent = now == null ? "no tick until then" : [`policy ${now.policy}`, `tick ${now.tick} at ${when(now.at, zero)}: ${now.outcome}`, `${number(now.gpus, 0)} GPUs`,
       judged[1] ? `${percent(judged[0] / judged[1])} of ${number(judged[1], 0)} in SLO` : null, ...broken].filter(Boolean).join(" · ");
     const rows = this.records.filter(record => record.at <= until && CHANGES.includes(record.outcome) && changes(record).length).slice(-LISTED).reverse();
-    replace(decisions, table("The planner's decisions", ["<Time", "Tick", "<What", "<Because"], rows.map(record => ({wrap: 3, cells: [
+    replace(decisions, table({caption: "The planner's decisions", head: [text("Time"), quantity("Tick"), text("What"), long("Because")],
+      empty: "Nothing was changed until then.", rows: rows.map(record => ({cells: [
       when(record.at, zero), number(record.tick, 0),
       h("b", {}, changes(record).map(([pool, seen]) => `${pool} ${seen.desired} → ${seen.target}`).join(", ") || NONE),
-      `${record.outcome === "advise" ? "advice: " : ""}${reason(record)}`]})),
-    "Nothing was changed until then."));
+      `${record.outcome === "advise" ? "advice: " : ""}${reason(record)}`]}))}));
   }
 
   draw(element) {

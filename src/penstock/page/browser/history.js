@@ -1,4 +1,4 @@
-// Which windows does the page know? Columns of numbers by window, put together from one answer after the other.
+// Keeps the windows that the page knows. Columns of numbers by window, put together from one answer after the other.
 
 export class History {
   constructor() {
@@ -41,6 +41,9 @@ export class History {
     if (moment == null) return Math.max(0, last);
     return Math.min(Math.max(0, Math.floor(moment / this.width) - this.first), Math.max(0, this.count - 1));
   }
+
+  /** The middles of all windows, in seconds of the run. */
+  get middles() { return Array.from({length: this.count}, (_, place) => (this.first + place + 0.5) * this.width); }
 
   value(name, place) { return this.columns[name]?.[place] ?? null; }
 

@@ -1,8 +1,8 @@
-// What does the page do? It asks the server, keeps what it was told, and draws the moment that is looked at.
+// The page of a cluster or a recorded run: asks the server, keeps what it answered, and draws the moment that is looked at.
 
-import {Chart} from "./chart.js";
-import {CHARTS, figures} from "./charts.js";
-import {$, get, h, NONE, number, replace, seconds, show, table, when} from "./dom.js";
+import {ChartFigure, recolour} from "./chart.js";
+import {CHARTS, figures, WORKER_CHARTS} from "./charts.js";
+import {$, figure, get, h, NONE, note, number, quantity, replace, seconds, show, table, text, themed, when} from "./dom.js";
 import {History} from "./history.js";
 import * as lists from "./lists.js";
 import {Planner} from "./planner.js";
@@ -14,19 +14,21 @@ const LIST_PERIOD = 300;
 
 const history = new History();
 const time = new Time(history, changed);
+/** What all charts share: a `View` of chart.js. */
 const shared = {
   history,
-  get from() { return time.from; }, get to() { return time.to; }, get log() { return time.log; },
+  get range() { return [time.from, time.to]; }, get zero() { return history.about.zero; },
   get moment() { return time.moment; }, get hoverAt() { return time.hoverAt; }, get fades() { return time.fades; },
+  get at() { return (history.first + history.place(time.hoverAt ?? time.moment) + 0.5) * history.width; },
   begins: () => time.begins(), hovered: at => time.hover(at), pinned: at => time.pin(at),
 };
 const charts = Object.entries(CHARTS).map(([id, make]) => {
-  const chart = new Chart(() => make(history), shared);
+  const chart = new ChartFigure(() => make(history, time.log), shared);
   chart.element.id = `chart-${id}`;
   return chart;
 });
 const planner = new Planner(shared);
-let status = null, opened = null, workerCharts = [], lostAt = null, failed = false, notes = [], notesSaid = "";
+let status = null, opened = null, workerCharts = [], workerColumns = {}, lostAt = null, failed = false, notes = [], notesSaid = "";
 
 // --- drawing ---------------------------------------------------------------------------------------------------------
 
@@ -54,7 +56,7 @@ function draw(what) {
 
 function showFigures() {
   const found = figures(history, history.place(time.hoverAt ?? time.moment));
-  show($("figures"), found.map(([name, value, note]) => h("div", {class: "figure"}, h("b", {}, value), h("small", {}, name), h("small", {}, note))));
+  show($("figures"), found.map(figure));
 }
 
 function showNumbers() {
@@ -62,8 +64,8 @@ function showNumbers() {
   const last = history.place(time.moment), first = Math.max(0, last - ROWS + 1), places = [];
   for (let place = last; place >= first; place--) places.push(place);
   const names = Object.keys(history.columns);
-  show($("numbers-table"), table(`Windows of ${history.width} s`, ["<Window from", ...names],
-    places.map(place => ({cells: [when((history.first + place) * history.width, history.about.zero), ...names.map(name => number(history.value(name, place), 4))]})), "No window."));
+  show($("numbers-table"), table({caption: `Windows of ${history.width} s`, head: [text("Window from"), ...names.map(quantity)], empty: "No window.",
+    rows: places.map(place => ({cells: [when((history.first + place) * history.width, history.about.zero), ...names.map(name => number(history.value(name, place), 4))]}))}));
 }
 
 function download() {
@@ -144,17 +146,12 @@ async function showWorker() {
   const mine = status?.workers.find(worker => worker.id === id) ?? told.card ?? {id};
   const column = name => Array.from({length: history.count}, (_, place) => told.columns[name][history.first + place - told.first] ?? null);
   const share = (held, room) => held.map((value, place) => value == null || !room[place] ? null : value / room[place]);
-  const columns = {requests: column("requests"), prefill: column("prefill_tokens"), kv: share(column("blocks"), column("kv_blocks"))};
+  workerColumns = {requests: column("requests"), prefill: column("prefill_tokens"), kv: share(column("blocks"), column("kv_blocks"))};
   if (!workerCharts.length) {
-    workerCharts = [
-      new Chart(() => ({title: "Requests on it", about: "at one moment of each window", unit: "count", lines: [{name: "requests", values: workerCharts.columns.requests}]}), shared),
-      new Chart(() => ({title: "Prompt tokens to compute", about: "at one moment of each window", unit: "count", lines: [{name: "tokens", values: workerCharts.columns.prefill}]}), shared),
-      new Chart(() => ({title: "KV blocks in use", about: "% of its blocks", unit: "share", lines: [{name: "in use", values: workerCharts.columns.kv}]}), shared),
-    ];
+    workerCharts = WORKER_CHARTS.map(make => new ChartFigure(() => make(history, workerColumns), shared));
     show($("worker-body"), h("div", {id: "worker-card"}), h("div", {class: "charts"}, workerCharts.map(chart => chart.element)),
       h("h3", {}, "Its last decisions"), h("div", {class: "panel", id: "worker-decisions"}));
   }
-  workerCharts.columns = columns;
   show($("worker-state"), mine.state ? lists.workerState(mine) : "");
   show($("worker-card"), lists.card(mine));
   replace($("worker-decisions"), lists.decisions(found.decisions, zero, explain, "No decision for it is kept."));
@@ -194,10 +191,6 @@ function lost(error) {
   if ($("away").textContent !== said) $("away").textContent = said;
 }
 
-function note(level, text, hint) {
-  return h("div", {class: `note ${level}`}, text, hint ? h("small", {}, hint) : null);
-}
-
 function tellNotes() {
   const {about} = history, found = [...notes];
   if (about.kind === "live") {
@@ -214,7 +207,7 @@ function tellNotes() {
   const said = JSON.stringify(found);
   if (said === notesSaid) return;  // a screen reader would say it all again
   notesSaid = said;
-  show($("notes"), found.map(one => note(one.level, one.text, one.hint)));
+  show($("notes"), found.map(note));
 }
 
 /** Ask what the planner did since, where one runs or ran. */
@@ -259,15 +252,10 @@ async function turn() {
 
 // --- controls -----------------------------------------------------------------------------------------------------------
 
-const THEMES = ["system", "light", "dark"];
-function setTheme(name) {
-  if (name === "system") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = name;
-  $("theme").textContent = `Theme: ${name}`;
-  localStorage.setItem("theme", name);
-}
-$("theme").addEventListener("click", () => setTheme(THEMES[(THEMES.indexOf(localStorage.getItem("theme")) + 1) % THEMES.length]));
-setTheme(THEMES.includes(localStorage.getItem("theme")) ? localStorage.getItem("theme") : "system");
+themed(() => {
+  recolour();
+  if (history.about) changed("range");
+});
 
 for (const dialog of document.querySelectorAll("dialog")) {
   dialog.querySelector(".close").addEventListener("click", () => dialog.close());

@@ -1,4 +1,4 @@
-// Which moment is shown, and which range of time is drawn? The bar above the charts: play, speed, slider, range.
+// Keeps which moment is shown, and which range of time is drawn. The bar above the charts: play, speed, slider, range.
 
 import {$, clock, h, number, when} from "./dom.js";
 
