@@ -4,6 +4,7 @@ import {clock, h, NONE, number, percent, rate, seconds, show, when} from "./dom.
 import uPlot from "./uplot.js";
 
 /** @typedef {import("./types").Chart} Chart */
+/** @typedef {import("./types").Series} Series */
 
 /**
  * What charts of one time axis share. `range` is null where each shows all that it has, `zero` the clock at second 0 of the
@@ -17,6 +18,8 @@ import uPlot from "./uplot.js";
 
 const ROW = 24, NEAR = 8, NOTES = 3, FONT = "11px system-ui, sans-serif";
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
+/** @type {import("./types").Series["colour"][]} */
+const COLOURS = ["s0", "s1", "s2", "s3", "s4", "s5"];
 const DASHES = {s1: [5, 3], s2: [2, 2], s3: [8, 3, 2, 3], s4: [10, 3], s5: [1, 3]};
 const short = value => value < 10000 ? number(value, value < 1 ? 3 : 1) : value < 1e6 ? `${number(value / 1e3, 1)}k` : `${number(value / 1e6, 1)}M`;
 /** How a number is told, and how an axis writes it: there is room for eight characters. */
@@ -50,7 +53,11 @@ function decades(low, high) {
   return found;
 }
 
-/** Return the value of a series at a moment: a step holds until the next, else it is the nearest one's. */
+/**
+ * Return the value of a series at a moment: a step holds until the next, else it is the nearest one's.
+ * @param {Series} series
+ * @param {number | null} moment
+ */
 function reading({at, values, drawn}, moment) {
   if (moment == null || !at.length) return null;
   let low = -1, high = at.length;
@@ -69,7 +76,10 @@ function alone(plot, series) {
   return known.filter((i, k) => values[i] != null && values[known[k - 1]] == null && values[known[k + 1]] == null);
 }
 
-/** Return the pixels that a chart's numbers or names take to the left of it. */
+/**
+ * Return the pixels that a chart's numbers or names take to the left of it.
+ * @param {Chart} chart
+ */
 export const gutter = ({kind, names = []}) => kind === "bars" || kind === "lanes" ? Math.min(150, 18 + 6.2 * Math.max(...names.map(name => name.length), 6)) : 54;
 
 export class ChartFigure {
@@ -101,7 +111,7 @@ export class ChartFigure {
     const chart = this.chart = this.make();
     const {kind = "lines", names = [], notes = [], x = {}, y = {}} = chart;
     Object.assign(chart, {kind, names, notes, x, y, marks: chart.marks ?? []});
-    chart.series.forEach((series, i) => { series.colour ||= series.limit ? "bad" : `s${i % 6}`; });
+    chart.series.forEach((series, i) => { series.colour ||= series.limit ? "bad" : COLOURS[i % COLOURS.length]; });
     show(this.title, chart.title, " ", h("span", {class: "soft"}, chart.about ?? ""), chart.csv ? [" ", h("a", {href: chart.csv}, "CSV")] : null);
     this.pointed.hidden = !notes.length;
     if (kind !== "lines") this.canvas.style.height = `${ROW * names.length + 30}px`;
@@ -112,7 +122,7 @@ export class ChartFigure {
     if (shape !== this.shape) {
       this.plot?.destroy();
       this.shape = shape;
-      this.plot = new uPlot(this.#options(width, height), data, this.canvas);
+      this.plot = new (/** @type {any} */ (uPlot))(this.#options(width, height), data, this.canvas);
       this.over = {veil: h("div", {class: "veil"}), at: h("div", {class: "at"}), none: h("p", {class: "none"})};
       this.plot.over.append(...Object.values(this.over));
     } else {
@@ -203,6 +213,7 @@ export class ChartFigure {
     const grid = {stroke: () => ink("grid"), width: 1};
     const named = {splits: () => names.map((_, i) => i), values: () => names, size: gutter(chart), grid: {show: false}};
     const logged = {splits: (_, __, low, high) => decades(low, high), filter: (_, splits) => splits};
+    /** @param {import("./types").Axis} axis */
     const written = ({unit = "count", label, log}) => ({...lined, grid, label: label || undefined, values: (_, splits) => splits.map(TICKS[unit]), ...(log ? logged : {})});
     const timed = x.unit !== "time" ? {} : {incrs: STEPS, space: 74, values: (_, splits, __, ___, step) => splits.map(at => when(at - this.#offset, view.zero, step >= 60))};
     const bars = kind === "bars";
@@ -225,7 +236,8 @@ export class ChartFigure {
         }],
         setSelect: [plot => {
           const {left, width: wide} = plot.select;
-          if (wide > 2) view.zoomed?.([left, left + wide].map(px => plot.posToVal(px, "x") - this.#offset));
+          const at = px => plot.posToVal(px, "x") - this.#offset;
+          if (wide > 2) view.zoomed?.([at(left), at(left + wide)]);
           plot.setSelect({left: 0, top: 0, width: 0, height: 0}, false);
         }],
         draw: [plot => this.#lines(plot)],
@@ -233,6 +245,7 @@ export class ChartFigure {
     };
   }
 
+  /** @param {Series} series */
   #series({name, at, drawn = "line", colour, limit}) {
     const dense = at.length > this.canvas.clientWidth / 2;
     const stroke = () => ink(colour), paths = uPlot.paths;

@@ -7,7 +7,12 @@ const promised = history => ["slo_ttft", "slo_itl"].some(name => history.columns
 const inSlo = read => per(read("in_slo"), read("judged"));
 const hits = read => per(read("cached_tokens"), read("cache_reported_tokens"));
 
-/** Return a chart of columns that have a number for each window. */
+/**
+ * Return a chart of columns that have a number for each window.
+ * @param {{title: string, about: string, empty?: string, band?: [number, number] | null}} about
+ * @param {import("./types").Axis["unit"]} unit
+ * @returns {import("./types").Chart}
+ */
 export function windows(history, about, unit, series, log = false) {
   const at = history.middles;
   return {empty: "nothing to show in this time", ...about, x: {unit: "time"}, y: {unit, log},
@@ -52,7 +57,10 @@ export const WORKER_CHARTS = [
   (history, {kv}) => windows(history, {title: "KV blocks in use", about: "% of its blocks"}, "share", [{name: "in use", values: kv}]),
 ];
 
-/** Return the key figures of one window. */
+/**
+ * Return the key figures of one window.
+ * @returns {import("./types").KeyFigure[]}
+ */
 export function figures(history, place) {
   const read = name => history.value(name, place);
   const limit = name => read(`slo_${name}`) == null ? "no SLO" : `SLO ${seconds(read(`slo_${name}`))}`;

@@ -1,5 +1,6 @@
 // Makes elements and writes numbers. No markup is ever parsed: what comes from elsewhere stays text.
 
+/** @type {(id: string) => any} */
 export const $ = id => document.getElementById(id);
 
 /** Make an element with attributes, listeners (onclick) and children; what is null or false is left out. */
@@ -94,7 +95,10 @@ export function themed(redraw) {
   choose(THEMES.includes(kept) ? kept : "system");
 }
 
-/** Ask the server; raises with a sentence where it does not answer as it should. */
+/**
+ * Ask the server; raises with a sentence where it does not answer as it should.
+ * @returns {Promise<any>}
+ */
 export async function get(path) {
   const answer = await fetch(path, {cache: "no-store", signal: AbortSignal.timeout(8000)});
   const body = await answer.json();

@@ -6,10 +6,14 @@ export class History {
     this.pools = {};
     this.first = 0;
     this.count = 0;
+    /** @type {Omit<import("./types").TimelineView, "columns" | "pools"> | null} */
     this.about = null;
   }
 
-  /** Take an answer of admin/timeline; returns whether it was of another run than before, whose windows are forgotten. */
+  /**
+   * Take an answer of admin/timeline; returns whether it was of another run than before, whose windows are forgotten.
+   * @param {import("./types").TimelineView} answer
+   */
   take(answer) {
     const fresh = this.about !== null && (this.about.run !== answer.run || this.about.width !== answer.width);
     if (this.about === null || fresh) Object.assign(this, {columns: {}, pools: {}, first: answer.first, count: 0});

@@ -34,6 +34,7 @@ const cost = decision => decision.candidates?.find(candidate => target(candidate
 const next = decision => decision.candidates?.filter(candidate => target(candidate.target) !== target(decision.chosen))
   .reduce((best, candidate) => best == null || candidate.total < best ? candidate.total : best, null);
 
+/** @param {import("./types").Decision[]} list */
 export function decisions(list, zero, explain, empty) {
   const head = [...["Time", "Request", "Worker"].map(text), ...["Cost", "Next best", "Prefill", "Decode", "Queue", "Transfer", "Prompt", "Cached"].map(quantity), long("Because")];
   return table({caption: "Last decisions", head, empty, rows: list.map(decision => {
@@ -52,6 +53,7 @@ const staged = decision => (decision.stage ?? "aggregated") === "aggregated" ? "
 const opener = (request, explain) => h("button", {type: "button", class: "mono", title: "Show why", onclick: () => explain(request)}, request);
 const nanos = (from, to) => from == null || to == null ? null : (to - from) / 1e9;
 
+/** @param {import("./types").RequestEnd[]} list */
 export function requests(list, zero, explain) {
   const head = [...["Ended", "Request", "Outcome", "Worker"].map(text), ...["Prompt", "Cached", "Output", "First token", "Total"].map(quantity), long("Reason")];
   return table({caption: "Last requests", head, empty: "No request has ended by then.", rows: list.map(closed => ({cells: [
@@ -62,6 +64,7 @@ export function requests(list, zero, explain) {
       closed.outcome === "ok" ? "" : closed.reason]}))});
 }
 
+/** @param {import("./types").ClusterStatus} status */
 export function models(status) {
   const head = [text("Model"), text("Ready"), quantity("Workers"), text("Index"), quantity("Block"), text("Tokenizer"), ...["In flight", "Waiting", "Hit rate", "Answered"].map(quantity)];
   return table({caption: "Models", head, empty: "No model is configured.", rows: status.models.map(model => ({cells: [model.name, h("span", {class: model.ready ? "good" : "bad"}, model.ready ? "● yes" : "✕ no"),
@@ -73,7 +76,10 @@ export function models(status) {
 const candidateHead = [text("Candidate"), ...["Cost", "Prefill", "Decode", "Queue", "Transfer", "Discount", "Overlap blocks", "Cached tokens", "Requests",
   "Prefill tokens", "KV blocks"].map(quantity), text("Index")];
 
-/** Return a decision with all its candidates: the same record that `penstock explain` prints. */
+/**
+ * Return a decision with all its candidates: the same record that `penstock explain` prints.
+ * @param {import("./types").Explanation_Decision_} found
+ */
 export function explained(found, zero) {
   if (!found.decisions.length) return [h("p", {class: "empty"}, found.request ? "It was never placed on a worker." : "It waits for a worker.")];
   return found.decisions.flatMap(decision => [

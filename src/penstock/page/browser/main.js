@@ -14,10 +14,11 @@ const LIST_PERIOD = 300;
 
 const history = new History();
 const time = new Time(history, changed);
-/** What all charts share: a `View` of chart.js. */
+/** What all charts share.
+ * @type {import("./chart.js").View & {history: History}} */
 const shared = {
   history,
-  get range() { return [time.from, time.to]; }, get zero() { return history.about.zero; },
+  get range() { return /** @type {[number, number]} */ ([time.from, time.to]); }, get zero() { return history.about.zero; },
   get moment() { return time.moment; }, get hoverAt() { return time.hoverAt; }, get fades() { return time.fades; },
   get at() { return (history.first + history.place(time.hoverAt ?? time.moment) + 0.5) * history.width; },
   begins: () => time.begins(), hovered: at => time.hover(at), pinned: at => time.pin(at),
@@ -28,7 +29,9 @@ const charts = Object.entries(CHARTS).map(([id, make]) => {
   return chart;
 });
 const planner = new Planner(shared);
-let status = null, opened = null, workerCharts = [], workerColumns = {}, lostAt = null, failed = false, notes = [], notesSaid = "";
+/** @type {import("./types").ClusterStatus | null} */
+let status = null;
+let opened = null, workerCharts = [], workerColumns = {requests: [], prefill: [], kv: []}, lostAt = null, failed = false, notes = [], notesSaid = "";
 
 // --- drawing ---------------------------------------------------------------------------------------------------------
 
@@ -101,6 +104,7 @@ async function refresh() {
 
 async function showLists() {
   const {moment} = time, {zero} = history.about, at = moment == null ? "" : `&before=${moment.toFixed(3)}`;
+  /** @type {[import("./types").DecisionList_Decision_, import("./types").RequestList, import("./types").LoadsView | null]} */
   const [decisions, requests, loads] = await Promise.all([
     get(`admin/decisions?limit=${LISTED}${at}`), get(`admin/requests?limit=${LISTED}${at}`),
     moment == null ? null : get(`admin/timeline/workers?at=${moment.toFixed(3)}`)]);
@@ -140,6 +144,7 @@ function openWorker(id) {
 async function showWorker() {
   const id = opened, {moment} = time, {zero} = history.about;
   const before = moment == null ? "" : `&before=${moment.toFixed(3)}`;
+  /** @type {[import("./types").WorkerColumns & {card?: import("./types").RecordedWorker}, import("./types").DecisionList_Decision_]} */
   const [told, found] = await Promise.all([get(`admin/timeline/workers/${encodeURIComponent(id)}`),
     get(`admin/decisions?limit=${LISTED_OF_WORKER}&worker=${encodeURIComponent(id)}${before}`)]);
   if (opened !== id) return;
@@ -152,7 +157,7 @@ async function showWorker() {
     show($("worker-body"), h("div", {id: "worker-card"}), h("div", {class: "charts"}, workerCharts.map(chart => chart.element)),
       h("h3", {}, "Its last decisions"), h("div", {class: "panel", id: "worker-decisions"}));
   }
-  show($("worker-state"), mine.state ? lists.workerState(mine) : "");
+  show($("worker-state"), "state" in mine ? lists.workerState(mine) : "");
   show($("worker-card"), lists.card(mine));
   replace($("worker-decisions"), lists.decisions(found.decisions, zero, explain, "No decision for it is kept."));
   for (const chart of workerCharts) chart.draw();
@@ -160,6 +165,7 @@ async function showWorker() {
 
 async function explain(id) {
   try {
+    /** @type {import("./types").Explanation_Decision_} */
     const found = await get(`admin/explain/${encodeURIComponent(id)}`), {request} = found;
     $("explain-name").textContent = `Request ${id}`;
     $("explain-end").textContent = !request ? "has not ended yet" : `${request.outcome}${request.outcome === "ok" ? "" : `: ${request.reason}`}; ` +

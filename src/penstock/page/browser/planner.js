@@ -12,7 +12,10 @@ const changes = record => Object.entries(record.pools ?? {}).filter(([, pool]) =
 /** Return why the pools changed: each one's own reason. */
 const reason = record => [...new Set(changes(record).map(([, pool]) => pool.why).filter(Boolean))].join("; ") || (record.chosen?.[0] ?? record.bound?.[0])?.text || record.outcome;
 
-/** Return {at, q50, low, high} of what a record forecasts for a model, or null. */
+/**
+ * Return {at, q50, low, high} of what a record forecasts for a model, or null.
+ * @param {import("./types").TickRecord} record
+ */
 export function forecast(record, model) {
   const told = record.models?.[model]?.predicted ?? {}, horizons = told.horizons ?? [];
   const ranks = Object.keys(told.quantiles ?? {}).map(Number).sort((a, b) => a - b);
@@ -31,6 +34,7 @@ export function forecast(record, model) {
 export class Planner {
   constructor(shared) {
     this.shared = shared;
+    /** @type {import("./types").TickRecord[]} */
     this.records = [];
     this.charts = [];
     this.names = "";
@@ -40,7 +44,10 @@ export class Planner {
   /** How many of the newest records to ask for: all at first, later what may be new. */
   get wanted() { return this.records.length ? 20 : 1000; }
 
-  /** Take an answer of admin/planner/decisions in: {planner, decisions}, the newest first. */
+  /**
+   * Take an answer of admin/planner/decisions in, the newest first.
+   * @param {import("./types").PlannerDecisions_TickRecord_} answer
+   */
   take(answer, fresh) {
     if (fresh) this.records = [];
     this.said = answer.planner;

@@ -1,3 +1,4 @@
+// @ts-nocheck: what uPlot publishes is minified.
 /*
  * The MIT License (MIT)
  *
