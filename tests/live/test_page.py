@@ -353,7 +353,7 @@ def test_the_report_of_a_live_run_shows_what_happened(tmp_path: Path) -> None:
         folder = cluster.run
     until(lambda: "Report: " in cluster.text, 10)
     report = document_of(folder / "report.html")
-    assert "Time to first token" in charts(report) and "12 requests" in words(report)
+    assert "Time to first token" in charts(report) and "requests\n12\n12 answered" in words(report)
 
 
 def values(found: dict[str, Any], name: str) -> list[Any]:

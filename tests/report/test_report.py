@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> Path:
 def test_a_live_folder_is_drawn(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run)]) == 0
     page = document_of(run / "report.html")
-    assert "200 requests: 177 answered, 23 rejected" in words(page)
+    assert "requests\n200\n177 answered, 23 rejected" in words(page)
     drawn = charts(page)
     assert "w<1>" in drawn["Requests per worker"].names
     assert {title: chart.csv for title, chart in drawn.items()} == {

@@ -5,7 +5,7 @@ writes them with their units. A number that is not known is None, never 0.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -155,6 +155,11 @@ class Page(msgspec.Struct, frozen=True, omit_defaults=True):
     figures: list[KeyFigure] = []
 
 
+def over_time(title: str, series: list[Series], about: str = "", unit: Unit = "count", **more: Any) -> Chart:
+    """Return a chart of series over the time of a run; ``unit`` is that of their values."""
+    return Chart(title, series, about, Axis(unit="time"), Axis(unit=unit), **more)
+
+
 def series_of(
     name: str, points: Iterable[tuple[float, float | None]], drawn: Drawn = "line", colour: Colour = ""
 ) -> Series:
@@ -180,6 +185,11 @@ def thin(points: Sequence[tuple[float, float | None]], most: int = POINTS) -> Se
         low, high = (pick(known, key=lambda p: p[1] or 0.0, default=part[0]) for pick in (min, max))
         thinned += sorted({low, high, part[0]}, key=lambda point: point[0])
     return [*thinned, distinct[-1]]
+
+
+def percent(share: float | None) -> str:
+    """Return a share as a figure or a cell of a table has it."""
+    return "unknown" if share is None else f"{share:.1%}"
 
 
 def text_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, folded: bool = False) -> Table:

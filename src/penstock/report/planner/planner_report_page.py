@@ -16,7 +16,6 @@ from penstock.kernel.request_record import RecordOutcome, RequestRecord
 from penstock.kernel.values import Slo
 from penstock.page.page_file import write_page
 from penstock.page.page_schema import (
-    Axis,
     Chart,
     ChartNote,
     Colour,
@@ -28,7 +27,8 @@ from penstock.page.page_schema import (
     Section,
     Series,
     Table,
-    Unit,
+    over_time,
+    percent,
     series_of,
     text_table,
 )
@@ -122,11 +122,11 @@ def planner_page(story: PlannerAnalysis, name: str, run: Mapping[str, Any]) -> P
         sections=[
             Section(
                 "The run",
+                [f"In SLO is counted over {story.attained_from}." + _mu_text(story)],
                 charts=[chart for chart in charts if any(series.at for series in chart.series)],
                 shared=True,
                 files=[*dict.fromkeys(chart.csv for chart in charts)],
             ),
-            _numbers(story),
             _decisions(story),
         ],
     )
@@ -145,21 +145,21 @@ def charts_of(story: PlannerAnalysis) -> list[Chart]:
     ]
     cost = [series_of("paid", _points(story.cost)), series_of("perfect bound", _points(story.bound_cost))]
     waiting = [series_of(model, _points(series)) for model, series in story.queued.items()]
+    level = _slo_text(story)
+    included = "those of starting and draining replicas included"
     return [
-        _timed("Requests within the service level", kept, "attainment", _slo_text(story), unit="share", marks=[target]),
+        over_time(
+            "Requests within the service level", kept, level, "share", marks=[target], csv="planner-attainment.csv"
+        ),
         *(_demand(story, model) for model in story.models),
         *(_replicas(story, pool) for pool in story.pools),
-        _timed("GPUs", gpus, "cost", "those of starting and draining replicas included"),
-        _timed("GPU-hours up to then", cost, "cost", unit="hours"),
-        _timed("Requests that wait in the router", waiting, "models"),
+        over_time("GPUs", gpus, included, csv="planner-cost.csv"),
+        over_time("GPU-hours up to then", cost, unit="hours", csv="planner-cost.csv"),
+        over_time("Requests that wait in the router", waiting, csv="planner-models.csv"),
         _changes(story),
-        _lanes(story, "Sources", partial(_health, models=story.models), "fresh, stale, broken", "models"),
-        _lanes(story, "Plugins that had no say", _faults, "errors and timeouts", "plugins"),
+        _lanes(story, "Sources", partial(_health, models=story.models), "fresh, stale, broken", "planner-models.csv"),
+        _lanes(story, "Plugins that had no say", _faults, "errors and timeouts", "planner-plugins.csv"),
     ]
-
-
-def _timed(title: str, series: list[Series], csv: str, about: str = "", *, unit: Unit = "count", **more: Any) -> Chart:
-    return Chart(title, series, about, Axis(unit="time"), Axis(unit=unit), csv=f"planner-{csv}.csv", **more)
 
 
 def _demand(story: PlannerAnalysis, model: str) -> Chart:
@@ -174,13 +174,13 @@ def _demand(story: PlannerAnalysis, model: str) -> Chart:
     ]
     about = "requests/s" + (f"; forecast made {ahead[len(ahead) // 2]:.0f} s before" if ahead else "")
     band = (2, 3) if wide else None
-    return _timed(f"Demand of {model}", series, "forecast", about, unit="rate", band=band)
+    return over_time(f"Demand of {model}", series, about, "rate", band=band, csv="planner-forecast.csv")
 
 
 def _replicas(story: PlannerAnalysis, pool: str) -> Chart:
     lines = {"wanted": "target", "ready": "ready", "starting": "starting", "draining": "draining"}
     series = [series_of(name, _of_pool(story, pool, field), "steps") for name, field in lines.items()]
-    return _timed(f"Replicas of {pool}", series, "pools")
+    return over_time(f"Replicas of {pool}", series, csv="planner-pools.csv")
 
 
 def _changes(story: PlannerAnalysis) -> Chart:
@@ -194,50 +194,32 @@ def _changes(story: PlannerAnalysis) -> Chart:
         for each in story.decisions
         for pool in each.changes
     ]
-    about = "click one to see why"
-    return _timed("Decisions", series, "decisions", about, kind="lanes", names=story.pools, notes=notes)
+    about, names = "click one to see why", story.pools
+    return over_time("Decisions", series, about, kind="lanes", names=names, notes=notes, csv="planner-decisions.csv")
 
 
 def _figures(story: PlannerAnalysis) -> list[KeyFigure]:
     n = story.numbers()
-    worst = "" if n["worst_window"] is None else f", {_percent(n['worst_window'])} in the worst window"
+    kept = [f"of {n['judged']:,} requests", f"{story.target:.0%} are asked for"]
+    if story.predicted:
+        kept.append(f"{percent(n['attainment_predicted'])} were predicted")
+    if n["worst_window"] is not None:
+        kept.append(f"{percent(n['worst_window'])} in the worst window")
+    perfect = n["perfect_gpu_hours"]
+    bound = "needs windows that kept the target, or mu" if perfect is None else f"of {perfect:.2f} GPU-hours"
+    turns = f"{_number(n['direction_changes_per_hour'])} turns an hour; 2 or fewer is calm"
     return [
-        KeyFigure("in SLO", _percent(n["attainment"]), f"of {n['judged']:,} requests; {story.target:.0%} asked{worst}"),
+        KeyFigure("in SLO", percent(n["attainment"]), "; ".join(kept)),
         KeyFigure("GPU-hours", f"{n['gpu_hours']:.2f}", f"in {n['hours']:.2f} h"),
-        KeyFigure("times the perfect bound", _number(n["cost_over_perfect"]), "1 is what nobody reaches"),
-        KeyFigure("decisions", f"{n['decisions']:,}", f"{n['direction_changes_per_hour'] or 0.0:.1f} turns an hour"),
+        KeyFigure("times the perfect bound", _number(n["cost_over_perfect"]), bound),
+        KeyFigure("decisions", f"{n['decisions']:,}", turns),
+        KeyFigure("actuals at or below q50", percent(n["below_q50"]), "50% is calibrated"),
+        KeyFigure("actuals at or below q90", percent(n["below_q90"]), "90% is calibrated"),
+        KeyFigure("error of the forecast", percent(n["forecast_error"]), "sum of |q50 - actual| over sum of actuals"),
         KeyFigure("failures of plugins", f"{n['plugin_errors']:,}", "errors and timeouts"),
         KeyFigure("ticks without sight", f"{n['ticks_without_sight']:,}", f"of {n['ticks']:,}"),
+        KeyFigure("latest tick", f"{n['late_max']:.2f} s", "after its time"),
     ]
-
-
-def _numbers(story: PlannerAnalysis) -> Section:
-    n = story.numbers()
-    predicted = f", where {_percent(n['attainment_predicted'])} were predicted" if story.predicted else ""
-    bound = (
-        "the perfect bound needs windows that kept the target, or mu"
-        if n["cost_over_perfect"] is None
-        else f"the perfect bound is {n['perfect_gpu_hours']:.2f} GPU-hours ({_mu_text(story)})"
-    )
-    rows = [
-        ("attainment", _percent(n["attainment"]), f"over {story.attained_from}"),
-        (
-            "predicted attainment",
-            _percent(n["attainment_predicted"]),
-            "of the fleets that were chosen, when they serve",
-        ),
-        ("actuals at or below q50", _percent(n["below_q50"]), "50% is calibrated"),
-        ("actuals at or below q90", _percent(n["below_q90"]), "90% is calibrated"),
-        ("error of the forecast", _percent(n["forecast_error"]), "sum of |q50 - actual| over sum of actuals"),
-        ("changes of direction per hour", _number(n["direction_changes_per_hour"]), "2 or fewer is calm"),
-        ("latest tick", f"{n['late_max']:.2f} s", "after its time"),
-    ]
-    head = [Column("", "text"), Column("value"), Column("what it is", "long")]
-    return Section(
-        "Numbers",
-        [f"{_percent(n['attainment'])} of {n['judged']:,} requests within the service level{predicted}; {bound}."],
-        tables=[Table("Numbers", head, [Row([*row]) for row in rows])],
-    )
 
 
 def _decisions(story: PlannerAnalysis) -> Section:
@@ -317,7 +299,7 @@ def _lanes(
         for each, past in times.items()
         for start, end in past
     ]
-    return _timed(title, series, csv, about, kind="lanes", names=lanes, notes=notes)
+    return over_time(title, series, about, kind="lanes", names=lanes, notes=notes, csv=csv)
 
 
 def _spans(kind: str, lane: int, times: Iterable[tuple[float, float]]) -> Series:
@@ -358,7 +340,11 @@ def _changed(decision: PlannerDecision, pool: str) -> str:
 
 def _mu_text(story: PlannerAnalysis) -> str:
     rates = ", ".join(f"{model} {mu:.2f}" for model, mu in story.mu.items())
-    return f"requests/s of one GPU: {rates}, {story.mu_from}"
+    return (
+        f" The perfect bound, which nobody reaches, is for requests/s of one GPU of {rates}, {story.mu_from}."
+        if rates
+        else ""
+    )
 
 
 def _slo_text(story: PlannerAnalysis) -> str:
@@ -396,10 +382,6 @@ def _requests(folder: Path, bytes_max: int | None) -> Iterator[_Request]:
             yield decode(line)
         except msgspec.DecodeError as error:
             raise ConfigError(f"{path}, line {number}, is no record of a request: {error}") from error
-
-
-def _percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{share:.1%}"
 
 
 def _number(value: float | None) -> str:

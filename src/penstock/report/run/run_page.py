@@ -27,6 +27,8 @@ from penstock.page.page_schema import (
     Section,
     Series,
     Table,
+    over_time,
+    percent,
     series_of,
     text_table,
 )
@@ -82,9 +84,8 @@ def page_of(folder: Path, records: Sequence[RequestRecord]) -> Page:
         sections=[
             Section(
                 "Latency",
-                [_facts(summary)],
-                [_ttft(folder, records, slo.ttft), _itl(folder, records, gaps, slo.itl)],
-                [_latencies(summary)],
+                charts=[_ttft(folder, records, slo.ttft), _itl(folder, records, gaps, slo.itl)],
+                tables=[_latencies(summary)],
             ),
             Section(
                 "Over time",
@@ -155,15 +156,10 @@ def _hits(folder: Path, records: Sequence[RequestRecord], bound: float | None) -
             bins[place] = (cached + (record.cached or 0), prompt + (record.isl or 0))
         rows = [(start + (i + 0.5) * width, cached / prompt, prompt) for i, (cached, prompt) in sorted(bins.items())]
     write_csv(folder / "report-hits.csv", ("arrival_s", "hit_rate", "prompt_tokens"), rows)
-    return Chart(
-        "Hit rate",
-        [series_of("hit rate", [(at, share) for at, share, _ in rows])],
-        about="cached share of prompt tokens, by time of arrival",
-        x=Axis(unit="time"),
-        y=Axis(unit="share"),
-        marks=[Mark(f"whole run with an infinite cache {bound:.1%}", bound, "y")] if bound is not None and rows else [],
-        csv="report-hits.csv",
-    )
+    bounds = [Mark(f"whole run with an infinite cache {bound:.1%}", bound, "y")] if bound is not None and rows else []
+    line = series_of("hit rate", [(at, share) for at, share, _ in rows])
+    about = "cached share of prompt tokens, by time of arrival"
+    return over_time("Hit rate", [line], about, "share", marks=bounds, csv="report-hits.csv")
 
 
 def _load(folder: Path) -> list[Chart]:
@@ -179,7 +175,7 @@ def _load(folder: Path) -> list[Chart]:
             for name in names
         ]
         if any(len(line.at) > 1 for line in lines):
-            charts.append(Chart(title, lines, about=about, x=Axis(unit="time"), csv="metrics.csv"))
+            charts.append(over_time(title, lines, about, csv="metrics.csv"))
     return charts
 
 
@@ -202,7 +198,7 @@ def _workers(folder: Path, summary: RunSummary) -> Section:
         csv="report-workers.csv",
     )
     cells = [
-        (name, f"{requests:,}", f"{share:.1%}", f"{prompt:,}", f"{output:,}", _percent(hits))
+        (name, f"{requests:,}", f"{share:.1%}", f"{prompt:,}", f"{output:,}", percent(hits))
         for name, requests, share, prompt, output, hits in rows
     ]
     table = text_table("Workers", [name.replace("_", " ") for name in head], cells, folded=len(cells) > WORKERS_OPEN)
@@ -213,21 +209,10 @@ def _outcomes(folder: Path, records: Sequence[RequestRecord]) -> Section:
     """Write every request's figures as CSV, and list why requests were not answered."""
     head = ("id", "arrival_s", "worker", "isl", "osl", "cached", "ttft_s", "itl_mean_s", "e2e_s", "outcome", "reason")
     rows = (
-        (
-            record.id,
-            record.arrival,
-            record.worker,
-            record.isl,
-            record.osl,
-            record.cached,
-            record.ttft,
-            None if record.itl is None else record.itl.mean,
-            record.e2e,
-            record.outcome,
-            record.reason,
-        )
-        for record in records
-    )
+        (r.id, r.arrival, r.worker, r.isl, r.osl, r.cached, r.ttft, None if r.itl is None else r.itl.mean, r.e2e,
+         r.outcome, r.reason)
+        for r in records
+    )  # fmt: skip
     write_csv(folder / "report-requests.csv", head, rows)
     why = Counter((record.outcome, record.reason[:200]) for record in records if record.outcome != "ok")
     if not why:
@@ -241,15 +226,18 @@ def _outcomes(folder: Path, records: Sequence[RequestRecord]) -> Section:
 
 def _figures(summary: RunSummary, bench: dict[str, Any]) -> list[KeyFigure]:
     ttft, itl, bound = summary.ttft, summary.itl or summary.itl_mean, bench.get("hit_rate_bound")
-    goodput = KeyFigure("goodput", _percent(summary.goodput_share), f"{summary.in_slo:,} in SLO, of all submitted")
+    goodput = KeyFigure("goodput", percent(summary.goodput_share), f"{summary.in_slo:,} in SLO, of all submitted")
+    names = {"answered": "ok", **{name: name for name in ("rejected", "failed", "expired", "cancelled", "unsent")}}
+    counts = {name: getattr(summary, field) for name, field in names.items()}
+    ends = [f"{count:,} {name}" for name, count in counts.items() if count or name == "answered"]
     return [
-        KeyFigure("requests", f"{summary.submitted:,}", f"{summary.ok:,} answered"),
+        KeyFigure("requests", f"{summary.submitted:,}", ", ".join(ends)),
         *([goodput] if bench.get("slo") else []),
         KeyFigure("TTFT p50", "unknown" if ttft is None else f"{ttft.p50 * 1e3:,.1f} ms", _tail(ttft)),
         KeyFigure("ITL p50", "unknown" if itl is None else f"{itl.p50 * 1e3:,.1f} ms", _tail(itl)),
         KeyFigure(
             "hit rate",
-            _percent(summary.hit_rate),
+            percent(summary.hit_rate),
             "of prompt tokens" if bound is None else f"an infinite cache would reach {bound:.1%}",
         ),
         KeyFigure("output tokens", f"{summary.output_tokens:,}", f"{summary.prompt_tokens:,} prompt tokens"),
@@ -259,13 +247,6 @@ def _figures(summary: RunSummary, bench: dict[str, Any]) -> list[KeyFigure]:
 
 def _tail(one: LatencySpread | None) -> str:
     return "" if one is None else f"p99 {one.p99 * 1e3:,.1f} ms"
-
-
-def _facts(summary: RunSummary) -> str:
-    return (
-        f"{summary.submitted} requests: {summary.ok} answered, {summary.rejected} rejected, {summary.failed} failed, "
-        f"{summary.expired} expired, {summary.cancelled} cancelled, {summary.unsent} unsent."
-    )
 
 
 def _latencies(summary: RunSummary) -> Table:
@@ -315,7 +296,3 @@ def _gaps(path: Path) -> list[tuple[float, int]]:
     except FileNotFoundError:
         return []
     return [(float(gap), int(count)) for gap, count in (line.split(",") for line in lines)]
-
-
-def _percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{share:.1%}"

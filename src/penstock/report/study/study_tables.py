@@ -26,6 +26,7 @@ class FrontPoint(NamedTuple):
 
 Place = tuple[str, str, float]
 """(traffic, layout, start-up)"""
+PLACE = ["traffic", "layout", "start-up s"]
 
 
 def write(sections: Sequence[Section], *, missing: int) -> str:
@@ -89,40 +90,18 @@ def _against_clairvoyant(done: Sequence[StudyRow]) -> Section | None:
                 if flat is not None and cost is not None:
                     above.append(flat / cost)
         tuned = "tuned on" if ALL[place[0]].tuning else ""
-        rows.append(
-            [
-                place[0],
-                place[1],
-                f"{place[2]:g}",
-                tuned,
-                _median(best, "{:.2%}"),
-                _median(ratios, "{:.2f}"),
-                _range(ratios, "{:.2f}"),
-                _median(above, "{:.2f}"),
-                _range(above, "{:.2f}"),
-            ]
-        )
+        spans = [form(values, "{:.2f}") for values in (ratios, above) for form in (_median, _range)]
+        rows.append([*_named(place), tuned, _median(best, "{:.2%}"), *spans])
     if not rows:
         return None
-    head = [
-        "traffic",
-        "layout",
-        "start-up s",
-        "",
-        "at attainment",
-        "GPU-hours / clairvoyant's",
-        "over seeds",
-        "static's / ours",
-        "over seeds",
-    ]
-    return _section(
-        "Against a planner that knows the arrivals",
+    spans = ["GPU-hours / clairvoyant's", "over seeds", "static's / ours", "over seeds"]
+    head = [*PLACE, "", "at attainment", *spans]
+    text = (
         "GPU-hours of `slo` at 99 % (or at the most that both reach), "
         "over those of the clairvoyant's cheapest schedule there, static fleets among them; and those of static fleets "
-        "over ours. Lines between the points of each front, knobs swept.",
-        head,
-        rows,
+        "over ours. Lines between the points of each front, knobs swept."
     )
+    return _section("Against a planner that knows the arrivals", text, head, rows)
 
 
 def _against_field(done: Sequence[StudyRow]) -> Section | None:
@@ -141,28 +120,17 @@ def _against_field(done: Sequence[StudyRow]) -> Section | None:
                 fewer += [1.0 - mine / other for mine, other in pairs if mine is not None and other > 0.0]
             if len(fewer) > 1 or (fewer and place[1] == "aggregated"):
                 lean = min((p.missed for front in theirs.values() for p in front), default=1.0)
-                rows.append(
-                    [
-                        place[0],
-                        place[1],
-                        f"{place[2]:g}",
-                        contender.name,
-                        f"{1.0 - lean:.1%}",
-                        _median(fewer, "{:.0%}"),
-                        _range(fewer, "{:.0%}"),
-                    ]
-                )
+                spans = [form(fewer, "{:.0%}") for form in (_median, _range)]
+                rows.append([*_named(place), contender.name, f"{1.0 - lean:.1%}", *spans])
     if not rows:
         return None
-    head = ["traffic", "layout", "start-up s", "policy", "its best attainment", "fewer misses of slo", "over its knob"]
-    return _section(
-        "Against Dynamo's policies, at equal GPU-hours",
+    head = [*PLACE, "policy", "its best attainment", "fewer misses of slo", "over its knob"]
+    text = (
         "For each value of the other policy's knob: how many fewer "
         "requests `slo` misses at the same GPU-hours (its own front, lines between points). Where it begins above them "
-        "the value is left out, where it ends below them its last point counts. Negative is more.",
-        head,
-        rows,
+        "the value is left out, where it ends below them its last point counts. Negative is more."
     )
+    return _section("Against Dynamo's policies, at equal GPU-hours", text, head, rows)
 
 
 def _defaults(done: Sequence[StudyRow]) -> Section | None:
@@ -177,34 +145,15 @@ def _defaults(done: Sequence[StudyRow]) -> Section | None:
                 and each.cell.knob == contender.default
             ]
             if results:
-                rows.append(
-                    [
-                        contender.name,
-                        place[0],
-                        place[1],
-                        f"{place[2]:g}",
-                        _median([r.attainment for r in results], "{:.2%}"),
-                        _median([r.gpu_hours for r in results], "{:.2f}"),
-                        _median([r.worst for r in results], "{:.0%}"),
-                        _median([r.direction_changes for r in results], "{:.1f}"),
-                        str(sum(r.harmed for r in results)),
-                        _median([r.tick_ms for r in results], "{:.1f}"),
-                    ]
-                )
+                kept = [_median([r.attainment for r in results], "{:.2%}")]
+                kept += [_median([r.gpu_hours for r in results], "{:.2f}")]
+                kept += [_median([r.worst for r in results], "{:.0%}")]
+                turns = _median([r.direction_changes for r in results], "{:.1f}")
+                harmed, tick_ms = str(sum(r.harmed for r in results)), _median([r.tick_ms for r in results], "{:.1f}")
+                rows.append([contender.name, *_named(place), *kept, turns, harmed, tick_ms])
     if not rows:
         return None
-    head = [
-        "policy",
-        "traffic",
-        "layout",
-        "start-up s",
-        "attainment",
-        "GPU-hours",
-        "worst 5 min",
-        "turns/h",
-        "harmed",
-        "tick ms",
-    ]
+    head = ["policy", *PLACE, "attainment", "GPU-hours", "worst 5 min", "turns/h", "harmed", "tick ms"]
     text = "; ".join(f"{c.name}: {c.knob} {c.default:g}" for c in CONTENDERS)
     return _section(
         "Everybody at the default knob",
@@ -243,15 +192,9 @@ def _fault_table(done: Iterable[StudyRow]) -> Section | None:
     for each in done:
         if each.cell.fault:
             result = each.results[0]
-            rows.append(
-                [
-                    each.cell.fault,
-                    each.cell.contender,
-                    f"{result.attainment:.2%}",
-                    f"{result.gpu_hours:.2f}",
-                    ", ".join(f"{code} {count}" for code, count in sorted(result.alarms.items())) or "none",
-                ]
-            )
+            alarms = ", ".join(f"{code} {count}" for code, count in sorted(result.alarms.items())) or "none"
+            figures = [f"{result.attainment:.2%}", f"{result.gpu_hours:.2f}"]
+            rows.append([each.cell.fault, each.cell.contender, *figures, alarms])
     if not rows:
         return None
     head = ["fault", "policy", "attainment", "GPU-hours", "alarms"]
@@ -335,6 +278,10 @@ def missed_at(points: Sequence[FrontPoint], gpu_hours: float) -> float | None:
 
 def _place(each: StudyRow) -> Place:
     return (each.cell.traffic, each.cell.layout, each.cell.start_up)
+
+
+def _named(place: Place) -> list[str]:
+    return [place[0], place[1], f"{place[2]:g}"]
 
 
 def _places(done: Iterable[StudyRow]) -> list[Place]:
