@@ -2,6 +2,7 @@
 
 import json
 import random
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,11 @@ def test_words_stand_to_the_left_and_numbers_to_the_right() -> None:
 def test_the_library_is_there_with_its_licence_and_every_script_is_joined() -> None:
     text = (BROWSER / "uplot.js").read_text()
     assert "The MIT License" in text and "Leon Sorokin" in text and "v1.6.32" in text
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert project["project"]["license"] == "Apache-2.0 AND MIT"
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/penstock"]}, (
+        "and all files in it"
+    )
     for name in SCRIPTS:
         assert (BROWSER / name).is_file(), name
     assert not any(line.startswith(("import ", "export ")) for line in html_of(Page("t", "a", [])).splitlines())

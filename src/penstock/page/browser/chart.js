@@ -20,6 +20,8 @@ const ROW = 24, NEAR = 8, NOTES = 3, FONT = "11px system-ui, sans-serif";
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
 /** @type {import("./types").Series["colour"][]} */
 const COLOURS = ["s0", "s1", "s2", "s3", "s4", "s5"];
+/** Distances of an axis' ticks: whole ones where things are counted. */
+const INCREMENTS = Array.from({length: 60}, (_, i) => [1, 2, 5][i % 3] * 10 ** (Math.floor(i / 3) - 6));
 const DASHES = {s1: [5, 3], s2: [2, 2], s3: [8, 3, 2, 3], s4: [10, 3], s5: [1, 3]};
 const short = value => value < 10000 ? number(value, value < 1 ? 3 : 1) : value < 1e6 ? `${number(value / 1e3, 1)}k` : `${number(value / 1e6, 1)}M`;
 /** How a number is told, and how an axis writes it: there is room for eight characters. */
@@ -214,7 +216,7 @@ export class ChartFigure {
     const named = {splits: () => names.map((_, i) => i), values: () => names, size: gutter(chart), grid: {show: false}};
     const logged = {splits: (_, __, low, high) => decades(low, high), filter: (_, splits) => splits};
     /** @param {import("./types").Axis} axis */
-    const written = ({unit = "count", label, log}) => ({...lined, grid, label: label || undefined, values: (_, splits) => splits.map(TICKS[unit]), ...(log ? logged : {})});
+    const written = ({unit = "count", label, log}) => ({...lined, grid, label: label || undefined, incrs: INCREMENTS.filter(step => unit !== "count" || step >= 1), values: (_, splits) => splits.map(TICKS[unit]), ...(log ? logged : {})});
     const timed = x.unit !== "time" ? {} : {incrs: STEPS, space: 74, values: (_, splits, __, ___, step) => splits.map(at => when(at - this.#offset, view.zero, step >= 60))};
     const bars = kind === "bars";
     const across = bars ? {...written({...y, label: y.label}), scale: "y", side: 2, size: 26, space: 60} : {...written(x), ...timed, size: 26};
@@ -250,7 +252,7 @@ export class ChartFigure {
     const dense = at.length > this.canvas.clientWidth / 2;
     const stroke = () => ink(colour), paths = uPlot.paths;
     if (this.chart.kind === "bars") return {label: name, fill: stroke, width: 0, points: {show: false}, paths: paths.bars({size: [0.66, 40]})};
-    const points = {show: drawn === "points", filter: drawn === "points" ? undefined : alone, size: drawn === "points" ? 9 : 4, fill: stroke, stroke};
+    const points = {show: drawn === "points", filter: drawn === "points" ? undefined : alone, size: drawn === "points" ? 9 : 3, fill: stroke, stroke};
     if (drawn === "hidden") return {label: name, width: 0, points: {show: false}};
     if (drawn === "points") return {label: name, stroke, points, paths: () => null};
     if (drawn === "spans") return {label: name, stroke, width: 12, cap: "butt", points: {show: false}};

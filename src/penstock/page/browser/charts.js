@@ -8,7 +8,7 @@ const inSlo = read => per(read("in_slo"), read("judged"));
 const hits = read => per(read("cached_tokens"), read("cache_reported_tokens"));
 
 /**
- * Return a chart of columns that have a number for each window.
+ * Return a chart of columns that have a number for each window; a series that is `joined` goes on over windows without one.
  * @param {{title: string, about: string, empty?: string, band?: [number, number] | null}} about
  * @param {import("./types").Axis["unit"]} unit
  * @returns {import("./types").Chart}
@@ -16,7 +16,10 @@ const hits = read => per(read("cached_tokens"), read("cache_reported_tokens"));
 export function windows(history, about, unit, series, log = false) {
   const at = history.middles;
   return {empty: "nothing to show in this time", ...about, x: {unit: "time"}, y: {unit, log},
-    series: series.map(each => ({...each, at, values: at.map((_, place) => each.values[place] ?? null)}))};
+    series: series.map(({values, joined, ...each}) => {
+      const places = at.map((_, place) => place).filter(place => !joined || values[place] != null);
+      return {...each, at: joined ? places.map(place => at[place]) : at, values: places.map(place => values[place] ?? null)};
+    })};
 }
 
 function latency(history, log, name, title, about) {

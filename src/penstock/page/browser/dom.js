@@ -35,6 +35,7 @@ export const rate = value => value == null ? NONE : `${number(value, value < 10 
 
 export function seconds(value) {
   if (value == null) return NONE;
+  if (value > 0 && value < 0.0000995) return `${number(1e6 * value, 1)} µs`;
   if (value < 0.9995) return `${(1e3 * value).toFixed(value < 0.00995 ? 1 : 0)} ms`;
   if (value < 120) return `${value.toFixed(value < 9.95 ? 2 : 1)} s`;
   return value < 7200 ? `${(value / 60).toFixed(0)} min` : `${(value / 3600).toFixed(1)} h`;
@@ -67,9 +68,8 @@ export function table({caption, head, rows, empty = "nothing"}) {
   const styles = head.map(({kind}) => ({text: "left", long: "left wrap"})[kind] ?? null);
   return h("table", {}, h("caption", {class: "hidden"}, caption),
     h("thead", {}, h("tr", {}, head.map(({name}, i) => h("th", {scope: "col", class: styles[i] && "left"}, name)))),
-    h("tbody", {}, rows.map(({cells, id, chosen, more}) => [
-      h("tr", {id: id || null, class: chosen ? "chosen" : null}, cells.map((cell, i) => h("td", {class: styles[i]}, cell))),
-      more ? h("tr", {}, h("td", {class: "left", colspan: head.length}, h("details", {}, h("summary", {}, more.caption), table(more)))) : null])));
+    h("tbody", {}, rows.map(({cells, id, chosen, more}) => h("tr", {id: id || null, class: chosen ? "chosen" : null}, cells.map((cell, i) =>
+      h("td", {class: styles[i]}, cell, more && i === cells.length - 1 ? h("details", {}, h("summary", {}, more.caption), table(more)) : null))))));
 }
 
 /** @param {import("./types").KeyFigure} figure */

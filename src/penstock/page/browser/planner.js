@@ -60,10 +60,10 @@ export class Planner {
     if (names === this.names) return false;
     this.names = names;
     const column = (name, key) => () => this.columns[name]?.[key] ?? [];
-    const hidden = {drawn: "hidden"};
+    const ahead = {joined: true}, edge = {joined: true, drawn: "hidden", colour: "s1"};  // forecast once per tick
     this.charts = [
       ...models.map(model => this.#chart(`demand-${model}`, `Demand of ${model}`, "requests per second, and what was forecast for then", "rate",
-        [["arrived", column("rate", model)], ["forecast", column("q50", model)], ["low", column("low", model), hidden], ["high", column("high", model), hidden]], [2, 3])),
+        [["arrived", column("rate", model)], ["forecast", column("q50", model), ahead], ["low", column("low", model), edge], ["high", column("high", model), edge]], [2, 3])),
       ...pools.map(pool => this.#chart(`pool-${pool}`, `Replicas of ${pool}`, "wanted by the planner, ready, starting", "count",
         [["wanted", column("target", pool)], ["ready", column("ready", pool)], ["starting", column("starting", pool)]])),
       this.#chart("gpus", "GPUs", "paid for, those of starting and draining replicas included", "count", [["paid for", column("gpus", "")]]),

@@ -41,7 +41,7 @@ function section({heading, text = [], charts = [], tables = [], files = [], shar
   drawn.push(...figures);
   return h("section", {},
     h("h2", {}, heading), text.map(line => h("p", {}, line)),
-    figures.length ? h("div", {class: shared ? "charts lanes" : "charts"}, figures.map(each => each.element)) : null,
+    figures.length ? h("div", {class: shared ? "charts lanes" : "charts tall"}, figures.map(each => each.element)) : null,
     tables.map(each => h("div", {class: "panel"}, each.folded ? h("details", {}, h("summary", {}, each.caption), table(each)) : table(each))),
     files.length ? h("p", {class: "soft"}, "Data as CSV: ", files.flatMap((file, i) => [i ? ", " : "", h("a", {href: file}, file)])) : null);
 }

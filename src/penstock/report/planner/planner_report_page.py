@@ -113,7 +113,7 @@ def read_ticks(folder: Path) -> list[TickRecord]:
 def planner_page(story: PlannerAnalysis, name: str, run: Mapping[str, Any]) -> Page:
     """Return the page."""
     policy = ", ".join(dict.fromkeys(tick.policy for tick in story.ticks))
-    about = f"policy {policy}, {len(story.ticks):,} ticks of {story.base:g} s"
+    about = f"policy {policy}, {len(story.ticks):,} ticks of {story.base:.3g} s"
     charts = charts_of(story)
     return Page(
         title=f"Planner: {name}",
