@@ -153,6 +153,7 @@ async def test_a_worker_opens_with_its_card_load_and_decisions(cluster: Served, 
         assert set(workers) == {name}
         await page.click(*await centre(page, "#worker .close"))
         await page.until("!document.querySelector('#worker').open")
+        await page.until("document.querySelectorAll('#worker canvas').length === 0")
         assert page.complaints == []
 
 

@@ -170,6 +170,9 @@ export class ChartFigure {
     this.canvas.setAttribute("aria-label", `${chart.title}: ${[...told].map(([name, [, value]]) => `${name} ${value}`).join(", ")}`);
   }
 
+  /** Give back what the library holds for the chart: it listens to the whole window. */
+  end() { this.plot?.destroy(); }
+
   #clicked() {
     const link = this.near.find(note => note.link)?.link;
     if (link) location.hash = link;

@@ -134,7 +134,6 @@ function showWorkers(moment, loads) {
 
 function openWorker(id) {
   opened = id;
-  workerCharts = [];
   $("worker-name").textContent = id;
   show($("worker-body"), h("p", {class: "empty"}, "asking"));
   $("worker").showModal();
@@ -267,7 +266,11 @@ for (const dialog of document.querySelectorAll("dialog")) {
   dialog.querySelector(".close").addEventListener("click", () => dialog.close());
   dialog.addEventListener("click", event => { if (event.target === dialog) dialog.close(); });
 }
-$("worker").addEventListener("close", () => { opened = null; workerCharts = []; });
+$("worker").addEventListener("close", () => {
+  opened = null;
+  for (const chart of workerCharts) chart.end();
+  workerCharts = [];
+});
 $("numbers").addEventListener("toggle", showNumbers);
 $("csv").addEventListener("click", download);
 show($("charts"), charts.map(chart => chart.element));

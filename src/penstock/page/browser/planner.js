@@ -59,6 +59,7 @@ export class Planner {
     const names = JSON.stringify([pools, models]);
     if (names === this.names) return false;
     this.names = names;
+    for (const chart of this.charts) chart.end();
     const column = (name, key) => () => this.columns[name]?.[key] ?? [];
     const ahead = {joined: true}, edge = {joined: true, drawn: "hidden", colour: "s1"};  // forecast once per tick
     this.charts = [
