@@ -19,6 +19,7 @@ from penstock.cli.simulate import command
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.request_record import decode_records
 from penstock.report.simulation.variant_processes import in_processes
+from tests.page.documents import charts, document_of, words
 
 SHORT = ["--workload", "chat", "--rate", "6", "--duration", "15", "--no-html"]
 
@@ -71,20 +72,22 @@ def test_the_run_folder_has_the_files_of_a_live_run(tmp_path: Path) -> None:
     assert len(records) == found["requests"]["submitted"] and all(record.blocks for record in records)
     decisions = [json.loads(line) for line in (folder / "decisions.jsonl").read_text().splitlines()]
     assert len(decisions) == len(records) and all(one["reason"] and one["candidates"] for one in decisions)
-    page = (folder / "report.html").read_text()
+    page = words(document_of(folder / "report.html"))
     head, *rows = (folder / "metrics.csv").read_text().splitlines()
     assert head.startswith("seconds,inflight,queued,") and [row.split(",")[0] for row in rows] == ["10", "20"]
-    assert "Time to first token" in page and "SLO 2000 ms" in page and "Goodput 100.0%" in page
+    assert "Time to first token" in page and "SLO 2000 ms" in page and "goodput\n100.0%" in page
 
 
 def test_the_page_shows_load_and_workers_over_time(tmp_path: Path) -> None:
     longer = ("--workload", "chat", "--rate", "6", "--duration", "60", "--fault", "at=30,kind=drain,worker=main-0")
     found = variants(tmp_path, *longer)[0]
-    page = (Path(found["wall_run"]) / "report.html").read_text()
-    assert "Requests under way" in page and "<h2>Workers</h2>" in page
+    drawn = charts(document_of(Path(found["wall_run"]) / "report.html"))
+    assert drawn["Requests under way"].csv == drawn["Workers"].csv == "metrics.csv"
     rows = [line.split(",") for line in (Path(found["wall_run"]) / "metrics.csv").read_text().splitlines()]
     workers = [int(row[rows[0].index("workers")]) for row in rows[1:]]
     assert workers[0] == 4 and workers[-1] == 3
+    (series,) = drawn["Workers"].series
+    assert (series.values[0], series.values[-1]) == (4, 3)
 
 
 def test_workers_settings_faults_and_policies_reach_the_run(tmp_path: Path) -> None:

@@ -23,6 +23,30 @@ FLAGS = [
 LIMIT = 20.0
 """Seconds in which something on a page is to have happened."""
 
+CONTRAST = """(() => {
+  const parts = text => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = one => {
+    for (let at = one; at; at = at.parentElement) {
+      const found = parts(getComputedStyle(at).backgroundColor);
+      if ((found[3] ?? 1) > 0.9) return found;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  for (const one of document.querySelectorAll('main *, header *')) {
+    const own = [...one.childNodes].some(node => node.nodeType === 3 && node.data.trim());
+    if (!own || !one.checkVisibility() || one.closest('.hidden')) continue;
+    const ink = getComputedStyle(one).color;
+    const [a, b] = [light(parts(ink)), light(behind(one))].sort((x, y) => y - x), ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) poor.push(`${one.textContent.slice(0, 30)}: ${ratio.toFixed(2)}`);
+  }
+  return poor;
+})()"""
+"""Text of a page whose contrast with what is behind it is below 4.5."""
+
 
 def chromium() -> str:
     """Return where Chromium is; skip the test where there is none."""

@@ -14,7 +14,7 @@ from tests.live.test_page import recorded
 from tests.report.planner_runs import wave
 
 ROWS = "document.querySelectorAll('#planner-decisions tbody tr').length"
-DRAWN = "[...document.querySelectorAll('#{} > svg path.line')].some(path => /[MLh]/.test(path.getAttribute('d')))"
+DRAWN = "document.getElementById('{}')?.figure.plot?.data.slice(1).flat().some(one => one != null)"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_a_run_without_a_planner_has_no_part_of_it(run: Path, tmp_path: Path) -> None:
     (run / "planner.jsonl").unlink(missing_ok=True)
     async with recorded(run, tmp_path) as page:
-        await page.until("!!document.querySelector('#chart-demand > svg path.line')")
+        await page.until("!!document.querySelector('#chart-demand canvas')")
         assert await page.ask("document.getElementById('planner').hidden")
 
 

@@ -3,10 +3,8 @@
 import csv
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -16,10 +14,11 @@ from penstock.kernel.values import Slo
 from penstock.planner.plugins.proposals import Reason
 from penstock.planner.tick_record import PluginResult, TickRecord
 from penstock.report.planner.planner_analysis import analyse, calibration
-from penstock.report.planner.planner_report_page import draw, read_ticks, write_planner_report
+from penstock.report.planner.planner_report_page import planner_page, read_ticks, write_planner_report
 from penstock.report.planner.scheduled_report import ScheduledReport
-from penstock.report.planner.timeline_svg import thin
+from tests.page.documents import charts, document_of, words
 from tests.report.planner_runs import request, tick, wave, write
+from tests.report.run_folders import NASTY
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -49,8 +48,8 @@ def test_what_was_predicted_stands_beside_what_came() -> None:
     assert [each[:2] for each in story.predicted] == [(15.0, 1.0), (20.0, 0.5), (35.0, 0.0)]
     # The last one is of a time after the run's end: nothing came that it could be held against.
     assert story.numbers()["attainment_predicted"] == (2.0 * 1.0 + 6.0 * 0.5) / 8.0
-    page = draw(story, "run", {})
-    assert "where 62.5% were predicted" in page and "predicted attainment" in page
+    page = words(planner_page(story, "run", {}))
+    assert "62.5% were predicted" in page
     assert analyse([tick(1, 5.0, 1)]).numbers()["attainment_predicted"] is None
 
 
@@ -156,27 +155,34 @@ def test_the_page_has_every_lane_and_its_numbers_beside_it(tmp_path: Path) -> No
     folder = write(tmp_path, ticks, requests)
     (folder / "simulate.json").write_text(json.dumps({"slo": {"ttft_s": 0.5, "itl_mean_s": 0.05}}))
     path = write_planner_report(folder, target=0.98)
-    text = path.read_text()
-    for words in (
-        "Requests within the service level (TTFT 500 ms, mean ITL 50 ms)",
-        "Demand of m (requests/s; forecast made 60 s before)",
-        "low to high quantile",
-        "Replicas of decode",
-        "GPU-hours up to then",
-        "perfect bound",
-        "Requests that wait in the router",
-        "Sources: fresh, stale, broken",
-        "Plugins that had no say",
-        "98.0% of 2,400 requests",
-    ):
-        assert words in text, words
-    assert "http://" not in text and "https://" not in text  # nothing comes from anywhere else
-    svg = ElementTree.fromstring(re.search(r"<svg class=\"lanes\".*?</svg>", text, re.DOTALL)[0])
-    flags = svg.findall(".//a")
-    ids = set(re.findall(r'id="(tick-\d+)"', text))
-    assert flags and all(flag.get("href", "")[1:] in ids for flag in flags)
-    told = json.loads(re.search(r'<script type="application/json" id="rows">(.*?)</script>', text, re.DOTALL)[1])
-    assert len(told["rows"]) == 240 and all(len(row) == len(told["head"]) for row in told["rows"])
+    page = document_of(path)
+    drawn = charts(page)
+    assert [(title, chart.about) for title, chart in drawn.items()] == [
+        ("Requests within the service level", "TTFT 500 ms, mean ITL 50 ms"),
+        ("Demand of m", "requests/s; forecast made 60 s before"),
+        ("Replicas of decode", ""),
+        ("GPUs", "those of starting and draining replicas included"),
+        ("GPU-hours up to then", ""),
+        ("Requests that wait in the router", ""),
+        ("Decisions", "click one to see why"),
+        ("Sources", "fresh, stale, broken"),
+        ("Plugins that had no say", "errors and timeouts"),
+    ]
+    assert "in SLO\n98.0%\nof 2,400 requests" in words(page)
+    assert [(mark.name, mark.at) for mark in drawn["Requests within the service level"].marks] == [("target 98%", 0.98)]
+    demand = drawn["Demand of m"]
+    assert demand.band == (2, 3)
+    low, high = (demand.series[place].values for place in demand.band)
+    assert all(below < above for below, above in zip(low, high) if below is not None and above is not None)
+    assert [series.name for series in drawn["GPUs"].series] == ["paid for", "perfect bound"]
+    (section,) = [section for section in page.sections if section.charts]
+    assert section.shared, "all charts have one axis of time"
+    ids = {row.id for section in page.sections for table in section.tables for row in table.rows}
+    notes = drawn["Decisions"].notes
+    assert notes and all(note.link in ids for note in notes)
+    stale = {series.name: (series.at, series.values) for series in drawn["Sources"].series}["stale"]
+    assert stale == ([605.0, 635.0], [0.0, 0.0]), "six ticks that are alike are one stretch"
+    assert [(note.at, note.until) for note in drawn["Plugins that had no say"].notes] == [(605.0, 635.0)]
     decisions = rows(folder / "planner-decisions.csv")
     assert len(decisions) == sum(each.outcome == "apply" for each in ticks)
     assert decisions[0]["why"].endswith("replicas bear 4 requests/s")
@@ -186,8 +192,8 @@ def test_the_page_has_every_lane_and_its_numbers_beside_it(tmp_path: Path) -> No
     assert [int(row["target"]) for row in pools] == [each.pools["decode"].target for each in ticks]
     forecasts = rows(folder / "planner-forecast.csv")
     assert forecasts[-1]["actual"] == "" and forecasts[0]["actual"] != ""
-    linked = set(re.findall(r'href="(planner-[a-z]+\.csv)"', text))
-    assert linked == {each.name for each in folder.glob("planner-*.csv")}
+    there = {each.name for each in folder.glob("planner-*.csv")}
+    assert {*section.files} == {chart.csv for chart in drawn.values()} == there
 
 
 def test_a_decision_shows_what_it_was_chosen_from(tmp_path: Path) -> None:
@@ -198,24 +204,43 @@ def test_a_decision_shows_what_it_was_chosen_from(tmp_path: Path) -> None:
         }
     }
     folder = write(tmp_path, [tick(1, 5.0, 1, 2, evidence=evidence), tick(2, 10.0, 2, 3, evidence={"odd": 3})])
-    text = write_planner_report(folder).read_text()
-    assert "what slo chose from" in text and "<td>chosen</td><td>decode 2</td><td>0.98</td>" in text
+    *_, section = document_of(write_planner_report(folder)).sections
+    first, second = section.tables[0].rows
+    assert first.more is None and second.more is not None, "only what is a list of candidates is a table"
+    assert second.more.caption == "what slo chose from"
+    assert second.more.rows[0].cells[:3] == ["chosen", "decode 2", "0.98"]
 
 
-def test_what_a_plugin_says_is_text_and_nothing_else(tmp_path: Path) -> None:
-    nasty = "</script><script>alert(1)</script><b>&"
-    because = (Reason(code="x", text=nasty),)
-    said = (PluginResult(id=nasty, stage="propose", result="error", reasons=because),)
+def test_what_a_plugin_says_is_in_the_page_and_the_file(tmp_path: Path) -> None:
+    because = (Reason(code="x", text=NASTY),)
+    said = (PluginResult(id=NASTY, stage="propose", result="error", reasons=because),)
     folder = write(tmp_path, [tick(1, 5.0, 1, 2, chosen=because, plugin_results=said), tick(2, 10.0, 2)])
-    text = write_planner_report(folder).read_text()
-    assert "<script>alert" not in text and "<b>&" not in text.replace("<b>5", "")
-    assert nasty.replace('"', '""') in (folder / "planner-decisions.csv").read_text()
+    page = document_of(write_planner_report(folder))
+    assert charts(page)["Plugins that had no say"].names == [NASTY] and NASTY in words(page)
+    assert NASTY.replace('"', '""') in (folder / "planner-decisions.csv").read_text()
+
+
+def test_a_plugin_that_fails_for_a_day_is_one_line_of_the_chart(tmp_path: Path) -> None:
+    failed = (PluginResult(id="price", stage="propose", result="timeout", reasons=(Reason(code="t", text="5 s"),)),)
+    ticks = [tick(n, 5.0 * n, 1, plugin_results=failed if n % 100 < 50 else ()) for n in range(1, 2001)]
+    chart = charts(document_of(write_planner_report(write(tmp_path, ticks))))["Plugins that had no say"]
+    (series,) = chart.series
+    assert len(chart.notes) == 21 and series.values.count(None) == 20 and series.at == sorted(set(series.at))
+
+
+def test_attainment_is_level_over_each_window_and_has_gaps(tmp_path: Path) -> None:
+    requests = [request(n, n * 1.0) for n in range(300) if not 100 <= n < 200]
+    ticks = [tick(n, 5.0 * n, 1, model={"judged": 0, "in_slo": 0}) for n in range(61)]
+    page = planner_page(analyse(ticks, requests, slo=Slo(ttft=0.5)), "run", {})
+    series = charts(page)["Requests within the service level"].series[0]
+    assert series.drawn == "steps" and series.at == sorted(set(series.at))
+    assert (100.0, None) in [*zip(series.at, series.values)] and series.values[-1] == 1.0
 
 
 @pytest.mark.parametrize("ticks", [1, 2])
 def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path, ticks: int) -> None:
     folder = write(tmp_path, wave(ticks, lambda n: 0.0))
-    assert "unknown" in write_planner_report(folder).read_text()
+    assert "unknown" in words(document_of(write_planner_report(folder)))
 
 
 def test_a_folder_without_records_is_an_error_with_a_next_step(tmp_path: Path) -> None:
@@ -240,17 +265,6 @@ def test_a_run_whose_records_began_anew_is_read_with_the_part_before(tmp_path: P
     assert [found.tick for found in read_ticks(tmp_path)] == [1]
     write(tmp_path, [second])
     assert [found.tick for found in read_ticks(tmp_path)] == [1, 2]
-
-
-@pytest.mark.parametrize("most", [50, 400])
-def test_thinning_keeps_the_extremes(most: int) -> None:
-    points: Any = [(float(n), math.sin(n / 40) + (9.0 if n == 4321 else 0.0)) for n in range(10_000)]
-    kept = thin(points, most)
-    assert len(kept) <= 2 * most + 2 and kept[0] == points[0] and kept[-1] == points[-1]
-    assert max(kept, key=lambda p: p[1]) == points[4321]
-    assert kept == sorted(kept)
-    level = thin([(float(n), 3.0) for n in range(1000)], most)
-    assert level == [(0.0, 3.0), (999.0, 3.0)]
 
 
 async def test_on_a_schedule_a_report_is_drawn_and_a_bad_folder_stops_nothing(tmp_path: Path) -> None:

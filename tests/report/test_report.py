@@ -1,80 +1,64 @@
-"""Is a page drawn from a run folder alone, whole and without anything from elsewhere?"""
+"""The page of a run folder: made of the folder alone, with the numbers of each chart beside it."""
 
-import random
-import xml.etree.ElementTree as ET
+import csv
 from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.request_record import RequestLeg, RequestRecord, summarise_gaps
+from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.values import Slo
 from penstock.report.__main__ import main
-from penstock.report.run.chart_svg import SvgAxis, SvgLine, SvgMark, bar_chart, line_chart
 from penstock.report.run.run_page import cdf, write_report
 from penstock.report.run.run_summary import summarise
-
-
-def record(number: int, rng: random.Random) -> RequestRecord:
-    ttft = rng.lognormvariate(-2, 1)
-    itl = summarise_gaps([(0.0, 1), (0.1, 7)])
-    return RequestRecord(
-        id=f"r{number}",
-        arrival=number / 4,
-        model="sim",
-        outcome="ok" if number % 9 else "rejected",
-        reason="" if number % 9 else 'full, "very" <full>',
-        isl=1000,
-        osl=8,
-        cached=number % 7 * 100,
-        legs=[RequestLeg(role="aggregated", worker=f"w<{number % 3}>", dispatched=0.0)],
-        ttft=ttft,
-        e2e=ttft + 0.1,
-        itl=itl,
-    )
+from tests.page.documents import charts, document_of, words
+from tests.report.run_folders import live_folder
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A live cluster's folder: nothing of a bench in it."""
-    rng = random.Random(1)
-    lines = [msgspec.json.encode(record(number, rng)) for number in range(200)]
-    (tmp_path / "requests.jsonl").write_bytes(b"\n".join(lines) + b"\n" + lines[0][:30])
-    return tmp_path
+    return live_folder(tmp_path)
 
 
 def test_a_live_folder_is_drawn(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run)]) == 0
-    text = (run / "report.html").read_text()
-    assert "200 requests: 177 answered, 23 rejected" in text
-    assert "w&lt;1&gt;" in text
-    assert "w<1>" not in text
-    for outside in ("http://", "https://", "src=", "@import"):
-        assert outside not in text
-    assert "prefers-color-scheme: dark" in text
-    for label in ("(ms, log)", "(s after the start)", "(%)"):
-        assert label in text
+    page = document_of(run / "report.html")
+    assert "requests\n200\n177 answered, 23 rejected" in words(page)
+    drawn = charts(page)
+    assert "w<1>" in drawn["Requests per worker"].names
+    assert {title: chart.csv for title, chart in drawn.items()} == {
+        "Time to first token": "report-ttft.csv",
+        "Mean time between tokens of a request": "report-itl.csv",
+        "Hit rate": "report-hits.csv",
+        "Requests per worker": "report-workers.csv",
+    }
+    ttft = drawn["Time to first token"]
+    assert (ttft.x.label, ttft.x.unit, ttft.x.log) == ("time to first token (s, log)", "seconds", True)
+    assert ttft.y.unit == "share" and drawn["Hit rate"].x.unit == "time"
     for name in ("ttft", "itl", "hits", "workers", "requests"):
         assert (run / f"report-{name}.csv").read_text().count("\n") > 2
     assert '"full, ""very"" <full>"' in (run / "report-requests.csv").read_text()
 
 
-def test_every_plot_is_well_formed(run: Path) -> None:
-    text = write_report(run).read_text()
-    drawings = text.split("<svg")[1:]
-    assert len(drawings) == 4
-    for drawing in drawings:
-        ET.fromstring("<svg" + drawing.split("</svg>")[0] + "</svg>")
+def test_charts_show_the_numbers_of_their_csv_files(run: Path) -> None:
+    drawn = charts(document_of(write_report(run)))
+    for title in ("Time to first token", "Hit rate"):
+        (series,) = drawn[title].series
+        with (run / drawn[title].csv).open() as file:
+            rows = [*csv.reader(file)][1:]
+        assert series.at == pytest.approx([float(row[0]) for row in rows], rel=1e-5)
+        assert series.values == pytest.approx([float(row[1]) for row in rows], rel=1e-5)
 
 
 def test_an_empty_run_says_so(tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").write_text("")
-    text = write_report(tmp_path).read_text()
-    assert "nothing was measured" in text
-    assert "unknown" in text
+    page = document_of(write_report(tmp_path))
+    assert not any(series.at for chart in charts(page).values() for series in chart.series)
+    assert {chart.empty for chart in charts(page).values()} == {"nothing was measured"}
+    assert "unknown" in words(page)
 
 
 def test_what_can_not_be_drawn_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,30 +76,6 @@ def test_a_thinned_distribution_lies_on_the_whole_one(values: list[tuple[float, 
     assert thin[-1][1] == pytest.approx(1.0)
     assert [share for _, share in thin] == sorted(share for _, share in thin)
     assert len(thin) <= 2 * points + 2
-
-
-@given(
-    st.lists(st.tuples(st.floats(-1e6, 1e9), st.floats(-1e3, 1e3)), max_size=20),
-    st.sampled_from(["linear", "log"]),
-    st.floats(1e-3, 1e6),
-)
-@example([(5e-324, 0.0)], "log", 1.0)
-@example([(0.0, 5e-324)], "linear", 1.0)
-def test_any_points_can_be_drawn(points: list[tuple[float, float]], scale: str, mark: float) -> None:
-    chart = line_chart(
-        "a <b> & c",
-        SvgAxis("x (s)", scale),
-        SvgAxis("y (%)"),
-        [SvgLine("one", sorted(points))],
-        [SvgMark("m", mark, "x")],
-    )
-    ET.fromstring(f"<p>{chart}</p>")
-    assert "nan" not in chart
-
-
-def test_bars_can_be_drawn_of_nothing() -> None:
-    ET.fromstring(bar_chart("t", "share (%)", [("a", 0.0, "none"), ("<b>", 0.0, "&")]))
-    assert "nothing" in bar_chart("t", "share (%)", [])
 
 
 def test_summary_keeps_unknown_apart_from_nothing() -> None:

@@ -18,24 +18,15 @@ from penstock.planner.observation import EngineState, ModelState, Observation
 from penstock.report.study import autoscaler_baselines, contenders, study_cells, study_run, study_tables
 from penstock.report.study.clairvoyant import Schedule
 from penstock.report.study.metric_faults import FAULTS
-from penstock.report.study.study_scenario import GPUS_MAX, RecordedPolicy, StudyResult, _turns, fleet, priced, tables
+from penstock.report.study.study_scenario import GPUS_MAX, RecordedPolicy, _turns, fleet, priced, tables
 from penstock.report.study.study_tables import FrontPoint, cost_at, front, fronts, missed_at
 from penstock.report.study.study_traffic import ALL, OWN, StudyTraffic, rate_over_time
 from penstock.traffic.traffic_request import TrafficRequest
+from tests.page.documents import charts, document_of, words
 from tests.planner.pool_states import pool_state
+from tests.report.study_rows import done, result, studied
 
 FRONT = [FrontPoint(2.0, 0.5), FrontPoint(4.0, 0.1), FrontPoint(8.0, 0.0)]
-
-
-def result(hours: float, attainment: float, **more) -> StudyResult:
-    return StudyResult(
-        attainment=attainment, gpu_hours=hours, requests=100, misses=round(100 * (1 - attainment)), **more
-    )
-
-
-def done(who: str, *results: StudyResult, **cell) -> study_cells.StudyRow:
-    made = {"traffic": "ramps", "layout": "aggregated", "start_up": 120.0, "seed": 1, "contender": who, **cell}
-    return study_cells.StudyRow(cell=study_cells.StudyCell(**made), results=results)
 
 
 # --- fronts -----------------------------------------------------------------------------------------------------------
@@ -102,18 +93,24 @@ def test_fronts_are_per_seed_of_one_policy_in_one_place():
 
 
 def test_the_page_says_what_ours_costs_beside_the_clairvoyant_and_the_field():
-    told = [
-        done("slo", result(2.0, 0.5), result(4.0, 0.99), knob=contenders.BY_NAME["slo"].default),
-        done("clairvoyant", result(3.0, 0.99)),
-        done("static", result(6.0, 0.99)),
-        done("HPA-like", result(4.0, 0.8), knob=contenders.BY_NAME["HPA-like"].default),
-        done("slo", result(4.0, 0.9), fault="gap", knob=contenders.BY_NAME["slo"].default),
-    ]
-    text = study_tables.write(told, missing=3)
+    text = study_tables.write(study_tables.sections_of(studied()), missing=3)
     assert "3 runs of it were not done" in text
     assert "| ramps | aggregated | 120 |  | 99.00% | 1.33 |  | 1.50 |" in text
     assert "| ramps | aggregated | 120 | HPA-like | 80.0% | 95% |  |" in text
     assert "Faults of the metrics" in text and "| gap | slo | 90.00% | 4.00 | none |" in text
+
+
+def test_a_page_shows_the_front_of_every_policy_in_a_place(tmp_path):
+    page = study_tables.study_page(studied(), study_tables.sections_of(studied()), missing=3)
+    chart = charts(page)["ramps, aggregated, start-up 120 s"]
+    assert {series.name: (series.at, series.values) for series in chart.series} == {
+        "slo": ([2.0, 4.0], [0.5, pytest.approx(0.99)]),
+        "HPA-like": ([4.0], [pytest.approx(0.8)]),
+        "static": ([6.0], [pytest.approx(0.99)]),
+        "clairvoyant": ([3.0], [pytest.approx(0.99)]),
+    }
+    text = words(page)
+    assert "3 runs of it were not done" in text and "Faults of the metrics" in text and "`" not in text
 
 
 def test_on_the_grid_a_seed_is_held_against_the_same_seed():
@@ -124,13 +121,14 @@ def test_on_the_grid_a_seed_is_held_against_the_same_seed():
         done("slo", result(9.0, 0.9), knob=ours, seed=2),
         done(study_cells.BESIDE[0], result(10.0, 0.8), knob=other, seed=2),
     ]
-    assert "at fewer GPU-hours in 1 comparisons" in study_tables.write(told, missing=0)
+    assert "at fewer GPU-hours in 1 comparisons" in study_tables.write(study_tables.sections_of(told), missing=0)
     told[1] = done("slo", result(11.0, 0.7), knob=ours, seed=2)
-    assert "at fewer GPU-hours in 0 comparisons, the other does in 1" in study_tables.write(told, missing=0)
+    text = study_tables.write(study_tables.sections_of(told), missing=0)
+    assert "at fewer GPU-hours in 0 comparisons, the other does in 1" in text
 
 
 def test_a_page_of_nothing_is_still_a_page():
-    assert "354 runs of it were not done" in study_tables.write([], missing=354)
+    assert "354 runs of it were not done" in study_tables.write(study_tables.sections_of([]), missing=354)
 
 
 # --- which runs -------------------------------------------------------------------------------------------------------
@@ -323,6 +321,8 @@ def test_a_study_writes_its_rows_its_tables_and_its_page(tiny, tmp_path, capsys)
         assert 0.0 < float(row["attainment"]) <= 1.0 and float(row["gpu_hours"]) > 0.0
         assert int(row["harmed"]) == 0 and int(row["requests"]) > 200
     assert told.err.count(" in SLO at ") == len(tiny)
+    drawn = document_of(tmp_path / "study" / "study.html")
+    assert "tiny, aggregated, start-up 30 s" in charts(drawn) and "Everybody at the default knob" in words(drawn)
 
 
 def test_only_some_take_part_where_that_is_asked_for_and_an_unknown_name_is_an_error(tiny, tmp_path):

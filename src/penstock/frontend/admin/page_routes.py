@@ -1,13 +1,12 @@
 """Page routes: serve the operator's page, a few files without anything from outside."""
 
 from functools import cache
-from importlib.resources import files
 
 from aiohttp import web
 
 from penstock.frontend.http.error_responses import quoted, rejected
+from penstock.page.page_file import BROWSER
 
-_FOLDER = "page"
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _HEADERS = {
     # No inline script and no inline style: the name of a model or a worker can never become either.
@@ -44,5 +43,4 @@ def _answer(name: str) -> web.Response:
 
 @cache
 def _files() -> dict[str, bytes]:
-    folder = files("penstock.frontend").joinpath(_FOLDER)
-    return {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.name.endswith(tuple(_KINDS))}
+    return {entry.name: entry.read_bytes() for entry in BROWSER.iterdir() if entry.name.endswith(tuple(_KINDS))}

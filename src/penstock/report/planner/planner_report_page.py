@@ -1,27 +1,48 @@
-"""Draws planner-report.html from a run folder alone, with its numbers as CSV beside it.
+"""Page of a planner's run: planner-report.html, with its numbers as CSV beside it.
 
-Reads planner.jsonl, and requests.jsonl and config.yaml where they exist. All lanes share one axis of time; every
-decision can be clicked and shows its reason.
+Reads planner.jsonl, and requests.jsonl and config.yaml where they exist. All charts share one axis of time; a click on
+a decision leads to its reason.
 """
 
-import html
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.request_record import RecordOutcome, RequestRecord
 from penstock.kernel.values import Slo
+from penstock.page.page_file import write_page
+from penstock.page.page_schema import (
+    Chart,
+    ChartNote,
+    Colour,
+    Column,
+    KeyFigure,
+    Mark,
+    Page,
+    Row,
+    Section,
+    Series,
+    Table,
+    over_time,
+    percent,
+    series_of,
+    text_table,
+)
 from penstock.planner.tick_record import TickRecord
-from penstock.report.planner.planner_analysis import TARGET, PlannerAnalysis, PlannerDecision, PlannerSeries, analyse
+from penstock.report.planner.planner_analysis import (
+    TARGET,
+    AttainedShare,
+    PlannerAnalysis,
+    PlannerDecision,
+    PlannerSeries,
+    analyse,
+)
 from penstock.report.planner.planner_tables import write_tables
-from penstock.report.planner.timeline_svg import Lane, LaneBand, LaneFlag, LaneSpan, LaneTrace, draw_lanes
-from penstock.report.run.chart_svg import SvgAxis
 from penstock.report.run.judged_slo import slo_of
-from penstock.report.run.page_frame import page, table
 from penstock.report.run.run_files import json_of, lines
 from penstock.runtime.planning.planner_report import RECORDS
 from penstock.runtime.records import segments
@@ -29,8 +50,15 @@ from penstock.runtime.records import segments
 PAGE = "planner-report.html"
 DECISIONS_SHOWN = 400
 """Most decisions of a run on the page; planner-decisions.csv has them all."""
-ROWS = 1200
-"""Most moments whose numbers the page shows under the pointer."""
+COLOURS: dict[str, Colour] = {"fresh": "good", "stale": "warn", "broken": "bad", "no say": "bad"}
+
+
+class LaneStretch(NamedTuple):
+    """What holds for some time in one lane of a chart; ``kind`` has its colour in `COLOURS`."""
+
+    lane: str
+    kind: str
+    text: str
 
 
 def write_planner_report(
@@ -56,14 +84,8 @@ def write_planner_report(
     own = slo_of(folder) if slo is None else slo
     story = analyse(ticks, _requests(folder, requests_max), slo=own, target=TARGET if target is None else target, mu=mu)
     path = folder / PAGE
-    try:
-        write_tables(folder, story)
-        # Whole or not at all: the earlier page may be open in a browser.
-        fresh = path.with_suffix(".new")
-        fresh.write_text(draw(story, folder.name, json_of(folder / "run.json")))
-        fresh.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path} can't be written: {error.strerror}") from error
+    write_tables(folder, story)
+    write_page(path, planner_page(story, folder.name, json_of(folder / "run.json")))
     return path
 
 
@@ -88,179 +110,142 @@ def read_ticks(folder: Path) -> list[TickRecord]:
     return sorted(ticks, key=lambda tick: tick.at)
 
 
-def draw(story: PlannerAnalysis, name: str, run: Mapping[str, Any]) -> str:
+def planner_page(story: PlannerAnalysis, name: str, run: Mapping[str, Any]) -> Page:
     """Return the page."""
     policy = ", ".join(dict.fromkeys(tick.policy for tick in story.ticks))
-    about = f"policy {policy}, {len(story.ticks):,} ticks of {story.base:g} s"
-    if "penstock" in run:
-        about = f"penstock {run['penstock']}, {about}"
-    unit: Any = "s" if story.hours < 0.1 else "min" if story.hours < 3 else "h"
-    chart = draw_lanes("The planner's run", story.begin, story.end, lanes_of(story), unit)
-    sections = [
-        _EXTRA,
-        _numbers(story),
-        f'<section class="wide"><h2>The run</h2><div id="stage">{chart}<p id="under" class="data">'
-        "Point at a moment to read its numbers; click a decision to see why.</p></div></section>",
-        _decisions(story),
-        _data(story),
-        f'<script type="application/json" id="rows">{_rows(story, unit)}</script><script>{_SCRIPT}</script>',
-    ]
-    return page(f"Planner: {name}", about, sections)
-
-
-def lanes_of(story: PlannerAnalysis) -> list[Lane]:
-    """Return the lanes of the page, the most important first."""
-    lanes = [
-        Lane(
-            SvgAxis("share in SLO", least=0.0, most=1.0, percent=True),
-            [
-                LaneTrace("attainment", _stairs([(w.at, w.until, w.share) for w in story.attained])),
-                LaneTrace("predicted", [(p.at, p.share) for p in story.predicted if p.at <= story.end], dashed=True),
-            ],
-            limits=[(f"target {story.target:.0%}", story.target)],
-            title=f"Requests within the service level ({_slo_text(story)})",
-            data="planner-attainment.csv",
-        )
-    ]
-    for model in story.models:
-        forecasts = [forecast for forecast in story.forecasts[model] if forecast.at <= story.end]
-        ahead = sorted(forecast.at - forecast.made_at for forecast in forecasts)
-        made = f"; forecast made {ahead[len(ahead) // 2]:.0f} s before" if ahead else ""
-        lanes.append(
-            Lane(
-                SvgAxis("requests/s", least=0.0),
-                [
-                    LaneTrace("arrived", _points(story.rates[model])),
-                    LaneTrace("forecast q50", [(f.at, f.q50) for f in forecasts], dashed=True, colour=1),
-                ],
-                bands=[
-                    LaneBand(
-                        "low to high quantile",
-                        [(f.at, f.low, f.high) for f in forecasts if f.low is not None and f.high is not None],
-                        colour=1,
-                    )
-                ],
-                title=f"Demand of {model} (requests/s{made})",
-                data="planner-forecast.csv",
-            )
-        )
-    for pool in story.pools:
-        lanes.append(
-            Lane(
-                SvgAxis("replicas", least=0.0),
-                [
-                    LaneTrace("wanted", _of_pool(story, pool, "target"), steps=True, colour=1),
-                    LaneTrace("ready", _of_pool(story, pool, "ready"), steps=True, colour=0),
-                    LaneTrace("starting", _of_pool(story, pool, "starting"), steps=True, colour=4),
-                    LaneTrace("draining", _of_pool(story, pool, "draining"), steps=True, dashed=True, colour=5),
-                ],
-                title=f"Replicas of {pool}",
-                data="planner-pools.csv",
-            )
-        )
-    bound = _points(story.bound)
-    lanes += [
-        Lane(
-            SvgAxis("GPUs", least=0.0),
-            [
-                LaneTrace("paid for", _points(story.gpus), steps=True),
-                LaneTrace("perfect bound", bound, steps=True, colour=2),
-            ],
-            title="GPUs, those of starting and draining replicas included",
-            data="planner-cost.csv",
-        ),
-        Lane(
-            SvgAxis("GPU-hours", least=0.0),
-            [
-                LaneTrace("paid", _points(story.cost)),
-                LaneTrace("perfect bound", _points(story.bound_cost), dashed=True, colour=2),
-            ],
-            title="GPU-hours up to then",
-            data="planner-cost.csv",
-        ),
-        Lane(
-            SvgAxis("requests", least=0.0),
-            [LaneTrace(model, _points(series)) for model, series in story.queued.items()],
-            title="Requests that wait in the router",
-            data="planner-models.csv",
-        ),
-        Lane(
-            SvgAxis(""),
-            flags=[
-                LaneFlag(each.at, f"{each.at:.0f} s: {_changed(each, pool)}", f"#tick-{each.tick}", pool)
-                for each in story.decisions
-                for pool in each.changes
-            ],
-            title="Decisions (click one)",
-            data="planner-decisions.csv",
-        ),
-        Lane(SvgAxis(""), spans=_health(story), title="Sources: fresh, stale, broken", data="planner-models.csv"),
-        Lane(SvgAxis(""), spans=_faults(story), title="Plugins that had no say", data="planner-plugins.csv"),
-    ]
-    return lanes
-
-
-def _numbers(story: PlannerAnalysis) -> str:
-    n = story.numbers()
-    share = _percent(n["attainment"])
-    facts = [
-        f"{share} of {n['judged']:,} requests within the service level"
-        + (f", where {_percent(n['attainment_predicted'])} were predicted" if story.predicted else "")
-        + f"; {story.target:.0%} are asked for"
-        + (f"; {_percent(n['worst_window'])} in the worst window." if n["worst_window"] is not None else "."),
-        f"{n['gpu_hours']:.2f} GPU-hours in {n['hours']:.2f} h"
-        + (
-            f", {n['cost_over_perfect']:.2f} times the perfect bound of {n['perfect_gpu_hours']:.2f}"
-            f" ({_mu_text(story)})."
-            if n["cost_over_perfect"] is not None
-            else "; the perfect bound needs windows that kept the target, or mu."
-        ),
-        f"{n['decisions']} decisions, {n['direction_changes_per_hour'] or 0.0:.1f} changes of direction an hour; "
-        f"{n['plugin_errors']} failures of plugins; {n['ticks_without_sight']} ticks without sight.",
-    ]
-    rows = [
-        ("attainment", share, f"over {story.attained_from}"),
-        (
-            "predicted attainment",
-            _percent(n["attainment_predicted"]),
-            "of the fleets that were chosen, when they serve",
-        ),
-        ("GPU-hours", f"{n['gpu_hours']:.2f}", "starting and draining included"),
-        ("times the perfect bound", _number(n["cost_over_perfect"]), "1 is what nobody reaches"),
-        ("actuals at or below q50", _percent(n["below_q50"]), "50% is calibrated"),
-        ("actuals at or below q90", _percent(n["below_q90"]), "90% is calibrated"),
-        ("error of the forecast", _percent(n["forecast_error"]), "sum of |q50 - actual| over sum of actuals"),
-        ("changes of direction per hour", _number(n["direction_changes_per_hour"]), "2 or fewer is calm"),
-        ("failures of plugins", str(n["plugin_errors"]), "errors and timeouts"),
-        ("latest tick", f"{n['late_max']:.2f} s", "after its time"),
-    ]
-    return (
-        f"<section><h2>Numbers</h2><p>{html.escape(' '.join(facts))}</p>"
-        f"{table(('', 'value', 'what it is'), rows)}</section>"
+    about = f"policy {policy}, {len(story.ticks):,} ticks of {story.base:.3g} s"
+    charts = charts_of(story)
+    return Page(
+        title=f"Planner: {name}",
+        about=f"penstock {run['penstock']}, {about}" if "penstock" in run else about,
+        figures=_figures(story),
+        sections=[
+            Section(
+                "The run",
+                [f"In SLO is counted over {story.attained_from}." + _mu_text(story)],
+                charts=[chart for chart in charts if any(series.at for series in chart.series)],
+                shared=True,
+                files=[*dict.fromkeys(chart.csv for chart in charts)],
+            ),
+            _decisions(story),
+        ],
     )
 
 
-def _decisions(story: PlannerAnalysis) -> str:
-    if not story.decisions:
-        return "<section><h2>Decisions</h2><p>Nothing was changed in this run.</p></section>"
+def charts_of(story: PlannerAnalysis) -> list[Chart]:
+    """Return the charts of the page, the most important first; some may have nothing to show."""
+    kept = [
+        series_of("attainment", _levels(story.attained), "steps"),
+        series_of("predicted", [(p.at, p.share) for p in story.predicted if p.at <= story.end], colour="s1"),
+    ]
+    target = Mark(f"target {story.target:.0%}", story.target, "y")
+    gpus = [
+        series_of("paid for", _points(story.gpus), "steps"),
+        series_of("perfect bound", _points(story.bound), "steps"),
+    ]
+    cost = [series_of("paid", _points(story.cost)), series_of("perfect bound", _points(story.bound_cost))]
+    waiting = [series_of(model, _points(series)) for model, series in story.queued.items()]
+    level = _slo_text(story)
+    included = "those of starting and draining replicas included"
+    return [
+        over_time(
+            "Requests within the service level", kept, level, "share", marks=[target], csv="planner-attainment.csv"
+        ),
+        *(_demand(story, model) for model in story.models),
+        *(_replicas(story, pool) for pool in story.pools),
+        over_time("GPUs", gpus, included, csv="planner-cost.csv"),
+        over_time("GPU-hours up to then", cost, unit="hours", csv="planner-cost.csv"),
+        over_time("Requests that wait in the router", waiting, csv="planner-models.csv"),
+        _changes(story),
+        _lanes(story, "Sources", partial(_health, models=story.models), "fresh, stale, broken", "planner-models.csv"),
+        _lanes(story, "Plugins that had no say", _faults, "errors and timeouts", "planner-plugins.csv"),
+    ]
+
+
+def _demand(story: PlannerAnalysis, model: str) -> Chart:
+    forecasts = [forecast for forecast in story.forecasts[model] if forecast.at <= story.end]
+    ahead = sorted(forecast.at - forecast.made_at for forecast in forecasts)
+    wide = [forecast for forecast in forecasts if forecast.low is not None and forecast.high is not None]
+    series = [
+        series_of("arrived", _points(story.rates[model])),
+        series_of("forecast q50", [(f.at, f.q50) for f in forecasts]),
+        series_of("lowest quantile", [(f.at, f.low) for f in wide], "hidden", "s1"),
+        series_of("highest quantile", [(f.at, f.high) for f in wide], "hidden", "s1"),
+    ]
+    about = "requests/s" + (f"; forecast made {ahead[len(ahead) // 2]:.0f} s before" if ahead else "")
+    band = (2, 3) if wide else None
+    return over_time(f"Demand of {model}", series, about, "rate", band=band, csv="planner-forecast.csv")
+
+
+def _replicas(story: PlannerAnalysis, pool: str) -> Chart:
+    lines = {"wanted": "target", "ready": "ready", "starting": "starting", "draining": "draining"}
+    series = [series_of(name, _of_pool(story, pool, field), "steps") for name, field in lines.items()]
+    return over_time(f"Replicas of {pool}", series, csv="planner-pools.csv")
+
+
+def _changes(story: PlannerAnalysis) -> Chart:
+    series = [
+        Series(pool, times, [float(lane)] * len(times), "points", "s1")
+        for lane, pool in enumerate(story.pools)
+        if (times := [each.at for each in story.decisions if pool in each.changes])
+    ]
+    notes = [
+        ChartNote(each.at, f"{each.at:.0f} s: {_changed(each, pool)}", link=f"tick-{each.tick}")
+        for each in story.decisions
+        for pool in each.changes
+    ]
+    about, names = "click one to see why", story.pools
+    return over_time("Decisions", series, about, kind="lanes", names=names, notes=notes, csv="planner-decisions.csv")
+
+
+def _figures(story: PlannerAnalysis) -> list[KeyFigure]:
+    n = story.numbers()
+    kept = [f"of {n['judged']:,} requests", f"{story.target:.0%} are asked for"]
+    if story.predicted:
+        kept.append(f"{percent(n['attainment_predicted'])} were predicted")
+    if n["worst_window"] is not None:
+        kept.append(f"{percent(n['worst_window'])} in the worst window")
+    perfect = n["perfect_gpu_hours"]
+    bound = "needs windows that kept the target, or mu" if perfect is None else f"of {perfect:.2f} GPU-hours"
+    turns = f"{_number(n['direction_changes_per_hour'])} turns an hour; 2 or fewer is calm"
+    return [
+        KeyFigure("in SLO", percent(n["attainment"]), "; ".join(kept)),
+        KeyFigure("GPU-hours", f"{n['gpu_hours']:.2f}", f"in {n['hours']:.2f} h"),
+        KeyFigure("times the perfect bound", _number(n["cost_over_perfect"]), bound),
+        KeyFigure("decisions", f"{n['decisions']:,}", turns),
+        KeyFigure("actuals at or below q50", percent(n["below_q50"]), "50% is calibrated"),
+        KeyFigure("actuals at or below q90", percent(n["below_q90"]), "90% is calibrated"),
+        KeyFigure("error of the forecast", percent(n["forecast_error"]), "sum of |q50 - actual| over sum of actuals"),
+        KeyFigure("failures of plugins", f"{n['plugin_errors']:,}", "errors and timeouts"),
+        KeyFigure("ticks without sight", f"{n['ticks_without_sight']:,}", f"of {n['ticks']:,}"),
+        KeyFigure("latest tick", f"{n['late_max']:.2f} s", "after its time"),
+    ]
+
+
+def _decisions(story: PlannerAnalysis) -> Section:
     shown = story.decisions[-DECISIONS_SHOWN:]
     left = len(story.decisions) - len(shown)
-    parts = []
+    rows = []
     for each in reversed(shown):
-        reasons = [reason for reason in (*each.reasons, *each.bound) if reason.text not in each.whys.values()]
-        more = "".join(f"<li>{html.escape(reason.text)}</li>" for reason in reasons)
-        advice = " (advice only)" if each.outcome == "advise" else ""
-        parts.append(
-            f'<li id="tick-{each.tick}"><b>{each.at:,.0f} s</b>{advice} {html.escape(each.why)}'
-            + (f"<ul>{more}</ul>" if more else "")
-            + _candidates(each)
-            + "</li>"
-        )
-    note = f"<p class='data'>{left} older ones are in planner-decisions.csv.</p>" if left else ""
-    return f'<section><h2>Decisions</h2>{note}<ul class="decisions">{"".join(parts)}</ul></section>'
+        reasons = [reason.text for reason in (*each.reasons, *each.bound) if reason.text not in each.whys.values()]
+        advice = "advice only: " if each.outcome == "advise" else ""
+        because = "\n".join([f"{advice}{each.why}", *reasons])
+        rows.append(Row([f"{each.at:,.0f}", f"{each.tick:,}", because], id=f"tick-{each.tick}", more=_candidates(each)))
+    return Section(
+        "Decisions",
+        [f"{left:,} older ones are in planner-decisions.csv."] if left else [],
+        tables=[
+            Table(
+                "Decisions, the newest first",
+                [Column("time (s)"), Column("tick"), Column("what, and why", "long")],
+                rows,
+                empty="Nothing was changed in this run.",
+            )
+        ],
+    )
 
 
-def _candidates(decision: PlannerDecision) -> str:
+def _candidates(decision: PlannerDecision) -> Table | None:
     """Return the candidates of a choice, where a plugin reported them as a list."""
     for plugin, evidence in decision.evidence.items():
         candidates = evidence.get("candidates") if isinstance(evidence, dict) else None
@@ -271,9 +256,8 @@ def _candidates(decision: PlannerDecision) -> str:
         rows += [("", one) for one in candidates]
         head = list(dict.fromkeys(name for _, one in rows for name in one))
         cells = [(mark, *(_cell(one.get(name)) for name in head)) for mark, one in rows]
-        body = table(("", *head), cells)
-        return f"<details><summary>what {html.escape(plugin)} chose from</summary>{body}</details>"
-    return ""
+        return text_table(f"what {plugin} chose from", ("", *head), cells)
+    return None
 
 
 def _cell(value: Any) -> str:
@@ -282,64 +266,55 @@ def _cell(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _data(story: PlannerAnalysis) -> str:
-    files = dict.fromkeys(lane.data for lane in lanes_of(story) if lane.data)
-    links = ", ".join(f'<a href="{file}">{file}</a>' for file in files)
-    return f'<section><p class="data">Data as CSV: {links}; the records are {RECORDS}.</p></section>'
+def _health(tick: TickRecord, models: Sequence[str]) -> Iterator[LaneStretch]:
+    for model in models:
+        health = tick.models[model].health if model in tick.models else "broken"
+        yield LaneStretch(model, health, f"{model} is {health}")
 
 
-def _rows(story: PlannerAnalysis, unit: str) -> str:
-    """Return the numbers under the pointer: a head, and rows whose first cell is the time."""
-    scale = {"s": 1.0, "min": 60.0, "h": 3600.0}[unit]
-    head = [f"time ({unit})"]
-    head += [f"{model} requests/s" for model in story.models]
-    head += [f"{pool} wanted / ready / starting" for pool in story.pools]
-    head += ["GPUs", "perfect", "in queue", "why"]
-    step = max(1, len(story.ticks) // ROWS)
-    rows: list[list[Any]] = []
-    for place in range(0, len(story.ticks), step):
-        tick = story.ticks[place]
-        row: list[Any] = [round(tick.at / scale, 4)]
-        for model in story.models:
-            each = tick.models.get(model)
-            row.append(None if each is None or each.rate is None else round(each.rate, 3))
-        for pool in story.pools:
-            pool_tick = tick.pools.get(pool)
-            row.append(None if pool_tick is None else f"{pool_tick.target} / {pool_tick.ready} / {pool_tick.starting}")
-        row.append(tick.gpus)
-        row.append(story.bound.values[place] if story.bound.values else None)
-        waiting = [each.queued for each in tick.models.values() if each.queued is not None]
-        row.append(sum(waiting) if waiting else None)
-        row.append(tick.why[:160])
-        rows.append(row)
-    # "<" could end the script that contains the text.
-    return json.dumps({"head": head, "rows": rows}, separators=(",", ":")).replace("<", "\\u003c")
+def _faults(tick: TickRecord) -> Iterator[LaneStretch]:
+    for result in tick.plugin_results:
+        if result.result in ("error", "timeout") and result.reasons:
+            yield LaneStretch(result.id, "no say", f"{result.id}: {result.reasons[0].text}")
 
 
-def _health(story: PlannerAnalysis) -> list[LaneSpan]:
-    spans: list[LaneSpan] = []
-    for model in story.models:
-        start, last = None, ""
-        for tick in [*story.ticks, None]:
-            each = None if tick is None else tick.models.get(model)
-            now = "" if tick is None else "broken" if each is None else each.health
-            at = story.end if tick is None else tick.at
-            if now != last:
-                if start is not None:
-                    spans.append(
-                        LaneSpan(model, start, at, last, f"{model} is {last} from {start:.0f} s to {at:.0f} s")
-                    )
-                start, last = at, now
-    return spans
-
-
-def _faults(story: PlannerAnalysis) -> list[LaneSpan]:
-    return [
-        LaneSpan(result.id, tick.at, tick.at + story.base, "broken", f"{result.id}: {result.reasons[0].text}")
-        for tick in story.ticks
-        for result in tick.plugin_results
-        if result.result in ("error", "timeout") and result.reasons
+def _lanes(
+    story: PlannerAnalysis, title: str, stretches: Callable[[TickRecord], Iterable[LaneStretch]], about: str, csv: str
+) -> Chart:
+    """Return a chart of what holds from each tick until the next, those that are alike as one."""
+    times: dict[LaneStretch, list[tuple[float, float]]] = {}
+    for tick, until in zip(story.ticks, [*(tick.at for tick in story.ticks[1:]), story.end]):
+        for each in stretches(tick):
+            past = times.setdefault(each, [])
+            start = past.pop()[0] if past and past[-1][1] == tick.at else tick.at
+            past.append((start, until))
+    lanes = list(dict.fromkeys(each.lane for each in times))
+    spans = dict.fromkeys((each.lane, each.kind) for each in times)
+    series = [
+        _spans(kind, lanes.index(lane), sorted(t for e, past in times.items() if e[:2] == (lane, kind) for t in past))
+        for lane, kind in spans
     ]
+    notes = [
+        ChartNote(start, f"{each.text} from {start:.0f} s to {end:.0f} s", end)
+        for each, past in times.items()
+        for start, end in past
+    ]
+    return over_time(title, series, about, kind="lanes", names=lanes, notes=notes, csv=csv)
+
+
+def _spans(kind: str, lane: int, times: Iterable[tuple[float, float]]) -> Series:
+    at: list[float] = []
+    values: list[float | None] = []
+    for start, end in times:
+        if at and at[-1] < start:
+            at.append((at[-1] + start) / 2)
+            values.append(None)
+        if not at or at[-1] < start:
+            at.append(start)
+            values.append(lane)
+        at.append(end)
+        values.append(lane)
+    return Series(kind, at, values, "spans", COLOURS[kind])
 
 
 def _of_pool(story: PlannerAnalysis, pool: str, name: str) -> list[tuple[float, float]]:
@@ -350,9 +325,12 @@ def _points(series: PlannerSeries) -> list[tuple[float, float]]:
     return [(at, value) for at, value in zip(series.times, series.values) if value is not None]
 
 
-def _stairs(windows: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
-    """Return a line that is level over each window."""
-    return [point for start, end, value in windows for point in ((start, value), (end, value))]
+def _levels(windows: Sequence[AttainedShare]) -> Iterator[tuple[float, float | None]]:
+    """Yield a level from the begin of each window; where nothing was judged after it, None."""
+    for window, after in zip(windows, [*windows[1:], None]):
+        yield window.at, window.share
+        if after is None or after.at > window.until:
+            yield window.until, window.share if after is None else None
 
 
 def _changed(decision: PlannerDecision, pool: str) -> str:
@@ -362,7 +340,11 @@ def _changed(decision: PlannerDecision, pool: str) -> str:
 
 def _mu_text(story: PlannerAnalysis) -> str:
     rates = ", ".join(f"{model} {mu:.2f}" for model, mu in story.mu.items())
-    return f"requests/s of one GPU: {rates}, {story.mu_from}"
+    return (
+        f" The perfect bound, which nobody reaches, is for requests/s of one GPU of {rates}, {story.mu_from}."
+        if rates
+        else ""
+    )
 
 
 def _slo_text(story: PlannerAnalysis) -> str:
@@ -402,46 +384,5 @@ def _requests(folder: Path, bytes_max: int | None) -> Iterator[_Request]:
             raise ConfigError(f"{path}, line {number}, is no record of a request: {error}") from error
 
 
-def _percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{share:.1%}"
-
-
 def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.2f}"
-
-
-_EXTRA = """<style>
-body { max-width: 62rem; } .lanes .band { opacity: .18; } .lanes rect.fresh { fill: var(--s2); opacity: .5; }
-.lanes rect.stale { fill: var(--s4); } .lanes rect.broken { fill: var(--bad); } .lanes .flag { fill: var(--s1); }
-.lanes .flag:hover { fill: var(--bad); } .lanes .hair { stroke: var(--ink); stroke-width: 1; pointer-events: none; }
-#under { min-height: 3.2em; font-variant-numeric: tabular-nums; } .decisions li { margin: .3rem 0; }
-.decisions li:target { outline: 2px solid var(--s1); outline-offset: .2rem; }
-td + td, th + th { text-align: left; }
-</style>"""
-
-_SCRIPT = """
-"use strict";
-const told = JSON.parse(document.getElementById("rows").textContent);
-const chart = document.querySelector("svg.lanes"), under = document.getElementById("under");
-if (chart && told.rows.length) {
-  const hair = chart.querySelector(".hair"), { left, right, begin, end } = chart.dataset;
-  chart.addEventListener("pointermove", (event) => {
-    const at = chart.createSVGPoint();
-    at.x = event.clientX; at.y = event.clientY;
-    const x = at.matrixTransform(chart.getScreenCTM().inverse()).x;
-    if (x < +left || x > +right) return;
-    const time = +begin + (x - left) / (right - left) * (end - begin);
-    let low = 0, high = told.rows.length - 1;
-    while (low < high) {
-      const middle = (low + high + 1) >> 1;
-      if (told.rows[middle][0] <= time) low = middle; else high = middle - 1;
-    }
-    hair.setAttribute("x1", x); hair.setAttribute("x2", x); hair.setAttribute("visibility", "visible");
-    under.textContent = told.head.map((name, place) => {
-      const value = told.rows[low][place];
-      return `${name}: ${value === null ? "unknown" : value}`;
-    }).join("   ");
-  });
-  chart.addEventListener("pointerleave", () => hair.setAttribute("visibility", "hidden"));
-}
-"""

@@ -1,16 +1,19 @@
 """CSV files of a planner's report: one file for each kind of lane, with every tick in it."""
 
-from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
+from penstock.report.csv_file import write_csv
 from penstock.report.planner.planner_analysis import PlannerAnalysis
+
+_write = partial(write_csv, digits=9)
 
 
 def write_tables(folder: Path, story: PlannerAnalysis) -> None:
     """Write the CSV files.
 
     Raises:
-        OSError: the folder can't be written.
+        ConfigError: the folder can't be written.
     """
     _write(
         folder / "planner-attainment.csv",
@@ -75,19 +78,3 @@ def write_tables(folder: Path, story: PlannerAnalysis) -> None:
             for result in t.plugin_results
         ),
     )  # fmt: skip
-
-
-def _write(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    with path.open("w") as file:
-        file.write(",".join(head) + "\n")
-        for row in rows:
-            file.write(",".join(_cell(cell) for cell in row) + "\n")
-
-
-def _cell(cell: object) -> str:
-    if cell is None:
-        return ""  # unknown is not 0
-    if isinstance(cell, float):
-        return f"{cell:.9g}"
-    text = str(cell).replace("\n", " ")
-    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"') else text

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.kernel.errors import ConfigError
+from penstock.page.page_file import write_page
 from penstock.report.markdown import folded
 from penstock.report.study.study_cells import StudyRow, as_rows, cells, do_all
-from penstock.report.study.study_tables import write
+from penstock.report.study.study_tables import sections_of, study_page, write
 
 BEGIN, END = "<!-- begin tables -->", "<!-- end tables -->"
 
@@ -61,7 +62,9 @@ def main(options: StudyOptions) -> int:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
-    text = write(done, missing=len(wanted) - len(done))
+    missing, sections = len(wanted) - len(done), sections_of(done)
+    write_page(options.out / "study.html", study_page(done, sections, missing=missing))
+    text = write(sections, missing=missing)
     (options.out / "study.md").write_text(page("", text))
     if options.docs is not None:
         options.docs.write_text(page(options.docs.read_text() if options.docs.is_file() else "", text))

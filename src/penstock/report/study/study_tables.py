@@ -1,16 +1,20 @@
-"""Tables of a study: fronts, ratios and ties, as Markdown."""
+"""Page of a study: fronts, ratios and ties, as a page of its own and as Markdown for the docs."""
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from msgspec import structs
+
+from penstock.page.page_schema import Axis, Chart, Colour, Page, PageNote, Section, Series, Table, text_table
 from penstock.report.study.contenders import BY_NAME, CONTENDERS
 from penstock.report.study.study_cells import BESIDE, CLAIRVOYANT, STATIC, StudyRow
 from penstock.report.study.study_scenario import GPUS_MAX, ITL, TTFT, StudyResult
 from penstock.report.study.study_traffic import ALL
 
 GOAL = 0.99
+COLOURS: tuple[Colour, ...] = ("s0", "s1", "s2", "s3", "s4", "s5", "good", "bad")
 
 
 class FrontPoint(NamedTuple):
@@ -22,11 +26,11 @@ class FrontPoint(NamedTuple):
 
 Place = tuple[str, str, float]
 """(traffic, layout, start-up)"""
+PLACE = ["traffic", "layout", "start-up s"]
 
 
-def write(done: Sequence[StudyRow], *, missing: int) -> str:
-    """Return the page."""
-    plain = [each for each in done if not each.cell.fault]
+def write(sections: Sequence[Section], *, missing: int) -> str:
+    """Return the sections as Markdown."""
     parts = [
         "Attainment is the share of *all* submitted requests that were answered in full with TTFT "
         f"within {TTFT:g} s and mean ITL within {ITL * 1e3:g} ms; GPU-hours are of every worker from its start to its "
@@ -35,19 +39,36 @@ def write(done: Sequence[StudyRow], *, missing: int) -> str:
         "its first minute's rate. How it is done: [planner.md](../concepts/planner.md#how-policies-are-compared).",
         "Made by `penstock study planner --docs docs/bench/planner-study.md`"
         + (f"; {missing} runs of it were not done." if missing else "."),
-        _against_clairvoyant(plain),
-        _against_field(plain),
-        _defaults(plain),
-        _grid(plain),
-        _fault_table(done),
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    for section in sections:
+        tables = ["\n".join(_markdown(table)) for table in section.tables]
+        parts.append("\n\n".join([f"## {section.heading}", *section.text, *tables]))
+    return "\n\n".join(parts) + "\n"
+
+
+def study_page(done: Sequence[StudyRow], sections: Sequence[Section], *, missing: int) -> Page:
+    """Return the page: the fronts of every place, and what the sections say of them."""
+    plain = [structs.replace(each, text=[text.replace("`", "") for text in each.text]) for each in sections]
+    return Page(
+        title="Planner study",
+        about=f"{len(done)} runs on a simulated cluster of at most {GPUS_MAX} GPUs; in SLO: answered in full with TTFT "
+        f"within {TTFT:g} s and mean ITL within {ITL * 1e3:g} ms",
+        notes=[PageNote("info", f"{missing} runs of it were not done.")] if missing else [],
+        sections=[_front_charts([each for each in done if not each.cell.fault]), *plain],
+    )
+
+
+def sections_of(done: Sequence[StudyRow]) -> list[Section]:
+    """Return what is said of a study's runs."""
+    plain = [each for each in done if not each.cell.fault]
+    parts = (_against_clairvoyant(plain), _against_field(plain), _defaults(plain), _grid(plain), _fault_table(done))
+    return [part for part in parts if part is not None]
 
 
 # --- parts ---------------------------------------------------------------------------------------------------------
 
 
-def _against_clairvoyant(done: Sequence[StudyRow]) -> str:
+def _against_clairvoyant(done: Sequence[StudyRow]) -> Section | None:
     rows = []
     for place in _places(done):
         ours = fronts(done, place, "slo")
@@ -69,40 +90,21 @@ def _against_clairvoyant(done: Sequence[StudyRow]) -> str:
                 if flat is not None and cost is not None:
                     above.append(flat / cost)
         tuned = "tuned on" if ALL[place[0]].tuning else ""
-        rows.append(
-            [
-                place[0],
-                place[1],
-                f"{place[2]:g}",
-                tuned,
-                _median(best, "{:.2%}"),
-                _median(ratios, "{:.2f}"),
-                _range(ratios, "{:.2f}"),
-                _median(above, "{:.2f}"),
-                _range(above, "{:.2f}"),
-            ]
-        )
+        spans = [form(values, "{:.2f}") for values in (ratios, above) for form in (_median, _range)]
+        rows.append([*_named(place), tuned, _median(best, "{:.2%}"), *spans])
     if not rows:
-        return ""
-    head = [
-        "traffic",
-        "layout",
-        "start-up s",
-        "",
-        "at attainment",
-        "GPU-hours / clairvoyant's",
-        "over seeds",
-        "static's / ours",
-        "over seeds",
-    ]
-    return (
-        "## Against a planner that knows the arrivals\n\nGPU-hours of `slo` at 99 % (or at the most that both reach), "
+        return None
+    spans = ["GPU-hours / clairvoyant's", "over seeds", "static's / ours", "over seeds"]
+    head = [*PLACE, "", "at attainment", *spans]
+    text = (
+        "GPU-hours of `slo` at 99 % (or at the most that both reach), "
         "over those of the clairvoyant's cheapest schedule there, static fleets among them; and those of static fleets "
-        "over ours. Lines between the points of each front, knobs swept.\n\n" + _markdown(head, rows)
+        "over ours. Lines between the points of each front, knobs swept."
     )
+    return _section("Against a planner that knows the arrivals", text, head, rows)
 
 
-def _against_field(done: Sequence[StudyRow]) -> str:
+def _against_field(done: Sequence[StudyRow]) -> Section | None:
     rows = []
     for place in _places(done):
         ours = fronts(done, place, "slo")
@@ -118,29 +120,20 @@ def _against_field(done: Sequence[StudyRow]) -> str:
                 fewer += [1.0 - mine / other for mine, other in pairs if mine is not None and other > 0.0]
             if len(fewer) > 1 or (fewer and place[1] == "aggregated"):
                 lean = min((p.missed for front in theirs.values() for p in front), default=1.0)
-                rows.append(
-                    [
-                        place[0],
-                        place[1],
-                        f"{place[2]:g}",
-                        contender.name,
-                        f"{1.0 - lean:.1%}",
-                        _median(fewer, "{:.0%}"),
-                        _range(fewer, "{:.0%}"),
-                    ]
-                )
+                spans = [form(fewer, "{:.0%}") for form in (_median, _range)]
+                rows.append([*_named(place), contender.name, f"{1.0 - lean:.1%}", *spans])
     if not rows:
-        return ""
-    head = ["traffic", "layout", "start-up s", "policy", "its best attainment", "fewer misses of slo", "over its knob"]
-    return (
-        "## Against Dynamo's policies, at equal GPU-hours\n\nFor each value of the other policy's knob: how many fewer "
+        return None
+    head = [*PLACE, "policy", "its best attainment", "fewer misses of slo", "over its knob"]
+    text = (
+        "For each value of the other policy's knob: how many fewer "
         "requests `slo` misses at the same GPU-hours (its own front, lines between points). Where it begins above them "
-        "the value is left out, where it ends below them its last point counts. Negative is more.\n\n"
-        + _markdown(head, rows)
+        "the value is left out, where it ends below them its last point counts. Negative is more."
     )
+    return _section("Against Dynamo's policies, at equal GPU-hours", text, head, rows)
 
 
-def _defaults(done: Sequence[StudyRow]) -> str:
+def _defaults(done: Sequence[StudyRow]) -> Section | None:
     rows = []
     for contender in CONTENDERS:
         for place in _places(done):
@@ -152,42 +145,26 @@ def _defaults(done: Sequence[StudyRow]) -> str:
                 and each.cell.knob == contender.default
             ]
             if results:
-                rows.append(
-                    [
-                        contender.name,
-                        place[0],
-                        place[1],
-                        f"{place[2]:g}",
-                        _median([r.attainment for r in results], "{:.2%}"),
-                        _median([r.gpu_hours for r in results], "{:.2f}"),
-                        _median([r.worst for r in results], "{:.0%}"),
-                        _median([r.direction_changes for r in results], "{:.1f}"),
-                        str(sum(r.harmed for r in results)),
-                        _median([r.tick_ms for r in results], "{:.1f}"),
-                    ]
-                )
+                kept = [_median([r.attainment for r in results], "{:.2%}")]
+                kept += [_median([r.gpu_hours for r in results], "{:.2f}")]
+                kept += [_median([r.worst for r in results], "{:.0%}")]
+                turns = _median([r.direction_changes for r in results], "{:.1f}")
+                harmed, tick_ms = str(sum(r.harmed for r in results)), _median([r.tick_ms for r in results], "{:.1f}")
+                rows.append([contender.name, *_named(place), *kept, turns, harmed, tick_ms])
     if not rows:
-        return ""
-    head = [
-        "policy",
-        "traffic",
-        "layout",
-        "start-up s",
-        "attainment",
-        "GPU-hours",
-        "worst 5 min",
-        "turns/h",
-        "harmed",
-        "tick ms",
-    ]
+        return None
+    head = ["policy", *PLACE, "attainment", "GPU-hours", "worst 5 min", "turns/h", "harmed", "tick ms"]
     text = "; ".join(f"{c.name}: {c.knob} {c.default:g}" for c in CONTENDERS)
-    return (
-        "## Everybody at the default knob\n\nMedians over seeds. Turns are changes of direction per hour; harmed are "
-        f"requests that failed or began anew. Knobs: {text}.\n\n" + _markdown(head, rows)
+    return _section(
+        "Everybody at the default knob",
+        "Medians over seeds. Turns are changes of direction per hour; harmed are "
+        f"requests that failed or began anew. Knobs: {text}.",
+        head,
+        rows,
     )
 
 
-def _grid(done: Sequence[StudyRow]) -> str:
+def _grid(done: Sequence[StudyRow]) -> Section | None:
     ties, wins, losses = 0, 0, 0
     for place in _places(done):
         mine = _results(done, place, "slo")
@@ -201,33 +178,52 @@ def _grid(done: Sequence[StudyRow]) -> str:
             wins, losses = wins + all(better), losses + all(worse)
             ties += not all(better) and not all(worse)
     if not wins + losses + ties:
-        return ""
-    return (
-        "## Ours and the two best beside it on the grid\n\nAt default knobs, over traffic, start-up times and "
+        return None
+    text = (
+        "At default knobs, over traffic, start-up times and "
         f"layouts: `slo` keeps more requests at fewer GPU-hours in {wins} comparisons, the other does in {losses}, and "
         f"in {ties} one is cheaper and the other keeps more; for those the fronts above decide."
     )
+    return Section("Ours and the two best beside it on the grid", [text])
 
 
-def _fault_table(done: Iterable[StudyRow]) -> str:
+def _fault_table(done: Iterable[StudyRow]) -> Section | None:
     rows = []
     for each in done:
         if each.cell.fault:
             result = each.results[0]
-            rows.append(
-                [
-                    each.cell.fault,
-                    each.cell.contender,
-                    f"{result.attainment:.2%}",
-                    f"{result.gpu_hours:.2f}",
-                    ", ".join(f"{code} {count}" for code, count in sorted(result.alarms.items())) or "none",
-                ]
-            )
+            alarms = ", ".join(f"{code} {count}" for code, count in sorted(result.alarms.items())) or "none"
+            figures = [f"{result.attainment:.2%}", f"{result.gpu_hours:.2f}"]
+            rows.append([each.cell.fault, each.cell.contender, *figures, alarms])
     if not rows:
-        return ""
-    return "## Faults of the metrics, one at a time\n\n" + _markdown(
-        ["fault", "policy", "attainment", "GPU-hours", "alarms"], sorted(rows)
-    )
+        return None
+    head = ["fault", "policy", "attainment", "GPU-hours", "alarms"]
+    return _section("Faults of the metrics, one at a time", "", head, sorted(rows))
+
+
+def _front_charts(done: Sequence[StudyRow]) -> Section:
+    """Return a chart for each place where policies can be compared: their fronts over the first seed that each has."""
+    charts = []
+    for place in _places(done):
+        known = {name: fronts(done, place, name) for name in (*BY_NAME, STATIC, CLAIRVOYANT)}
+        first = {name: by_seed[min(by_seed)] for name, by_seed in known.items() if by_seed}
+        if len(first) < 2:
+            continue
+        series = [
+            # More policies than colours: the second round of them is drawn as points.
+            Series(
+                name,
+                [point.gpu_hours for point in points],
+                [1.0 - point.missed for point in points],
+                "line" if number < len(COLOURS) else "points",
+                COLOURS[number % len(COLOURS)],
+            )
+            for number, (name, points) in enumerate(first.items())
+        ]
+        title = f"{place[0]}, {place[1]}, start-up {place[2]:g} s"
+        charts.append(Chart(title, series, about="requests in SLO", x=Axis("GPU-hours", "hours"), y=Axis(unit="share")))
+    text = "Each policy's front over its knob: what it keeps at a cost. Upwards and to the left is better."
+    return Section("Fronts", [text], charts, files=["cells.csv"])
 
 
 # --- fronts --------------------------------------------------------------------------------------------------------
@@ -284,6 +280,10 @@ def _place(each: StudyRow) -> Place:
     return (each.cell.traffic, each.cell.layout, each.cell.start_up)
 
 
+def _named(place: Place) -> list[str]:
+    return [place[0], place[1], f"{place[2]:g}"]
+
+
 def _places(done: Iterable[StudyRow]) -> list[Place]:
     names = list(ALL)
     return sorted({_place(each) for each in done}, key=lambda place: (place[1], names.index(place[0]), place[2]))
@@ -306,6 +306,10 @@ def _range(values: Sequence[float], form: str) -> str:
     return f"{form.format(min(values))} to {form.format(max(values))}" if len(values) > 1 else ""
 
 
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+def _section(heading: str, text: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Section:
+    return Section(heading, [text] if text else [], tables=[text_table(heading, head, rows)])
+
+
+def _markdown(table: Table) -> Iterator[str]:
+    rows = [[column.name for column in table.head], ["---"] * len(table.head), *(row.cells for row in table.rows)]
+    yield from ("| " + " | ".join(row) + " |" for row in rows)

@@ -1,6 +1,6 @@
-// What stands below the charts? Workers, decisions with their reasons, requests, models; and what opens from them.
+// Shows what stands below the charts: workers, decisions with their reasons, requests, models; and what opens from them.
 
-import {h, NONE, number, percent, seconds, show, svg, table, target, when} from "./dom.js";
+import {h, long, NONE, number, percent, quantity, seconds, show, table, target, text, when} from "./dom.js";
 
 /** Write a worker's state with a sign, so that it does not hang on its colour. */
 const SIGNS = {good: "●", warn: "▲", bad: "✕"};
@@ -24,31 +24,27 @@ export function workers(element, list, empty, open) {
       h("span", {}, `${number(worker.requests, 0)} ${worker.requests === 1 ? "request" : "requests"}`),
       h("span", {class: "soft"}, `KV ${share == null ? `${number(worker.blocks, 0)} blocks` : percent(share)}`),
       worker.restarts ? h("span", {class: "warn", title: worker.restart_reason}, `restarted ${worker.restarts === 1 ? "once" : `${number(worker.restarts, 0)} times`}`) : null,
-      meter(share));
+      h("meter", {value: share ?? 0, "aria-hidden": "true"}));
     return tile;
   });
   if (tiles.length !== element.children.length || tiles.some((tile, i) => tile !== element.children[i])) show(element, tiles);
-}
-
-function meter(share) {
-  return svg("svg", {class: "meter", "aria-hidden": "true", viewBox: "0 0 100 6", preserveAspectRatio: "none"},
-    svg("rect", {width: 100, height: 6}), share ? svg("rect", {class: "part", width: Math.max(1, 100 * share), height: 6}) : null);
 }
 
 const cost = decision => decision.candidates?.find(candidate => target(candidate.target) === target(decision.chosen));
 const next = decision => decision.candidates?.filter(candidate => target(candidate.target) !== target(decision.chosen))
   .reduce((best, candidate) => best == null || candidate.total < best ? candidate.total : best, null);
 
+/** @param {import("./types").Decision[]} list */
 export function decisions(list, zero, explain, empty) {
-  return table("Last decisions", ["<Time", "<Request", "<Worker", "Cost", "Next best", "Prefill", "Decode", "Queue", "Transfer", "Prompt", "Cached", "<Because"],
-    list.map(decision => {
+  const head = [...["Time", "Request", "Worker"].map(text), ...["Cost", "Next best", "Prefill", "Decode", "Queue", "Transfer", "Prompt", "Cached"].map(quantity), long("Because")];
+  return table({caption: "Last decisions", head, empty, rows: list.map(decision => {
       const mine = cost(decision), best = next(decision);
-      return {wrap: 11, cells: [
+      return {cells: [
         when(decision.at / 1e9, zero), opener(decision.request, explain), h("b", {}, target(decision.chosen)),
         mine ? `${number(mine.total)} ${mine.unit}` : NONE, number(best), ...["prefill", "decode", "queue", "transfer"].map(name => number(mine?.[name])),
         `${number(decision.isl)} tokens`, number(decision.expected_cached_tokens),
         `${staged(decision)}${decision.mode}: ${decision.reason}${decision.attempt > 1 ? ` (attempt ${decision.attempt})` : ""}`]};
-    }), empty);
+    })});
 }
 
 /** Say the stage of a request that is split, before what else is said of it. */
@@ -57,37 +53,44 @@ const staged = decision => (decision.stage ?? "aggregated") === "aggregated" ? "
 const opener = (request, explain) => h("button", {type: "button", class: "mono", title: "Show why", onclick: () => explain(request)}, request);
 const nanos = (from, to) => from == null || to == null ? null : (to - from) / 1e9;
 
+/** @param {import("./types").RequestEnd[]} list */
 export function requests(list, zero, explain) {
-  return table("Last requests", ["<Ended", "<Request", "<Outcome", "<Worker", "Prompt", "Cached", "Output", "First token", "Total", "<Reason"],
-    list.map(closed => ({wrap: 9, cells: [
+  const head = [...["Ended", "Request", "Outcome", "Worker"].map(text), ...["Prompt", "Cached", "Output", "First token", "Total"].map(quantity), long("Reason")];
+  return table({caption: "Last requests", head, empty: "No request has ended by then.", rows: list.map(closed => ({cells: [
       closed.closed == null ? NONE : when(closed.closed / 1e9, zero), opener(closed.id, explain),
       h("span", {class: closed.outcome === "ok" ? "good" : closed.outcome === "cancelled" ? "warn" : "bad"}, closed.outcome),
       target(closed.legs?.at(-1)?.target), number(closed.isl), number(closed.cached), number(closed.osl),
       seconds(nanos(closed.arrived, closed.first)), seconds(nanos(closed.arrived, closed.closed)),
-      closed.outcome === "ok" ? "" : closed.reason]})), "No request has ended by then.");
+      closed.outcome === "ok" ? "" : closed.reason]}))});
 }
 
+/** @param {import("./types").ClusterStatus} status */
 export function models(status) {
-  return table("Models", ["<Model", "<Ready", "Workers", "<Index", "Block", "<Tokenizer", "In flight", "Waiting", "Hit rate", "Answered"],
-    status.models.map(model => ({cells: [model.name, h("span", {class: model.ready ? "good" : "bad"}, model.ready ? "● yes" : "✕ no"),
+  const head = [text("Model"), text("Ready"), quantity("Workers"), text("Index"), quantity("Block"), text("Tokenizer"), ...["In flight", "Waiting", "Hit rate", "Answered"].map(quantity)];
+  return table({caption: "Models", head, empty: "No model is configured.", rows: status.models.map(model => ({cells: [model.name, h("span", {class: model.ready ? "good" : "bad"}, model.ready ? "● yes" : "✕ no"),
       number(model.workers), model.index, model.block_size == null ? NONE : `${number(model.block_size)} tokens`,
       model.tokenizer ?? h("span", {class: "warn"}, "text blocks"), number(model.inflight), number(status.queue[model.name]?.length ?? 0),
-      percent(model.hit_rate), number(model.ok)]})), "No model is configured.");
+      percent(model.hit_rate), number(model.ok)]}))});
 }
 
-/** Return a decision with all its candidates: the same record that `penstock explain` prints. */
+const candidateHead = [text("Candidate"), ...["Cost", "Prefill", "Decode", "Queue", "Transfer", "Discount", "Overlap blocks", "Cached tokens", "Requests",
+  "Prefill tokens", "KV blocks"].map(quantity), text("Index")];
+
+/**
+ * Return a decision with all its candidates: the same record that `penstock explain` prints.
+ * @param {import("./types").Explanation_Decision_} found
+ */
 export function explained(found, zero) {
   if (!found.decisions.length) return [h("p", {class: "empty"}, found.request ? "It was never placed on a worker." : "It waits for a worker.")];
   return found.decisions.flatMap(decision => [
     h("p", {}, `Attempt ${decision.attempt} went to `, h("b", {}, target(decision.chosen)), ` by ${decision.mode} at ${when(decision.at / 1e9, zero)}: ${decision.reason}`),
     decision.flow ? h("p", {class: "soft"}, `${staged(decision)}${decision.flow}`) : null,
-    h("div", {class: "panel"}, table("Candidates", ["<Candidate", "Cost", "Prefill", "Decode", "Queue", "Transfer", "Discount", "Overlap blocks", "Cached tokens", "Requests", "Prefill tokens", "KV blocks", "<Index"],
-      decision.candidates.slice().sort((a, b) => a.total - b.total).map(one => {
+    h("div", {class: "panel"}, table({caption: "Candidates", head: candidateHead, empty: "No candidate.", rows: decision.candidates.slice().sort((a, b) => a.total - b.total).map(one => {
         const chosen = target(one.target) === target(decision.chosen);
-        return {cls: chosen ? "chosen" : null, cells: [h("b", {}, target(one.target) + (chosen ? " (chosen)" : "")), `${number(one.total, 2)} ${one.unit}`,
+        return {chosen, cells: [h("b", {}, target(one.target) + (chosen ? " (chosen)" : "")), `${number(one.total, 2)} ${one.unit}`,
           ...["prefill", "decode", "queue", "transfer", "discount"].map(name => number(one[name], 2)), number(one.overlap_blocks), number(one.overlap_tokens),
           number(one.active_requests), number(one.active_prefill_tokens), number(one.active_blocks), one.index]};
-      }), "No candidate.")),
+      })})),
     decision.excluded?.length ? h("p", {class: "soft"}, `Not considered: ${decision.excluded.map(one => `${target(one.target)} ${one.reason}`).join("; ")}`) : null,
   ]);
 }

@@ -1,8 +1,8 @@
-// What does the page do? It asks the server, keeps what it was told, and draws the moment that is looked at.
+// The page of a cluster or a recorded run: asks the server, keeps what it answered, and draws the moment that is looked at.
 
-import {Chart} from "./chart.js";
-import {CHARTS, figures} from "./charts.js";
-import {$, get, h, NONE, number, replace, seconds, show, table, when} from "./dom.js";
+import {ChartFigure, recolour} from "./chart.js";
+import {CHARTS, figures, WORKER_CHARTS} from "./charts.js";
+import {$, figure, get, h, NONE, note, number, quantity, replace, seconds, show, table, text, themed, when} from "./dom.js";
 import {History} from "./history.js";
 import * as lists from "./lists.js";
 import {Planner} from "./planner.js";
@@ -14,19 +14,24 @@ const LIST_PERIOD = 300;
 
 const history = new History();
 const time = new Time(history, changed);
+/** What all charts share.
+ * @type {import("./chart.js").View & {history: History}} */
 const shared = {
   history,
-  get from() { return time.from; }, get to() { return time.to; }, get log() { return time.log; },
+  get range() { return /** @type {[number, number]} */ ([time.from, time.to]); }, get zero() { return history.about.zero; },
   get moment() { return time.moment; }, get hoverAt() { return time.hoverAt; }, get fades() { return time.fades; },
+  get at() { return (history.first + history.place(time.hoverAt ?? time.moment) + 0.5) * history.width; },
   begins: () => time.begins(), hovered: at => time.hover(at), pinned: at => time.pin(at),
 };
 const charts = Object.entries(CHARTS).map(([id, make]) => {
-  const chart = new Chart(() => make(history), shared);
+  const chart = new ChartFigure(() => make(history, time.log), shared);
   chart.element.id = `chart-${id}`;
   return chart;
 });
 const planner = new Planner(shared);
-let status = null, opened = null, workerCharts = [], lostAt = null, failed = false, notes = [], notesSaid = "";
+/** @type {import("./types").ClusterStatus | null} */
+let status = null;
+let opened = null, workerCharts = [], workerColumns = {requests: [], prefill: [], kv: []}, lostAt = null, failed = false, notes = [], notesSaid = "";
 
 // --- drawing ---------------------------------------------------------------------------------------------------------
 
@@ -54,7 +59,7 @@ function draw(what) {
 
 function showFigures() {
   const found = figures(history, history.place(time.hoverAt ?? time.moment));
-  show($("figures"), found.map(([name, value, note]) => h("div", {class: "figure"}, h("b", {}, value), h("small", {}, name), h("small", {}, note))));
+  show($("figures"), found.map(figure));
 }
 
 function showNumbers() {
@@ -62,8 +67,8 @@ function showNumbers() {
   const last = history.place(time.moment), first = Math.max(0, last - ROWS + 1), places = [];
   for (let place = last; place >= first; place--) places.push(place);
   const names = Object.keys(history.columns);
-  show($("numbers-table"), table(`Windows of ${history.width} s`, ["<Window from", ...names],
-    places.map(place => ({cells: [when((history.first + place) * history.width, history.about.zero), ...names.map(name => number(history.value(name, place), 4))]})), "No window."));
+  show($("numbers-table"), table({caption: `Windows of ${history.width} s`, head: [text("Window from"), ...names.map(quantity)], empty: "No window.",
+    rows: places.map(place => ({cells: [when((history.first + place) * history.width, history.about.zero), ...names.map(name => number(history.value(name, place), 4))]}))}));
 }
 
 function download() {
@@ -99,6 +104,7 @@ async function refresh() {
 
 async function showLists() {
   const {moment} = time, {zero} = history.about, at = moment == null ? "" : `&before=${moment.toFixed(3)}`;
+  /** @type {[import("./types").DecisionList_Decision_, import("./types").RequestList, import("./types").LoadsView | null]} */
   const [decisions, requests, loads] = await Promise.all([
     get(`admin/decisions?limit=${LISTED}${at}`), get(`admin/requests?limit=${LISTED}${at}`),
     moment == null ? null : get(`admin/timeline/workers?at=${moment.toFixed(3)}`)]);
@@ -128,7 +134,6 @@ function showWorkers(moment, loads) {
 
 function openWorker(id) {
   opened = id;
-  workerCharts = [];
   $("worker-name").textContent = id;
   show($("worker-body"), h("p", {class: "empty"}, "asking"));
   $("worker").showModal();
@@ -138,24 +143,20 @@ function openWorker(id) {
 async function showWorker() {
   const id = opened, {moment} = time, {zero} = history.about;
   const before = moment == null ? "" : `&before=${moment.toFixed(3)}`;
+  /** @type {[import("./types").WorkerColumns & {card?: import("./types").RecordedWorker}, import("./types").DecisionList_Decision_]} */
   const [told, found] = await Promise.all([get(`admin/timeline/workers/${encodeURIComponent(id)}`),
     get(`admin/decisions?limit=${LISTED_OF_WORKER}&worker=${encodeURIComponent(id)}${before}`)]);
   if (opened !== id) return;
   const mine = status?.workers.find(worker => worker.id === id) ?? told.card ?? {id};
   const column = name => Array.from({length: history.count}, (_, place) => told.columns[name][history.first + place - told.first] ?? null);
   const share = (held, room) => held.map((value, place) => value == null || !room[place] ? null : value / room[place]);
-  const columns = {requests: column("requests"), prefill: column("prefill_tokens"), kv: share(column("blocks"), column("kv_blocks"))};
+  workerColumns = {requests: column("requests"), prefill: column("prefill_tokens"), kv: share(column("blocks"), column("kv_blocks"))};
   if (!workerCharts.length) {
-    workerCharts = [
-      new Chart(() => ({title: "Requests on it", about: "at one moment of each window", unit: "count", lines: [{name: "requests", values: workerCharts.columns.requests}]}), shared),
-      new Chart(() => ({title: "Prompt tokens to compute", about: "at one moment of each window", unit: "count", lines: [{name: "tokens", values: workerCharts.columns.prefill}]}), shared),
-      new Chart(() => ({title: "KV blocks in use", about: "% of its blocks", unit: "share", lines: [{name: "in use", values: workerCharts.columns.kv}]}), shared),
-    ];
+    workerCharts = WORKER_CHARTS.map(make => new ChartFigure(() => make(history, workerColumns), shared));
     show($("worker-body"), h("div", {id: "worker-card"}), h("div", {class: "charts"}, workerCharts.map(chart => chart.element)),
       h("h3", {}, "Its last decisions"), h("div", {class: "panel", id: "worker-decisions"}));
   }
-  workerCharts.columns = columns;
-  show($("worker-state"), mine.state ? lists.workerState(mine) : "");
+  show($("worker-state"), "state" in mine ? lists.workerState(mine) : "");
   show($("worker-card"), lists.card(mine));
   replace($("worker-decisions"), lists.decisions(found.decisions, zero, explain, "No decision for it is kept."));
   for (const chart of workerCharts) chart.draw();
@@ -163,6 +164,7 @@ async function showWorker() {
 
 async function explain(id) {
   try {
+    /** @type {import("./types").Explanation_Decision_} */
     const found = await get(`admin/explain/${encodeURIComponent(id)}`), {request} = found;
     $("explain-name").textContent = `Request ${id}`;
     $("explain-end").textContent = !request ? "has not ended yet" : `${request.outcome}${request.outcome === "ok" ? "" : `: ${request.reason}`}; ` +
@@ -194,10 +196,6 @@ function lost(error) {
   if ($("away").textContent !== said) $("away").textContent = said;
 }
 
-function note(level, text, hint) {
-  return h("div", {class: `note ${level}`}, text, hint ? h("small", {}, hint) : null);
-}
-
 function tellNotes() {
   const {about} = history, found = [...notes];
   if (about.kind === "live") {
@@ -214,7 +212,7 @@ function tellNotes() {
   const said = JSON.stringify(found);
   if (said === notesSaid) return;  // a screen reader would say it all again
   notesSaid = said;
-  show($("notes"), found.map(one => note(one.level, one.text, one.hint)));
+  show($("notes"), found.map(note));
 }
 
 /** Ask what the planner did since, where one runs or ran. */
@@ -259,21 +257,20 @@ async function turn() {
 
 // --- controls -----------------------------------------------------------------------------------------------------------
 
-const THEMES = ["system", "light", "dark"];
-function setTheme(name) {
-  if (name === "system") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = name;
-  $("theme").textContent = `Theme: ${name}`;
-  localStorage.setItem("theme", name);
-}
-$("theme").addEventListener("click", () => setTheme(THEMES[(THEMES.indexOf(localStorage.getItem("theme")) + 1) % THEMES.length]));
-setTheme(THEMES.includes(localStorage.getItem("theme")) ? localStorage.getItem("theme") : "system");
+themed(() => {
+  recolour();
+  if (history.about) changed("range");
+});
 
 for (const dialog of document.querySelectorAll("dialog")) {
   dialog.querySelector(".close").addEventListener("click", () => dialog.close());
   dialog.addEventListener("click", event => { if (event.target === dialog) dialog.close(); });
 }
-$("worker").addEventListener("close", () => { opened = null; workerCharts = []; });
+$("worker").addEventListener("close", () => {
+  opened = null;
+  for (const chart of workerCharts) chart.end();
+  workerCharts = [];
+});
 $("numbers").addEventListener("toggle", showNumbers);
 $("csv").addEventListener("click", download);
 show($("charts"), charts.map(chart => chart.element));

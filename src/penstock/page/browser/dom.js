@@ -1,25 +1,23 @@
-// How is an element made, and how is a number written? No markup is ever parsed: what comes from elsewhere stays text.
+// Makes elements and writes numbers. No markup is ever parsed: what comes from elsewhere stays text.
 
-const SVG = "http://www.w3.org/2000/svg";
-
+/** @type {(id: string) => any} */
 export const $ = id => document.getElementById(id);
 
-function filled(element, attributes, children) {
+/** Make an element with attributes, listeners (onclick) and children; what is null or false is left out. */
+export function h(tag, attributes, ...children) {
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value == null || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter(child => child != null && child !== false));
+  show(element, ...children);
   return element;
 }
 
-export const h = (tag, attributes, ...children) => filled(document.createElement(tag), attributes, children);
-export const svg = (tag, attributes, ...children) => filled(document.createElementNS(SVG, tag), attributes, children);
-
 /** Put children into an element in place of what it had. */
 export function show(element, ...children) {
-  element.replaceChildren(...children.flat().filter(child => child != null && child !== false));
+  element.replaceChildren(...children.flat(Infinity).filter(child => child != null && child !== false));
 }
 
 /** Put a list in the place of an older one; a button of it that had the focus has it again, where it is still there. */
@@ -37,6 +35,7 @@ export const rate = value => value == null ? NONE : `${number(value, value < 10 
 
 export function seconds(value) {
   if (value == null) return NONE;
+  if (value > 0 && value < 0.0000995) return `${number(1e6 * value, 1)} µs`;
   if (value < 0.9995) return `${(1e3 * value).toFixed(value < 0.00995 ? 1 : 0)} ms`;
   if (value < 120) return `${value.toFixed(value < 9.95 ? 2 : 1)} s`;
   return value < 7200 ? `${(value / 60).toFixed(0)} min` : `${(value / 3600).toFixed(1)} h`;
@@ -57,17 +56,49 @@ export function when(at, zero, short = false) {
 
 export const target = found => Array.isArray(found) ? (found[1] ? `${found[0]}/${found[1]}` : String(found[0])) : String(found ?? NONE);
 
-/** Make a table. Heads that begin with < stand to the left; a row is {cells, cls, wrap: index of the cell that may wrap}. */
-export function table(caption, heads, rows, empty) {
+const column = kind => name => ({name, kind});
+export const quantity = column("number"), text = column("text"), long = column("long");
+
+/**
+ * Make a table of the page's schema; a cell of a live page may be an element as well.
+ * @param {import("./types").Table} table
+ */
+export function table({caption, head, rows, empty = "nothing"}) {
   if (!rows.length) return h("p", {class: "empty"}, empty);
-  const left = heads.map(head => head[0] === "<");
+  const styles = head.map(({kind}) => ({text: "left", long: "left wrap"})[kind] ?? null);
   return h("table", {}, h("caption", {class: "hidden"}, caption),
-    h("thead", {}, h("tr", {}, heads.map((head, i) => h("th", {scope: "col", class: left[i] ? "left" : null}, head.replace(/^</, ""))))),
-    h("tbody", {}, rows.map(row => h("tr", {class: row.cls}, row.cells.map((cell, i) =>
-      h("td", {class: [left[i] ? "left" : "", row.wrap === i ? "wrap" : ""].join(" ").trim() || null}, cell))))));
+    h("thead", {}, h("tr", {}, head.map(({name}, i) => h("th", {scope: "col", class: styles[i] && "left"}, name)))),
+    h("tbody", {}, rows.map(({cells, id, chosen, more}) => h("tr", {id: id || null, class: chosen ? "chosen" : null}, cells.map((cell, i) =>
+      h("td", {class: styles[i]}, cell, more && i === cells.length - 1 ? h("details", {}, h("summary", {}, more.caption), table(more)) : null))))));
 }
 
-/** Ask the server; raises with a sentence where it does not answer as it should. */
+/** @param {import("./types").KeyFigure} figure */
+export const figure = ({name, value, note}) => h("div", {class: "figure"}, h("b", {}, value), h("small", {}, name), note ? h("small", {}, note) : null);
+
+/** @param {import("./types").PageNote} note */
+export const note = ({level, text, hint}) => h("div", {class: `note ${level}`}, text, hint ? h("small", {}, hint) : null);
+
+const THEMES = ["system", "light", "dark"];
+
+/** Let the button choose a theme; `redraw` is called whenever the colours have changed. */
+export function themed(redraw) {
+  const dark = matchMedia("(prefers-color-scheme: dark)"), kept = localStorage.getItem("theme");
+  const choose = name => {
+    if (name === "system") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = name;
+    $("theme").textContent = `Theme: ${name}`;
+    localStorage.setItem("theme", name);
+    redraw();
+  };
+  $("theme").addEventListener("click", () => choose(THEMES[(THEMES.indexOf(localStorage.getItem("theme")) + 1) % THEMES.length]));
+  dark.addEventListener("change", redraw);
+  choose(THEMES.includes(kept) ? kept : "system");
+}
+
+/**
+ * Ask the server; raises with a sentence where it does not answer as it should.
+ * @returns {Promise<any>}
+ */
 export async function get(path) {
   const answer = await fetch(path, {cache: "no-store", signal: AbortSignal.timeout(8000)});
   const body = await answer.json();

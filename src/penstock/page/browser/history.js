@@ -1,4 +1,4 @@
-// Which windows does the page know? Columns of numbers by window, put together from one answer after the other.
+// Keeps the windows that the page knows. Columns of numbers by window, put together from one answer after the other.
 
 export class History {
   constructor() {
@@ -6,10 +6,14 @@ export class History {
     this.pools = {};
     this.first = 0;
     this.count = 0;
+    /** @type {Omit<import("./types").TimelineView, "columns" | "pools"> | null} */
     this.about = null;
   }
 
-  /** Take an answer of admin/timeline; returns whether it was of another run than before, whose windows are forgotten. */
+  /**
+   * Take an answer of admin/timeline; returns whether it was of another run than before, whose windows are forgotten.
+   * @param {import("./types").TimelineView} answer
+   */
   take(answer) {
     const fresh = this.about !== null && (this.about.run !== answer.run || this.about.width !== answer.width);
     if (this.about === null || fresh) Object.assign(this, {columns: {}, pools: {}, first: answer.first, count: 0});
@@ -41,6 +45,9 @@ export class History {
     if (moment == null) return Math.max(0, last);
     return Math.min(Math.max(0, Math.floor(moment / this.width) - this.first), Math.max(0, this.count - 1));
   }
+
+  /** The middles of all windows, in seconds of the run. */
+  get middles() { return Array.from({length: this.count}, (_, place) => (this.first + place + 0.5) * this.width); }
 
   value(name, place) { return this.columns[name]?.[place] ?? null; }
 

@@ -1,4 +1,4 @@
-// Which moment is shown, and which range of time is drawn? The bar above the charts: play, speed, slider, range.
+// Keeps which moment is shown, and which range of time is drawn. The bar above the charts: play, speed, slider, range.
 
 import {$, clock, h, number, when} from "./dom.js";
 
@@ -20,10 +20,10 @@ export class Time {
     this.frozen = null;
     this.log = false;
     $("play").addEventListener("click", () => this.toggle());
-    $("moment").addEventListener("input", event => this.pin(Number(event.target.value)));
+    $("moment").addEventListener("input", ({target}) => this.pin(Number(target.value)));
     $("speed").addEventListener("input", () => this.tell());
-    $("span").addEventListener("change", event => { this.span = Number(event.target.value) || null; this.changed("range"); });
-    $("log").addEventListener("change", event => { this.log = event.target.checked; this.changed("range"); });
+    $("span").addEventListener("change", ({target}) => { this.span = Number(target.value) || null; this.changed("range"); });
+    $("log").addEventListener("change", ({target}) => { this.log = target.checked; this.changed("range"); });
   }
 
   get live() { return this.history.about.kind === "live"; }

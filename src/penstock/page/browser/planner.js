@@ -1,7 +1,8 @@
-// What does the planner do, on the page? Demand against its forecast, replicas and GPUs over the same time, and why.
+// Shows what the planner does: demand against its forecast, replicas and GPUs over the same time, and why.
 
-import {Chart} from "./chart.js";
-import {h, NONE, number, percent, replace, show, table, when} from "./dom.js";
+import {ChartFigure} from "./chart.js";
+import {windows} from "./charts.js";
+import {h, long, NONE, number, percent, quantity, replace, show, table, text, when} from "./dom.js";
 
 /** Records kept of a live planner, and how many decisions are listed. */
 const KEPT = 4000, LISTED = 12;
@@ -11,7 +12,10 @@ const changes = record => Object.entries(record.pools ?? {}).filter(([, pool]) =
 /** Return why the pools changed: each one's own reason. */
 const reason = record => [...new Set(changes(record).map(([, pool]) => pool.why).filter(Boolean))].join("; ") || (record.chosen?.[0] ?? record.bound?.[0])?.text || record.outcome;
 
-/** Return {at, q50, low, high} of what a record forecasts for a model, or null. */
+/**
+ * Return {at, q50, low, high} of what a record forecasts for a model, or null.
+ * @param {import("./types").TickRecord} record
+ */
 export function forecast(record, model) {
   const told = record.models?.[model]?.predicted ?? {}, horizons = told.horizons ?? [];
   const ranks = Object.keys(told.quantiles ?? {}).map(Number).sort((a, b) => a - b);
@@ -30,6 +34,7 @@ export function forecast(record, model) {
 export class Planner {
   constructor(shared) {
     this.shared = shared;
+    /** @type {import("./types").TickRecord[]} */
     this.records = [];
     this.charts = [];
     this.names = "";
@@ -39,7 +44,10 @@ export class Planner {
   /** How many of the newest records to ask for: all at first, later what may be new. */
   get wanted() { return this.records.length ? 20 : 1000; }
 
-  /** Take an answer of admin/planner/decisions in: {planner, decisions}, the newest first. */
+  /**
+   * Take an answer of admin/planner/decisions in, the newest first.
+   * @param {import("./types").PlannerDecisions_TickRecord_} answer
+   */
   take(answer, fresh) {
     if (fresh) this.records = [];
     this.said = answer.planner;
@@ -51,10 +59,12 @@ export class Planner {
     const names = JSON.stringify([pools, models]);
     if (names === this.names) return false;
     this.names = names;
+    for (const chart of this.charts) chart.end();
     const column = (name, key) => () => this.columns[name]?.[key] ?? [];
+    const ahead = {joined: true}, edge = {joined: true, drawn: "hidden", colour: "s1"};  // forecast once per tick
     this.charts = [
       ...models.map(model => this.#chart(`demand-${model}`, `Demand of ${model}`, "requests per second, and what was forecast for then", "rate",
-        [["arrived", column("rate", model)], ["forecast", column("q50", model)]], [column("low", model), column("high", model)])),
+        [["arrived", column("rate", model)], ["forecast", column("q50", model), ahead], ["low", column("low", model), edge], ["high", column("high", model), edge]], [2, 3])),
       ...pools.map(pool => this.#chart(`pool-${pool}`, `Replicas of ${pool}`, "wanted by the planner, ready, starting", "count",
         [["wanted", column("target", pool)], ["ready", column("ready", pool)], ["starting", column("starting", pool)]])),
       this.#chart("gpus", "GPUs", "paid for, those of starting and draining replicas included", "count", [["paid for", column("gpus", "")]]),
@@ -62,9 +72,10 @@ export class Planner {
     return true;
   }
 
-  #chart(id, title, about, unit, lines, band) {
-    const chart = new Chart(() => ({title, about, unit, empty: "no tick in this time", lines: lines.map(([name, values]) => ({name, values: values()})),
-      band: band ? band.map(values => values()) : null}), this.shared);
+  #chart(id, title, about, unit, lines, band = null) {
+    const {history} = this.shared;
+    const chart = new ChartFigure(() => windows(history, {title, about, empty: "no tick in this time", band},
+      unit, lines.map(([name, values, more]) => ({name, values: values(), ...more}))), this.shared);
     chart.element.id = `chart-planner-${id}`;
     return chart;
   }
@@ -101,11 +112,11 @@ export class Planner {
     about.textContent = now == null ? "no tick until then" : [`policy ${now.policy}`, `tick ${now.tick} at ${when(now.at, zero)}: ${now.outcome}`, `${number(now.gpus, 0)} GPUs`,
       judged[1] ? `${percent(judged[0] / judged[1])} of ${number(judged[1], 0)} in SLO` : null, ...broken].filter(Boolean).join(" · ");
     const rows = this.records.filter(record => record.at <= until && CHANGES.includes(record.outcome) && changes(record).length).slice(-LISTED).reverse();
-    replace(decisions, table("The planner's decisions", ["<Time", "Tick", "<What", "<Because"], rows.map(record => ({wrap: 3, cells: [
+    replace(decisions, table({caption: "The planner's decisions", head: [text("Time"), quantity("Tick"), text("What"), long("Because")],
+      empty: "Nothing was changed until then.", rows: rows.map(record => ({cells: [
       when(record.at, zero), number(record.tick, 0),
       h("b", {}, changes(record).map(([pool, seen]) => `${pool} ${seen.desired} → ${seen.target}`).join(", ") || NONE),
-      `${record.outcome === "advise" ? "advice: " : ""}${reason(record)}`]})),
-    "Nothing was changed until then."));
+      `${record.outcome === "advise" ? "advice: " : ""}${reason(record)}`]}))}));
   }
 
   draw(element) {
