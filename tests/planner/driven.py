@@ -97,7 +97,7 @@ class Driven:
     def looked(self, id: int | None = None, at: float | None = None) -> list[Effect]:
         """Let it see."""
         self.at = self.at if at is None else at
-        number = self.planner._number if id is None else id
+        number = self.planner.memory.number if id is None else id
         return self.post(planning.Observed(id=number, observation=self.see()))
 
     def tick(self, at: float | None = None) -> list[Effect]:

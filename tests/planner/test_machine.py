@@ -141,7 +141,7 @@ def test_an_outside_plugin_that_takes_its_time_is_asked_on_every_turn_all_the_sa
     asked = []
     for _ in range(5):
         asked += [(ask.id, world.at) for ask in asks(world.tick())]
-        if asked and asked[-1][0] == world.planner._number:
+        if asked and asked[-1][0] == world.planner.memory.number:
             world.post(answered(asked[-1][0], "o", Accept()), at=world.at + 0.4)
     assert [at for _, at in asked] == [5.0, 10.0, 15.0, 20.0]
 
@@ -192,7 +192,7 @@ def test_a_look_that_does_not_come_ends_the_tick_without_effect_and_its_late_ans
     effects = world.begin(12.0)
     assert alarms(effects) == ["tick_timeout"] and record(effects).outcome == "timeout"
     assert world.wake == 15.0
-    assert world.looked(id=1) == [] and world.planner.dropped == 1
+    assert world.looked(id=1) == [] and world.planner.memory.dropped == 1
     assert scales(world.tick()) == [{"main": 5}]
 
 
@@ -241,7 +241,7 @@ def test_one_that_does_not_answer_in_time_has_no_say_and_its_late_answer_is_drop
     assert alarms(effects) == ["plugin_timeout"] and scales(effects) == [{"main": 3}]
     assert [said.result for said in record(effects).plugin_results] == ["timeout", "override"]
     assert world.post(answered(1, "o", wants(main=9))) == []
-    assert world.planner.dropped == 1 and world.planner.registry.seats["o"].evaluations == {"timeout": 1}
+    assert world.planner.memory.dropped == 1 and world.planner.registry.seats["o"].evaluations == {"timeout": 1}
 
 
 def test_a_slow_stage_leaves_the_next_one_its_whole_time_to_answer():
@@ -262,7 +262,7 @@ def test_what_nobody_waits_for_is_dropped_and_counted(event):
     world = Driven()
     world.post(outside("o"), at=0.0)
     world.tick(0.0)
-    assert world.post(event) == [] and world.planner.dropped == 1
+    assert world.post(event) == [] and world.planner.memory.dropped == 1
 
 
 def test_an_error_and_an_empty_answer_are_failures():
@@ -435,7 +435,7 @@ def test_limits_that_an_operator_changes_hold_from_the_next_tick_on():
     world.tick()
     assert world.post(planning.LimitsChanged(budget={"max_gpus": 4, "min_replicas": 2})) == []
     assert scales(world.tick()) == [{"main": 4}]
-    assert world.planner.budget == BudgetSettings(max_gpus=4, min_replicas=2)
+    assert world.planner.memory.budget == BudgetSettings(max_gpus=4, min_replicas=2)
 
 
 def test_an_unreadable_source_allows_more_but_never_fewer():
@@ -560,4 +560,4 @@ def test_a_woken_that_comes_twice_begins_one_tick():
     world.begin(0.0)
     assert world.post(Woken()) == []
     world.looked()
-    assert world.planner._number == 1
+    assert world.planner.memory.number == 1

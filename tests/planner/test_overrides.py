@@ -105,4 +105,4 @@ def test_what_is_kept_and_read_again_is_the_same():
     standing = OverrideTracker(ordered={"main": 4}, problems={"main": "no machine"})
     look(standing, seen(0.0, 2))
     look(standing, seen(5.0, 9, traffic=None))
-    assert OverrideTracker.restored(msgspec.json.decode(msgspec.json.encode(standing.snapshot()))) == standing
+    assert msgspec.json.decode(msgspec.json.encode(standing), type=OverrideTracker) == standing

@@ -136,7 +136,7 @@ class World:
         assert all(count >= 0 for count in scale.targets.values()), scale.targets
         # What an operator set since the look can't be known yet.
         wanted = {**self.shown, **scale.targets}
-        ceiling = self.planner.budget.max_gpus
+        ceiling = self.planner.memory.budget.max_gpus
         gpus = sum(POOLS[name][1] * count for name, count in wanted.items())
         assert ceiling is None or gpus <= ceiling, f"{wanted} are {gpus} GPUs, and the ceiling is {ceiling}"
         told: dict[str, str] = {}

@@ -38,7 +38,7 @@ from penstock.engine.timing.decode_steps import TabulatedSteps
 from penstock.engine.timing.timing_model import TimingModel, timing_of
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.hashing import block_hashes
-from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken
+from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, check_version
 from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, RequestId, StepStats
 
 VERSION = 4
@@ -291,7 +291,12 @@ class Engine:
         }
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Become the engine that wrote the snapshot; it must have had the same settings."""
+        """Become the engine that wrote the snapshot; it must have had the same settings.
+
+        Raises:
+            ValueError: it is of another version.
+        """
+        check_version(snapshot, VERSION, "an engine")
         gaps, tells = self._core.gaps, self._core.holdings.notify
         core = self._core = Scheduler(self.settings, self.timing, self._cache(self.settings.blocks))
         core.gaps, core.holdings.notify = gaps, tells

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import SECOND, Effect, Event, Nanos, Snapshot, Wake, Woken, nanos
+from penstock.kernel.machine import SECOND, Effect, Event, Nanos, Snapshot, Wake, Woken, check_version, nanos
 
 VERSION = 1
 Link = tuple[str, str]
@@ -146,7 +146,12 @@ class NetworkLinks:
         }
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Become the links that wrote the snapshot; they must have had the same bandwidth and latency."""
+        """Become the links that wrote the snapshot; they must have had the same bandwidth and latency.
+
+        Raises:
+            ValueError: it is of another version.
+        """
+        check_version(snapshot, VERSION, "network links")
         self._now, self._wake, self._serial = snapshot["now"], snapshot["wake"], snapshot["serial"]
         self._own = dict(snapshot["own"])
         self._flows, self._users, self._heap = {}, {}, []

@@ -16,7 +16,7 @@ from penstock.fleet.pool_scaling import PoolScaling
 from penstock.fleet.replica_lives import ReplicaLives
 from penstock.fleet.rolling_restart import RollingRestart
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken
+from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, read_snapshot, write_snapshot
 from penstock.kernel.values import Pool
 
 VERSION = 1
@@ -217,17 +217,15 @@ class Fleet:
 
     def snapshot(self) -> Snapshot:
         """Return the whole state as plain data."""
-        return {"version": VERSION, **msgspec.to_builtins(self.state)}
+        return write_snapshot(self.state, VERSION)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Become the fleet that wrote a snapshot.
 
         Raises:
-            InvariantError: it is of another version.
+            ValueError: it is of another version.
         """
-        if snapshot.get("version") != VERSION:
-            raise InvariantError(f"a fleet of version {snapshot.get('version')}, not {VERSION}")
-        self._assemble(msgspec.convert({k: v for k, v in snapshot.items() if k != "version"}, FleetState))
+        self._assemble(read_snapshot(snapshot, FleetState, VERSION, "a fleet"))
 
     def check(self) -> None:
         """Raise where two engines have one GPU, or a replica waits for nothing."""

@@ -8,7 +8,6 @@ import msgspec
 
 from penstock.fleet import events
 from penstock.fleet.fleet import Fleet
-from penstock.kernel.errors import InvariantError
 from penstock.kernel.journal_frames import Header, Record, packed, packed_record
 from penstock.kernel.machine import Effect, Event, Nanos, Woken
 
@@ -75,8 +74,5 @@ def fleet_of(header: Header) -> Fleet:
         ValueError: its state is not of a fleet of this version.
     """
     fleet = Fleet()
-    try:
-        fleet.restore(header.snapshot)
-    except (InvariantError, msgspec.ValidationError) as error:
-        raise ValueError(f"the header's state is none of this version's: {error}") from error
+    fleet.restore(header.snapshot)
     return fleet

@@ -5,7 +5,7 @@ under `Simulation` (virtual time) and under the live driver (asyncio).
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -17,6 +17,8 @@ MILLISECOND: Nanos = 1_000_000
 
 Snapshot = dict[str, Any]
 """Plain data (numbers, strings, bytes, lists, dicts) with a ``version`` key."""
+
+T = TypeVar("T")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="event"):
@@ -57,7 +59,11 @@ class Machine(Protocol):
         ...
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Become the machine that wrote ``snapshot``: ``restore(snapshot())`` changes nothing."""
+        """Become the machine that wrote ``snapshot``: ``restore(snapshot())`` changes nothing.
+
+        Raises:
+            ValueError: it is of another version.
+        """
         ...
 
     def check(self) -> None:
@@ -73,3 +79,35 @@ def seconds(now: Nanos) -> float:
 def nanos(duration: float) -> Nanos:
     """Turn seconds into kernel time, rounded to the nanosecond."""
     return round(duration * SECOND)
+
+
+def write_snapshot(state: object, version: int) -> Snapshot:
+    """Return a state (a struct or dataclass of such, lists, dicts and numbers) as plain data."""
+    return {"version": version, **msgspec.to_builtins(state)}
+
+
+def read_snapshot(snapshot: Snapshot, state: type[T], version: int, machine: str) -> T:
+    """Return the state that `write_snapshot` wrote.
+
+    Raises:
+        ValueError: it is of another version, or no such state.
+    """
+    check_version(snapshot, version, machine)
+    try:
+        return msgspec.convert(snapshot, state)  # the version is no field of a state, and is left out
+    except msgspec.ValidationError as error:
+        raise ValueError(f"a snapshot of {machine} can't be read: {error}") from error
+
+
+def check_version(snapshot: Snapshot, version: int, machine: str) -> None:
+    """Refuse the snapshot of another version: its parts may mean something else.
+
+    Raises:
+        ValueError: it is one.
+    """
+    written = snapshot.get("version")
+    if written != version:
+        raise ValueError(
+            f"a snapshot of {machine} has version {written}, and this release reads {version}: "
+            "read it with the release that wrote it"
+        )

@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import Pool
 from penstock.planner.observation import BROKEN_AFTER, Health, ModelState, Observation
 from penstock.planner.plugins.proposals import CEILING, Reason
@@ -116,12 +114,3 @@ class OverrideTracker:
             text = f"{pool} stays at {desired} instead of {wanted}: the traffic of {model} is {state}, not known"
             return Reason(code=f"source_{state}", text=text, facts={"pool": pool, "wanted": wanted})
         return None
-
-    def snapshot(self) -> Snapshot:
-        """Return the memory as plain data."""
-        return {name: dict(getattr(self, name)) for name in self.__slots__}
-
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> "OverrideTracker":
-        """Return the memory that `snapshot` wrote."""
-        return cls(**{name: dict(state.get(name, {})) for name in cls.__slots__})

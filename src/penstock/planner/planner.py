@@ -11,7 +11,18 @@ from typing import Any
 import msgspec
 
 from penstock.kernel.errors import ConfigError, InvariantError
-from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, nanos, seconds
+from penstock.kernel.machine import (
+    Effect,
+    Event,
+    Nanos,
+    Snapshot,
+    Wake,
+    Woken,
+    nanos,
+    read_snapshot,
+    seconds,
+    write_snapshot,
+)
 from penstock.planner import events as planning
 from penstock.planner.limits.limits import project
 from penstock.planner.observation import ModelState, Observation
@@ -38,6 +49,23 @@ TICK_TIMEOUT = 30.0
 """Longest seconds of a tick; a longer one is dropped and changes nothing. Dynamo's default."""
 
 
+class PlannerMemory(msgspec.Struct, kw_only=True):
+    """What a planner knows over time: all that its snapshot has."""
+
+    budget: BudgetSettings
+    standing: OverrideTracker = msgspec.field(default_factory=OverrideTracker)
+    start_ups: StartUpTimes
+    looks: list[Observation] = []
+    tick: PlannerTick | None = None
+    begun: float | None = None
+    next_due: float = 0.0
+    number: int = 0
+    dropped: int = 0
+    """Answers that no tick waited for."""
+    seats: dict[str, Snapshot] = {}
+    """The slots of plugins; filled only in a snapshot, since the plugins themselves are no part of it."""
+
+
 class Planner:
     """One planner; its first `Woken` is its first tick.
 
@@ -49,18 +77,9 @@ class Planner:
 
     def __init__(self, settings: PlannerSettings, plugins: Iterable[PlannerPlugin], *, strict: bool = False) -> None:
         self.settings = settings
-        self.budget: BudgetSettings = settings.budget
+        self.memory = PlannerMemory(budget=settings.budget, start_ups=StartUpTimes(settings.start.assumed))
         self.registry = PluginRegistry()
-        self.standing = OverrideTracker()
-        self.start_ups = StartUpTimes(settings.start.assumed)
-        self.dropped = 0
-        """Answers that no tick waited for."""
         self._strict = strict
-        self._looks: list[Observation] = []
-        self._tick: PlannerTick | None = None
-        self._begun: float | None = None
-        self._next_due = 0.0
-        self._number = 0
         self._out: list[Effect] = []
         for plugin in plugins:
             if plugin.spec.id in self.registry.seats:
@@ -93,9 +112,9 @@ class Planner:
             case planning.Benchmarked():
                 self._benchmarked(event)
             case planning.LimitsChanged():
-                self.budget = msgspec.convert(event.budget, BudgetSettings)
+                self.memory.budget = msgspec.convert(event.budget, BudgetSettings)
             case _:
-                self.dropped += 1
+                self.memory.dropped += 1
         out, self._out = self._out, []
         return out
 
@@ -110,14 +129,14 @@ class Planner:
     # --- a tick's course --------------------------------------------------------------------------------------------
 
     def _woken(self, at: float) -> None:
-        if self._begun is None:
-            self._begun = self._next_due = at
+        if self.memory.begun is None:
+            self.memory.begun = self.memory.next_due = at
             for seat in self.registry.seats.values():
                 seat.registered = seat.last_heartbeat = at
-        tick = self._tick
+        tick = self.memory.tick
         if tick is None:
-            if at + 1e-9 < self._next_due:
-                return self._sleep(self._next_due)
+            if at + 1e-9 < self.memory.next_due:
+                return self._sleep(self.memory.next_due)
             return self._begin(at)
         if at - tick.at >= TICK_TIMEOUT - 1e-6:
             missing = "a look" if tick.observing else ", ".join(tick.waiting)
@@ -129,32 +148,32 @@ class Planner:
         self._go_on(at)
 
     def _begin(self, at: float) -> None:
-        self._number += 1
-        self._tick = PlannerTick(self._number, at, self._next_due)
+        self.memory.number += 1
+        self.memory.tick = PlannerTick(self.memory.number, at, self.memory.next_due)
         for seat in list(self.registry.seats.values()):
             silent = at - seat.last_heartbeat
             if seat.spec.outside and silent > self.settings.plugins.heartbeat:
                 self.registry.remove(seat.spec.id)
                 self._alarm("plugin_silent", f"planner plugin {seat.spec.id} was silent for {silent:.0f} s, and is out")
-        self._out.append(planning.Observe(id=self._number))
+        self._out.append(planning.Observe(id=self.memory.number))
         self._sleep(at + TICK_TIMEOUT)
 
     def _looked(self, at: float, event: planning.Observed) -> None:
-        tick = self._tick
+        tick = self.memory.tick
         if tick is None or not tick.observing or event.id != tick.number:
-            self.dropped += 1
+            self.memory.dropped += 1
             return
         observation = event.observation
-        self._looks.append(observation)
-        while self._looks[0].at < observation.at - HISTORY:
-            del self._looks[0]
-        for reason in self.standing.observe(observation, self.settings.manual_hold):
+        self.memory.looks.append(observation)
+        while self.memory.looks[0].at < observation.at - HISTORY:
+            del self.memory.looks[0]
+        for reason in self.memory.standing.observe(observation, self.settings.manual_hold):
             self._out.append(planning.Alarm(reason=reason))
         deadline = self.settings.start.deadline
         for model, name, state in observation.pools():
-            self.start_ups.note(model, state)
-            given_up = self.start_ups.coming(model, state, deadline).given_up
-            lacking = self.standing.not_started(name, state.pool, given_up, deadline)
+            self.memory.start_ups.note(model, state)
+            given_up = self.memory.start_ups.coming(model, state, deadline).given_up
+            lacking = self.memory.standing.not_started(name, state.pool, given_up, deadline)
             if lacking is not None:
                 self._out.append(planning.Alarm(reason=lacking))
         tick.observing = False
@@ -162,9 +181,9 @@ class Planner:
         self._go_on(at)
 
     def _look_failed(self, at: float, event: planning.ObserveFailed) -> None:
-        tick = self._tick
+        tick = self.memory.tick
         if tick is None or not tick.observing or event.id != tick.number:
-            self.dropped += 1
+            self.memory.dropped += 1
             return
         self._alarm("blind", f"nothing could be seen in this tick, so all stays as it is: {event.why}")
         tick.reasons.append(Reason(code="blind", text=event.why))
@@ -172,7 +191,7 @@ class Planner:
 
     def _go_on(self, at: float) -> None:
         """Run the stages until one has to wait for a plugin."""
-        tick = self._tick
+        tick = self.memory.tick
         assert tick is not None
         if tick.observing:
             return self._sleep(tick.at + TICK_TIMEOUT)
@@ -190,22 +209,24 @@ class Planner:
 
     def context(self, tick: PlannerTick) -> PluginContext:
         """Return the context for plugins at this point."""
-        observation = self._looks[-1]
+        observation = self.memory.looks[-1]
         deadline = self.settings.start.deadline
         return PluginContext(
             tick=tick.number,
             at=observation.at,
-            observations=self._looks,
+            observations=self.memory.looks,
             baseline=tick.baseline,
             predictions=tick.predictions,
-            start_ups=self.start_ups,
-            coming={name: self.start_ups.coming(model, state, deadline) for model, name, state in observation.pools()},
-            budget=self.budget,
-            manual=self.standing.manual,
+            start_ups=self.memory.start_ups,
+            coming={
+                name: self.memory.start_ups.coming(model, state, deadline) for model, name, state in observation.pools()
+            },
+            budget=self.memory.budget,
+            manual=self.memory.standing.manual,
         )
 
     def _ask(self, at: float, seat: PluginSlot, stage: Stage) -> None:
-        tick = self._tick
+        tick = self.memory.tick
         assert tick is not None
         deadline = self.settings.plugins.deadline
         # From now, not from the tick's start: a slow observation or earlier stage must not use up the time of this one.
@@ -224,9 +245,9 @@ class Planner:
         )
 
     def _answered(self, at: float, event: planning.PluginAnswered) -> None:
-        tick, seat = self._tick, self.registry.seats.get(event.plugin)
+        tick, seat = self.memory.tick, self.registry.seats.get(event.plugin)
         if tick is None or event.id != tick.number or event.plugin not in tick.waiting or seat is None:
-            self.dropped += 1
+            self.memory.dropped += 1
             return
         if event.error is not None or event.result is None:
             self._failed(at, event.plugin, "error", event.error or "an empty answer")
@@ -238,7 +259,7 @@ class Planner:
         self._go_on(at)
 
     def _failed(self, at: float, plugin: str, kind: str, why: str) -> None:
-        tick, seat = self._tick, self.registry.seats.get(plugin)
+        tick, seat = self.memory.tick, self.registry.seats.get(plugin)
         assert tick is not None
         tick.waiting.pop(plugin, None)
         if seat is not None:
@@ -247,7 +268,7 @@ class Planner:
             self._alarm(f"plugin_{kind}", f"planner plugin {plugin} has no say in this tick: {why}")
 
     def _unawaited(self, at: float, plugin: str) -> None:
-        tick = self._tick
+        tick = self.memory.tick
         if tick is not None and tick.waiting.pop(plugin, None) is not None:
             self._go_on(at)
 
@@ -263,7 +284,7 @@ class Planner:
 
     def _decide(self, at: float) -> None:
         """Apply the limits, and order the desired replicas."""
-        tick, observation = self._tick, self._looks[-1]
+        tick, observation = self.memory.tick, self.memory.looks[-1]
         assert tick is not None
         pools = list(observation.pools())
         desired = {name: state.pool.desired for _, name, state in pools}
@@ -274,12 +295,12 @@ class Planner:
         for model, name, _ in pools:
             now = desired[name]
             proposed = tick.baseline.get(name, now) if name in planned else now
-            hold = None if proposed == now else self.standing.hold_reason(name, model, proposed, now)
+            hold = None if proposed == now else self.memory.standing.hold_reason(name, model, proposed, now)
             wanted[name] = proposed if hold is None else now
             if hold is not None:
                 tick.bound.append(hold)
         committed = {name: min(desired[name], state.ready + len(state.starting)) for _, name, state in pools}
-        projected = project(wanted, observation, self.budget, committed=committed)
+        projected = project(wanted, observation, self.memory.budget, committed=committed)
         tick.bound += projected.bound
         targets = projected.targets
         changed = {name: count for name, count in targets.items() if count != desired[name]}
@@ -287,7 +308,7 @@ class Planner:
             return self._end(at, "hold" if wanted == desired and tick.bound else "keep", targets)
         if self.settings.advisory:
             return self._end(at, "advise", targets)
-        self.standing.record_order(targets)
+        self.memory.standing.record_order(targets)
         reasons = (*tick.bound, *tick.reasons)
         self._out.append(planning.Scale(id=tick.number, targets=changed, flips=tick.flips, reasons=reasons))
         self._end(at, "apply", targets)
@@ -302,28 +323,28 @@ class Planner:
 
     def _scaled(self, event: planning.Scaled) -> None:
         for pool, why in event.problems.items():
-            if self.standing.problems.get(pool) != why:
+            if self.memory.standing.problems.get(pool) != why:
                 self._alarm("not_scaled", f"{pool} can't be scaled as planned: {why}", pool=pool)
-        self.standing.problems = dict(event.problems)
+        self.memory.standing.problems = dict(event.problems)
 
     def _end(self, at: float, outcome: Outcome, targets: dict[str, int] | None = None) -> None:
-        tick = self._tick
+        tick = self.memory.tick
         assert tick is not None
-        self._out += [planning.Alarm(reason=reason) for reason in self.standing.ceiling_reached(at, tick.bound)]
+        self._out += [planning.Alarm(reason=reason) for reason in self.memory.standing.ceiling_reached(at, tick.bound)]
         self._out.append(planning.Ticked(record=self._record(tick, outcome, targets)))
-        self._tick = None
+        self.memory.tick = None
         base = self.settings.base
-        assert self._begun is not None
-        turns = int((at - self._begun) / base + 1e-6) + 1
-        self._next_due = self._begun + turns * base
-        self._sleep(self._next_due)
+        assert self.memory.begun is not None
+        turns = int((at - self.memory.begun) / base + 1e-6) + 1
+        self.memory.next_due = self.memory.begun + turns * base
+        self._sleep(self.memory.next_due)
 
     def _record(self, tick: PlannerTick, outcome: Outcome, targets: dict[str, int] | None) -> TickRecord:
-        observation = self._looks[-1] if self._looks and not tick.observing else None
+        observation = self.memory.looks[-1] if self.memory.looks and not tick.observing else None
         pools: dict[str, PoolTick] = {}
         gpus = 0
         for model, name, state in () if observation is None else observation.pools():
-            pool, coming = state.pool, self.start_ups.coming(model, state, self.settings.start.deadline)
+            pool, coming = state.pool, self.memory.start_ups.coming(model, state, self.settings.start.deadline)
             gpus += pool.gpus * (state.ready + len(state.starting) + state.draining)
             pools[name] = PoolTick(
                 ready=state.ready,
@@ -374,7 +395,7 @@ class Planner:
 
     def _model(self, tick: PlannerTick, name: str, observed: ModelState) -> ModelTick:
         traffic, predicted = observed.traffic, tick.predictions.get(name)
-        health = self.standing.health.get(name, observed.health)
+        health = self.memory.standing.health.get(name, observed.health)
         forecast = {} if predicted is None else msgspec.to_builtins(predicted, str_keys=True)
         if traffic is None:
             return ModelTick(health=health, queued=observed.queued, predicted=forecast)
@@ -399,48 +420,30 @@ class Planner:
     # --- a machine's other duties ------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        return {
-            "version": SNAPSHOT_VERSION,
-            "budget": msgspec.to_builtins(self.budget),
-            "standing": self.standing.snapshot(),
-            "start_ups": self.start_ups.snapshot(),
-            "looks": [msgspec.to_builtins(look) for look in self._looks],
-            "tick": None if self._tick is None else msgspec.to_builtins(self._tick),
-            "begun": self._begun,
-            "next_due": self._next_due,
-            "number": self._number,
-            "dropped": self.dropped,
-            "seats": {id: seat.snapshot() for id, seat in self.registry.seats.items()},
-        }
+        seats = {id: seat.snapshot() for id, seat in self.registry.seats.items()}
+        return write_snapshot(msgspec.structs.replace(self.memory, seats=seats), SNAPSHOT_VERSION)
 
     def restore(self, snapshot: Snapshot) -> None:
-        if snapshot.get("version") != SNAPSHOT_VERSION:
-            raise ValueError(f"a planner's snapshot of version {snapshot.get('version')}; this is {SNAPSHOT_VERSION}")
-        self.budget = msgspec.convert(snapshot["budget"], BudgetSettings)
-        self.standing = OverrideTracker.restored(snapshot["standing"])
-        self.start_ups = StartUpTimes.restored(snapshot["start_ups"])
-        self._looks = [msgspec.convert(look, Observation) for look in snapshot["looks"]]
-        self._tick = None if snapshot["tick"] is None else msgspec.convert(snapshot["tick"], PlannerTick)
-        self._begun, self._next_due = snapshot["begun"], snapshot["next_due"]
-        self._number, self.dropped = snapshot["number"], snapshot["dropped"]
+        self.memory = read_snapshot(snapshot, PlannerMemory, SNAPSHOT_VERSION, "a planner")
+        seats, self.memory.seats = self.memory.seats, {}
         own = {id: seat for id, seat in self.registry.seats.items() if seat.plugin is not None}
         self.registry.seats = {}
-        for id, state in snapshot["seats"].items():
-            spec = msgspec.convert(state["spec"], PluginSpec)
+        for id, slot in seats.items():
+            spec = msgspec.convert(slot["spec"], PluginSpec)
             if not spec.outside and id not in own:
                 continue  # another policy is configured now: its plugins start anew
-            seat = own.pop(id, None) or PluginSlot(spec, None, state["registered"])
-            seat.restore(state)
+            seat = own.pop(id, None) or PluginSlot(spec, None, slot["registered"])
+            seat.restore(slot)
             self.registry.seats[id] = seat
         self.registry.seats |= own
 
     def check(self) -> None:
-        tick = self._tick
+        tick = self.memory.tick
         if tick is not None and tick.waiting and (tick.observing or tick.over):
             raise InvariantError(f"a tick that is not in a stage waits for {', '.join(tick.waiting)}")
-        if any(count < 0 for count in self.standing.ordered.values()):
-            raise InvariantError(f"fewer than no replicas were wanted: {self.standing.ordered}")
-        coming = [look.at for look in self._looks]
+        if any(count < 0 for count in self.memory.standing.ordered.values()):
+            raise InvariantError(f"fewer than no replicas were wanted: {self.memory.standing.ordered}")
+        coming = [look.at for look in self.memory.looks]
         if coming != sorted(coming):
             raise InvariantError("looks are not in the order of time")
 

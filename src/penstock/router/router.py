@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.kernel.block_runs import plain
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken
+from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, check_version
 from penstock.kernel.values import RequestId, Slo, Target
 from penstock.router import events, settings_change
 from penstock.router.kv_index import kv_event_handlers
@@ -124,8 +124,7 @@ class Router(RouterState):
         }
 
     def restore(self, snapshot: Snapshot) -> None:
-        if snapshot["version"] != SNAPSHOT_VERSION:
-            raise InvariantError(f"a router snapshot of version {snapshot['version']}, not {SNAPSHOT_VERSION}")
+        check_version(snapshot, SNAPSHOT_VERSION, "a router")
         state, internal, gauss = snapshot["rng"]
         self.rng.setstate((state, tuple(internal), gauss))
         self.name = snapshot["name"]

@@ -1,9 +1,9 @@
 """Start-up times of replicas, from the decision until they serve: measured ones, and those on the way."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from penstock.kernel.machine import Snapshot
+import msgspec
+
 from penstock.kernel.statistics import percentile
 from penstock.planner.observation import PoolState
 
@@ -26,21 +26,20 @@ class StartingReplica(NamedTuple):
         return len(self.due)
 
 
-class StartUpTimes:
+class StartUpTimes(msgspec.Struct):
     """Measured start-up times by model, kind of GPU, and whether the machine had the files (warm).
 
     Args:
         assumed: seconds for kinds that were never measured.
     """
 
-    def __init__(self, assumed: float = 60.0) -> None:
-        self.assumed = assumed
-        self._times: dict[str, list[float]] = {}
+    assumed: float = 60.0
+    times: dict[str, list[float]] = msgspec.field(name="seen", default_factory=dict)
 
     def note(self, model: str, state: PoolState) -> None:
         """Add the start-up times in an observation."""
         if state.start_up_times:
-            times = self._times.setdefault(_key(model, state), [])
+            times = self.times.setdefault(_key(model, state), [])
             times += state.start_up_times
             del times[:-TIMES_MAX]
 
@@ -50,7 +49,7 @@ class StartUpTimes:
         Without measurements: the other warmth's, else the assumed time, or the oldest start's time so far.
         """
         for warm in (state.warm, not state.warm):
-            times = self._times.get(_key(model, state, warm))
+            times = self.times.get(_key(model, state, warm))
             if times:
                 return percentile(sorted(times), q)
         late = [age for age in state.starting if self.assumed <= age <= BEYOND * self.assumed]
@@ -58,24 +57,13 @@ class StartUpTimes:
 
     def measured(self, model: str, state: PoolState) -> int:
         """Return how many start-ups of this kind are known."""
-        return len(self._times.get(_key(model, state), ()))
+        return len(self.times.get(_key(model, state), ()))
 
     def coming(self, model: str, state: PoolState, deadline: float) -> StartingReplica:
         """Return when the starting replicas are expected; those older than ``deadline`` seconds no longer count."""
         usual = self.quantile(model, state, 0.9)
         alive = [max(0.0, usual - age) for age in state.starting if age <= deadline]
         return StartingReplica(tuple(sorted(alive)), len(state.starting) - len(alive) + state.failed)
-
-    def snapshot(self) -> Snapshot:
-        """Return the state as plain data."""
-        return {"assumed": self.assumed, "seen": {key: list(times) for key, times in self._times.items()}}
-
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> "StartUpTimes":
-        """Return the object that `snapshot` wrote."""
-        made = cls(state["assumed"])
-        made._times = {key: list(times) for key, times in state["seen"].items()}
-        return made
 
 
 def _key(model: str, state: PoolState, warm: bool | None = None) -> str:

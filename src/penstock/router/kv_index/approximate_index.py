@@ -204,7 +204,6 @@ class ApproximateIndex:
     def snapshot(self) -> Snapshot:
         """Return the whole state as plain data."""
         return {
-            "version": 1,
             "now": self._now,
             "slots": self._slots.snapshot(),
             "masks": [[block, mask_bytes(mask)] for block, mask in self._masks.items()],

@@ -267,7 +267,6 @@ class ExactIndex:
     def snapshot(self) -> Snapshot:
         """Return the whole state as plain data."""
         return {
-            "version": 2,
             "block_size": self.block_size,
             "slots": self._slots.snapshot(),
             "tiers": {tier: span_state.snapshot(spans) for tier, spans in self._tiers.items()},

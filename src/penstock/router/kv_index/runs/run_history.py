@@ -103,7 +103,6 @@ class RunHistory:
     def snapshot(self) -> Snapshot:
         """Return the whole state as plain data."""
         return {
-            "version": 1,
             "now": self._now,
             "aged": [[target.worker, target.rank, aged.snapshot()] for target, aged in self._aged.items()],
             "due": [[until, target.worker, target.rank] for until, target in self._due],

@@ -89,7 +89,6 @@ class RunIndex:
     def snapshot(self) -> Snapshot:
         """Return the whole state as plain data."""
         return {
-            "version": 1,
             "block_size": self.block_size,
             "reach": self._reach.snapshot(),
             "counters": self.counters.as_dict(),
