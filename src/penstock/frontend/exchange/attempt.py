@@ -79,12 +79,12 @@ class Attempt:
         self._absence = WorkerAbsence(answer.context.cluster, dispatch.card)
         job, self.transcript = answer.resumable.start(self.dialect)
         ids = self.transcript is not None and self.transcript.mode == "ids"
-        headers = engine_headers(job, dispatch, answer.ticket.id, answer.caller.headers, answer.span)
+        headers = engine_headers(job, self.dialect, dispatch, answer.ticket.id, answer.caller.headers, answer.span)
         handoff = dispatch.handoff
         stages = answer.context.stages
         self._prefill = None if handoff is None else stages.taken_by(dispatch, answer.ticket.id)
         handed = None if handoff is None else stages.fields_for(dispatch, self._prefill)
-        body = engine_body(job, dispatch, answer.resolved.adapter, token_ids=ids, handed=handed)
+        body = engine_body(job, self.dialect, dispatch, answer.resolved.adapter, token_ids=ids, handed=handed)
         self._fetches = handoff is not None and handoff.protocol == "completed"
         """Whether it fetches KV that an engine holds for it: then it is not cut before its first token."""
         self._begun: asyncio.Task[None] | None = None
@@ -102,7 +102,7 @@ class Attempt:
     async def run(self) -> bool | AttemptLost:
         """Answer the client; False where the router's next effect decides."""
         key = (self._answer.ticket.id, self.dispatch.attempt)
-        self._context.attempts.add(key, self)
+        self._context.attempts.open[key] = self
         over = False
         try:
             if not self._fetches:
@@ -119,7 +119,7 @@ class Attempt:
             over = True
             return answered
         finally:
-            self._context.attempts.remove(key)
+            del self._context.attempts.open[key]
             if self._begun is not None and not over and not self.tap.started:
                 self._context.stages.finish_fetch(self.dispatch, self._prefill, self._call, self._begun)
             else:
@@ -129,7 +129,8 @@ class Attempt:
         call = self._call
         try:
             await begun
-            self._context.metrics.stage("dispatch", time.monotonic() - self._last_byte)
+            took = time.monotonic() - self._last_byte
+            self._context.bookkeeping.add((self._context.metrics.stage, ("dispatch", took)))
             if call.status >= 400:
                 return await self._refused()
             if call.streams:
@@ -216,7 +217,7 @@ class Attempt:
             out, self._buffered = self._buffered + out, b""
             if timing.first is None:
                 timing.first = now
-                self._context.first_token(now - timing.arrived)
+                self._context.bookkeeping.add((self._context.first_token, (now, now - timing.arrived)))
             if not answer.caller.begun:
                 self._open()
         if self.transcript is not None:

@@ -54,7 +54,8 @@ class ClientAnswer:
             self.resumable.transcript = transcript
         if self.job.streamed:
             self.ticket.first_token(attempt.attempt)
-            self.span.event("first_token" if self.resumable.leg is None else "migrated")
+            if self.span.sampled:
+                self.span.event("first_token" if self.resumable.leg is None else "migrated")
         self.count_first()
         self.resumable.taken()
         return True
@@ -65,7 +66,7 @@ class ClientAnswer:
         tokens = output_tokens(usage)
         timing = self.timing
         timing.last = time.monotonic()
-        timing.settle(counted if tokens is None else tokens, self.context.metrics.gaps(self.resolved.model))
+        timing.output = counted if tokens is None else tokens
         timing.cached = cached_tokens(usage)
         self.ticket.finished(timing.output, timing.cached, self.speaker.attempt)
 
@@ -82,4 +83,4 @@ class ClientAnswer:
         """Count the request as one whose first token, or end, has come: once."""
         if not self._first_counted:
             self._first_counted = True
-            self.context.metrics.first_token(self.resolved.model)
+            self.context.bookkeeping.add((self.context.metrics.first_token, (self.resolved.model,)))

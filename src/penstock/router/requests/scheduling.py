@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.kernel.machine import Nanos, nanos, seconds
+from penstock.kernel.machine import SECOND, Nanos, nanos, seconds
 from penstock.kernel.values import Role, Target
 from penstock.router.events import Cost, Decision, Dispatch, Excluded, Handoff, StageLeg
 from penstock.router.model_pool import ModelPool
@@ -17,9 +17,10 @@ from penstock.router.requests.routed_request import HEDGE, STAGE, Hedge, Remote,
 from penstock.router.requests.stage_graph import AT_ONCE, FINAL
 from penstock.router.router_state import RouterState
 from penstock.router.selection.select import Selection, blind, discounted, pinned, select
-from penstock.router.settings import Mode
+from penstock.router.settings import Mode, OverloadSettings
 from penstock.router.workers.roster import RosterWorker
 
+NO_LIMITS = OverloadSettings()
 BLIND = ("round_robin", "random")
 """Modes that need no cost."""
 
@@ -34,10 +35,10 @@ def admit(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
         _nowhere(core, now, request, pool, step)
     elif step.source is not None:
         _place(core, now, request, pool, step)  # another worker holds its KV: waiting here would block that one
-    elif (full := _refusal(core, now, request, pool, targets)) is not None:
+    elif not request.attempt and (full := _refusal(core, now, request, pool, targets)) is not None:
         pool.refuse(full.limit, now)
         close(core, now, request, "rejected", "overloaded", 503, full.reason, retry_after=full.retry_after)
-    elif len(pool.queue) or _all_busy(core, pool, targets):
+    elif pool.queue.waiting or _all_busy(core, pool, targets):
         _enqueue(core, now, request, pool)
         core.freed[pool.model] = None
     else:
@@ -48,7 +49,7 @@ def _refusal(
     core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, targets: list[tuple[Target, RosterWorker]]
 ) -> Refusal | None:
     settings = core.settings.overload
-    return refusal(settings, pool, request, targets, now) if settings.limits and not request.attempt else None
+    return None if settings == NO_LIMITS else refusal(settings, pool, request, targets, now)
 
 
 def pump(core: RouterState, now: Nanos, pool: ModelPool) -> None:
@@ -328,7 +329,8 @@ def _send(
     request.attempt += 1
     request.legs.append(StageLeg(role=step.stage, target=target, dispatched=now))
     worker.requests += 1
-    worker.breaker.dispatched(now)
+    if worker.breaker.until is not None:
+        worker.breaker.dispatched()
     pool.routed(target, prompt, now)
     decision = Decision(
         request=event.id,
@@ -340,7 +342,7 @@ def _send(
         reason=choice.reason,
         isl=prompt.isl,
         blocks=len(prompt.blocks),
-        queued=seconds(request.queued),
+        queued=request.queued / SECOND,
         candidates=costs,
         excluded=step.eligible.excluded,
         expected_cached_tokens=choice.cost.overlap_tokens,
