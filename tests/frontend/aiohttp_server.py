@@ -71,7 +71,7 @@ class AiohttpExchange:
         if self._request.version < (1, 1):
             self.response.force_close()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, *, last: bool = False) -> None:
         self._waiting.append(data)
 
     @property

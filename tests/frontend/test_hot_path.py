@@ -1,7 +1,7 @@
 """How much of our code does a plain streamed chat run? Files under src/penstock, and calls of functions defined there.
 
 Counted is one request on a warm frontend, in its own process, over a kept connection: from the call that gets its first
-byte until the one that has written its last; as a second number with what follows until the connection is ready for the
+byte until the one that ends its answer; as a second number with what follows until the connection is ready for the
 next request; and as a third what it takes to enter its record and counts, which is done for many requests at once. A
 scripted engine, which is no code of ours, streams nine pieces, one by one. A coroutine that goes on counts as a call,
 as `sys.setprofile` has it.

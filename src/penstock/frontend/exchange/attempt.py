@@ -233,13 +233,14 @@ class Attempt:
             if grown > self._grown:
                 self._grown = grown
                 answer.ticket.grown(tap.tokens)
-        if tap.done and tap.error is None and answer.ticket.closed is None:
+        done = tap.done and tap.error is None
+        if done and answer.ticket.closed is None:
             # Before the end mark goes out: a client may hang up on receiving it, and has its answer then.
             answer.finish(usage=tap.usage, counted=tap.tokens)
             if answer.job.wants_extra:
                 out = before_end(out, answer.job, answer.ticket.id, answer.extra())
         if out:
-            answer.caller.write(out)
+            answer.caller.write(out, last=done)
         return tap.error is None
 
     async def _unary(self) -> bool:
