@@ -38,37 +38,41 @@ class ClientAnswer:
     def __post_init__(self) -> None:
         self.resumable = ResumableStream(self.context, self.resolved, self.job, self.prompt)
 
-    def speak(self, attempt: Dispatch, transcript: Transcript | None, *, quietly: bool = False) -> bool:
-        """An attempt has its first output; False where another one was faster, and this one must stop.
+    def speak(self, attempt: Dispatch, transcript: Transcript | None) -> bool:
+        """An attempt has something for the client; False where another one was faster, and this one must stop.
 
         Args:
             transcript: follows its output, so that another engine can continue it.
-            quietly: it has no output but an answer of another kind, which is reported to the router otherwise.
         """
         if self.speaker is not None:
             return self.speaker is attempt
         self.speaker = attempt
-        if quietly:
-            return True
         if transcript is not None:
             self.resumable.transcript = transcript
+        return True
+
+    def began(self) -> None:
+        """The first output has been written: the router hears of it after the client, in the same turn of the loop."""
+        assert self.speaker is not None
         if self.job.streamed:
-            self.ticket.first_token(attempt.attempt)
+            self.ticket.first_token(self.speaker.attempt)
             if self.span.sampled:
                 self.span.event("first_token" if self.resumable.leg is None else "migrated")
         self.count_first()
         self.resumable.taken()
-        return True
 
-    def finish(self, *, usage: dict[str, object] | None, counted: int) -> None:
-        """The answer is whole; that is posted to the router before the last bytes go out."""
-        assert self.speaker is not None
+    def take_usage(self, usage: dict[str, object] | None, counted: int) -> None:
+        """All output is here; ``counted``: its tokens, where the engine does not report them."""
         tokens = output_tokens(usage)
         timing = self.timing
         timing.last = time.monotonic()
         timing.output = counted if tokens is None else tokens
         timing.cached = cached_tokens(usage)
-        self.ticket.finished(timing.output, timing.cached, self.speaker.attempt)
+
+    def finish(self) -> None:
+        """The last bytes have been written: nothing can come between, so the client can't hang up before this."""
+        assert self.speaker is not None and self.timing.output is not None
+        self.ticket.finished(self.timing.output, self.timing.cached, self.speaker.attempt)
 
     def refused(self, attempt: Dispatch, reason: str, status: int) -> None:
         """The engine reports that the request itself is at fault."""

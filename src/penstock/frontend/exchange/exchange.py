@@ -145,10 +145,11 @@ class RequestExchange:
         """End a stream whose output is whole, in place of its lost engine."""
         answer = self.answer
         ending, usage = answer.resumable.last_words()
-        answer.finish(usage=usage, counted=0)
+        answer.take_usage(usage, 0)
         if answer.job.wants_extra:
             ending = before_end(ending, answer.job, answer.ticket.id, answer.extra())
-        answer.caller.write(ending)
+        answer.caller.write(ending, last=True)
+        answer.finish()
         await answer.caller.end()
         return True
 

@@ -29,7 +29,7 @@ class Bookkeeping:
     def enter(self) -> None:
         """Enter all that is held."""
         notes = self._notes[:]
-        self._notes.clear()
+        del self._notes[: len(notes)]  # and no more: a thread that tokenises may have added one just now
         for function, arguments in notes:
             try:
                 function(*arguments)
