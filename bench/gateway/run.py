@@ -133,7 +133,7 @@ def machine() -> dict[str, Any]:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = ["direct", "haproxy", "sglang-router", "vllm-router", "ours", "ours-two", "ours-full", "dynamo"]
+    default = ["direct", "haproxy", "sglang-router", "smg", "vllm-router", "ours", "ours-two", "ours-full", "dynamo"]
     parser.add_argument("--gateways", type=lambda text: text.split(","), default=default)
     parser.add_argument("--cells", type=re.compile, default=re.compile(""), help="only those whose name matches")
     parser.add_argument("--repeats", type=int, default=3)

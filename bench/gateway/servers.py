@@ -142,12 +142,21 @@ backend engines
 
 
 def sglang_router(setting: Setting, start: Start) -> Gateway:
-    python = peer("sglang-router", "python")
+    return launched("router", [peer("sglang-router", "python"), "-m", "sglang_router.launch_router"], setting, start)
+
+
+def smg(setting: Setting, start: Start) -> Gateway:
+    """The living successor of sglang-router, with the same options."""
+    return launched("router", [peer("smg", "smg"), "launch"], setting, start)
+
+
+def launched(label: str, command: list[str], setting: Setting, start: Start) -> Gateway:
+    """Start sglang-router or its successor: over plain HTTP, by the prefixes that it has sent where."""
     port, metrics = free_port(), free_port()
-    command = [python, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
+    command = [*command, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--worker-urls", *setting.urls, "--policy", "cache_aware", "--model-path", str(setting.model)]
     command += ["--prometheus-port", str(metrics), "--prometheus-host", "127.0.0.1", "--log-level", "error"]
-    process = start("router", command)
+    process = start(label, command)
     wait_for(port, process)
     return Gateway(port, family(process.pid))
 
@@ -194,6 +203,7 @@ GATEWAYS: dict[str, Callable[[Setting, Start], Gateway]] = {
     "direct": direct,
     "haproxy": haproxy,
     "sglang-router": sglang_router,
+    "smg": smg,
     "vllm-router": vllm_router,
     "dynamo": dynamo,
     "ours": ours,

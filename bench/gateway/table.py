@@ -60,14 +60,14 @@ def goals(runs: list[dict[str, Any]]) -> list[str]:
         mine, other_value = value(runs, ours, cell, key), value(runs, theirs, other or cell, key)
         found.append((text, mine / other_value if mine and other_value else None, most))
 
-    for cell in ("unary w100 new c16", "stream w100 new c16", "unary w2000 new c16", "stream w2000 new c16"):
-        ratio(f"pass-through CPU over sglang-router's, {cell}", "ours", "sglang-router", cell, "cpu_ms", 1.0)
-        ratio(f"pass-through CPU over HAProxy's, {cell}", "ours", "haproxy", cell, "cpu_ms", 2.0)
-    for cell in ("unary w100 new c1", "stream w100 new c1", "unary w2000 new c1"):
-        ratio(f"pass-through p50 over sglang-router's, {cell}", "ours", "sglang-router", cell, p50(cell), 1.0)
-        ratio(f"pass-through p50 over HAProxy's, {cell}", "ours", "haproxy", cell, p50(cell), 2.0)
-    for peer, most in (("sglang-router", 1.0), ("haproxy", 1.0)):
-        ratio(f"CPU per paced chunk over {peer}'s", "ours", peer, "paced w100 c64", "cpu_us_per_event", most)
+    for theirs in ("sglang-router", "smg"):
+        for cell in ("unary w100 new c16", "stream w100 new c16", "unary w2000 new c16", "stream w2000 new c16"):
+            ratio(f"pass-through CPU over {theirs}'s, {cell}", "ours", theirs, cell, "cpu_ms", 1.5)
+        for cell in ("unary w100 new c1", "stream w100 new c1", "unary w2000 new c1"):
+            ratio(f"pass-through p50 over {theirs}'s, {cell}", "ours", theirs, cell, p50(cell), 1.5)
+        paced = "paced w100 c64"
+        ratio(f"CPU per paced chunk over {theirs}'s", "ours", theirs, paced, "cpu_us_per_event", 1.5)
+        ratio(f"paced first token over {theirs}'s, p50", "ours", theirs, paced, p50(paced), 2.0)
     for cell, most in (("unary w100 cold c16", 1 / 3), ("stream w100 new c16", 1 / 3), ("unary w2000 cold c16", 1.0)):
         ratio(f"full CPU over Dynamo's, {cell}", "ours-full", "dynamo", cell, "cpu_ms", most)
     cold = "unary w2000 cold c16"
@@ -78,7 +78,7 @@ def goals(runs: list[dict[str, Any]]) -> list[str]:
         for cell in ("unary w100 new c1", "stream w100 new c1"):
             mine, bare = value(runs, name, cell, p50(cell)), value(runs, "direct", cell, p50(cell))
             added = mine - bare if mine is not None and bare is not None else None
-            found.append((f"added p50 in ms, {name}, {cell}", added, 0.5))
+            found.append((f"added p50 in ms, {name}, {cell}", added, 0.2))
         for cell in ("unary w100 new 100/s", "stream w100 new 100/s"):
             found.append((f"p99 in ms, {name}, {cell}", value(runs, name, cell, p99(cell)), 3.0))
         for cell in ("unary w100 stall c1", "stream w100 stall c1"):

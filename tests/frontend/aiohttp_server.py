@@ -11,7 +11,7 @@ from penstock.frontend.http import middleware
 from penstock.frontend.http.error_responses import response_of
 from penstock.frontend.http.middleware import Handler
 from penstock.frontend.http.request_context import CALLER, FIELDS, REQUEST_ID, read_body
-from penstock.frontend.http.request_guard import serve
+from penstock.frontend.http.request_gate import serve
 from penstock.frontend.service import Service
 
 
@@ -71,7 +71,7 @@ class AiohttpExchange:
         if self._request.version < (1, 1):
             self.response.force_close()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, *, last: bool = False) -> None:
         self._waiting.append(data)
 
     @property

@@ -136,8 +136,19 @@ class Stand:
         self.router = router
         self.engines = engines
         self.http = aiohttp.ClientSession(base_url=server.url)
-        self.records: list[Any] = []
-        self.decisions: list[Any] = []
+        self.kept_records: list[Any] = []
+        self.kept_decisions: list[Any] = []
+
+    @property
+    def records(self) -> list[Any]:
+        """The records of the requests that have ended."""
+        self.service.bookkeeping.enter()
+        return self.kept_records
+
+    @property
+    def decisions(self) -> list[Any]:
+        self.service.bookkeeping.enter()
+        return self.kept_decisions
 
     async def chat(self, text: str = "hello", headers: dict[str, str] | None = None, **more: Any) -> Any:
         body = {"model": "m", "messages": [{"role": "user", "content": text}], **more}
@@ -229,8 +240,8 @@ async def stand(
     server = HttpServer(service)
     await server.start()
     found = Stand(service, server, live, router, engines)
-    found.records = records.kept
-    found.decisions = decisions.kept
+    found.kept_records = records.kept
+    found.kept_decisions = decisions.kept
     for engine in engines:
         found.join(engine, **(card or {}))
     try:

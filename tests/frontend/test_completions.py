@@ -332,6 +332,7 @@ async def test_other_separators_and_split_events_pass() -> None:
         s.engines[0].reply = crlf
         body = await (await s.chat(stream=True)).read()
         assert body == s.engines[0].sent
+        await eventually(lambda: s.records)  # the answer's end has not waited for the engine's
         assert s.records[0].osl == 3
 
 
@@ -532,3 +533,24 @@ async def test_a_stream_for_a_client_of_http_1_0_ends_with_its_connection() -> N
             answers = await reader.read()
         assert answers.rstrip().endswith(b"[DONE]") and b"transfer-encoding" not in answers.lower()
         writer.close()
+
+
+async def test_a_stream_ends_with_its_end_mark_whatever_the_engine_does_then() -> None:
+    async with stand() as s:
+        read = asyncio.Event()
+
+        async def lingering(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(chunk({"content": "a"}) + b"data: [DONE]\n\n")
+            await read.wait()
+            await response.write_eof()
+            return response
+
+        s.engines[0].reply = lingering
+        async with asyncio.timeout(10):
+            body = await (await s.chat(stream=True)).read()
+        assert body == chunk({"content": "a"}) + b"data: [DONE]\n\n" and s.service.gate.inflight == 1
+        read.set()
+        await eventually(lambda: s.records)
+        assert s.records[0].outcome == "ok"

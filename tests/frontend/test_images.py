@@ -12,8 +12,7 @@ from penstock.adapters.engines.sim.sim_text import SimText
 from penstock.adapters.engines.sim.sim_tokenizer import IMAGE_TOKENS
 from penstock.frontend.prompt.prompt_hashing import BlockHashing, PromptHasher, PromptMedia
 from penstock.frontend.prompt.prompt_tokenizer import load_tokenizer
-from penstock.frontend.prompt.request_body import Parsed, parse
-from penstock.frontend.prompt.stage_eligibility import media_id, media_of, with_uuids
+from penstock.frontend.prompt.request_body import Parsed, media_id, media_of, parse, with_uuids
 from penstock.kernel.hashing import MediaSpan, block_extras, block_hashes
 from penstock.kernel.values import KvStored, Prompt
 from penstock.router.kv_index.image_placeholders import Image, ImagePlaceholders

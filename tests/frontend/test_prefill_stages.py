@@ -67,8 +67,7 @@ async def asked_after(leg: Call, *others: WorkerCard) -> tuple[list[str], Prefil
     word: Any = SimpleNamespace(id=request, attempt=2, card=decode, handoff=handoff)
     made = stages.taken_by(word, request)
     assert made is not None and made.taken_by == 2
-    closed: Any = SimpleNamespace(id=request)
-    stages.closed(closed)  # the request is over before its leg is
+    del stages.made[request]  # the request is over before its leg is
     leg_call: Any = leg
     stages.finish_fetch(word, made, leg_call, asyncio.create_task(leg.begin()))
     async with asyncio.timeout(10):

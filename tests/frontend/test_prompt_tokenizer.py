@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from array import array
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer, load_toke
 from penstock.frontend.prompt.request_body import parse
 from penstock.kernel.errors import ClientError, ConfigError, OverloadedError
 from penstock.kernel.hashing import block_hashes
+from penstock.kernel.values import Prompt
 from tests.depth import deep
 
 CHATML = (
@@ -302,3 +304,30 @@ async def test_full_pool_refuses() -> None:
     refused = [error for error in found if isinstance(error, OverloadedError)]
     assert len(refused) == 2 and refused[0].status == 503 and prompts.pending == 0
     prompts.close()
+
+
+async def test_a_long_prompt_that_is_known_but_for_its_end_needs_no_thread() -> None:
+    tokenizer = load_tokenizer("builtin:sim", cache_bytes=1 << 20)
+    hasher, threads = PromptHasher(1, 4, lambda name, took: None), list[bool]()
+    encode = tokenizer._encode
+
+    def watched(texts: Any, special: bool) -> Any:
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return encode(texts, special)
+
+    tokenizer._encode = watched  # type: ignore[method-assign]
+
+    async def prepared(*contents: str) -> Prompt:
+        roles = ("system", "user", "assistant", "user")
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+        parsed = parse("chat_completions", json.dumps({"model": "m", "messages": messages}).encode())
+        return await hasher.prepare(parsed, tokenizer, BlockHashing(16, 64))
+
+    long = "what a long text this is " * 400
+    first = await prepared(long, "hello")
+    assert threads == [True], "its tokens are made in a thread"
+    again = await prepared(long, "hello")
+    assert threads == [True] and again == first, "nothing is left to tokenise"
+    longer = await prepared(long, "hello", "good day", "and now")
+    assert threads == [True, False] and longer.isl > first.isl
+    hasher.close()

@@ -129,9 +129,15 @@ def test_lines_are_written_together_but_warnings_at_once(root: None) -> None:
     assert out.getvalue() == ""
     logger.warning("two")
     assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["one", "two"]
-    logger.info("three %s", "x" * logs.BATCH_MAX)
-    assert "three" in out.getvalue()
+    handler.log_line("info", "x", "three", {"status": 200, "reason": None})
     logger.info("four")
+    assert "three" not in out.getvalue()
+    handler.flush()
+    assert [line.split("x ")[-1] for line in out.getvalue().splitlines()[2:]] == ["three status=200", "four"]
+    for number in range(logs.LINES_MAX + 1):
+        handler.log_line("info", "x", "five", {"number": number})
+    assert f"number={logs.LINES_MAX}" in out.getvalue()
+    logger.info("six")
     out.close()
     handler.flush()
     assert handler.lost == 1
@@ -214,7 +220,7 @@ async def test_writers_are_flushed_off_the_loop(monkeypatch: pytest.MonkeyPatch)
         def flush(self) -> None:
             threads.append(threading.get_ident())
 
-    task = asyncio.create_task(keep_writing([Slow()], None, dict))
+    task = asyncio.create_task(keep_writing(lambda: None, [Slow()], None, dict))
     async with asyncio.timeout(5):
         while not threads:
             await asyncio.sleep(0.01)

@@ -161,6 +161,7 @@ async def test_a_long_stream_counts_its_first_token_before_its_end() -> None:
         s.engines[0].reply = lambda request, body: answer(request, body, 5, gap=0.05)
         response = await s.chat("hello", stream=True)
         await response.content.readany()
+        s.service.bookkeeping.enter()
         window = s.service.timeline_store.timeline.window(s.service.timeline_store.now)
         assert sum(window.ttft.values()) == 1 and window.ended == {}
         await response.read()

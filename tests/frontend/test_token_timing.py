@@ -20,7 +20,8 @@ def streamed(times: list[float], output: int) -> tuple[TokenTiming, Gaps]:
     timing.first = times[0]
     timing.counted, timing.last = len(times), times[-1]
     timing.chunks = [(at, 1) for at in times]
-    timing.settle(output, gaps)  # type: ignore[arg-type]
+    timing.output = output
+    timing.settle(gaps)  # type: ignore[arg-type]
     return timing, gaps
 
 

@@ -11,6 +11,7 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.machine import SECOND
 from penstock.kernel.values import RequestId, Slo
 from penstock.router.events import Closed, Dispatch, Failed, Finished, FirstToken
+from penstock.router.requests.scheduling import NO_LIMITS
 from penstock.router.settings import OverloadSettings, QueueSettings
 from penstock.router.status import REFUSAL_SHOWN
 from penstock.testing import RouterWorld, arrived, card, none, only, prompt
@@ -139,6 +140,6 @@ def test_a_retry_is_never_refused_for_load() -> None:
 
 def test_a_promise_refuses_nobody() -> None:
     promised = ClusterSettings(slo=Slo(ttft=0.5, itl=0.05)).routing.overload
-    assert not promised.limits
+    assert promised == NO_LIMITS
     world = taught(promised)
     assert none(world.post(arrived("long", prompt(60, 40_000))), Closed)

@@ -66,7 +66,7 @@ def test_a_breaker_opens_lets_one_try_and_closes() -> None:
     assert not breaker.failed(0, settings) and breaker.failed(0, settings)
     assert breaker.state(0) == "open" and not breaker.allows(0)
     assert breaker.state(SECOND) == "half_open" and breaker.allows(SECOND)
-    breaker.dispatched(SECOND)
+    breaker.dispatched()
     assert not breaker.allows(SECOND), "one at a time"
     breaker.succeeded()
     assert breaker.state(SECOND) == "closed" and breaker.failures == 0
@@ -79,7 +79,7 @@ def test_the_wait_doubles_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> No
     now = 0
     waits = []
     for _ in range(4):
-        breaker.dispatched(now)
+        breaker.dispatched()
         breaker.failed(now, settings)
         assert breaker.until is not None
         waits.append((breaker.until - now) / SECOND)

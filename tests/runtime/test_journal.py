@@ -29,7 +29,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(
-    folder: Path, segment: int = 1 << 20, segments: int = 100, flush_every: int = 50, **more: Any
+    folder: Path, segment: int = 1 << 20, segments: int = 100, flush_every: int = 50, batch: int = 1, **more: Any
 ) -> JournalWriter:
     """Simulate a cluster with faults, and journal its router."""
     journal: JournalWriter | None = None
@@ -46,9 +46,12 @@ def write(
             journal.flush()
 
     cluster = SimulatedCluster(plan(faults=FAULTS, **more), chat(25), watch=watch)
-    journal = JournalWriter(folder, RouterBook(cluster.router), wall_ns=1, segment_bytes=segment, segments=segments)
+    journal = JournalWriter(
+        folder, RouterBook(cluster.router), wall_ns=1, segment_bytes=segment, segments=segments, batch=batch
+    )
     journal.begin(0)
     cluster.run()
+    journal.encode()
     journal.flush()
     return journal
 
@@ -82,6 +85,17 @@ def test_the_snapshot_of_a_later_segment_is_what_the_segments_before_come_to(tmp
         router.handle(record.now, event_of(record, RUNS))
     header = read_header(next(iter(Frames(second.read_bytes()))))
     assert packed(router.snapshot()) == packed(header.snapshot)
+
+
+def test_events_that_are_encoded_together_are_the_same_bytes(tmp_path: Path) -> None:
+    """But for where a segment ends: a batch is not torn."""
+    for name, batch in (("one", 1), ("many", 64)):
+        write(tmp_path / name, batch=batch)
+    assert (tmp_path / "one" / "000000").read_bytes() == (tmp_path / "many" / "000000").read_bytes()
+    write(tmp_path / "cut", segment=1 << 16, batch=64)
+    cut, whole = replay(tmp_path / "cut", []), replay(tmp_path / "one", [])
+    assert cut.mismatch is None and cut.problems == [] and cut.segments > 2
+    assert (cut.records, cut.decisions) == (whole.records, whole.decisions)
 
 
 def test_only_the_newest_segments_are_kept(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from penstock.frontend.admin import metrics_route, page_routes
 from penstock.frontend.admin.admin_api import ADMIN_ROUTES
 from penstock.frontend.http.middleware import for_admins, give_back, mark_response, outermost, with_key
 from penstock.frontend.http.request_context import GATE, expect_continue
-from penstock.frontend.http.request_guard import Handler as Routed
+from penstock.frontend.http.request_gate import Handler as Routed
 from penstock.frontend.openai import completions, models, passthrough
 from penstock.frontend.openapi import openapi
 from penstock.frontend.service import SERVICE, Service

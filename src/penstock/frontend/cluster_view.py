@@ -77,6 +77,10 @@ class ClusterView(Protocol):
         """Return the cards of all present workers."""
         ...
 
+    def changes(self) -> int:
+        """Return how often workers have changed: `cards` and `block_size` stay the same while this does."""
+        ...
+
     def is_current(self, card: WorkerCard) -> bool:
         """Return whether the worker of this card, in the same epoch, is still present."""
         ...

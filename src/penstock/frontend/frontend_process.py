@@ -121,9 +121,15 @@ async def _serve(
         node.loop_monitor.take_recent()
         return columns
 
+    def enter() -> None:
+        service.bookkeeping.enter()
+        if node.journal is not None:
+            node.journal.encode()
+
     server = HttpServer(service, sockets, admin_sockets)
     files: list[BackgroundWriter] = [requests, decisions, changes, *([] if node.journal is None else [node.journal])]
-    writing = asyncio.create_task(keep_writing([*files, lines], rows, row), name="records")
+    entering = keep_writing(enter, [*files, lines], rows, row)
+    writing = asyncio.create_task(entering, name="records")
     try:
         # The workers are known before the first connection is accepted: the process before may just have handed over.
         await node.settled()
@@ -155,6 +161,7 @@ async def _serve(
         await asyncio.to_thread(ledger.write, service.cluster.status())  # before others notice that this one is gone
         await node.close()
         await service.close()
+        enter()
         for writer in files:
             await asyncio.to_thread(writer.flush)
 

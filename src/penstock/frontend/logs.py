@@ -10,14 +10,14 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 _PLAIN = re.compile(r"[^\s\"=]+\Z")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-BATCH_MAX = 65_536
-"""Most characters that a `BatchingHandler` holds before it writes by itself."""
+LINES_MAX = 4096
+"""Most lines that a `BatchingHandler` holds before it writes by itself."""
 
 
 def setup(
@@ -43,8 +43,18 @@ def set_level(level: str) -> None:
         logging.getLogger(chatty).setLevel(max(logging.WARNING, _LEVELS[level]))
 
 
+class HeldLine(NamedTuple):
+    """A line of the log that has not been made yet; ``created``: seconds of the epoch."""
+
+    created: float
+    level: str
+    logger: str
+    message: str
+    fields: Mapping[str, Any]
+
+
 class BatchingHandler(logging.Handler):
-    """Writes many lines with one system call: a line per request would be a tenth of a short request's cost.
+    """Writes many lines with one system call, off the request: a line for each would be a tenth of a short one's cost.
 
     Warnings and worse are written at once, with all that came before them. Unwritable lines are lost and counted.
     """
@@ -54,8 +64,7 @@ class BatchingHandler(logging.Handler):
         self.lost = 0
         self._stream = stream
         self._batch = batch
-        self._lines: list[str] = []
-        self._size = 0
+        self._lines: list[str | HeldLine] = []
         atexit.register(self.flush)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -64,34 +73,39 @@ class BatchingHandler(logging.Handler):
         except Exception:  # noqa: BLE001 - logging must never end what it reports on
             self.handleError(record)
             return
-        self._lines.append(line + "\n")
-        self._size += len(line)
-        if not self._batch or record.levelno >= logging.WARNING or self._size > BATCH_MAX:
+        self._lines.append(line)
+        if not self._batch or record.levelno >= logging.WARNING or len(self._lines) > LINES_MAX:
             self.flush()
 
     def log_line(self, level: str, logger: str, message: str, fields: Mapping[str, Any]) -> None:
-        """Take a line that is no `logging.LogRecord`: making one costs as much as routing a short request."""
-        formatter = self.formatter
-        assert isinstance(formatter, (TextFormatter, JsonFormatter))
-        line = formatter.line(time.time(), level, logger, message, fields)
-        with self.lock:  # type: ignore[union-attr]
-            self._lines.append(line + "\n")
-            self._size += len(line)
-        if not self._batch or self._size > BATCH_MAX:
+        """Take a line that is no `logging.LogRecord`, which would cost as much as routing a short request.
+
+        ``fields`` must not change any more: the line is made of them when it is written.
+        """
+        self._lines.append(HeldLine(time.time(), level, logger, message, fields))
+        if not self._batch or len(self._lines) > LINES_MAX:
             self.flush()
 
     def flush(self) -> None:
         """Write the held lines."""
         self.acquire()
+        lines = self._lines[:]
+        del self._lines[: len(lines)]  # the list stays: other threads append to it without a lock
         try:
-            lines, self._lines, self._size = self._lines, [], 0
             if lines:
-                self._stream.write("".join(lines))
+                self._stream.write(
+                    "".join([f"{line if isinstance(line, str) else self._line(line)}\n" for line in lines])
+                )
                 self._stream.flush()
         except (OSError, ValueError):  # a full disk, or a stream that is closed already
             self.lost += len(lines)
         finally:
             self.release()
+
+    def _line(self, line: HeldLine) -> str:
+        formatter = self.formatter
+        assert isinstance(formatter, (TextFormatter, JsonFormatter))
+        return formatter.line(*line)
 
 
 class TextFormatter(logging.Formatter):

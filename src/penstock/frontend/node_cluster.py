@@ -42,6 +42,9 @@ class NodeCluster:
     def cards(self) -> Sequence[WorkerCard]:
         return [worker.card for worker in self._node.router.roster]
 
+    def changes(self) -> int:
+        return self._node.router.roster.changes
+
     def is_current(self, card: WorkerCard) -> bool:
         worker = self._node.router.roster.get(card.id)
         return worker is not None and worker.card.epoch == card.epoch

@@ -44,12 +44,16 @@ class DiscardingSink:
 
 
 async def keep_writing(
-    writers: Sequence[BackgroundWriter], rows: CsvRows | None, row: Callable[[], dict[str, float | None]]
+    enter: Callable[[], None],
+    writers: Sequence[BackgroundWriter],
+    rows: CsvRows | None,
+    row: Callable[[], dict[str, float | None]],
 ) -> None:
-    """Flush writers and append rows until cancelled."""
+    """Flush writers and append rows until cancelled; ``enter`` gives the writers what is due."""
     next_row = time.monotonic() + ROW_EVERY
     while True:
         await asyncio.sleep(FLUSH_EVERY)
+        enter()
         await asyncio.to_thread(_flush, writers)
         if rows is not None and time.monotonic() >= next_row:
             next_row += ROW_EVERY

@@ -15,11 +15,12 @@ from penstock.adapters.telemetry.otel_tracer import OtelTracer
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.admin.request_history import RequestHistory
 from penstock.frontend.admin.timeline_store import TimelineStore
-from penstock.frontend.cluster_view import ClusterView, RequestTicket, TicketDesk
+from penstock.frontend.cluster_view import ClusterView, TicketDesk
 from penstock.frontend.counter_ledger import CounterLedger
 from penstock.frontend.exchange.exchange_context import ExchangeContext
 from penstock.frontend.exchange.open_attempts import OpenAttempts
 from penstock.frontend.exchange.prefill_stages import PrefillStages
+from penstock.frontend.http.bookkeeping import Bookkeeping
 from penstock.frontend.http.peer_guard import PeerGuard
 from penstock.frontend.http.request_gate import RequestGate
 from penstock.frontend.prompt.model_catalog import ModelCatalog
@@ -30,7 +31,7 @@ from penstock.frontend.record_writer import DiscardingSink, RecordSink
 from penstock.kernel.machine import Effect, Nanos
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import RequestId
-from penstock.router.events import Abort, Arrived, Closed, Dispatch, Release
+from penstock.router.events import Abort, Closed, Dispatch, Release
 from penstock.runtime.planning.frontend_counts import FrontendCounts
 
 PROMPTS_WAITING_MAX = 1024
@@ -67,15 +68,22 @@ class Service:
     def __post_init__(self) -> None:
         frontend = self.settings.frontend
         self.started = time.monotonic()
+        self.bookkeeping = Bookkeeping()
+        note = self.bookkeeping.add
         self.gate = RequestGate(
             frontend,
             self.metrics,
+            self.bookkeeping,
             PeerGuard(self.secret),
             routes=frozenset((*PATHS.values(), *frontend.proxied_routes)),
             new_id=self.new_id,
         )
         self.catalog = ModelCatalog(self.cluster, self.tokenizers, caching=frontend.tokenize.cache_bytes > 0)
-        self.prompts = PromptHasher(frontend.tokenize.threads, PROMPTS_WAITING_MAX, self.metrics.stage)
+        self.prompts = PromptHasher(
+            frontend.tokenize.threads,
+            PROMPTS_WAITING_MAX,
+            lambda stage, took: note((self.metrics.stage, (stage, took))),
+        )
         self.history = RequestHistory(offset=self.run_offset)
         self.timeline_store = TimelineStore(self.cluster.now, self.cluster.status, self.run_offset)
         self.counts = FrontendCounts(time.monotonic)
@@ -90,23 +98,14 @@ class Service:
             attempts=self.open_attempts,
             stages=self.handoffs,
             settings=self.settings,
+            bookkeeping=self.bookkeeping,
             first_token=self.timeline_store.first,
         )
         self.tickets.listen(self._carry_out)
 
-    def arrive(self, event: Callable[[RequestId], Arrived], requested: str, lead: Nanos = 0) -> RequestTicket:
-        """Post a request to the router, under a new id where the requested one is in use by an open request.
-
-        Args:
-            lead: how long ago it arrived here, before it was read and tokenised.
-        """
-        arrived = event(RequestId(requested))
-        self.timeline_store.arrived(arrived.prompt.isl)
-        self.counts.of(arrived.model).arrive(arrived.prompt.isl)
-        if self.tickets.is_open(arrived.id):
-            arrived = event(RequestId(self.new_id()))
-        self.history.arrived(arrived.id, lead)
-        return self.tickets.arrive(arrived)
+    def free_id(self, requested: str) -> RequestId:
+        """Return the id under which a request is routed: a new one where an open request has the one it asks for."""
+        return RequestId(self.new_id() if self.tickets.is_open(RequestId(requested)) else requested)
 
     def notes(self) -> list[str]:
         """Return notes for the health route of a healthy frontend."""
@@ -115,16 +114,19 @@ class Service:
     def _carry_out(self, now: Nanos, effect: Effect) -> None:
         """Do what this process has to do about an effect of the router."""
         if isinstance(effect, Dispatch):
-            self.metrics.dispatched(effect)
-            self.decisions.write(self.history.decided(effect.decision))
+            self.bookkeeping.add((self._dispatched, (effect,)))
         elif isinstance(effect, Closed):
-            self.history.closed(effect)
-            self.handoffs.closed(effect)
+            self.bookkeeping.add((self.history.closed, (effect,)))
+            self.handoffs.made.pop(effect.id, None)
         elif isinstance(effect, Release):
             self.handoffs.release(effect)
         elif isinstance(effect, Abort):
             self.open_attempts.stop(effect)
             self.handoffs.aborted(effect)
+
+    def _dispatched(self, effect: Dispatch) -> None:
+        self.metrics.dispatched(effect)
+        self.decisions.write(self.history.decided(effect.decision))
 
     async def sample_timeline(self) -> None:
         """Sample the timeline for the page, until cancelled."""

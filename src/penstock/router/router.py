@@ -93,7 +93,9 @@ class Router(RouterState):
         self.out = []
         HANDLERS[type(event)](self, now, event)
         while self.freed:
-            pump(self, now, self.pools[self.freed.popitem()[0]])
+            pool = self.pools[self.freed.popitem()[0]]
+            if pool.queue.waiting or self.waiting_for_worker:
+                pump(self, now, pool)
         timers = self.timers
         if timers and (self.armed is None or timers[0][0] < self.armed):
             self.armed = timers[0][0]

@@ -167,11 +167,6 @@ class OverloadSettings(Settings, frozen=True):
         ),
     ] = None
 
-    @property
-    def limits(self) -> bool:
-        """Whether any limit is set."""
-        return not (self.blocks is None and self.prefill_tokens is None and self.queue_time is None and not self.ttft)
-
 
 class BreakerSettings(Settings, frozen=True):
     """When a failing worker leaves the candidates."""

@@ -11,24 +11,18 @@ EXTRA = "pip install 'penstock[otel]'"
 class OtelSpan:
     """One request's span; harmless where tracing is off."""
 
-    __slots__ = ("_api", "_span")
+    __slots__ = ("_api", "_span", "sampled", "traceparent")
 
     def __init__(self, api: Any = None, span: Any = None) -> None:
         self._api = api
         self._span = span
-
-    @property
-    def sampled(self) -> bool:
+        self.sampled = span is not None
         """Whether the span will be exported."""
-        return self._span is not None
-
-    @property
-    def traceparent(self) -> str | None:
+        self.traceparent: str | None = None
         """The header for the engine, so that its spans are children of this one; None where tracing is off."""
-        if self._span is None:
-            return None
-        context = self._span.get_span_context()
-        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+        if span is not None:
+            context = span.get_span_context()
+            self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
     def set(self, name: str, value: str | int | float | bool | None) -> None:
         """Set an attribute; None is left out."""
@@ -48,9 +42,11 @@ class OtelSpan:
             self._span.set_status(self._api.StatusCode.ERROR, error)
         self._span.end()
         self._span = None
+        self.sampled = False
 
 
-_NO_SPAN = OtelSpan()
+NO_SPAN = OtelSpan()
+"""Of every request where tracing is off."""
 
 
 class OtelTracer:
@@ -95,7 +91,7 @@ class OtelTracer:
     def start(self, name: str, traceparent: str | None, tracestate: str | None = None) -> OtelSpan:
         """Start a span below the caller's trace, or a new trace where it has none."""
         if self._tracer is None:
-            return _NO_SPAN
+            return NO_SPAN
         carrier = {"traceparent": traceparent} if traceparent else {}
         if traceparent and tracestate:
             carrier["tracestate"] = tracestate

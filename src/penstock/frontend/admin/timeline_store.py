@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from penstock.kernel.machine import SECOND, Nanos
@@ -34,6 +35,8 @@ class TimelineStore:
         self._now = now
         self._status = status
         self._offset = offset
+        self._shift = self.now - time.monotonic()
+        """From a moment of `time.monotonic` to one of the run."""
         self.since = self.now
         """Time from which on it has counted."""
 
@@ -42,17 +45,17 @@ class TimelineStore:
         """Seconds since the start of the run."""
         return (self._now() + self._offset) / SECOND
 
-    def arrived(self, isl: int) -> None:
-        """A request arrived, with so many prompt tokens."""
-        self.timeline.arrived(self.now, isl)
+    def arrived(self, moment: float, isl: int) -> None:
+        """A request arrived, with so many prompt tokens; ``moment`` is of `time.monotonic`, here and below."""
+        self.timeline.arrived(moment + self._shift, isl)
 
-    def first(self, ttft: float) -> None:
-        """A stream has its first output token, so many seconds after it arrived."""
-        self.timeline.first(self.now, ttft)
+    def first(self, moment: float, ttft: float) -> None:
+        """A stream had its first output token, so many seconds after it arrived."""
+        self.timeline.first(moment + self._shift, ttft)
 
-    def ended(self, record: RequestRecord, slo: Slo) -> None:
-        """A request is over."""
-        self.timeline.ended(self.now, record, slo)
+    def ended(self, moment: float, record: RequestRecord, slo: Slo) -> None:
+        """A request was over."""
+        self.timeline.ended(moment + self._shift, record, slo)
 
     def look(self, slo: Slo) -> None:
         """Sample running and waiting requests, and the load of each worker."""

@@ -12,6 +12,7 @@ from penstock.frontend.exchange.client_answer import ClientAnswer
 from penstock.frontend.exchange.open_attempts import GONE_SILENCE, WorkerAbsence
 from penstock.frontend.exchange.response_metadata import before_end, marks, with_nvext
 from penstock.frontend.exchange.token_timing import CHUNKS_MAX
+from penstock.frontend.exchange.transcript import Transcript
 from penstock.frontend.exchange.upstream_request import engine_body, engine_headers, error_text
 from penstock.frontend.exchange.usage import gave_up, usage_of
 from penstock.frontend.prompt.context_overflow import refusal_body
@@ -79,12 +80,12 @@ class Attempt:
         self._absence = WorkerAbsence(answer.context.cluster, dispatch.card)
         job, self.transcript = answer.resumable.start(self.dialect)
         ids = self.transcript is not None and self.transcript.mode == "ids"
-        headers = engine_headers(job, dispatch, answer.ticket.id, answer.caller.headers, answer.span)
+        headers = engine_headers(job, self.dialect, dispatch, answer.ticket.id, answer.caller.headers, answer.span)
         handoff = dispatch.handoff
         stages = answer.context.stages
         self._prefill = None if handoff is None else stages.taken_by(dispatch, answer.ticket.id)
         handed = None if handoff is None else stages.fields_for(dispatch, self._prefill)
-        body = engine_body(job, dispatch, answer.resolved.adapter, token_ids=ids, handed=handed)
+        body = engine_body(job, self.dialect, dispatch, answer.resolved.adapter, token_ids=ids, handed=handed)
         self._fetches = handoff is not None and handoff.protocol == "completed"
         """Whether it fetches KV that an engine holds for it: then it is not cut before its first token."""
         self._begun: asyncio.Task[None] | None = None
@@ -102,7 +103,7 @@ class Attempt:
     async def run(self) -> bool | AttemptLost:
         """Answer the client; False where the router's next effect decides."""
         key = (self._answer.ticket.id, self.dispatch.attempt)
-        self._context.attempts.add(key, self)
+        self._context.attempts.open[key] = self
         over = False
         try:
             if not self._fetches:
@@ -119,7 +120,7 @@ class Attempt:
             over = True
             return answered
         finally:
-            self._context.attempts.remove(key)
+            del self._context.attempts.open[key]
             if self._begun is not None and not over and not self.tap.started:
                 self._context.stages.finish_fetch(self.dispatch, self._prefill, self._call, self._begun)
             else:
@@ -129,7 +130,8 @@ class Attempt:
         call = self._call
         try:
             await begun
-            self._context.metrics.stage("dispatch", time.monotonic() - self._last_byte)
+            took = time.monotonic() - self._last_byte
+            self._context.bookkeeping.add((self._context.metrics.stage, ("dispatch", took)))
             if call.status >= 400:
                 return await self._refused()
             if call.streams:
@@ -166,11 +168,11 @@ class Attempt:
             except ConnectionResetError:
                 return  # the client's server detects that by itself
 
-    def _speak(self, *, quietly: bool = False) -> bool:
-        """Return whether this is the attempt whose output the client gets."""
+    def _speak(self, transcript: Transcript | None = None) -> bool:
+        """Return whether this is the attempt whose answer the client gets."""
         if self.gave_up and self._answer.speaker is not self.dispatch:
             return False
-        return self._answer.speak(self.dispatch, self.transcript, quietly=quietly)
+        return self._answer.speak(self.dispatch, transcript)
 
     async def _stream(self) -> bool | AttemptLost:
         answer, tap = self._answer, self.tap
@@ -184,15 +186,19 @@ class Attempt:
         if not tap.started and answer.job.parsed is not None:
             # An ending engine answers so: no token, no reason, only the end mark.
             return AttemptLost("the engine's stream ended without any output")
-        if answer.speaker is not self.dispatch and not self._speak():
+        begins = answer.speaker is not self.dispatch
+        if begins and not self._speak(self.transcript):
             return False
         rest = self._buffered + tap.rest()
         if not answer.caller.begun:  # a stream of another dialect, without a byte
             self._open()
-        if answer.ticket.closed is None:
-            answer.finish(usage=tap.usage, counted=tap.tokens)
         if rest:
             answer.caller.write(rest)
+        if begins:
+            answer.began()
+        if answer.ticket.closed is None:
+            answer.take_usage(tap.usage, tap.tokens)
+            answer.finish()
         await answer.caller.end()
         return True
 
@@ -210,13 +216,14 @@ class Attempt:
             out = b""
         now = self._last_byte = time.monotonic()
         timing = answer.timing
-        if answer.speaker is not self.dispatch:
-            if not self._speak():
+        begins = answer.speaker is not self.dispatch
+        if begins:
+            if not self._speak(self.transcript):
                 return False
             out, self._buffered = self._buffered + out, b""
             if timing.first is None:
                 timing.first = now
-                self._context.first_token(now - timing.arrived)
+                self._context.bookkeeping.add((self._context.first_token, (now, now - timing.arrived)))
             if not answer.caller.begun:
                 self._open()
         if self.transcript is not None:
@@ -227,18 +234,22 @@ class Attempt:
             timing.last = now
             if len(timing.chunks) < CHUNKS_MAX:
                 timing.chunks.append((now, fresh))
+        whole = tap.done and tap.error is None and answer.ticket.closed is None
+        if whole:
+            answer.take_usage(tap.usage, tap.tokens)
+            if answer.job.wants_extra:
+                out = before_end(out, answer.job, answer.ticket.id, answer.extra())
+        if out:
+            answer.caller.write(out, last=whole)
+        if begins:
+            answer.began()
         if self._track_output:
             grown = tap.tokens // answer.resolved.block_size
             if grown > self._grown:
                 self._grown = grown
                 answer.ticket.grown(tap.tokens)
-        if tap.done and tap.error is None and answer.ticket.closed is None:
-            # Before the end mark goes out: a client may hang up on receiving it, and has its answer then.
-            answer.finish(usage=tap.usage, counted=tap.tokens)
-            if answer.job.wants_extra:
-                out = before_end(out, answer.job, answer.ticket.id, answer.extra())
-        if out:
-            answer.caller.write(out)
+        if whole:
+            answer.finish()
         return tap.error is None
 
     async def _unary(self) -> bool:
@@ -246,12 +257,14 @@ class Attempt:
         body = await call.read()
         if answer.job.parsed is not None and gave_up(body, self.dialect.gave_up):
             raise EngineBroken("the engine aborted the request")
-        if not self._speak():
+        if not self._speak(self.transcript):
             return False
-        answer.finish(usage=usage_of(body) if answer.job.parsed is not None else None, counted=0)
+        answer.take_usage(usage_of(body) if answer.job.parsed is not None else None, 0)
         if answer.job.wants_extra:
             body = with_nvext(body, answer.extra())
         await answer.caller.send(call.status, body, {"content-type": call.content_type, **marks(self.dispatch)})
+        answer.began()
+        answer.finish()
         return True
 
     async def _refused(self) -> bool | AttemptLost:
@@ -264,7 +277,7 @@ class Attempt:
         if kind != "client":
             text = f"the engine answered {status}: {text}"
             return AttemptLost(text, status, kind == "fault", kind == "leaving")
-        if not self._speak(quietly=True):
+        if not self._speak():
             return False
         content_type = call.content_type
         if answer.job.parsed is not None and overflows(text):

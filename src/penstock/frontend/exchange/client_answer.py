@@ -38,36 +38,41 @@ class ClientAnswer:
     def __post_init__(self) -> None:
         self.resumable = ResumableStream(self.context, self.resolved, self.job, self.prompt)
 
-    def speak(self, attempt: Dispatch, transcript: Transcript | None, *, quietly: bool = False) -> bool:
-        """An attempt has its first output; False where another one was faster, and this one must stop.
+    def speak(self, attempt: Dispatch, transcript: Transcript | None) -> bool:
+        """An attempt has something for the client; False where another one was faster, and this one must stop.
 
         Args:
             transcript: follows its output, so that another engine can continue it.
-            quietly: it has no output but an answer of another kind, which is reported to the router otherwise.
         """
         if self.speaker is not None:
             return self.speaker is attempt
         self.speaker = attempt
-        if quietly:
-            return True
         if transcript is not None:
             self.resumable.transcript = transcript
-        if self.job.streamed:
-            self.ticket.first_token(attempt.attempt)
-            self.span.event("first_token" if self.resumable.leg is None else "migrated")
-        self.count_first()
-        self.resumable.taken()
         return True
 
-    def finish(self, *, usage: dict[str, object] | None, counted: int) -> None:
-        """The answer is whole; that is posted to the router before the last bytes go out."""
+    def began(self) -> None:
+        """The first output has been written: the router hears of it after the client, in the same turn of the loop."""
         assert self.speaker is not None
+        if self.job.streamed:
+            self.ticket.first_token(self.speaker.attempt)
+            if self.span.sampled:
+                self.span.event("first_token" if self.resumable.leg is None else "migrated")
+        self.count_first()
+        self.resumable.taken()
+
+    def take_usage(self, usage: dict[str, object] | None, counted: int) -> None:
+        """All output is here; ``counted``: its tokens, where the engine does not report them."""
         tokens = output_tokens(usage)
         timing = self.timing
         timing.last = time.monotonic()
-        timing.settle(counted if tokens is None else tokens, self.context.metrics.gaps(self.resolved.model))
+        timing.output = counted if tokens is None else tokens
         timing.cached = cached_tokens(usage)
-        self.ticket.finished(timing.output, timing.cached, self.speaker.attempt)
+
+    def finish(self) -> None:
+        """The last bytes have been written: nothing can come between, so the client can't hang up before this."""
+        assert self.speaker is not None and self.timing.output is not None
+        self.ticket.finished(self.timing.output, self.timing.cached, self.speaker.attempt)
 
     def refused(self, attempt: Dispatch, reason: str, status: int) -> None:
         """The engine reports that the request itself is at fault."""
@@ -82,4 +87,4 @@ class ClientAnswer:
         """Count the request as one whose first token, or end, has come: once."""
         if not self._first_counted:
             self._first_counted = True
-            self.context.metrics.first_token(self.resolved.model)
+            self.context.bookkeeping.add((self.context.metrics.first_token, (self.resolved.model,)))

@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 
 from penstock.adapters.engines.dialects.dialect import overflows
+from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.frontend.exchange.attempt import Attempt, AttemptLost
 from penstock.frontend.exchange.client_answer import ClientAnswer
 from penstock.frontend.exchange.response_metadata import before_end, marks
@@ -101,7 +102,8 @@ class RequestExchange:
         answer = self.answer
         if answer.ticket.closed is None:  # else the KV that it makes would never be released
             job = answer.resumable.job
-            headers = engine_headers(job, dispatch, answer.ticket.id, answer.caller.headers, answer.span)
+            dialect = dialect_of(dispatch.card.engine)
+            headers = engine_headers(job, dialect, dispatch, answer.ticket.id, answer.caller.headers, answer.span)
             answer.context.stages.start(answer.ticket, dispatch, job, answer.resolved.adapter, headers)
             answer.span.event(dispatch.stage)
 
@@ -143,10 +145,11 @@ class RequestExchange:
         """End a stream whose output is whole, in place of its lost engine."""
         answer = self.answer
         ending, usage = answer.resumable.last_words()
-        answer.finish(usage=usage, counted=0)
+        answer.take_usage(usage, 0)
         if answer.job.wants_extra:
             ending = before_end(ending, answer.job, answer.ticket.id, answer.extra())
-        answer.caller.write(ending)
+        answer.caller.write(ending, last=True)
+        answer.finish()
         await answer.caller.end()
         return True
 

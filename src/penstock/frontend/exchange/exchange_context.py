@@ -9,6 +9,7 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.cluster_view import ClusterView
 from penstock.frontend.exchange.open_attempts import OpenAttempts
 from penstock.frontend.exchange.prefill_stages import PrefillStages
+from penstock.frontend.http.bookkeeping import Bookkeeping
 from penstock.frontend.prompt.model_catalog import ModelCatalog
 
 
@@ -18,14 +19,16 @@ class ExchangeContext:
 
     Args:
         settings: as they are now.
-        first_token: takes the TTFT of an answer, in seconds, when its first token goes out.
+        bookkeeping: takes what is counted of an answer.
+        first_token: enters when the first token of an answer went out (of `time.monotonic`), and its TTFT in seconds.
     """
 
     engines: EngineCalls
     cluster: ClusterView
     catalog: ModelCatalog
     metrics: FrontendMetrics
+    bookkeeping: Bookkeeping
     attempts: OpenAttempts
     stages: PrefillStages
     settings: ClusterSettings
-    first_token: Callable[[float], None]
+    first_token: Callable[[float, float], None]

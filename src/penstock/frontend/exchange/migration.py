@@ -110,7 +110,7 @@ def obstacle(job: UpstreamRequest) -> str | None:
 
 def transcript_for(job: UpstreamRequest, dialect: Dialect) -> Transcript | None:
     """Return the transcript that lets an answer migrate, or None where it can't."""
-    if not job.streamed or obstacle(job) is not None or job.parsed is None:
+    if job.parsed is None:
         return None
     mode: Mode
     if dialect.resume == "ids":
@@ -118,6 +118,8 @@ def transcript_for(job: UpstreamRequest, dialect: Dialect) -> Transcript | None:
     elif dialect.resume == "message" or (job.parsed.endpoint == "completions" and isinstance(_prompt(job.parsed), str)):
         mode = "text"
     else:
+        return None
+    if obstacle(job) is not None:
         return None
     fields = job.parsed.fields
     return Transcript(

@@ -5,6 +5,7 @@ One sweep over all costs less than a timer per chunk.
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.frontend.cluster_view import ClusterView
@@ -20,15 +21,13 @@ AttemptKey = tuple[str, int]
 """A request's id and the attempt's number."""
 
 
+@dataclass(slots=True)
 class WorkerAbsence:
     """For how long the worker of an attempt has been observed gone."""
 
-    __slots__ = ("_card", "_cluster", "_since")
-
-    def __init__(self, cluster: ClusterView, card: WorkerCard) -> None:
-        self._cluster = cluster
-        self._card = card
-        self._since: float | None = None
+    _cluster: ClusterView
+    _card: WorkerCard
+    _since: float | None = None
 
     def seconds(self, now: float) -> float:
         """Return the seconds since it was first found to be gone; below 0 where it is there."""
@@ -56,20 +55,15 @@ class OpenAttempts:
     """All attempts that are open."""
 
     def __init__(self) -> None:
-        self._open: dict[AttemptKey, OpenAttempt] = {}
+        self.open: dict[AttemptKey, OpenAttempt] = {}
+        """Each puts itself here, and takes itself out."""
 
     def __len__(self) -> int:
-        return len(self._open)
-
-    def add(self, key: AttemptKey, attempt: OpenAttempt) -> None:
-        self._open[key] = attempt
-
-    def remove(self, key: AttemptKey) -> None:
-        self._open.pop(key, None)
+        return len(self.open)
 
     def stop(self, effect: Abort) -> None:
         """Stop an attempt, where it is open."""
-        attempt = self._open.get((effect.id, effect.attempt))
+        attempt = self.open.get((effect.id, effect.attempt))
         if attempt is not None:
             attempt.stop(effect.reason)
 
@@ -78,5 +72,5 @@ class OpenAttempts:
         while True:
             await asyncio.sleep(PERIOD)
             now = time.monotonic()
-            for attempt in list(self._open.values()):
+            for attempt in list(self.open.values()):
                 await attempt.look(now)

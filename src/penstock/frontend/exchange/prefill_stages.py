@@ -32,7 +32,7 @@ from penstock.frontend.exchange.upstream_request import UpstreamRequest, engine_
 from penstock.frontend.exchange.usage import usage_of
 from penstock.kernel.errors import EngineError, InvariantError
 from penstock.kernel.values import JsonObject, RequestId, WorkerCard
-from penstock.router.events import Abort, Closed, Dispatch, Handoff, Release
+from penstock.router.events import Abort, Dispatch, Handoff, Release
 
 log = logging.getLogger("penstock.frontend")
 
@@ -77,7 +77,7 @@ class PrefillStages:
         self.cluster = cluster
         self.attempts = attempts
         self.live_settings = live_settings
-        self._made: dict[RequestId, PrefillResult] = {}
+        self.made: dict[RequestId, PrefillResult] = {}
         self._releases: dict[tuple[RequestId, int], Release] = {}
         """Stages that were released before they were done."""
         self._owed: dict[tuple[RequestId, int], PrefillResult] = {}
@@ -107,7 +107,7 @@ class PrefillStages:
 
     def taken_by(self, dispatch: Dispatch, request: RequestId) -> PrefillResult | None:
         """Return what a leg of stage ``decode`` is to fetch; None where nothing was made for it."""
-        made = self._made.get(request)
+        made = self.made.get(request)
         if made is None or dispatch.handoff is None or made.attempt != dispatch.handoff.source_attempt:
             return None
         made.taken_by = dispatch.attempt
@@ -124,7 +124,7 @@ class PrefillStages:
         self._running.discard((request, made.attempt))
         release = self._releases.pop((request, made.attempt), None)
         if release is None:
-            self._made[request] = made
+            self.made[request] = made
         elif release.target is None:
             self._owed[request, made.attempt] = made
         elif made.fields is not None:
@@ -141,7 +141,7 @@ class PrefillStages:
         if key in self._running:
             self._releases[key] = effect
             return
-        made = self._owed.pop(key, None) or self._made.pop(effect.id, None)
+        made = self._owed.pop(key, None) or self.made.pop(effect.id, None)
         if made is not None and effect.target is None:
             self._owed[key] = made  # the router repeats it once there is a worker that could fetch it
             if len(self._owed) > OWED_MAX:
@@ -151,19 +151,15 @@ class PrefillStages:
 
     def aborted(self, effect: Abort) -> None:
         """A leg was stopped; one that had not been sent yet fetches nothing, so another has to."""
-        made = self._made.get(effect.id)
+        made = self.made.get(effect.id)
         if made is None or made.fields is None or made.taken_by == effect.attempt:
             return
         cards = {card.id: card for card in self.cluster.cards()}
         target = cards.get(effect.target.worker)
         if target is not None:
-            del self._made[effect.id]
+            del self.made[effect.id]
             release = Release(id=effect.id, attempt=made.attempt, source=made.source, target=target)
             self._spawn(self._fetch(release, made), f"release-{effect.id}")
-
-    def closed(self, effect: Closed) -> None:
-        """A request is over."""
-        self._made.pop(effect.id, None)
 
     def finish_fetch(
         self, dispatch: Dispatch, made: PrefillResult | None, call: EngineCall, begun: "asyncio.Task[None]"
@@ -268,7 +264,7 @@ class _PrefillStage:
         else:
             fields = {**fields, "stream": False, "max_tokens": 1}
         once = {**fields, "stream": False, "max_tokens": 1}
-        self._made = PrefillResult(dispatch.attempt, dispatch.card, None, once, job.path, headers)
+        self.made = PrefillResult(dispatch.attempt, dispatch.card, None, once, job.path, headers)
         self._call = stages.engines.call(dispatch.card.url, job.path, msgspec.json.encode(fields), headers)
         self._began = time.monotonic()
         self._absence = WorkerAbsence(stages.cluster, dispatch.card)
@@ -278,21 +274,21 @@ class _PrefillStage:
         """Send the leg to the engine and post its result to the router."""
         call, dispatch, ticket = self._call, self._dispatch, self._ticket
         key = (ticket.id, dispatch.attempt)
-        self._stages.attempts.add(key, self)
+        self._stages.attempts.open[key] = self
         try:
             await call.begin()
             body = await call.read()
             if call.status >= 400:
                 return self._refused(body)
             if self._handover is not None:
-                self._made.fields = self._handover.decode_params(_object(body))
-            kv_retained = self._made.fields is not None
-            self._stages.done(ticket.id, self._made)
+                self.made.fields = self._handover.decode_params(_object(body))
+            kv_retained = self.made.fields is not None
+            self._stages.done(ticket.id, self.made)
             ticket.staged(dispatch.attempt, kv_retained=kv_retained, cached=cached_tokens(usage_of(body)))
         except (EngineUnreachable, EngineBroken, CallStopped) as error:
             self._failed(error.message)
         finally:
-            self._stages.attempts.remove(key)
+            del self._stages.attempts.open[key]
             self._stages.failed(*key)  # no effect where it is done
             call.close()
 

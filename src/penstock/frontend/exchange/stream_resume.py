@@ -47,7 +47,9 @@ class ResumableStream:
         if self._context.settings.router.migration.limit == 0:
             self.why = "router.migration.limit is 0"
             return self._job, None
-        transcript = transcript_for(self._job, dialect)
+        # Whatever the engine, another one can go on with a text; with a chat only some can.
+        wanted = self._job.streamed and (dialect.resume is not None or not self._chat)
+        transcript = transcript_for(self._job, dialect) if wanted else None
         if transcript is None:
             self._unfit = dialect
         return self._job, transcript

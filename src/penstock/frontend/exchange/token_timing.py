@@ -19,21 +19,22 @@ class TokenTiming:
     """When the request reached the router, after reading and tokenising it."""
     first: float | None = None
     last: float | None = None
-    output: int = 0
+    output: int | None = None
+    """Output tokens of a whole answer."""
     cached: int | None = None
     counted: int = 0
     """Pieces of output so far."""
     chunks: list[tuple[float, int]] = field(default_factory=list)
     """When each chunk came, and how many pieces it has: k of them are k gaps of a k-th each. At most `CHUNKS_MAX`."""
 
-    def settle(self, output: int, gaps: Observations) -> None:
-        """The whole output is known to be so many tokens: weigh the chunks by it, and observe the gaps.
+    def settle(self, gaps: Observations) -> None:
+        """Weigh the chunks by the tokens of the whole output, and observe the gaps.
 
         An engine may put several tokens into one piece, so before the end a gap per piece is all that is known; the
         count from usage is then spread over the pieces evenly.
         """
-        self.output = output
-        if self.counted and output != self.counted:
+        output = self.output
+        if self.counted and output is not None and output != self.counted:
             done = spread = 0
             weighed: list[tuple[float, int]] = []
             for at, pieces in self.chunks:

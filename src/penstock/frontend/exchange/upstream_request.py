@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.adapters.engines.dialects.dialect import Dialect
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.telemetry.otel_tracer import OtelSpan
-from penstock.frontend.prompt.request_body import Parsed, with_fields
+from penstock.frontend.prompt.request_body import Parsed, with_fields, with_uuids
 from penstock.frontend.prompt.routing_hints import RoutingHints
-from penstock.frontend.prompt.stage_eligibility import with_uuids
 from penstock.kernel.values import JsonObject
 from penstock.router.events import Dispatch
 
@@ -38,6 +38,7 @@ class UpstreamRequest:
 
 def engine_body(
     job: UpstreamRequest,
+    dialect: Dialect,
     dispatch: Dispatch,
     adapter: str | None,
     *,
@@ -53,14 +54,17 @@ def engine_body(
     """
     parsed = job.parsed
     return (
-        job.body if parsed is None else with_fields(parsed, _added(job, parsed, dispatch, adapter, token_ids, handed))
+        job.body
+        if parsed is None
+        else with_fields(parsed, _added(job, parsed, dialect, dispatch, adapter, token_ids, handed))
     )
 
 
 def engine_fields(job: UpstreamRequest, dispatch: Dispatch, adapter: str | None) -> JsonObject:
     """Return the same as fields, for a leg whose request differs from the client's."""
     assert job.parsed is not None  # routes of unknown dialect are never split into stages
-    return {**job.parsed.fields, **_added(job, job.parsed, dispatch, adapter, False, None)}
+    dialect = dialect_of(dispatch.card.engine)
+    return {**job.parsed.fields, **_added(job, job.parsed, dialect, dispatch, adapter, False, None)}
 
 
 def error_text(body: bytes) -> str:
@@ -71,6 +75,7 @@ def error_text(body: bytes) -> str:
 def _added(
     job: UpstreamRequest,
     parsed: Parsed,
+    dialect: Dialect,
     dispatch: Dispatch,
     adapter: str | None,
     token_ids: bool,
@@ -89,7 +94,6 @@ def _added(
     hints = job.hints
     # Only an engine that schedules by priority takes one; the client's own field is passed on unchanged.
     heard = hints is not None and card.labels.get("priority") == "on" and "priority" not in parsed.fields
-    dialect = dialect_of(card.engine)
     fields = dialect.fields(
         card.model,
         adapter=adapter,
@@ -109,18 +113,16 @@ def _added(
 
 
 def engine_headers(
-    job: UpstreamRequest, dispatch: Dispatch, request: str, client: Mapping[str, str], span: OtelSpan
+    job: UpstreamRequest, dialect: Dialect, dispatch: Dispatch, request: str, client: Mapping[str, str], span: OtelSpan
 ) -> dict[str, str]:
     """Return the headers for the engine. Of the client's only its trace is passed on, never its keys."""
-    dialect = dialect_of(dispatch.card.engine)
     headers = {"content-type": job.content_type, **dialect.headers(request)}
     for name in _PASSED_ON:
         value = client.get(name)
         if value is not None:
             headers[name] = value
-    own = span.traceparent
-    if own is not None:
-        headers["traceparent"] = own
+    if span.traceparent is not None:
+        headers["traceparent"] = span.traceparent
     if dialect.rank_header is not None and dispatch.card.ranks > 1:
         headers[dialect.rank_header] = str(dispatch.target.rank)
     return headers

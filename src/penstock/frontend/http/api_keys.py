@@ -28,10 +28,9 @@ class ApiKeys:
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = [key.encode() for key in keys]
+        self.needed = bool(keys)
+        """Whether there is any: without keys nobody is asked for one."""
         self._names = [f"key-{hashlib.sha256(key).hexdigest()[:8]}" for key in self._keys]
-
-    def __bool__(self) -> bool:
-        return bool(self._keys)
 
     def name(self, offered: str | None) -> str | None:
         """Return the name under which a key may be logged, or None where it is not one of them."""
@@ -56,6 +55,7 @@ class KeyRates:
     """
 
     def __init__(self, rate: float | None, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limited = rate is not None
         self._rate = rate
         self._burst = float(burst)
         self._clock = clock
@@ -127,7 +127,7 @@ def check_admin(keys: ApiKeys, headers: Mapping[str, str], *, remote: str | None
     """
     if method not in ("GET", "HEAD") and not _same_site(headers, host):
         raise ClientError("this request comes from another site's page", status=403, code="cross_site")
-    if keys:
+    if keys.needed:
         if keys.name(bearer(headers)) is None and keys.name(basic_password(headers)) is None:
             raise Unauthorized("this route needs an admin key", 'Basic realm="penstock admin"')
         return

@@ -91,11 +91,12 @@ class Http1Exchange:
         self._opened = answer_head(status, headers, self.id, more + self._ending(not self._chunked))
         self.status = status
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, *, last: bool = False) -> None:
         if self._over or self._connection.closed or not data:
             return
         if self._chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
+            data = (b"%x\r\n%b\r\n0\r\n\r\n" if last else b"%x\r\n%b\r\n") % (len(data), data)
+        self._over = last
         if self._opened is not None:
             data = self._opened + data
             self._opened = None
@@ -105,17 +106,16 @@ class Http1Exchange:
         await self._connection.drained()
 
     async def end(self, *, close: bool = False) -> None:
-        if self._over:
-            return
-        self._over = True
         if close:
             self._connection.keep_alive = False
-        last = b"0\r\n\r\n" if self._chunked else b""
-        if self._opened is not None:
-            last = self._opened + last
-            self._opened = None
-        if last and not self._connection.closed:
-            self._transport.write(last)
+        if not self._over:
+            self._over = True
+            last = b"0\r\n\r\n" if self._chunked else b""
+            if self._opened is not None:
+                last = self._opened + last
+                self._opened = None
+            if last and not self._connection.closed:
+                self._transport.write(last)
         if self._connection.full:
             await self._connection.drained()
 

@@ -19,8 +19,7 @@ from penstock.frontend.http.http1_exchange import Http1Exchange
 from penstock.frontend.http.http1_head import END, BadHead, HeadCheck, RequestHead, answer_head, read_head
 from penstock.frontend.http.lent_transport import LentTransport
 from penstock.frontend.http.request_context import KEEP_ALIVE, LINGER, too_large
-from penstock.frontend.http.request_gate import RequestGate
-from penstock.frontend.http.request_guard import Handler, serve
+from penstock.frontend.http.request_gate import Handler, RequestGate, serve
 
 log = logging.getLogger("penstock.frontend")
 
@@ -94,6 +93,7 @@ class ClientConnection(Http1Connection):
         "_listener",
         "_parts",
         "_refusal",
+        "_remote",
         "_state",
         "_task",
         "body_read",
@@ -135,6 +135,8 @@ class ClientConnection(Http1Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self._remote: str | None = peer[0] if isinstance(peer, tuple) else None
         self._listener.connections.add(self)
         self.deadline = self._listener.loop.time() + self._listener.keep_alive
 
@@ -241,7 +243,7 @@ class ClientConnection(Http1Connection):
             self._parts = []
             if rest:
                 self._read_body(rest)
-        caller = self._caller = Http1Exchange(self, head, listener.gate.request_id(head.headers), self._remote())
+        caller = self._caller = Http1Exchange(self, head, listener.gate.request_id(head.headers), self._remote)
         self._task = listener.loop.create_task(self._serve(caller, listener.handlers[route]))
 
     def _lend(self, head: RequestHead, raw: bytes, rest: bytes) -> None:
@@ -485,7 +487,3 @@ class ClientConnection(Http1Connection):
                 waiter.set_result(None)
             else:
                 waiter.set_exception(error)
-
-    def _remote(self) -> str | None:
-        peer = self.transport.get_extra_info("peername")
-        return peer[0] if isinstance(peer, tuple) else None

@@ -52,8 +52,12 @@ class HttpExchange(Protocol):
         """Begin a streamed answer; its head goes out together with the first `write`, in one packet."""
         ...
 
-    def write(self, data: bytes) -> None:
-        """Send bytes of the body as soon as possible; where `full`, wait for `drained`."""
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send bytes of the body as soon as possible; where `full`, wait for `drained`.
+
+        Args:
+            last: nothing comes after them, so that the end of the body goes out in the same packet. `end` follows.
+        """
         ...
 
     @property

@@ -9,7 +9,7 @@ from aiohttp import hdrs, web
 from penstock.frontend.http.api_keys import Unauthorized, basic_password, bearer, check_admin
 from penstock.frontend.http.error_responses import NEEDLESS_TO_READ_ON, ErrorResponse, problem, problem_of, response_of
 from penstock.frontend.http.request_context import CALLER, FIELDS, REQUEST_ID, gate_of
-from penstock.frontend.http.request_guard import (
+from penstock.frontend.http.request_gate import (
     CLIENT_GONE,
     identified,
     internal,
@@ -42,6 +42,7 @@ async def outermost(request: web.Request, handler: Handler) -> web.StreamRespons
         refused.force_close()
         return refused
     request[REQUEST_ID] = gate.request_id(request.headers)
+    gate.bookkeeping.enter()  # what these routes show is complete
     started = time.monotonic()
     status = CLIENT_GONE
     try:

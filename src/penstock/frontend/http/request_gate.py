@@ -1,14 +1,28 @@
-"""Request gate: what both HTTP servers share for every request: keys, rates, limits and the count of open requests."""
+"""Request gate: what every request to an engine passes, on both servers: key, rate, limits, errors, its log line."""
 
 import asyncio
+import logging
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.config.settings.frontend_settings import FrontendSettings
-from penstock.frontend.http.api_keys import ApiKeys, KeyRates
+from penstock.frontend import logs
+from penstock.frontend.http.api_keys import ApiKeys, KeyRates, Unauthorized, bearer
+from penstock.frontend.http.bookkeeping import Bookkeeping
+from penstock.frontend.http.error_responses import ErrorResponse, problem, problem_of, send_error
+from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.peer_guard import PeerGuard
+from penstock.kernel.errors import OverloadedError, PenstockError
 
+access_log = logging.getLogger("penstock.access")
+log = logging.getLogger("penstock.frontend")
+
+Handler = Callable[[HttpExchange], Awaitable[None]]
+
+CLIENT_GONE = 499
+"""Status in the log of a request whose client hung up; it is never sent."""
 _SANE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}\Z")
 
 
@@ -25,6 +39,7 @@ class RequestGate:
         self,
         settings: FrontendSettings,
         metrics: FrontendMetrics,
+        bookkeeping: Bookkeeping,
         peer_guard: PeerGuard,
         *,
         routes: frozenset[str],
@@ -32,6 +47,7 @@ class RequestGate:
     ) -> None:
         self.settings = settings
         self.metrics = metrics
+        self.bookkeeping = bookkeeping
         self.peer_guard = peer_guard
         self.keys = ApiKeys(settings.security.api_keys)
         self.admin_keys = ApiKeys(settings.security.admin_keys)
@@ -83,3 +99,113 @@ class RequestGate:
 
 def _pattern(route: str) -> re.Pattern[str]:
     return re.compile("[^{}/]+".join(re.escape(part) for part in re.split(r"\{\w+\}", route)))
+
+
+async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> None:
+    """Check a request, have it answered, and write its line in the log however that ends."""
+    started = time.monotonic()
+    try:
+        refusal = _admit(gate, caller)
+        if refusal is not None:
+            return await caller.send(refusal.status, refusal.body, refusal.headers, close=True)
+        gate.enter()
+        try:
+            await handler(caller)
+        finally:
+            gate.leave()
+    except Unauthorized as error:
+        gate.metrics.unauthorized.add()
+        answer = problem_of(error)
+        await caller.send(answer.status, answer.body, {**answer.headers, "www-authenticate": error.challenge})
+    except PenstockError as error:
+        await send_error(caller, problem_of(error))
+    except ConnectionResetError:
+        raise
+    except Exception:  # supervision boundary: one request's bug must not leak its details nor end the process
+        log.exception("request %s failed by a bug of ours", caller.id)
+        if caller.begun:
+            caller.abort()  # half an answer must not look like a whole one
+        else:
+            await send_error(caller, internal())
+    finally:
+        status = caller.status
+        if status is None:
+            status = CLIENT_GONE
+            gate.metrics.disconnected.add()
+        log_line(caller.method, caller.path, caller.id, status, started, caller.name, caller.fields)
+
+
+def _admit(gate: RequestGate, caller: HttpExchange) -> ErrorResponse | None:
+    """Check who asks, and whether there is room; return the answer of a process that is ending.
+
+    Raises:
+        Unauthorized, OverloadedError: the request is not answered.
+    """
+    caller.name = identified(gate, caller.headers, caller.remote)
+    if gate.draining:
+        return problem(503, "this endpoint is shutting down", code="draining", retry_after=1.0)
+    if gate.rates.limited:
+        try:
+            gate.rates.take(caller.name)
+        except OverloadedError:
+            gate.metrics.rate_limited.add()
+            raise
+    most = gate.settings.limits.inflight_max
+    if gate.inflight >= most:
+        raise OverloadedError(f"{most} requests are in flight, which is the limit", retry_after=1.0, status=429)
+    return None
+
+
+def internal() -> ErrorResponse:
+    """Make the answer to a request that our own bug ended."""
+    return problem(500, "an internal error; the log has it under this request's id", code="internal")
+
+
+def identified(gate: RequestGate, headers: Mapping[str, str], remote: str | None) -> str:
+    """Return the caller's name: that of the key, or the address where no keys are set.
+
+    Raises:
+        Unauthorized: keys are set and the request has none of them.
+    """
+    if not gate.keys.needed:
+        return remote or "local"
+    name = gate.keys.name(bearer(headers))
+    if name is None:
+        missing = "authorization" not in headers
+        raise Unauthorized(
+            "send an API key as 'Authorization: Bearer KEY'" if missing else "this API key is not known",
+            'Bearer realm="penstock"',
+        )
+    return name
+
+
+def log_line(
+    method: str,
+    path: str,
+    id: str,
+    status: int,
+    started: float,
+    caller: str | None,
+    fields: Mapping[str, object],
+    level: int = logging.INFO,
+) -> None:
+    """Write a request's line in the access log; ``started`` is of `time.monotonic`."""
+    if not access_log.isEnabledFor(level):
+        return
+    details = {
+        "request": id,
+        "status": status,
+        "seconds": round(time.monotonic() - started, 6),
+        "caller": caller,
+        **fields,
+    }
+    handler = logs.direct()
+    if handler is not None:
+        handler.log_line(logging.getLevelName(level).lower(), access_log.name, f"{method} {printable(path)}", details)
+    else:
+        access_log.log(level, "%s %s", method, printable(path), extra={"fields": details})
+
+
+def printable(path: str) -> str:
+    """Return a path in a form for a log line or a message."""
+    return path if path.isprintable() and len(path) <= 200 else ascii(path)[:200]

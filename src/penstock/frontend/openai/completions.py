@@ -1,24 +1,23 @@
 """Chat and text completions: reads the body, tokenises the prompt, routes the request and runs its exchange."""
 
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
 import msgspec
 
-from penstock.adapters.telemetry.otel_tracer import OtelSpan
+from penstock.adapters.telemetry.otel_tracer import NO_SPAN, OtelSpan
 from penstock.frontend.exchange.client_answer import ClientAnswer
 from penstock.frontend.exchange.exchange import RequestExchange
 from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.prompt.model_catalog import ResolvedModel, check_prompt
-from penstock.frontend.prompt.request_body import Endpoint, Parsed
+from penstock.frontend.prompt.request_body import Endpoint, Parsed, is_whole, media_id, media_of
 from penstock.frontend.prompt.routing_hints import RoutingHints, read_hints
-from penstock.frontend.prompt.stage_eligibility import is_whole, media_id, media_of
 from penstock.frontend.service import Service
 from penstock.kernel.errors import ClientError, OverloadedError, PenstockError
 from penstock.kernel.machine import nanos
-from penstock.kernel.values import Prompt, RequestId
+from penstock.kernel.values import Prompt
 from penstock.router.events import Arrived, Closed
 from penstock.router.requests.closed_record import record_of
 
@@ -49,7 +48,7 @@ async def _completions(service: Service, caller: HttpExchange, endpoint: Endpoin
         model = UNKNOWN if resolved is None else resolved.model
         service.metrics.refused(model, endpoint, bool(parsed and parsed.stream), refusal(error))
         raise
-    service.metrics.stage("preprocess", time.monotonic() - timing.arrived)
+    service.bookkeeping.add((service.metrics.stage, ("preprocess", time.monotonic() - timing.arrived)))
     job = UpstreamRequest(
         path=parsed.path,
         body=parsed.raw,
@@ -73,31 +72,32 @@ async def carry(
 ) -> None:
     """Route a request and answer it; count it, log it and record it however it ends."""
     hints = job.hints or RoutingHints(read_hints(caller.headers, {}, {}).preferences)
-    model = resolved.model
-    span = service.tracer.start(job.endpoint, caller.headers.get("traceparent"), caller.headers.get("tracestate"))
-
-    def event(request_id: RequestId) -> Arrived:
-        return Arrived(
-            id=request_id,
-            model=model,
-            prompt=prompt,
-            media=0 if job.parsed is None else len(job.parsed.media),
-            whole=job.parsed is None or is_whole(job.parsed),
-            adapter=resolved.adapter,
-            deadline=None if hints.timeout is None else service.cluster.now() + nanos(hints.timeout),
-            preferences=hints.preferences,
-        )
-
-    service.metrics.started(model, job.endpoint, job.streamed, hints.preferences.service_class, hints.ignored)
+    preferences = hints.preferences
+    span = NO_SPAN
+    if service.tracer.enabled:
+        span = service.tracer.start(job.endpoint, caller.headers.get("traceparent"), caller.headers.get("tracestate"))
+    arrived = Arrived(
+        id=service.free_id(caller.id),
+        model=resolved.model,
+        prompt=prompt,
+        media=0 if job.parsed is None else len(job.parsed.media),
+        whole=job.parsed is None or is_whole(job.parsed),
+        adapter=resolved.adapter,
+        deadline=None if hints.timeout is None else service.cluster.now() + nanos(hints.timeout),
+        preferences=preferences,
+    )
+    caller.id = arrived.id
     timing.routed = time.monotonic()
-    ticket = service.arrive(event, caller.id, nanos(timing.lead))
-    caller.id = ticket.id
+    service.bookkeeping.add((_arrived, (service, arrived, job, hints.ignored, timing)))
+    ticket = service.tickets.arrive(arrived)
     answer = ClientAnswer(caller, service.exchanges, resolved, job, prompt, ticket, span, timing)
     try:
         await RequestExchange(answer).run()
     finally:
         if ticket.closed is not None:
-            _over(caller, service, answer, ticket.closed, hints.preferences.service_class)
+            _over(caller, service, answer, ticket.closed, preferences.service_class)
+        if service.bookkeeping.full:
+            service.bookkeeping.enter()
 
 
 async def _prepare(service: Service, parsed: Parsed, resolved: ResolvedModel, hints: RoutingHints) -> Prompt:
@@ -112,9 +112,41 @@ async def _prepare(service: Service, parsed: Parsed, resolved: ResolvedModel, hi
 def _over(
     caller: HttpExchange, service: Service, answer: ClientAnswer, closed: Closed, service_class: str | None
 ) -> None:
-    """Count and record an ended request."""
+    """Have an ended request counted and recorded, and tell the log about it."""
+    timing = answer.timing
+    service.bookkeeping.add((_ended, (service, answer, closed, service_class, time.monotonic())))
+    target_name = str(closed.legs[-1].target) if closed.legs else None
+    caller.fields.update(
+        model=closed.model,
+        outcome=closed.outcome,
+        worker=target_name,
+        isl=closed.isl,
+        osl=closed.osl,
+        cached=closed.cached,
+        ttft=None if timing.ttft is None else round(timing.ttft, 6),
+        attempts=closed.attempts if closed.attempts > 1 else None,
+        reason=None if closed.outcome == "ok" else closed.reason,
+    )
+    if answer.span.sampled:
+        _end_span(answer.span, closed, target_name)
+
+
+def _arrived(
+    service: Service, arrived: Arrived, job: UpstreamRequest, ignored: Sequence[str], timing: TokenTiming
+) -> None:
+    """Count a request that goes to the router."""
+    isl, model = arrived.prompt.isl, arrived.model
+    service.metrics.started(model, job.endpoint, job.streamed, arrived.preferences.service_class, ignored)
+    service.timeline_store.arrived(timing.arrived + timing.lead, isl)
+    service.counts.of(model).arrive(isl)
+    service.history.arrived(arrived.id, nanos(timing.lead))
+
+
+def _ended(service: Service, answer: ClientAnswer, closed: Closed, service_class: str | None, now: float) -> None:
+    """Count and record an ended request; ``now`` is the end, of `time.monotonic`."""
     timing, job, model = answer.timing, answer.job, answer.resolved.model
-    now = time.monotonic()
+    if timing.output is not None:
+        timing.settle(service.metrics.gaps(model))
     service.metrics.closed(closed)
     service.metrics.ended(model, job.endpoint, job.streamed, error_type(closed), now - timing.arrived)
     if closed.outcome == "ok" and timing.ttft is not None and closed.legs:
@@ -131,26 +163,11 @@ def _over(
         service_class=service_class,
     )
     service.records.write(record)
-    service.timeline_store.ended(record, service.settings.slo)
+    service.timeline_store.ended(now, record, service.settings.slo)
     service.counts.of(model).end(record, service.settings.slo)
-    target_name = str(closed.legs[-1].target) if closed.legs else None
-    caller.fields.update(
-        model=model,
-        outcome=closed.outcome,
-        worker=target_name,
-        isl=closed.isl,
-        osl=closed.osl,
-        cached=closed.cached,
-        ttft=None if timing.ttft is None else round(timing.ttft, 6),
-        attempts=closed.attempts if closed.attempts > 1 else None,
-        reason=None if closed.outcome == "ok" else closed.reason,
-    )
-    _end_span(answer.span, closed, target_name)
 
 
 def _end_span(span: OtelSpan, closed: Closed, worker: str | None) -> None:
-    if not span.sampled:
-        return
     span.set("penstock.request", closed.id)
     span.set("penstock.worker", worker)
     span.set("penstock.expected_cached_tokens", closed.expected_cached)

@@ -9,7 +9,7 @@ from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.request_context import gate_of
-from penstock.frontend.http.request_guard import printable
+from penstock.frontend.http.request_gate import printable
 from penstock.frontend.openai.completions import UNKNOWN, carry, refusal
 from penstock.frontend.prompt.request_body import decode_object, text_field
 from penstock.frontend.prompt.routing_hints import RoutingHints, read_hints

@@ -18,7 +18,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from penstock.frontend.prompt.stage_eligibility import is_media, media_id
+from penstock.frontend.prompt.request_body import is_media, media_id
 from penstock.frontend.prompt.template_sandbox import SOURCE_MAX, BoundedEnvironment, TooSlow
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import JsonObject

@@ -41,7 +41,8 @@ class ModelCatalog:
         self.tokenizers = tokenizers
         self._cluster = cluster
         self._caching = caching
-        self._resolved_for: list[WorkerCard] = []
+        self._changes = 0
+        """The workers' changes after which names were resolved."""
         self._resolved: dict[str, ResolvedModel] = {}
 
     def models(self) -> dict[str, WorkerCard | None]:
@@ -59,13 +60,13 @@ class ModelCatalog:
         Raises:
             ClientError: 404: it is unknown; the message lists the known ones.
         """
-        every = self._cluster.cards()
-        if every != self._resolved_for:
+        changes = self._cluster.changes()
+        if changes != self._changes:
             # Workers come and go seldom: a model's name is resolved once for each set of them.
-            self._resolved_for, self._resolved = list(every), {}
+            self._changes, self._resolved = changes, {}
         resolved = self._resolved.get(name)
-        if resolved is None or resolved.block_size != self._cluster.block_size(resolved.model):
-            resolved = self._resolve(name, every)
+        if resolved is None:
+            resolved = self._resolve(name, self._cluster.cards())
             if len(self._resolved) < RESOLVED_MAX:
                 self._resolved[name] = resolved
         return resolved

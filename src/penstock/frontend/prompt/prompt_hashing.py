@@ -11,19 +11,21 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.prompt.chat_template import MARK, SECONDS, TemplateFailed, TemplateSlow, plain_text
-from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
+from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer, TooMuchToEncode
 from penstock.frontend.prompt.request_body import Endpoint, Parsed, parse
 from penstock.kernel.errors import OverloadedError
 from penstock.kernel.hashing import BYTES_PER_TOKEN, MediaSpan, block_hashes, text_hashes
 from penstock.kernel.values import JsonObject, Prompt
 from penstock.router.kv_index.image_placeholders import Image
 
-INLINE_MAX = 2_000
-"""Bytes of a body that is prepared on the event loop at once: about 0.3 ms, less than the way to a thread and back."""
+INLINE_MAX = 16 * 1024
+"""Bytes of a body whose prompt is prepared on the event loop where little of it is to be tokenised: about 0.1 ms."""
+FRESH_INLINE_MAX = 2_000
+"""Characters that are tokenised on the event loop: about 0.3 ms, not much more than the way to a thread and back."""
 INLINE_SECONDS = 0.05
 """How long a chat template may block the event loop."""
 PARSE_INLINE_MAX = 64 * 1024
-"""Bytes of a body that is parsed on the event loop: about 0.3 ms."""
+"""Bytes of a body that is parsed on the event loop: about 0.1 ms."""
 
 T = TypeVar("T")
 Observe = Callable[[str, float], None]
@@ -85,8 +87,8 @@ class PromptHasher:
         """
         if len(parsed.raw) <= INLINE_MAX:
             try:
-                return self.prepare_now(parsed, tokenizer, hashing, token_data, INLINE_SECONDS)
-            except TemplateSlow:
+                return self.prepare_now(parsed, tokenizer, hashing, token_data, inline=True)
+            except (TemplateSlow, TooMuchToEncode):
                 pass  # a template may be slow with little text; in a thread it delays only its own model
         return await self._in_thread(self.prepare_now, parsed, tokenizer, hashing, token_data)
 
@@ -105,20 +107,21 @@ class PromptHasher:
         tokenizer: PromptTokenizer | None,
         hashing: BlockHashing,
         token_data: list[int] | None = None,
-        seconds: float | None = None,
+        *,
+        inline: bool = False,
     ) -> Prompt:
         """Do the same in the caller's thread.
 
         Args:
-            seconds: time limit of a chat template; None is `SECONDS`.
+            inline: that thread is the event loop's, which must not be held up.
         Raises:
-            TemplateSlow: it takes longer than that, which is less than `SECONDS`.
+            TemplateSlow, TooMuchToEncode: it would be.
         """
         if token_data:
             return _of_tokens([token_data], hashing, "nvext.token_data")
         if parsed.endpoint == "completions":
-            return self._completion(parsed.fields.get("prompt"), tokenizer, hashing)
-        return self._chat(parsed.fields, tokenizer, hashing, SECONDS if seconds is None else seconds)
+            return self._completion(parsed.fields.get("prompt"), tokenizer, hashing, inline)
+        return self._chat(parsed.fields, tokenizer, hashing, inline)
 
     def close(self) -> None:
         """End the threads; prompts that wait are dropped."""
@@ -133,7 +136,9 @@ class PromptHasher:
         finally:
             self.pending -= 1
 
-    def _completion(self, prompt: Any, tokenizer: PromptTokenizer | None, hashing: BlockHashing) -> Prompt:
+    def _completion(
+        self, prompt: Any, tokenizer: PromptTokenizer | None, hashing: BlockHashing, inline: bool
+    ) -> Prompt:
         if prompt is None:  # embeddings given as a prompt: nothing to hash
             return Prompt(0, [], estimated=True)
         if isinstance(prompt, list) and isinstance(prompt[0], int):
@@ -141,10 +146,10 @@ class PromptHasher:
         if isinstance(prompt, list) and isinstance(prompt[0], list):
             return _of_tokens(prompt, hashing, "prompt")
         texts = [prompt] if isinstance(prompt, str) else prompt
-        return self._of_texts(texts, tokenizer, hashing, special=True)
+        return self._of_texts(texts, tokenizer, hashing, special=True, inline=inline)
 
     def _chat(
-        self, fields: JsonObject, tokenizer: PromptTokenizer | None, hashing: BlockHashing, seconds: float
+        self, fields: JsonObject, tokenizer: PromptTokenizer | None, hashing: BlockHashing, inline: bool
     ) -> Prompt:
         messages = fields["messages"]
         tools = None if fields.get("tool_choice") == "none" else fields.get("tools")
@@ -152,7 +157,7 @@ class PromptHasher:
             return _of_text(plain_text(messages, tools), hashing)
         template = tokenizer.template
         if template is None or template.given_up:
-            return self._of_texts([plain_text(messages, tools)], tokenizer, hashing, special=True)
+            return self._of_texts([plain_text(messages, tools)], tokenizer, hashing, special=True, inline=inline)
         started = time.perf_counter()
         render = partial(
             template.render,
@@ -162,37 +167,49 @@ class PromptHasher:
             and not fields.get("continue_final_message"),
             continue_final_message=bool(fields.get("continue_final_message")),
             kwargs=fields.get("chat_template_kwargs"),
-            seconds=seconds,
+            seconds=INLINE_SECONDS if inline else SECONDS,
         )
         try:
             if hashing.media and hashing.placeholder is not None and template.takes_parts:
-                tokens = tokenizer.encode(render(), special=bool(fields.get("add_special_tokens")))
+                special = bool(fields.get("add_special_tokens"))
+                tokens = tokenizer.encode(render(), special=special, fresh_max=FRESH_INLINE_MAX if inline else None)
                 prompt = _with_images(tokens, hashing)
                 if prompt is not None:
                     self._observe("template", time.perf_counter() - started)
                     return prompt
             text = render(mark=bool(hashing.media))
         except TemplateFailed as error:
-            if isinstance(error, TemplateSlow) and seconds < SECONDS:
+            if isinstance(error, TemplateSlow) and inline:
                 raise
             # The engine decides whether the chat is acceptable; here only routing by prefix is lost.
             self.template_failures += 1
-            return self._of_texts([plain_text(messages, tools)], tokenizer, hashing, special=False)
+            return self._of_texts([plain_text(messages, tools)], tokenizer, hashing, special=False, inline=inline)
         self._observe("template", time.perf_counter() - started)
-        return self._of_texts([text], tokenizer, hashing, special=bool(fields.get("add_special_tokens")))
+        special = bool(fields.get("add_special_tokens"))
+        return self._of_texts([text], tokenizer, hashing, special=special, inline=inline)
 
     def _of_texts(
-        self, texts: Sequence[str], tokenizer: PromptTokenizer | None, hashing: BlockHashing, *, special: bool
+        self,
+        texts: Sequence[str],
+        tokenizer: PromptTokenizer | None,
+        hashing: BlockHashing,
+        *,
+        special: bool,
+        inline: bool,
     ) -> Prompt:
         if tokenizer is None:
             first = _of_text(texts[0], hashing)
             rest = sum(_estimate(text) for text in texts[1:])
             return Prompt(first.isl + rest, first.blocks, estimated=True)
         started = time.perf_counter()
+        fresh_max = FRESH_INLINE_MAX // len(texts) if inline else None
         # The tokens that an engine puts in the place of an image are unknown: only the text before it can match.
         before, mark, after = texts[0].partition(MARK) if hashing.media else (texts[0], "", "")
-        tokens = [tokenizer.encode(text, special=special) for text in (before, *texts[1:])]
-        beyond = len(tokenizer.encode(after.replace(MARK, ""), special=False)) + _taken(hashing) if mark else 0
+        tokens = [tokenizer.encode(text, special=special, fresh_max=fresh_max) for text in (before, *texts[1:])]
+        beyond = 0
+        if mark:
+            tail = tokenizer.encode(after.replace(MARK, ""), special=False, fresh_max=fresh_max)
+            beyond = len(tail) + _taken(hashing)
         self._observe("tokenize", time.perf_counter() - started)
         hashed = _of_tokens(tokens, hashing, "prompt")
         return Prompt(hashed.isl + beyond, hashed.blocks)

@@ -57,6 +57,10 @@ CACHE_ENTRIES = 65_536
 """Most parts of prompts whose tokens are kept: many short ones must not outgrow cache_bytes by their overhead."""
 
 
+class TooMuchToEncode(Exception):
+    """A text has more to be encoded than may be encoded where the event loop waits for it."""
+
+
 class PromptTokenizer:
     """Tokenise prompts of one model; may be called from several threads.
 
@@ -111,20 +115,25 @@ class PromptTokenizer:
     def cache_entries(self) -> int:
         return len(self._parts)
 
-    def encode(self, text: str, *, special: bool) -> "array[int]":
+    def encode(self, text: str, *, special: bool, fresh_max: int | None = None) -> "array[int]":
         """Return the token ids of a prompt.
 
         Args:
             special: add the tokenizer's tokens around a text, such as BOS: true for plain prompts, false for chats,
                 whose template writes them.
+            fresh_max: most characters that may be encoded now, beside what is looked up; None is no limit.
+        Raises:
+            TooMuchToEncode: there are more; nothing was encoded.
         """
         if self._cut is None:
+            if fresh_max is not None and len(text) > fresh_max:
+                raise TooMuchToEncode
             tokens = array("I", self._encode([text], special)[0])
             with self._lock:
                 self.misses += 1
                 self.tokens_encoded += len(tokens)
             return tokens
-        return self._joined(text, special)
+        return self._joined(text, special, fresh_max)
 
     def whole(self, text: str, *, special: bool) -> "array[int]":
         """Return the same without the cache: the oracle of `encode`."""
@@ -134,15 +143,7 @@ class PromptTokenizer:
         """Return the text of output tokens, without special ones."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
-    def cached(self, text: str) -> bool:
-        """Return whether all but the last part of a text is in the cache, so that encoding it is quick."""
-        if self._cut is None:
-            return False
-        parts = self._cut.parts(text)
-        with self._lock:
-            return all(part in self._parts for part in parts[:-1])
-
-    def _joined(self, text: str, special: bool) -> "array[int]":
+    def _joined(self, text: str, special: bool, fresh_max: int | None) -> "array[int]":
         assert self._cut is not None
         parts = self._cut.parts(text)
         cached: list[array[int] | None] = []
@@ -153,6 +154,8 @@ class PromptTokenizer:
                     self._parts.move_to_end(part)
                 cached.append(tokens)
         missing = [part for part, tokens in zip(parts, cached) if tokens is None]
+        if fresh_max is not None and sum(map(len, missing)) > fresh_max:
+            raise TooMuchToEncode
         fresh = {part: array("I", ids) for part, ids in zip(missing, self._encode(missing, False))} if missing else {}
         out = array("I", self._before if special else ())
         encoded = 0

@@ -131,7 +131,9 @@ def done(
     pool.active.first_token(request.id, now, STAGE)
     core.publish(pool, core.leg_id(request.id), "first", remote.target)
     core.freed[pool.model] = None
-    works(core, remote.target.worker)
+    worker = core.roster.get(remote.target.worker)
+    if worker is not None:
+        works(core, worker)
     if remote.stage == "encode":
         request.encoded = True
         core.unstage(request, pool)

@@ -34,7 +34,9 @@ def refusal(
     targets: Sequence[tuple[Target, RosterWorker]],
     now: Nanos,
 ) -> Refusal | None:
-    """Check every limit that is set; None where there is room."""
+    """Check every limit that is set; None where there is room, or the request runs already."""
+    if request.attempt:
+        return None
     waited = seconds(pool.queue.waited(request.event.preferences.strict, now))
     if settings.queue_time is not None and waited > settings.queue_time:
         text = f"requests have been waiting for {waited:.3g} s, the limit is {settings.queue_time:g} s"

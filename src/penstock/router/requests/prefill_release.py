@@ -3,7 +3,7 @@
 from penstock.kernel.values import Target, WorkerCard, WorkerId
 from penstock.router.events import Abort, Release
 from penstock.router.model_pool import ModelPool
-from penstock.router.requests.routed_request import RoutedRequest
+from penstock.router.requests.routed_request import Remote, RoutedRequest
 from penstock.router.requests.stage_graph import AT_ONCE
 from penstock.router.router_state import RouterState
 
@@ -63,11 +63,8 @@ def _taker(core: RouterState, pool: ModelPool, last: WorkerId | None) -> WorkerC
     return min(takers, key=lambda card: (card.id == last, card.role != "decode"), default=None)
 
 
-def abandon(core: RouterState, request: RoutedRequest, pool: ModelPool) -> None:
-    """A request ends, in whatever stage: nothing is to stay held or running for it."""
-    remote = request.remote
-    if remote is None:
-        return
+def abandon(core: RouterState, request: RoutedRequest, pool: ModelPool, remote: Remote) -> None:
+    """A request ends while a worker holds or makes something for it: nothing is to stay held or running."""
     if remote.stage == "encode" or remote.protocol in AT_ONCE:
         abort_remote(core, request, "the request has ended")
     elif not request.on_worker:

@@ -1,6 +1,6 @@
 """Closes a request: its load goes, KV that is held for it is released, and its one terminal effect leaves."""
 
-from penstock.kernel.machine import Nanos, seconds
+from penstock.kernel.machine import SECOND, Nanos
 from penstock.router.events import Closed, Fault, Outcome
 from penstock.router.requests.prefill_release import abandon
 from penstock.router.requests.routed_request import RoutedRequest
@@ -23,9 +23,11 @@ def close(
     event = request.event
     pool = core.pools.get(event.model)
     if pool is not None and request.counted:
-        abandon(core, request, pool)
+        if request.remote is not None:
+            abandon(core, request, pool, request.remote)
         core.release(request, pool)
-        pool.queue.remove(event.id)
+        if request.phase == "queued":
+            pool.queue.remove(event.id)
         pool.inflight -= 1
         pool.counts[outcome] += 1
     core.waiting_for_worker.pop(event.id, None)
@@ -48,7 +50,7 @@ def close(
             osl=request.tokens,
             cached=cached,
             expected_cached=request.expected_cached,
-            queued=seconds(request.queued),
+            queued=request.queued / SECOND,
             first=request.first,
             attempts=request.attempt - request.staged,
             migrations=request.migrations,

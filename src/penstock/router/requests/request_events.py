@@ -1,6 +1,6 @@
 """Handlers of a request's milestones, from `Arrived` to its one `Closed`."""
 
-from penstock.kernel.machine import Nanos, nanos, seconds
+from penstock.kernel.machine import SECOND, Nanos, nanos
 from penstock.kernel.values import RequestId
 from penstock.router.events import Arrived, Cancelled, Failed, Finished, FirstToken, Grown, Staged, WorkerDraining
 from penstock.router.requests import handoff, hedging
@@ -17,7 +17,7 @@ def arrived(core: RouterState, now: Nanos, event: Arrived) -> None:
         core.dropped += 1
         core.note("duplicate_request", f"request id {event.id} is open already; the second one is ignored")
         return
-    limit = now + nanos(core.settings.request_timeout)
+    limit = now + round(core.settings.request_timeout * SECOND)
     deadline = limit if event.deadline is None else min(event.deadline, limit)
     request = core.requests[event.id] = RoutedRequest(event, arrived=now, deadline=deadline)
     pool = core.pools.get(event.model)
@@ -43,7 +43,7 @@ def first_token(core: RouterState, now: Nanos, event: FirstToken) -> None:
         pool = core.pools[request.event.model]
         if request.hedge is not None:
             hedging.settle(core, request, pool, event.attempt, now)
-        took = seconds(now - request.placed)
+        took = (now - request.placed) / SECOND
         if request.transfer_blocks is None:
             pool.fit.add(float(request.prefill_ahead), took)
         else:
@@ -198,7 +198,7 @@ def overdue(core: RouterState, now: Nanos, kind: str, key: RequestId) -> None:
             text = f"waited {limit:g} s for a worker of {request.event.model}"
             close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
     elif now >= request.deadline:
-        waited = seconds(now - request.arrived)
+        waited = (now - request.arrived) / SECOND
         core.abort(request, "its deadline has passed")
         close(core, now, request, "expired", "deadline", 504, f"not done within {waited:.3g} s")
 
@@ -235,7 +235,9 @@ def _started(core: RouterState, now: Nanos, request: RoutedRequest) -> None:
     if core.shared:
         core.publish(pool, id, "first", request.target)
     core.freed[pool.model] = None
-    works(core, request.target.worker)
+    worker = core.roster.workers.get(request.target.worker)
+    if worker is not None and worker.breaker.failures:
+        works(core, worker)
     if request.remote is not None and request.remote.done:
         handoff.arrived(core, request, pool)
 

@@ -58,16 +58,17 @@ class RequestQueue:
         self._classes: dict[int, dict[RequestId, QueuedRequest]] = {}
         """Strict class -> its requests in order of arrival."""
         self._heaps: dict[int, list[tuple[float, int, RequestId]]] = {}
-        self._where: dict[RequestId, int] = {}
+        self.waiting: dict[RequestId, int] = {}
+        """Strict class of each request; to be read only."""
         self._sequence = 0
         self._due = 0
         """Prompt tokens of others that go before the next starved request."""
 
     def __len__(self) -> int:
-        return len(self._where)
+        return len(self.waiting)
 
     def __contains__(self, request: RequestId) -> bool:
-        return request in self._where
+        return request in self.waiting
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         for members in self._classes.values():
@@ -75,18 +76,18 @@ class RequestQueue:
 
     @property
     def full(self) -> bool:
-        return len(self._where) >= self._settings.length_max
+        return len(self.waiting) >= self._settings.length_max
 
     def add(self, waiting: QueuedRequest) -> None:
         """Let a request wait; the caller has looked at `full`."""
         self._sequence += 1
-        self._where[waiting.id] = waiting.strict
+        self.waiting[waiting.id] = waiting.strict
         self._classes.setdefault(waiting.strict, {})[waiting.id] = waiting
         heapq.heappush(self._heaps.setdefault(waiting.strict, []), (-self._score(waiting), self._sequence, waiting.id))
 
     def remove(self, request: RequestId) -> bool:
         """Take a request out wherever it stands; return False where it does not wait."""
-        strict = self._where.pop(request, None)
+        strict = self.waiting.pop(request, None)
         if strict is None:
             return False
         members = self._classes[strict]
@@ -142,7 +143,7 @@ class RequestQueue:
             self.add(msgspec.convert(raw, QueuedRequest))
 
     def check(self) -> None:
-        if sum(len(m) for m in self._classes.values()) != len(self._where):
+        if sum(len(m) for m in self._classes.values()) != len(self.waiting):
             raise InvariantError("the queue's classes and its index of requests differ")
         for strict, members in self._classes.items():
             if not set(members) <= {entry[2] for entry in self._heaps[strict]}:

@@ -4,22 +4,23 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.kernel.machine import Nanos, nanos, seconds
+from penstock.kernel.machine import SECOND, Nanos, nanos, seconds
 from penstock.kernel.values import Role, Target
 from penstock.router.events import Cost, Decision, Dispatch, Excluded, Handoff, StageLeg
 from penstock.router.model_pool import ModelPool
 from penstock.router.requests.eligibility import Eligible, eligible, pin_of
 from penstock.router.requests.handoff import NextStage, next_stage
-from penstock.router.requests.overload import Refusal, refusal
+from penstock.router.requests.overload import refusal
 from penstock.router.requests.request_close import close
 from penstock.router.requests.request_queue import QueuedRequest
 from penstock.router.requests.routed_request import HEDGE, STAGE, Hedge, Remote, RoutedRequest
 from penstock.router.requests.stage_graph import AT_ONCE, FINAL
 from penstock.router.router_state import RouterState
 from penstock.router.selection.select import Selection, blind, discounted, pinned, select
-from penstock.router.settings import Mode
+from penstock.router.settings import Mode, OverloadSettings
 from penstock.router.workers.roster import RosterWorker
 
+NO_LIMITS = OverloadSettings()
 BLIND = ("round_robin", "random")
 """Modes that need no cost."""
 
@@ -34,21 +35,14 @@ def admit(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
         _nowhere(core, now, request, pool, step)
     elif step.source is not None:
         _place(core, now, request, pool, step)  # another worker holds its KV: waiting here would block that one
-    elif (full := _refusal(core, now, request, pool, targets)) is not None:
+    elif (limits := core.settings.overload) != NO_LIMITS and (full := refusal(limits, pool, request, targets, now)):
         pool.refuse(full.limit, now)
         close(core, now, request, "rejected", "overloaded", 503, full.reason, retry_after=full.retry_after)
-    elif len(pool.queue) or _all_busy(core, pool, targets):
+    elif pool.queue.waiting or _all_busy(core, pool, targets):
         _enqueue(core, now, request, pool)
         core.freed[pool.model] = None
     else:
         _place(core, now, request, pool, step)
-
-
-def _refusal(
-    core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, targets: list[tuple[Target, RosterWorker]]
-) -> Refusal | None:
-    settings = core.settings.overload
-    return refusal(settings, pool, request, targets, now) if settings.limits and not request.attempt else None
 
 
 def pump(core: RouterState, now: Nanos, pool: ModelPool) -> None:
@@ -255,7 +249,7 @@ def _decide(
         costs, unhashed_blocks = pool.costs(request, targets[place : place + 1], now, step.stage, step.source)
         return Selection(costs[0], because), costs, unhashed_blocks
     costs, unhashed_blocks = pool.costs(request, targets, now, step.stage, step.source)
-    choice, costs = _choose(core, request, pool, costs, now, step.stage)
+    choice, costs = _choose(core, request, pool, costs, now, step.stage, mode)
     return choice, costs, unhashed_blocks
 
 
@@ -290,7 +284,7 @@ def hedge(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
     if not targets or _all_busy(core, pool, targets):
         return
     costs, unhashed_blocks = pool.costs(request, targets, now)
-    choice, costs = _choose(core, request, pool, costs, now, "aggregated")
+    choice, costs = _choose(core, request, pool, costs, now, "aggregated", core.settings.mode)
     if choice is None:
         return
     cost = choice.cost
@@ -328,7 +322,8 @@ def _send(
     request.attempt += 1
     request.legs.append(StageLeg(role=step.stage, target=target, dispatched=now))
     worker.requests += 1
-    worker.breaker.dispatched(now)
+    if worker.breaker.until is not None:
+        worker.breaker.dispatched()
     pool.routed(target, prompt, now)
     decision = Decision(
         request=event.id,
@@ -340,7 +335,7 @@ def _send(
         reason=choice.reason,
         isl=prompt.isl,
         blocks=len(prompt.blocks),
-        queued=seconds(request.queued),
+        queued=request.queued / SECOND,
         candidates=costs,
         excluded=step.eligible.excluded,
         expected_cached_tokens=choice.cost.overlap_tokens,
@@ -364,10 +359,16 @@ def _send(
 
 
 def _choose(
-    core: RouterState, request: RoutedRequest, pool: ModelPool, costs: Sequence[Cost], now: Nanos, stage: Role
+    core: RouterState,
+    request: RoutedRequest,
+    pool: ModelPool,
+    costs: Sequence[Cost],
+    now: Nanos,
+    stage: Role,
+    mode: Mode,
 ) -> tuple[Selection | None, Sequence[Cost]]:
     """Take the pin, the session's home or the mode's choice, None where mode direct has no pin; with what all cost."""
-    wish, mode = request.event.preferences, _mode(core, stage)
+    wish = request.event.preferences
     if pin_of(core, request, stage) is not None:
         best = min(costs, key=lambda cost: cost.total)
         return pinned(best, f"pinned to {best.target} by the request"), costs

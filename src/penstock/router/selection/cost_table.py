@@ -3,6 +3,7 @@
 A row is made when it is read. In a simulation most decisions are never read.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
@@ -174,6 +175,11 @@ def cheapest_of(costs: Sequence[Cost], but: int | None = None) -> Sequence[int]:
             total[but] = np.inf
         found: list[int] = (total == total[total.argmin()]).nonzero()[0].tolist()
         return found
-    totals = {place: one.total for place, one in enumerate(costs) if place != but}
-    least = min(totals.values())
-    return [place for place, total in totals.items() if total == least]
+    places: list[int] = []
+    least = math.inf
+    for place, one in enumerate(costs):
+        if one.total <= least and place != but:
+            if one.total < least:
+                least, places = one.total, []
+            places.append(place)
+    return places

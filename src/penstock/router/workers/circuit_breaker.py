@@ -34,10 +34,9 @@ class CircuitBreaker(msgspec.Struct):
         """Tell whether a request may go there now."""
         return self.until is None or (now >= self.until and not self.trying)
 
-    def dispatched(self, now: Nanos) -> None:
-        """A request goes there; in the half-open state it is the one that tries."""
-        if self.until is not None:
-            self.trying = True
+    def dispatched(self) -> None:
+        """A request goes there although it is not closed: the one that tries."""
+        self.trying = True
 
     def succeeded(self) -> None:
         """A request got its first token: the worker works."""

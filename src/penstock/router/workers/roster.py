@@ -86,6 +86,8 @@ class Roster:
         self.epochs: dict[WorkerId, int] = {}
         """Last known epoch of every worker, gone ones included, so that a late event of theirs is known as late."""
         self.stale = 0
+        self.changes = 0
+        """How often `changed` was called."""
         self._usual: dict[str, UsualCandidates] = {}
         """By model, until anything about a worker changes."""
 
@@ -97,6 +99,7 @@ class Roster:
 
     def changed(self) -> None:
         """What makes a worker a candidate has changed: its state, its cordons, its breaker or its card."""
+        self.changes += 1
         self._usual.clear()
 
     def usual(self, model: str) -> UsualCandidates | None:

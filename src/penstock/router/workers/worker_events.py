@@ -128,11 +128,8 @@ def failure_of(core: RouterState, now: Nanos, name: WorkerId, reason: str, *, at
         core.timer(worker.breaker.until, "kick", worker.card.model)
 
 
-def works(core: RouterState, name: WorkerId) -> None:
-    """A worker has answered: its breaker closes."""
-    worker = core.roster.get(name)
-    if worker is None:
-        return
+def works(core: RouterState, worker: RosterWorker) -> None:
+    """A worker that has failed before has answered: its breaker closes."""
     if worker.breaker.opened:
         core.note("breaker_closed", f"worker {worker.card.id} answers again", worker=worker.card.id)
     worker.breaker.succeeded()

@@ -45,6 +45,8 @@ from penstock.runtime.supervision.revoked_leases import RevokedLeases
 log = logging.getLogger("penstock.node")
 router_log = logging.getLogger("penstock.router")
 
+JOURNAL_BATCH = 64
+"""Events of the router that its journal encodes together, in about 0.6 ms; the rest waits for half a second at most."""
 SETTLE_LIMIT = 5.0
 """Seconds that a starting frontend waits to learn the present workers."""
 
@@ -67,6 +69,7 @@ class RouterNode:
                 run / "journal" / self.name,
                 RouterBook(self.router),
                 wall_ns=time.time_ns(),
+                batch=JOURNAL_BATCH,
             )
             self.journal.begin(0)
         self.live = LiveDriver({"router": self.router}, watch=None if self.journal is None else self.journal.watch)

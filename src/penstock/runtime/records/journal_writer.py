@@ -47,16 +47,17 @@ class JournalBook(Protocol):
 
 
 class JournalWriter:
-    """Write every event of a machine to disk; `watch` only buffers, `flush` does the I/O and never raises.
+    """Write every event of a machine to disk; `watch` only holds it, `flush` does the I/O and never raises.
 
-    A failed write loses the segment's rest: later events would not replay. The next flush that succeeds
-    begins a new segment.
+    Events and effects are frozen, so they may be encoded later than they happened. A failed write loses the segment's
+    rest: later events would not replay. The next flush that succeeds begins a new segment.
 
     Args:
         folder: made where absent; segments that are there already are an older process's, and stay.
         wall_ns: wall clock at time 0 of the run.
         segment_bytes: size at which a segment is full.
         segments: how many are kept, the one that is written included.
+        batch: events that are held until they are encoded together; `encode` does it at any time.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class JournalWriter:
         wall_ns: int,
         segment_bytes: int = SEGMENT_BYTES,
         segments: int = SEGMENTS,
+        batch: int = 1,
     ) -> None:
         self.folder = folder
         self.lost = 0
@@ -80,7 +82,10 @@ class JournalWriter:
         self._wall_ns = wall_ns
         self._segment_bytes = segment_bytes
         self._segments = segments
+        self._batch = batch
+        self._unencoded: list[tuple[Nanos, Event, Sequence[Effect]]] = []
         self._sequence = 0
+        """Number of the next event to be encoded."""
         self._number = -1
         self._size = 0
         self._buffer: list[tuple[int, bytes]] = []
@@ -94,16 +99,29 @@ class JournalWriter:
         """Take an event and its effects; call it after each event, in order."""
         if not self._begun:
             return
-        if self._broken:
-            self.lost += 1
-            if time.monotonic() >= self._retry:
-                self.begin(now)  # its snapshot includes this event
+        self._unencoded.append((now, event, effects))
+        if len(self._unencoded) >= self._batch:
+            self.encode()
+
+    def encode(self) -> None:
+        """Encode what is held. Call it between two events: it may begin a segment, with a snapshot of the machine."""
+        events, self._unencoded = self._unencoded, []
+        if not events:
             return
-        data = frame(self._book.record(self._sequence, now, event, effects))
-        self._sequence += 1
-        self._size += len(data)
+        now = events[-1][0]
+        if self._broken:
+            self.lost += len(events)
+            if time.monotonic() >= self._retry:
+                self.begin(now)  # its snapshot includes these events
+            return
+        frames = [
+            (self._number, frame(self._book.record(sequence, *event)))
+            for sequence, event in enumerate(events, self._sequence)
+        ]
+        self._sequence += len(frames)
+        self._size += sum(len(data) for _, data in frames)
         with self._lock:
-            self._buffer.append((self._number, data))
+            self._buffer += frames
         if self._size >= self._segment_bytes:
             seconds = max(self.longest_snapshot, self._book.seconds())
             if seconds > SNAPSHOT_MAX:
