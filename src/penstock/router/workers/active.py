@@ -21,11 +21,3 @@ class Active(msgspec.Struct):
     output_blocks: int = 0
     osl_blocks: int = 0
     """Blocks that its output is expected to fill, where its caller gave a length."""
-
-    @property
-    def unhashed_blocks_now(self) -> int:
-        """Its own blocks that count as load: the nearer it is to its expected end, the sooner they are free."""
-        own = self.unhashed_blocks + self.output_blocks
-        if not self.osl_blocks:
-            return own
-        return -(-own * max(0, self.osl_blocks - self.output_blocks) // self.osl_blocks)

@@ -262,8 +262,8 @@ class ActiveSequences:
         """Its output fills so many blocks by now."""
         active = self._requests.get((router, request))
         if active is not None:
-            before, active.output_blocks = active.unhashed_blocks_now, output_blocks
-            self._loads[active.target].unhashed_blocks += active.unhashed_blocks_now - before
+            before, active.output_blocks = unhashed_blocks_of(active), output_blocks
+            self._loads[active.target].unhashed_blocks += unhashed_blocks_of(active) - before
             active.touched = now
             self._changed(active.target)
 
@@ -275,7 +275,7 @@ class ActiveSequences:
         load = self._loads[active.target]
         load.prefill_tokens -= active.prefill_tokens
         load.requests -= 1
-        load.unhashed_blocks -= active.unhashed_blocks_now
+        load.unhashed_blocks -= unhashed_blocks_of(active)
         load.leave(active.blocks)
         if self._users is not None:
             self._users.left(active.target, active.blocks, load)
@@ -338,7 +338,7 @@ class ActiveSequences:
             wanted = (
                 sum(a.prefill_tokens for a in mine),
                 len(mine),
-                sum(a.unhashed_blocks_now for a in mine),
+                sum(unhashed_blocks_of(a) for a in mine),
                 Counter(block for a in mine for block in a.blocks),
             )
             kept = (load.prefill_tokens, load.requests, load.unhashed_blocks, Counter(load.users()))
@@ -351,6 +351,14 @@ class ActiveSequences:
                 raise InvariantError(f"the columns of {name} are not the loads")
         if self._users is not None and self._users != self._count_users():
             raise InvariantError("the users of blocks are miscounted")
+
+
+def unhashed_blocks_of(active: Active) -> int:
+    """Return a request's own blocks that count as load: the nearer it is to its expected end, the sooner they are free."""
+    own = active.unhashed_blocks + active.output_blocks
+    if not active.osl_blocks:
+        return own
+    return -(-own * max(0, active.osl_blocks - active.output_blocks) // active.osl_blocks)
 
 
 def _foreign(owner: str) -> bool:
