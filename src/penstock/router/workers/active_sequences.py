@@ -354,7 +354,7 @@ class ActiveSequences:
 
 
 def unhashed_blocks_of(active: Active) -> int:
-    """Return a request's own blocks that count as load: the nearer it is to its expected end, the sooner they are free."""
+    """Return a request's own blocks that count as load: the nearer its expected end, the sooner they are free."""
     own = active.unhashed_blocks + active.output_blocks
     if not active.osl_blocks:
         return own
