@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from penstock.adapters.telemetry.planner_estimate_metrics import PlannerEstimateMetrics
+from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
 from penstock.adapters.telemetry.prometheus_text import MetricRegistry
 from penstock.planner.observation import ModelState, Observation
 from penstock.planner.plugins.plugin_registry import FAILURES_MAX, OPEN_SECONDS, PluginSlot, PluginSpec
@@ -82,3 +83,10 @@ def test_plugins_show_their_circuit_latency_and_what_is_held(registry: MetricReg
     assert metrics.circuit.get("cap") == 1.0
     metrics.seats({}, 60.0, took=0.02)
     assert not [name for name in shown(metrics, registry) if "cap" in name]
+
+
+def test_desired_replicas_stay_in_view_while_the_cluster_is_looked_at() -> None:
+    metrics = PlannerMetrics()
+    metrics.wants([("m", "decode", 3)])
+    metrics.saw(Observation(at=5.0, window=5.0, models={}))
+    assert 'dynamo_planner_predicted_num_decode_replicas{model="m"} 3\n' in metrics.render()

@@ -128,9 +128,7 @@ class PlannerMetrics:
         """Show an observation: replicas by role, and each engine's queues."""
         self.estimates.saw(observation)
         durations = self.observed["request_duration_seconds"]
-        for gauge in (self.queued_prefill, self.queued_decode, self.decode_kv, durations):
-            gauge.clear()
-        for gauge in (*self.replicas.values(), *self.wanted.values()):
+        for gauge in (self.queued_prefill, self.queued_decode, self.decode_kv, durations, *self.replicas.values()):
             gauge.clear()
         for model, each in observation.models.items():
             for state in each.pools.values():
