@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adapters.engines.kv_events.kv_event_codec import KvDecoder, WireError, decode_batch, encode_batch
+from penstock.adapters.engines.kv_events.kv_event_codec import KvDecoder, WireError, encode_batch
 from penstock.kernel.hashing import MediaSpan, block_extras, extra_bytes
 from penstock.kernel.values import TIERS, KvCleared, KvRemoved, KvStored
 
@@ -40,6 +40,11 @@ ROOT = bytes.fromhex(
 )
 
 TOP = (1 << 64) - 1
+
+
+def decode_batch(payload):
+    """Return the events of one independent message."""
+    return KvDecoder().decode(payload).events
 
 
 def pack(events: object, *rest: object) -> bytes:

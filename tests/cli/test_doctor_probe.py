@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.cli.doctor_checks import cache_probe
-from penstock.cli.doctor_checks.cache_probe import CacheAccount, probe
+from penstock.cli.doctor_checks.cache_probe import probe
+from penstock.cli.doctor_checks.finding import Finding
 from penstock.cli.shared.admin_client import AdminClient
 from penstock.frontend.admin.cluster_status import ClusterStatus
 from tests.cli.conftest import FakeCluster, worker
@@ -61,13 +62,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_probe, "PATIENCE", 0.2)
 
 
-def said(cluster: FakeCluster, *, unknown: bool = False, **row: Any) -> list[CacheAccount]:
+def said(cluster: FakeCluster, *, unknown: bool = False, **row: Any) -> list[Finding]:
     cluster.status["workers"] = [worker("main-0", engine="vllm", **row)]
     client = AdminClient(cluster.url)
     return list(probe(client, client, client.get("/admin/status", ClusterStatus), unknown=unknown))
 
 
-def only(found: list[CacheAccount]) -> CacheAccount:
+def only(found: list[Finding]) -> Finding:
     assert len(found) == 1, found
     return found[0]
 

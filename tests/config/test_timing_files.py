@@ -93,6 +93,14 @@ def test_a_bad_file_is_named(model: str, tmp_path: Path, name: str, text: str, s
         timing_of(settings, 1000, load_timing(settings))
 
 
+@pytest.mark.parametrize("raw", [b"no archive", b"PK\x03\x04 and then nothing"])
+def test_a_table_that_is_no_archive_is_named(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "profile.npz"
+    path.write_bytes(raw)
+    with pytest.raises(ConfigError, match=r"timing\.profile .*profile\.npz can't be read"):
+        load_timing(TimingSettings(kind="table", profile=str(path)))
+
+
 def test_a_name_that_is_neither_in_the_table_nor_a_file_is_refused(model: str) -> None:
     with pytest.raises(ConfigError, match=r"h1000.*rtxpro6000"):
         load_timing(TimingSettings(kind="roofline", model=model, gpu="h1000"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engines.kv_events.kv_event_codec import decode_batch, encode_batch
+from penstock.adapters.engines.kv_events.kv_event_codec import KvDecoder, encode_batch
 from penstock.adapters.engines.sim.request_reader import RequestReader
 from penstock.adapters.engines.sim.sim_text import SimText
 from penstock.adapters.engines.sim.sim_tokenizer import IMAGE_TOKENS
@@ -61,7 +61,7 @@ def heard(images: ImagePlaceholders, parsed: Parsed, cut: int = 0) -> None:
                 block_size=SIZE,
                 extras=block_extras(first, end, SIZE, None, None, media),
             )
-            (again,) = decode_batch(encode_batch(0.0, [event]))
+            (again,) = KvDecoder().decode(encode_batch(0.0, [event])).events
             assert isinstance(again, KvStored) and again.extras == (event.extras if any(event.extras or ()) else None)
             images.learn(again, SIZE)
 

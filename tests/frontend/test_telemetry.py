@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.adapters.telemetry.frontend_metrics import SAME_IN_EVERY_PROCESS, FrontendMetrics
 from penstock.adapters.telemetry.otel_tracer import OtelTracer
-from penstock.adapters.telemetry.prometheus_text import MetricRegistry, merge, parse
+from penstock.adapters.telemetry.prometheus_text import MetricRegistry, merge
 from penstock.frontend import logs
 from penstock.frontend.record_writer import DiscardingSink, keep_writing
 from penstock.kernel.errors import ConfigError
@@ -43,6 +43,12 @@ WANTED = (
     "dynamo_component_kv_cache_events_applied",
     "dynamo_component_router_worker_registered",
 )
+
+
+def parse(text: str) -> dict[str, float]:
+    """Read samples back: name with labels -> value."""
+    samples = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+    return {key: float(value) for key, _, value in samples}
 
 
 def test_names_that_dashboards_query_are_there() -> None:

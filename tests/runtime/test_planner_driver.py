@@ -15,6 +15,7 @@ from penstock.adapters.sources.traffic_source import ModelReading, Reading, Work
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
 from penstock.cli.explain_scale import decision_text, decisions_of, planner_text
+from penstock.cli.shared.admin_client import AdminClient
 from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.kernel.values import Pool, Replica, Slo, Traffic
 from penstock.planner.observation import EngineState
@@ -372,7 +373,7 @@ async def test_decisions_are_told_with_reasons_candidates_and_what_was_rejected(
         await s.driver.start()
         await until(lambda: any(tick["outcome"] == "apply" for tick in s.ticks()))
         await until(lambda: s.ticks()[0]["outcome"] != "apply")
-        past = decisions_of(tmp_path, 10, "", None)
+        past = decisions_of(tmp_path, 10, AdminClient("http://127.0.0.1"))
         assert past.last is not None and past.last.tick >= past.decisions[0].tick
         assert all(decision.outcome != "keep" for decision in past.decisions)
         text = decision_text(past.decisions[-1])

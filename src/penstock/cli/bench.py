@@ -1,6 +1,5 @@
 """Command ``penstock bench``: the flags of the load generator, which is `penstock.report.bench.bench_run`."""
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -9,7 +8,7 @@ from penstock.cli.shared.admin_client import DEFAULT_URL, api_key_option
 from penstock.cli.shared.amount import SECONDS
 from penstock.cli.shared.completion import models
 from penstock.cli.shared.output import json_option
-from penstock.cli.shared.traffic_flags import check_traffic, traffic_options
+from penstock.cli.shared.traffic_flags import check_traffic, html_option, out_option, traffic_options
 
 EPILOG = """\b
 Examples:
@@ -32,10 +31,8 @@ where the machine or the generator was at its limit it says so, and with --stric
 @click.option("--slo-itl", type=SECONDS, default=0.025, show_default=True, help="Mean ITL that counts as good.")
 @click.option("--timeout", type=SECONDS, default=600.0, show_default=True, help="Give a request up after so long.")
 @click.option("--block-size", type=click.IntRange(1), help="Of the engine, for the bound; unset asks the server.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of run folders."
-)
-@click.option("--html/--no-html", default=True, show_default=True, help="Write report.html.")
+@out_option
+@html_option
 @click.option("--strict", is_flag=True, help="Exit status 1 where machine or generator were at their limit.")
 @api_key_option
 @json_option

@@ -7,6 +7,7 @@ import click
 
 from penstock.cli.shared.output import json_option, print_json
 from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
+from penstock.kernel.plurals import counted
 
 EPILOG = """\b
 Examples:
@@ -62,7 +63,7 @@ def check(config: str | None, as_json: bool, overrides: tuple[str, ...]) -> int:
     pools = [pool for model in settings.models.values() for pool in model.pools.values()]
     engines = sum(len(pool.urls) or pool.replicas for pool in pools)
     click.echo(
-        f"Fine: {_count(len(settings.models), 'model')}, {_count(len(pools), 'pool')}, {_count(engines, 'engine')}, "
+        f"Fine: {counted(len(settings.models), 'model')}, {counted(len(pools), 'pool')}, {counted(engines, 'engine')}, "
         f"{settings.router.mode} routing on {settings.frontend.host}:{settings.frontend.port}."
     )
     return 0
@@ -140,7 +141,7 @@ def import_(file: str, out: str | None, generation: str | None, as_json: bool) -
     for one in result.notes:
         click.echo(str(one), err=True)
     left = len(result.left)
-    click.echo(f"{_count(len(result.notes) - left, 'option')} translated, {left} not ({result.generation}).", err=True)
+    click.echo(f"{counted(len(result.notes) - left, 'option')} translated, {left} not ({result.generation}).", err=True)
     return 0
 
 
@@ -151,7 +152,3 @@ def docs() -> int:
 
     click.echo(configuration_page(), nl=False)
     return 0
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")

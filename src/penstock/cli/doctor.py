@@ -5,6 +5,7 @@ from click.core import ParameterSource
 
 from penstock.cli.shared.admin_client import DEFAULT_URL, admin_key_option, api_key_option, url_option
 from penstock.cli.shared.output import json_option, print_json
+from penstock.kernel.plurals import counted
 
 EPILOG = """\b
 Examples:
@@ -57,5 +58,5 @@ def command(
             click.echo(f"{MARKS[finding.level]}  {finding.check}: {finding.text}")
             if finding.hint:
                 click.echo(f"         -> {finding.hint}")
-        click.echo(f"\n{errors} error{'' if errors == 1 else 's'}, {warnings} warning{'' if warnings == 1 else 's'}.")
+        click.echo(f"\n{counted(errors, 'error')}, {counted(warnings, 'warning')}.")
     return 1 if errors else 0

@@ -3,9 +3,9 @@
 import click
 from msgspec.structs import asdict
 
-from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
+from penstock.cli.shared.admin_client import AdminClient, cluster_options
 from penstock.cli.shared.completion import workers
-from penstock.cli.shared.output import json_option, print_json
+from penstock.cli.shared.output import json_option, show
 from penstock.cli.shared.waiting import wait_for, wait_options
 from penstock.runtime.cluster_state.desired_state import DrainStatus
 from penstock.runtime.cluster_state.fleet_api import DesiredState, DrainBegun, DrainBody, DrainUndone
@@ -33,40 +33,25 @@ again until --undo, or until its pool is scaled.
 )
 @click.option("--undo", is_flag=True, help="Let it in again, or start it again.")
 @wait_options
-@url_option
-@admin_key_option
+@cluster_options
 @json_option
 def command(
-    name: str,
-    timeout: float | None,
-    undo: bool,
-    wait: bool,
-    wait_max: float,
-    url: str,
-    admin_key: str | None,
-    as_json: bool,
+    client: AdminClient, name: str, timeout: float | None, undo: bool, patience: float | None, as_json: bool
 ) -> int:
     """Take NAME, a worker or a frontend, out of service: nothing new, finish what runs, end it."""
-    client = AdminClient(url, admin_key)
     body = DrainBody(name, timeout, undo)
     if undo:
         undone, _ = client.post("/admin/drain", body, DrainUndone)
-        if as_json:
-            print_json(undone)
-        else:
-            click.echo(f"{undone.name} is let in again.")
+        show(as_json, undone, f"{undone.name} is let in again.")
         return 0
     accepted, _ = client.post("/admin/drain", body, DrainBegun)
     report: DrainStatus | None = None
-    if wait:
-        state = wait_for(client, "/admin/desired", DesiredState, wait_max, lambda state: _missing(state, accepted))
+    text = f"{accepted.name} takes no new requests; it is ended once it is idle."
+    if patience is not None:
+        state = wait_for(client, "/admin/desired", DesiredState, patience, lambda state: _missing(state, accepted))
         report = state.drained.get(accepted.name)
-    if as_json:
-        print_json({**asdict(accepted), "report": report})
-        return 0
-    click.echo(
-        _result(accepted, report) if wait else f"{accepted.name} takes no new requests; it is ended once it is idle."
-    )
+        text = _result(accepted, report)
+    show(as_json, {**asdict(accepted), "report": report}, text)
     return 0
 
 

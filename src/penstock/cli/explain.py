@@ -1,15 +1,18 @@
 """Command ``penstock explain``: the candidates behind a routing decision, from the record that decided."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import click
 import msgspec
 
-from penstock.cli.shared.admin_client import AdminClient, admin_key_option, path_part, url_option
-from penstock.cli.shared.output import json_option, print_json, seconds_text, table
+from penstock.cli.explain_scale import decisions_of, scale_text
+from penstock.cli.shared.admin_client import AdminClient, cluster_options, path_part
+from penstock.cli.shared.output import json_option, seconds_text, show, table
 from penstock.frontend.admin.request_lists import RequestList
 from penstock.kernel.request_record import Explanation, RequestEnd
+from penstock.report.run import run_reader
 from penstock.router.events import Decision
 
 EPILOG = """\b
@@ -25,22 +28,18 @@ An answer carries its id in the header x-penstock-request-id. Lower cost wins; t
 """
 
 NANOSECONDS = 1e9
-CANDIDATE_HEADINGS = (
-    "",
-    "WORKER",
-    "COST",
-    "PREFILL",
-    "DECODE",
-    "QUEUE",
-    "TRANSFER",
-    "DISCOUNT",
-    "OVERLAP BLOCKS",
-    "CACHED TOKENS",
-    "ACTIVE",
-    "PREFILL TOKENS",
-    "KV BLOCKS",
-    "INDEX",
-)
+COST_PARTS = ("prefill", "decode", "queue", "transfer", "discount")
+CANDIDATE_COLUMNS = {
+    "COST": "total",
+    **{part.upper(): part for part in COST_PARTS},
+    "OVERLAP BLOCKS": "overlap_blocks",
+    "CACHED TOKENS": "overlap_tokens",
+    "ACTIVE": "active_requests",
+    "PREFILL TOKENS": "active_prefill_tokens",
+    "KV BLOCKS": "active_blocks",
+    "INDEX": "index",
+}
+"""Heading -> attribute of a candidate's `Cost`."""
 
 
 @click.command("explain", epilog=EPILOG, short_help="Show why a request went where it went.")
@@ -51,32 +50,21 @@ CANDIDATE_HEADINGS = (
     help="Folder of a run, live or simulated, instead of a running cluster.",
 )
 @click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Newest requests to list.")
-@url_option
-@admin_key_option
+@cluster_options
 @json_option
-def command(
-    request: tuple[str, ...], run: Path | None, limit: int, url: str, admin_key: str | None, as_json: bool
-) -> int:
+def command(client: AdminClient, request: tuple[str, ...], run: Path | None, limit: int, as_json: bool) -> int:
     """Show why REQUEST_ID went where it went; without an id, list the newest requests.
 
     ``penstock explain scale`` shows why pools have as many replicas as they have (a request that is called so is found
     by ``penstock explain request scale``).
     """
     if request == ("scale",):
-        from penstock.cli.explain_scale import decisions_of, scale_text
-
-        decided = decisions_of(run, limit, url, admin_key)
-        if as_json:
-            print_json(decided)
-        else:
-            click.echo(scale_text(decided))
+        decided = decisions_of(run, limit, client)
+        show(as_json, decided, scale_text(decided))
         return 0
     words = request[1:] if len(request) == 2 and request[0] == "request" else request
     if len(words) > 1:
         raise click.UsageError("give one request id")
-    if run is not None:
-        from penstock.report.run import run_reader
-    client = AdminClient(url, admin_key)
     answer: RequestList | Explanation[Decision]
     if not words and run is not None:
         answer = RequestList(run_reader.newest(run, limit))
@@ -87,12 +75,8 @@ def command(
         answer = msgspec.json.decode(recorded, type=Explanation[Decision])
     else:
         answer = client.get(f"/admin/explain/{path_part(words[0])}", Explanation[Decision])
-    if as_json:
-        print_json(answer)
-    elif isinstance(answer, RequestList):
-        click.echo(requests_text(answer.requests))
-    else:
-        click.echo(explain_text(words[0], answer))
+    text = requests_text(answer.requests) if isinstance(answer, RequestList) else explain_text(words[0], answer)
+    show(as_json, answer, text)
     return 0
 
 
@@ -162,18 +146,9 @@ def _decision_text(decision: Decision) -> str:
     )
     if decision.temperature:
         head += f"; drawn at temperature {decision.temperature:g}"
-    rows = [
-        [
-            "*" if each.target == decision.chosen else "",
-            str(each.target),
-            *(each.total, each.prefill, each.decode, each.queue, each.transfer, each.discount),
-            *(each.overlap_blocks, each.overlap_tokens),
-            *(each.active_requests, each.active_prefill_tokens, each.active_blocks),
-            each.index,
-        ]
-        for each in candidates
-    ]
-    lines = [head, table(CANDIDATE_HEADINGS, rows)]
+    values_of = attrgetter(*CANDIDATE_COLUMNS.values())
+    rows = [["*" if each.target == decision.chosen else "", str(each.target), *values_of(each)] for each in candidates]
+    lines = [head, table(("", "WORKER", *CANDIDATE_COLUMNS), rows)]
     lines += [f"  excluded: {excluded.target} {excluded.reason}" for excluded in decision.excluded]
     return "\n".join(lines)
 

@@ -20,10 +20,10 @@ CANDIDATES_MAX = 12
 """Most rows of candidates shown per decision; ``--json`` has all."""
 
 
-def decisions_of(run: Path | None, limit: int, url: str, admin_key: str | None) -> PlannerDecisions[TickRecord]:
+def decisions_of(run: Path | None, limit: int, client: AdminClient) -> PlannerDecisions[TickRecord]:
     """Return the newest decisions, of a run folder or of a running cluster."""
     if run is None:
-        return AdminClient(url, admin_key).get(f"/admin/planner/decisions?limit={limit}", PlannerDecisions[TickRecord])
+        return client.get(f"/admin/planner/decisions?limit={limit}", PlannerDecisions[TickRecord])
     return msgspec.json.decode(msgspec.json.encode(past_decisions(run, limit)), type=PlannerDecisions[TickRecord])
 
 

@@ -2,9 +2,9 @@
 
 import click
 
-from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
+from penstock.cli.shared.admin_client import AdminClient, cluster_options
 from penstock.cli.shared.completion import workers
-from penstock.cli.shared.output import json_option, print_json
+from penstock.cli.shared.output import json_option, show
 from penstock.cli.shared.waiting import wait_for, wait_options
 from penstock.frontend.admin.cluster_status import ClusterStatus
 from penstock.runtime.cluster_state.fleet_api import Flipped
@@ -30,33 +30,26 @@ The engine runs on and keeps its cache. While it finishes, the others take its s
 )
 @click.option("--undo", is_flag=True, help="Let it do again what its pool is for.")
 @wait_options
-@url_option
-@admin_key_option
+@cluster_options
 @json_option
 def command(
+    client: AdminClient,
     worker: str,
     role: str | None,
     timeout: float | None,
     undo: bool,
-    wait: bool,
-    wait_max: float,
-    url: str,
-    admin_key: str | None,
+    patience: float | None,
     as_json: bool,
 ) -> int:
     """Give WORKER another ROLE, once it has finished what it has, and wait until it serves in it."""
     if undo == (role is not None):
         raise click.UsageError("say either a role or --undo")
-    client = AdminClient(url, admin_key)
     accepted, _ = client.post("/admin/flip", {"name": worker, "role": role, "timeout": timeout}, Flipped)
-    if wait:
-        wait_for(client, "/admin/status", ClusterStatus, wait_max, lambda status: _missing(status, accepted))
-    if as_json:
-        print_json(accepted)
-    elif wait:
-        click.echo(f"{worker} is {accepted.becomes} now, and was {accepted.was}.")
-    else:
-        click.echo(f"{worker} becomes {accepted.becomes} once it has finished what it has.")
+    text = f"{worker} becomes {accepted.becomes} once it has finished what it has."
+    if patience is not None:
+        wait_for(client, "/admin/status", ClusterStatus, patience, lambda status: _missing(status, accepted))
+        text = f"{worker} is {accepted.becomes} now, and was {accepted.was}."
+    show(as_json, accepted, text)
     return 0
 
 

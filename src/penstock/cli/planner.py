@@ -7,6 +7,7 @@ import click
 
 from penstock.cli.shared.admin_client import AdminClient, admin_key_option
 from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
+from penstock.cli.shared.traffic_flags import out_option
 from penstock.frontend.admin.cluster_status import ClusterStatus
 from penstock.kernel.errors import ConfigError
 
@@ -52,13 +53,7 @@ docs/guides/planner-operating.md explains them.
     metavar="RUN",
     help="Draw planner-report.html of a run folder, with its numbers as CSV beside it.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Folder of its runs.",
-)
+@out_option
 @admin_key_option
 @settings_options
 def command(

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.shared.output import json_option, print_json, table
+from penstock.cli.shared.output import json_option, show, table
+from penstock.kernel.plurals import counted
 
 if TYPE_CHECKING:
     from penstock.report.journal_replay import Replayed
@@ -44,10 +45,7 @@ def command(journal: Path, overrides: tuple[str, ...], limit: int, as_json: bool
     from penstock.report.journal_replay import replay
 
     replayed = replay(journal, list(overrides))
-    if as_json:
-        print_json(replace(replayed, others=replayed.others[:limit]))
-    else:
-        click.echo(text_of(replayed, bool(overrides), limit))
+    show(as_json, replace(replayed, others=replayed.others[:limit]), text_of(replayed, bool(overrides), limit))
     return 0 if replayed.mismatch is None else 1
 
 
@@ -56,7 +54,7 @@ def text_of(replayed: "Replayed", what_if: bool, limit: int) -> str:
     from penstock.report.journal_replay import since
 
     lines = [
-        f"{replayed.records:,} events in {replayed.segments} segment{'s' if replayed.segments != 1 else ''}, "
+        f"{replayed.records:,} events in {counted(replayed.segments, 'segment')}, "
         f"{since(replayed):,.1f} s, {replayed.decisions:,} decisions"
     ]
     lines += [f"not read: {problem}" for problem in replayed.problems]
@@ -91,31 +89,16 @@ def _comparison(replayed: "Replayed", limit: int) -> list[str]:
     if not whole.decisions:
         return ["no decision could be asked with the other settings"]
     count = whole.decisions
+    cached, ahead = (whole.cached, whole.other_cached), (whole.ahead, whole.other_ahead)
+    shares = (whole.share, whole.other_share)
     rows = [
-        [
-            "prompt tokens expected in the cache",
-            _share(whole.cached, whole.prompt),
-            _share(whole.other_cached, whole.prompt),
-        ],
-        [
-            "prefill tokens ahead of the first token, mean",
-            f"{whole.ahead / count:,.0f}",
-            f"{whole.other_ahead / count:,.0f}",
-        ],
-        [
-            "share of the busiest worker",
-            _share(max(whole.share.values()), count),
-            _share(max(whole.other_share.values()), count),
-        ],
+        ["prompt tokens expected in the cache", *(_share(each, whole.prompt) for each in cached)],
+        ["prefill tokens ahead of the first token, mean", *(f"{each / count:,.0f}" for each in ahead)],
+        ["share of the busiest worker", *(_share(max(each.values()), count) for each in shares)],
     ]
     if whole.predicted:
-        rows.append(
-            [
-                "TTFT as predicted from that, mean",
-                f"{whole.ttft / whole.predicted * 1e3:,.1f} ms",
-                f"{whole.other_ttft / whole.predicted * 1e3:,.1f} ms",
-            ]
-        )
+        ttft = (f"{each / whole.predicted * 1e3:,.1f} ms" for each in (whole.ttft, whole.other_ttft))
+        rows.append(["TTFT as predicted from that, mean", *ttft])
     lines = [
         f"{whole.moved:,} of {count:,} decisions ({whole.moved / count:.1%}) would have been others",
         table(["", "AS IT WAS", "WITH --set"], rows),

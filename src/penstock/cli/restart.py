@@ -3,8 +3,8 @@
 import click
 from msgspec.structs import asdict
 
-from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
-from penstock.cli.shared.output import json_option, print_json
+from penstock.cli.shared.admin_client import AdminClient, cluster_options
+from penstock.cli.shared.output import json_option, show
 from penstock.cli.shared.waiting import NotDone, wait_for, wait_options
 from penstock.runtime.cluster_state.desired_state import RestartStatus
 from penstock.runtime.cluster_state.fleet_api import DesiredState, RestartBegun, RestartBody
@@ -24,23 +24,19 @@ were added with 'penstock join', are left alone.
 @click.command("restart", epilog=EPILOG, short_help="Replace every engine and frontend, without losing a request.")
 @click.option("--force", is_flag=True, help="Also where requests are refused while the last engine is replaced.")
 @wait_options
-@url_option
-@admin_key_option
+@cluster_options
 @json_option
-def command(force: bool, wait: bool, wait_max: float, url: str, admin_key: str | None, as_json: bool) -> int:
+def command(client: AdminClient, force: bool, patience: float | None, as_json: bool) -> int:
     """Replace every engine and every frontend of a running cluster, one after the other."""
-    client = AdminClient(url, admin_key)
     accepted, _ = client.post("/admin/restart", RestartBody(force), RestartBegun)
     report: RestartStatus | None = None
-    if wait:
+    if patience is not None:
         state = wait_for(
-            client, "/admin/desired", DesiredState, wait_max, lambda state: _missing(state, accepted.revision)
+            client, "/admin/desired", DesiredState, patience, lambda state: _missing(state, accepted.revision)
         )
         report = state.restart
-    if as_json:
-        print_json({**asdict(accepted), "report": report})
-        return 0
-    click.echo("The restart goes on by itself." if report is None else f"Replaced: {', '.join(report.done)}.")
+    text = "The restart goes on by itself." if report is None else f"Replaced: {', '.join(report.done)}."
+    show(as_json, {**asdict(accepted), "report": report}, text)
     return 0
 
 

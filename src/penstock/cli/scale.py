@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import click
 from msgspec.structs import asdict
 
-from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
+from penstock.cli.shared.admin_client import AdminClient, cluster_options
 from penstock.cli.shared.completion import pools as pools_of
-from penstock.cli.shared.output import json_option, print_json
+from penstock.cli.shared.output import json_option, show
 from penstock.cli.shared.waiting import NotDone, wait_for, wait_options
 from penstock.kernel.values import Replica
 from penstock.runtime.cluster_state.desired_state import DrainStatus
@@ -30,40 +30,31 @@ _PAIR = re.compile(r"(?P<pool>[^=\s]+)=(?P<replicas>-?\d{1,9})\Z")
 @click.command("scale", epilog=EPILOG, short_help="Change how many engines pools have.")
 @click.argument("pools", nargs=-1, metavar="[POOL=N]...", shell_complete=pools_of)
 @wait_options
-@url_option
-@admin_key_option
+@cluster_options
 @json_option
-def command(pools: tuple[str, ...], wait: bool, wait_max: float, url: str, admin_key: str | None, as_json: bool) -> int:
+def command(client: AdminClient, pools: tuple[str, ...], patience: float | None, as_json: bool) -> int:
     """Change how many engines pools have, and wait until they do. Without arguments it shows the pools."""
-    client = AdminClient(url, admin_key)
+    requested = dict(map(_pair, pools))
+    state = client.get("/admin/desired", DesiredState).pools
     if not pools:
-        state = client.get("/admin/desired", DesiredState).pools
-        if as_json:
-            print_json({"pools": state})
-        else:
-            for pool in state:
-                click.echo(line_of(pool))
+        show(as_json, {"pools": state}, "\n".join(map(line_of, state)))
         return 0
-    requested = dict(_pair(text) for text in pools)
-    before = {pool.name: pool for pool in client.get("/admin/desired", DesiredState).pools}
+    before = {pool.name: pool for pool in state}
     accepted, _ = client.post("/admin/scale", ScaleBody(requested), PoolsScaled)
-    if wait:
+    reached: dict[str, DesiredPool] = {}
+    drained: list[DrainStatus] = []
+    if patience is not None:
         after = wait_for(
-            client, "/admin/desired", DesiredState, wait_max, lambda state: _missing(state, accepted.pools, before)
+            client, "/admin/desired", DesiredState, patience, lambda state: _missing(state, accepted.pools, before)
         )
         reached = {pool.name: pool for pool in after.pools if pool.name in accepted.pools}
         drained = [after.drained[name] for name in sorted(_removed(before, reached)) if name in after.drained]
-    else:
-        reached, drained = {}, []
-    if as_json:
-        now = {name: {**asdict(change), "now": reached.get(name)} for name, change in accepted.pools.items()}
-        print_json({"pools": now, "drained": drained})
-        return 0
-    for report in drained:
-        click.echo(drain_line(report))
+    now = {name: {**asdict(change), "now": reached.get(name)} for name, change in accepted.pools.items()}
+    lines = [drain_line(report) for report in drained]
     for name, change in accepted.pools.items():
-        line = f"pool {name}: {change.was} -> {change.wanted} wished"
-        click.echo(line_of(reached[name]) + f" (before: {change.was})" if name in reached else line)
+        wished = f"pool {name}: {change.was} -> {change.wanted} wished"
+        lines.append(f"{line_of(reached[name])} (before: {change.was})" if name in reached else wished)
+    show(as_json, {"pools": now, "drained": drained}, "\n".join(lines))
     return 0
 
 

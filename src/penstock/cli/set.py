@@ -5,10 +5,11 @@ from collections.abc import Mapping
 import click
 from msgspec.structs import asdict
 
-from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
-from penstock.cli.shared.output import json_option, print_json, table
+from penstock.cli.shared.admin_client import AdminClient, cluster_options
+from penstock.cli.shared.output import json_option, show, table
 from penstock.cli.shared.waiting import wait_for, wait_options
 from penstock.frontend.admin.settings_answers import KnobValue, LiveSettings, SettingsSet
+from penstock.kernel.plurals import counted
 
 EPILOG = """\b
 Examples:
@@ -25,41 +26,32 @@ A changed knob counts until the cluster ends; every change is a line of changes.
 @click.command("set", epilog=EPILOG, short_help="Change settings of a running cluster.")
 @click.argument("values", nargs=-1, metavar="[KEY=VALUE]...")
 @wait_options
-@url_option
-@admin_key_option
+@cluster_options
 @json_option
-def command(
-    values: tuple[str, ...], wait: bool, wait_max: float, url: str, admin_key: str | None, as_json: bool
-) -> int:
+def command(client: AdminClient, values: tuple[str, ...], patience: float | None, as_json: bool) -> int:
     """Change settings of a running cluster; all that are named, or none. Without arguments it shows them."""
-    client = AdminClient(url, admin_key)
     if not values:
         state = client.get("/admin/settings", LiveSettings)
-        if as_json:
-            print_json(state)
-        else:
-            rows = [
-                [key, _shown(value), f"was {_shown(state.changed[key].start)}" if key in state.changed else ""]
-                for key, value in state.settings.items()
-            ]
-            click.echo(table(("KEY", "VALUE", "AT THE START"), rows))
+        rows = [
+            [key, _shown(value), f"was {_shown(state.changed[key].start)}" if key in state.changed else ""]
+            for key, value in state.settings.items()
+        ]
+        show(as_json, state, table(("KEY", "VALUE", "AT THE START"), rows))
         return 0
     accepted, _ = client.post("/admin/set", {"values": dict(_pair(text) for text in values)}, SettingsSet)
     frontends = None
-    if wait:
+    if patience is not None:
         after = wait_for(
-            client, "/admin/settings", LiveSettings, wait_max, lambda state: _missing(state, accepted.values)
+            client, "/admin/settings", LiveSettings, patience, lambda state: _missing(state, accepted.values)
         )
         frontends = len(after.frontends)
-    if as_json:
-        print_json({**asdict(accepted), "frontends": frontends})
-        return 0
-    for key, change in accepted.changed.items():
-        click.echo(f"{key}: {_shown(change.old)} -> {_shown(change.new)}")
-    for key in accepted.values.keys() - accepted.changed.keys():
-        click.echo(f"{key} was {_shown(accepted.values[key])} already.")
+    changes = accepted.changed.items()
+    lines = [f"{key}: {_shown(change.old)} -> {_shown(change.new)}" for key, change in changes]
+    same = accepted.values.keys() - accepted.changed.keys()
+    lines += [f"{key} was {_shown(accepted.values[key])} already." for key in same]
     if frontends is not None and accepted.changed:
-        click.echo(f"{'All ' if frontends > 1 else ''}{frontends} frontend{'s' if frontends > 1 else ''} took it.")
+        lines.append(f"{'All ' if frontends > 1 else ''}{counted(frontends, 'frontend')} took it.")
+    show(as_json, {**asdict(accepted), "frontends": frontends}, "\n".join(lines))
     return 0
 
 

@@ -8,7 +8,7 @@ import click
 from penstock.cli.shared.amount import SECONDS
 from penstock.cli.shared.output import json_option
 from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
-from penstock.cli.shared.traffic_flags import check_traffic, traffic_options
+from penstock.cli.shared.traffic_flags import check_traffic, html_option, out_option, traffic_options
 
 EPILOG = """\b
 Examples:
@@ -70,10 +70,8 @@ computer's own. Each variant leaves a run folder with the files of a live run an
 @click.option("--policy-interval", type=SECONDS, default=30.0, show_default=True, help="How often it is asked.")
 @click.option("--slo-ttft", type=SECONDS, help="TTFT that counts as good; unset is slo.ttft, else 2 s.")
 @click.option("--slo-itl", type=SECONDS, help="Mean ITL that counts as good; unset is slo.itl, else 25 ms.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of run folders."
-)
-@click.option("--html/--no-html", default=True, show_default=True, help="Write report.html.")
+@out_option
+@html_option
 @click.option("--decisions/--no-decisions", default=True, show_default=True, help="Write decisions.jsonl.")
 @settings_options
 @json_option

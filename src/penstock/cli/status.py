@@ -1,28 +1,19 @@
 """Command ``penstock status``: models, workers, queues and findings, as the router itself sees them."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from penstock.cli.explain_scale import planner_text
-from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
-from penstock.cli.shared.output import (
-    fitted,
-    json_option,
-    percent,
-    print_json,
-    seconds_text,
-    table,
-    terminal_width,
-    wrapped,
-)
+from penstock.cli.shared.admin_client import AdminClient, cluster_options
+from penstock.cli.shared.output import fitted, json_option, percent, seconds_text, show, table, terminal_width, wrapped
 from penstock.frontend.admin.cluster_status import ClusterStatus, LastMinute
 from penstock.kernel.plurals import counted
 from penstock.kernel.time_windows import QUANTILES
-from penstock.router.status_rows import OUTCOMES, ModelStatus, StatusFinding
+from penstock.router.status_rows import OUTCOMES, ModelStatus, StatusFinding, WorkerStatus
 
 EPILOG = """\b
 Examples:
@@ -35,16 +26,12 @@ Examples:
 
 @click.command("status", epilog=EPILOG, short_help="Show models, workers, queues and findings of a cluster.")
 @click.option("--wide", is_flag=True, help="Show every column, however wide the terminal is.")
-@url_option
-@admin_key_option
+@cluster_options
 @json_option
-def command(url: str, admin_key: str | None, as_json: bool, wide: bool) -> int:
+def command(client: AdminClient, as_json: bool, wide: bool) -> int:
     """Show models, workers, queues and findings of a running cluster."""
-    status = AdminClient(url, admin_key).get("/admin/status", ClusterStatus)
-    if as_json:
-        print_json(status)
-    else:
-        click.echo(status_text(status, WIDE if wide else terminal_width()))
+    status = client.get("/admin/status", ClusterStatus)
+    show(as_json, status, status_text(status, WIDE if wide else terminal_width()))
     return 0
 
 
@@ -112,22 +99,27 @@ def crash_lines(status: ClusterStatus) -> list[str]:
 MODEL_HEADINGS = ("MODEL", "READY", "WORKERS", "INDEX", "BLOCK", "TOKENIZER", "INFLIGHT", "QUEUED", "HIT RATE")
 MODEL_SPARE = ("TOKENIZER", "BLOCK")
 """Columns that are left out first on a narrow terminal."""
-WORKER_HEADINGS = (
-    "WORKER",
-    "ROLE",
-    "STATE",
-    "INDEX",
-    "ACTIVE",
-    "PREFILL TOKENS",
-    "KV BLOCKS",
-    "REQUESTS",
-    "FAILED",
-    "RESTARTS",
-    "BREAKER",
-    "KV EVENTS",
-    "LOST",
-    "URL",
-)
+WORKER_COLUMNS: dict[str, Callable[[WorkerStatus], Any]] = {
+    "WORKER": lambda worker: worker.id,
+    "ROLE": lambda worker: worker.role,
+    "STATE": lambda worker: (
+        worker.state if worker.why_not in (None, worker.state) else f"{worker.state} ({worker.why_not})"
+    ),
+    "INDEX": lambda worker: worker.index,
+    "ACTIVE": lambda worker: worker.active_requests,
+    "PREFILL TOKENS": lambda worker: worker.active_prefill_tokens,
+    "KV BLOCKS": lambda worker: (
+        worker.active_blocks if worker.kv_blocks is None else f"{worker.active_blocks:,} of {worker.kv_blocks:,}"
+    ),
+    "REQUESTS": lambda worker: worker.requests,
+    "FAILED": lambda worker: worker.failures,
+    "RESTARTS": lambda worker: worker.restarts,
+    "BREAKER": lambda worker: worker.breaker,
+    "KV EVENTS": lambda worker: None if worker.kv_events is None else worker.kv_events.applied,
+    "LOST": lambda worker: None if worker.kv_events is None else worker.kv_events.lost,
+    "URL": lambda worker: worker.url,
+}
+WORKER_HEADINGS = tuple(WORKER_COLUMNS)
 
 
 def worker_spare(status: ClusterStatus) -> tuple[str, ...]:
@@ -167,25 +159,8 @@ def model_rows(status: ClusterStatus) -> list[list[Any]]:
 
 def worker_rows(status: ClusterStatus) -> list[list[Any]]:
     """Return one row per worker, under `WORKER_HEADINGS`."""
-    return [
-        [
-            worker.id,
-            worker.role,
-            worker.state if worker.why_not in (None, worker.state) else f"{worker.state} ({worker.why_not})",
-            worker.index,
-            worker.active_requests,
-            worker.active_prefill_tokens,
-            worker.active_blocks if worker.kv_blocks is None else f"{worker.active_blocks:,} of {worker.kv_blocks:,}",
-            worker.requests,
-            worker.failures,
-            worker.restarts,
-            worker.breaker,
-            None if worker.kv_events is None else worker.kv_events.applied,
-            None if worker.kv_events is None else worker.kv_events.lost,
-            worker.url,
-        ]
-        for worker in sorted(status.workers, key=lambda worker: worker.id)
-    ]
+    workers = sorted(status.workers, key=lambda worker: worker.id)
+    return [[value_of(worker) for value_of in WORKER_COLUMNS.values()] for worker in workers]
 
 
 def finding_line(finding: StatusFinding) -> str:

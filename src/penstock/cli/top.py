@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, admin_key_option, url_option
+from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, cluster_options
 from penstock.cli.shared.output import cell, fitted
 from penstock.cli.status import (
     MODEL_HEADINGS,
@@ -34,18 +34,19 @@ Examples:
   penstock top --every 0.5
 """
 
+TIMEOUT = 5.0
+"""Seconds for one answer; with an older status on the screen it is better to ask again."""
 MISSES_MAX = 30
 """Requests in a row without an answer before it gives up."""
 
 
 @click.command("top", epilog=EPILOG, short_help="Watch a cluster live.")
-@url_option
-@admin_key_option
+@cluster_options
 @click.option("--every", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between looks.")
 @click.option("--looks", type=click.IntRange(1), help="End after so many looks; without it, at q.")
-def command(url: str, admin_key: str | None, every: float, looks: int | None) -> int:
+def command(client: AdminClient, every: float, looks: int | None) -> int:
     """Watch a cluster live: requests, workers, queues, findings. q or Ctrl-C ends it."""
-    client = AdminClient(url, admin_key, timeout=5.0)
+    client.timeout = TIMEOUT
     status = client.get("/admin/status", ClusterStatus)
     try:
         with _keys() as left:

@@ -1,21 +1,27 @@
 """Command ``penstock trace``: summarises a trace, converts it, cuts a part out of it, changes its rate."""
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from penstock.cli.shared.amount import SECONDS, Amount
 from penstock.cli.shared.output import json_option, print_json, seconds_text
 from penstock.cli.shared.traffic_flags import FORMATS
-from penstock.cli.trace_tools.trace_text import archive_facts, archive_text, count_of, summary_text
-
-if TYPE_CHECKING:
-    from penstock.traffic.formats.servegen import RateRows, ServegenClient
-    from penstock.traffic.formats.trace_format import Written
-    from penstock.traffic.formats.trace_rows import TraceRequests
-    from penstock.traffic.traffic_request import TrafficRequest
+from penstock.cli.trace_tools.trace_files import RateTally, is_archive, load_archive, save
+from penstock.cli.trace_tools.trace_text import archive_facts, archive_text, summary_text
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.plurals import counted
+from penstock.report.trace_file import opened
+from penstock.traffic import trace_slices
+from penstock.traffic.formats.servegen import RateRows, ServegenClient, draw
+from penstock.traffic.formats.trace_format import Written
+from penstock.traffic.formats.trace_rows import TraceRequests
+from penstock.traffic.trace_summary import mean_rate, summarise
+from penstock.traffic.traffic_request import TrafficRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 WRITTEN = ("mooncake", "records")
@@ -40,7 +46,10 @@ def reading_options(command: F) -> F:
     for option in (
         click.option("--skip-bad", is_flag=True, help="Leave bad rows out, and count them."),
         click.option(
-            "--trace-block-size", type=click.IntRange(1), help="Tokens per hash id, where the rows don't say."
+            "--trace-block-size",
+            "block_size",
+            type=click.IntRange(1),
+            help="Tokens per hash id, where the rows don't say.",
         ),
         click.option(
             "--format", "format_name", type=click.Choice(FORMATS), help="Of FILE; unset looks at its first lines."
@@ -63,16 +72,17 @@ def command() -> None:
 @command.command("info", epilog="\b\nExample:\n  penstock trace info conversation_trace.jsonl --block-size 16")
 @click.argument("file", type=_FILE)
 @click.option(
-    "--block-size", type=click.IntRange(1), default=64, show_default=True, help="Of an engine, for what it could hit."
+    "--block-size",
+    "engine_block_size",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Of an engine, for what it could hit.",
 )
 @reading_options
 @json_option
-def info(file: Path, block_size: int, as_json: bool, **reading: Any) -> int:
+def info(file: Path, engine_block_size: int, as_json: bool, **reading: Any) -> int:
     """Say how many requests FILE has, how fast they come, how long they are, and what a cache could hit of them."""
-    from penstock.cli.trace_tools.trace_files import is_archive, load_archive
-    from penstock.report.trace_file import opened
-    from penstock.traffic.trace_summary import summarise
-
     if reading["format_name"] is None and is_archive(file):
         clients, read = load_archive(file, skip_bad=reading["skip_bad"])
         facts = {"file": str(file), **archive_facts(clients), "skipped": sum(rows.skipped for rows in read)}
@@ -82,19 +92,17 @@ def info(file: Path, block_size: int, as_json: bool, **reading: Any) -> int:
             click.echo(archive_text(facts))
             _say_left_out(read, 0, err=False)
         return 0
-    with opened(file, **_reading(reading)) as trace:
+    with opened(file, **reading) as trace:
         # Only Mooncake traces have ids and may have rows out of order; those without ids may be too long for memory.
         requests = sorted(trace, key=lambda request: request.at) if trace.format == "mooncake" else trace
-        summary = summarise(requests, block_size=block_size)
+        summary = summarise(requests, block_size=engine_block_size)
     if as_json:
-        import msgspec
-
         counts = {"rows": trace.rows, "skipped": trace.skipped, "unanswered": trace.unanswered}
         errors = {"errors": [str(error) for error in trace.errors]}
         print_json({"file": str(file), "format": trace.format, **counts, **errors, **msgspec.to_builtins(summary)})
         return 0
     first, *rest = summary_text(summary)
-    click.echo(f"{file}: {trace.format}, {count_of(trace.rows, 'row')}, {first}.")
+    click.echo(f"{file}: {trace.format}, {counted(trace.rows, 'row')}, {first}.")
     _say_left_out([trace], trace.unanswered, err=False)
     for part in rest:
         click.echo(f"\n{part}")
@@ -113,7 +121,7 @@ def info(file: Path, block_size: int, as_json: bool, **reading: Any) -> int:
 def convert(
     file: Path,
     out: Path,
-    to: "Written",
+    to: Written,
     start: float | None,
     end: float | None,
     target_rate: float | None,
@@ -121,9 +129,6 @@ def convert(
     **reading: Any,
 ) -> int:
     """Write FILE's requests to OUT in another format; of a ServeGen archive, requests drawn from its rates."""
-    from penstock.cli.trace_tools.trace_files import is_archive, load_archive
-    from penstock.report.trace_file import opened
-
     if reading["format_name"] is None and is_archive(file):
         if end is None:
             raise click.UsageError("say with --end how much of the archive to draw; it is days long")
@@ -134,7 +139,7 @@ def convert(
         raise click.UsageError(
             "--start, --end and --target-rate are of archives; see 'penstock trace slice' and 'scale'"
         )
-    with opened(file, **_reading(reading)) as trace:
+    with opened(file, **reading) as trace:
         _write(out, to, trace)
     _say_left_out([trace], trace.unanswered)
     return 0
@@ -158,14 +163,11 @@ def slice_(
     end: float | None,
     count: int | None,
     spread_ties: bool,
-    to: "Written",
+    to: Written,
     **reading: Any,
 ) -> int:
     """Write a part of FILE to OUT; its times count from --start."""
-    from penstock.report.trace_file import opened
-    from penstock.traffic import trace_slices
-
-    with opened(file, **_reading(reading)) as trace:
+    with opened(file, **reading) as trace:
         chosen = sorted(trace_slices.by_time(trace, start, end), key=lambda request: request.at)
     shifted = trace_slices.rebase(chosen, start)
     if spread_ties:
@@ -185,41 +187,25 @@ def slice_(
 @to_option
 @reading_options
 def scale(
-    file: Path, out: Path, rate_factor: float | None, target_rate: float | None, to: "Written", **reading: Any
+    file: Path, out: Path, rate_factor: float | None, target_rate: float | None, to: Written, **reading: Any
 ) -> int:
     """Write FILE to OUT with its times, and pauses between turns, stretched or shrunk."""
     if (rate_factor is None) == (target_rate is None):
         raise click.UsageError("give either --rate-factor or --target-rate")
-    from penstock.report.trace_file import opened
-    from penstock.traffic import trace_slices
-
     if target_rate is not None:
         rate_factor = _factor(file, target_rate, reading)
-    with opened(file, **_reading(reading)) as trace:
+    with opened(file, **reading) as trace:
         _write(out, to, trace_slices.scale_rate(trace, rate_factor or 1.0))
     _say_left_out([trace], trace.unanswered)
     return 0
 
 
-def _reading(options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "format_name": options["format_name"],
-        "block_size": options["trace_block_size"],
-        "skip_bad": options["skip_bad"],
-    }
-
-
 def _factor(file: Path, target_rate: float, reading: dict[str, Any]) -> float:
     """Read the trace for its mean rate, and return the factor for it."""
-    from penstock.cli.trace_tools.trace_files import RateTally
-    from penstock.kernel.errors import ConfigError
-    from penstock.report.trace_file import opened
-    from penstock.traffic.trace_summary import mean_rate
-
     if not target_rate > 0.0:
         raise click.UsageError(f"--target-rate must be above 0, not {target_rate:g}")
     tally = RateTally()
-    with opened(file, **_reading(reading)) as trace:
+    with opened(file, **reading) as trace:
         for _ in tally.watch(trace):
             pass
     rate = mean_rate(tally.count, tally.span)
@@ -229,13 +215,8 @@ def _factor(file: Path, target_rate: float, reading: dict[str, Any]) -> float:
 
 
 def _drawn(
-    clients: "Sequence[ServegenClient]", start: float, end: float, target_rate: float | None, seed: int
-) -> "Iterator[TrafficRequest]":
-    import random
-
-    from penstock.kernel.errors import ConfigError
-    from penstock.traffic.formats.servegen import draw
-
+    clients: Sequence[ServegenClient], start: float, end: float, target_rate: float | None, seed: int
+) -> Iterator[TrafficRequest]:
     expected = (
         sum(client.rate.expected(end) - client.rate.expected(start) for client in clients) if end > start else 0.0
     )
@@ -247,22 +228,19 @@ def _drawn(
     return draw(clients, random.Random(seed), start=start, end=end, factor=factor)
 
 
-def _write(out: Path, to: "Written", requests: "Iterable[TrafficRequest]") -> int:
-    from penstock.cli.trace_tools.trace_files import save
-    from penstock.traffic.trace_summary import mean_rate
-
+def _write(out: Path, to: Written, requests: Iterable[TrafficRequest]) -> int:
     tally = save(out, to, requests)
     rate = mean_rate(tally.count, tally.span)
     pace = "" if rate is None else f", {rate:,.2f} per second"
-    click.echo(f"Wrote {count_of(tally.count, 'request')} over {seconds_text(tally.span)}{pace} to {out} ({to}).")
+    click.echo(f"Wrote {counted(tally.count, 'request')} over {seconds_text(tally.span)}{pace} to {out} ({to}).")
     return 0
 
 
-def _say_left_out(read: "Sequence[TraceRequests | RateRows]", unanswered: int, *, err: bool = True) -> None:
+def _say_left_out(read: Sequence[TraceRequests | RateRows], unanswered: int, *, err: bool = True) -> None:
     skipped = sum(rows.skipped for rows in read)
     if unanswered:
-        click.echo(f"Left out: {count_of(unanswered, 'request')} without an answer, whose length is unknown.", err=err)
+        click.echo(f"Left out: {counted(unanswered, 'request')} without an answer, whose length is unknown.", err=err)
     if skipped:
-        click.echo(f"Left out: {count_of(skipped, 'bad row')}, such as:", err=err)
+        click.echo(f"Left out: {counted(skipped, 'bad row')}, such as:", err=err)
         for error in [error for rows in read for error in rows.errors][:3]:
             click.echo(f"  {error.message}", err=err)

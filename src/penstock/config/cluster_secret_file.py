@@ -86,22 +86,33 @@ def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in hidden}
 
 
-def _read(path: Path) -> str:
+def private_text(path: Path, name: str, hint: str | None = None) -> str:
+    """Return the text of a file that only this user, or root, may own and read.
+
+    Args:
+        name: of the file, for messages.
+        hint: for a user who may not read it.
+    Raises:
+        ConfigError: it can't be read, other users can read it, or it holds no text.
+    """
     try:
-        handle = os.open(path, os.O_RDONLY)
-        with os.fdopen(handle) as file:
+        with path.open() as file:
             stat = os.fstat(file.fileno())
             if stat.st_mode & _OTHERS or stat.st_uid not in (os.geteuid(), 0):
                 raise ConfigError(
-                    f"the cluster's secret in {path} can be read by others, or belongs to another user",
-                    hint=f"chmod 600 {path}, as its owner",
+                    f"{name} can be read by others, or belongs to another user", hint=f"chmod 600 {path}, as its owner"
                 )
-            text = file.read().strip()
+            return file.read()
     except OSError as error:
-        hint = "join runs as the user who started the cluster" if isinstance(error, PermissionError) else None
-        raise ConfigError(f"the cluster's secret in {path} can't be read: {error.strerror}", hint=hint) from error
+        denied = hint if isinstance(error, PermissionError) else None
+        raise ConfigError(f"{name} can't be read: {error.strerror}", hint=denied) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the cluster's secret in {path} is no text") from error
+        raise ConfigError(f"{name} is no text") from error
+
+
+def _read(path: Path) -> str:
+    name, hint = f"the cluster's secret in {path}", "join runs as the user who started the cluster"
+    text = private_text(path, name, hint).strip()
     try:
         ClusterSecret(text)
     except ValueError as error:

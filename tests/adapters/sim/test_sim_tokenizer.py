@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.adapters.engines.sim.sim_text import SimText
-from penstock.adapters.engines.sim.sim_tokenizer import DATA_DIR, tokenizer_files, write
+from penstock.adapters.engines.sim.sim_tokenizer import DATA_DIR
+from tests.adapters.sim.tokenizer_maker import tokenizer_files, write
 
 TEXT = SimText()
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.files.profile_folder import read_profile, write_profile
+from penstock.config.files.profile_folder import read_profile
 from penstock.engine.self_benchmark import perf_metrics
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
@@ -23,6 +23,7 @@ from penstock.planner.performance.isotonic import IsotonicCurve, rising
 from penstock.planner.performance.live_regression import LiveRegression
 from penstock.planner.performance.performance_model import numbers
 from penstock.planner.performance.speed_sources import KnownSpeeds, pick, profile_of
+from tests.planner.performance.profile_writer import write_profile
 
 
 class Straight:

@@ -6,7 +6,7 @@ from typing import Any
 from penstock.adapters.plugins.plugin_address import address_of, channel, check_reachable
 from penstock.adapters.plugins.plugin_tokens import PluginTokens
 from penstock.adapters.plugins.protobuf_convert import ConversionError
-from penstock.adapters.plugins.protobuf_messages import PROTOCOL, message, need_grpc, service
+from penstock.adapters.plugins.protobuf_messages import PROTOCOL, call, message, need_grpc
 from penstock.adapters.plugins.stage_messages import METHODS, question_of, result_of
 from penstock.planner.events import AskPlugin, PluginAnswered
 from penstock.planner.settings_plugins import PluginSettings
@@ -75,12 +75,9 @@ class PluginCalls:
             open_channel = await self._channel(id, endpoint)
         except ValueError as error:
             raise PluginUnreachable(str(error)) from None
-        path, kind, reply = service(name)[method]
-        call = open_channel.unary_unary(
-            path, request_serializer=kind.SerializeToString, response_deserializer=reply.FromString
-        )
+        shown = self._tokens.shown_to(id)
         try:
-            return await call(question, timeout=deadline, metadata=self._tokens.shown_to(id))
+            return await call(open_channel, name, method, question, timeout=deadline, metadata=shown)
         except grpc.aio.AioRpcError as error:
             code = error.code()
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:

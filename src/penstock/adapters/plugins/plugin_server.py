@@ -14,7 +14,7 @@ import msgspec
 from penstock.adapters.plugins.plugin_address import address_of, bind, channel
 from penstock.adapters.plugins.plugin_tokens import HEADER, bearer
 from penstock.adapters.plugins.protobuf_convert import ConversionError, struct_of
-from penstock.adapters.plugins.protobuf_messages import PROTOCOL, handler_of, message, need_grpc, service
+from penstock.adapters.plugins.protobuf_messages import PROTOCOL, call, handler_of, message, need_grpc
 from penstock.adapters.plugins.stage_messages import METHODS, answer_of, observation_of, spec_message
 from penstock.kernel.errors import ConfigError
 from penstock.planner.observation import Observation
@@ -152,11 +152,7 @@ class PluginServer:
             log.warning("the planner could not be notified that this plugin ends: %s", error.details())
 
     async def _say(self, open_channel: Any, method: str, request: Any) -> Any:
-        path, kind, reply = service("Registry")[method]
-        call = open_channel.unary_unary(
-            path, request_serializer=kind.SerializeToString, response_deserializer=reply.FromString
-        )
-        return await call(request, timeout=CALL, metadata=bearer(self._token))
+        return await call(open_channel, "Registry", method, request, timeout=CALL, metadata=bearer(self._token))
 
     def _handlers(self) -> list[Any]:
         name, method = METHODS[self._plugin.spec.stage]

@@ -1,16 +1,15 @@
 """Plugin tokens: a plugin shows the token of its id to register; without tokens none may, unless set insecure."""
 
 import hmac
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from penstock.config.cluster_secret_file import private_text
 from penstock.kernel.errors import ConfigError
 from penstock.planner.settings_plugins import PluginSettings
 
 LENGTH_MIN = 16
 """Characters that a token must have."""
-_OTHERS = 0o077
 _NOBODY = "\0" * LENGTH_MIN
 HEADER = "authorization"
 _SCHEME = "Bearer "
@@ -85,18 +84,8 @@ def _shown(metadata: Mapping[str, str]) -> bytes:
 
 def _read(path: Path) -> dict[str, str]:
     name = f"planner.plugins.tokens_file {path}"
-    try:
-        with path.open() as file:
-            stat = os.fstat(file.fileno())
-            if stat.st_mode & _OTHERS or stat.st_uid not in (os.geteuid(), 0):
-                raise ConfigError(f"{name} can be read by others, or is another user's", hint=f"chmod 600 {path}")
-            lines = file.read().splitlines()
-    except OSError as error:
-        raise ConfigError(f"{name} can't be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{name} is no text") from error
     tokens: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(private_text(path, name).splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue

@@ -69,6 +69,15 @@ def service(name: str) -> dict[str, tuple[str, Any, Any]]:
     }
 
 
+async def call(
+    channel: Any, name: str, method: str, question: Any, *, timeout: float, metadata: tuple[tuple[str, str], ...]
+) -> Any:
+    """Return a service's answer to one call over a channel; ``timeout`` in seconds."""
+    path, kind, reply = service(name)[method]
+    send = channel.unary_unary(path, request_serializer=kind.SerializeToString, response_deserializer=reply.FromString)
+    return await send(question, timeout=timeout, metadata=metadata)
+
+
 Method = Callable[[Any, Any], Awaitable[Any]]
 """Answers one call: ``(question, context)``, as grpc.aio gives them."""
 

@@ -24,6 +24,8 @@ REQUIRES = ("predictions",)
 BEATS = 3
 """Heartbeats that fit into the time after which a silent plugin is evicted."""
 
+_SHOWN = ("failures", "evaluations", "called", "last_heartbeat", "seconds")
+"""What a listing shows of a plugin's seat."""
 Post = Callable[[PluginRegistered | PluginAlive | PluginLeft], None]
 
 
@@ -181,11 +183,7 @@ class RegistryService:
                 {
                     "outside": seat.spec.outside,
                     "circuit": "closed" if seat.opened is None else "open",
-                    "failures": seat.failures,
-                    "evaluations": seat.evaluations,
-                    "called": seat.called,
-                    "last_heartbeat": seat.last_heartbeat,
-                    "seconds": seat.seconds,
+                    **{name: getattr(seat, name) for name in _SHOWN},
                 },
             ).spec.CopyFrom(spec_message(seat.spec))
         return reply

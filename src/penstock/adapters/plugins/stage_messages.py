@@ -25,24 +25,12 @@ _KINDS: dict[str, type[Accept] | type[Predicted] | type[Override] | type[Reject]
     "override": Override,
     "reject": Reject,
 }
-_SPEC = ("id", "stage", "priority", "interval", "hold", "needs", "requires", "window", "version", "endpoint")
 REPLICAS_MAX = 1_000_000
 
 
 def question_of(ask: AskPlugin) -> Any:
     """Return the message ``Question``."""
-    return fill(
-        message("Question")(),
-        {
-            "tick": ask.tick,
-            "plugin": ask.plugin,
-            "stage": ask.stage,
-            "deadline": ask.deadline,
-            "observation": ask.observation,
-            "predictions": ask.predictions,
-            "proposal": ask.proposal,
-        },
-    )
+    return _filled("Question", ask)
 
 
 def observation_of(given: Any) -> Observation:
@@ -78,10 +66,7 @@ def result_of(answer: Any, stage: Stage) -> Result:
     if kind_name is None:
         raise ConversionError("it answered nothing; say accept where nothing is to be changed")
     given = {name: value for name, value in plain(getattr(answer, kind_name)).items() if value is not None}
-    try:
-        result: Result = msgspec.convert(given, _KINDS[kind_name])
-    except msgspec.ValidationError as error:
-        raise ConversionError(str(error)) from None
+    result: Result = struct_of(given, _KINDS[kind_name])
     if isinstance(result, Predicted) != (stage == "predict") and isinstance(result, Predicted | Override):
         raise ConversionError(f"{kind_name} is no answer to stage {stage}")
     if isinstance(result, Predicted):
@@ -104,15 +89,18 @@ def spec_of(given: Any) -> PluginSpec:
             raise ConversionError(f"{name} is {fields[name]:g}; it takes seconds, 0 or more")
     if fields["stage"] not in METHODS:
         raise ConversionError(f"stage is {fields['stage']}; it takes one of {', '.join(METHODS)}")
-    try:
-        return msgspec.convert({**fields, "outside": True}, PluginSpec)
-    except msgspec.ValidationError as error:
-        raise ConversionError(str(error)) from None
+    return struct_of({**fields, "outside": True}, PluginSpec)
 
 
 def spec_message(spec: PluginSpec) -> Any:
     """Return the message ``PluginSpec``."""
-    return fill(message("PluginSpec")(), {name: getattr(spec, name) for name in _SPEC})
+    return _filled("PluginSpec", spec)
+
+
+def _filled(name: str, source: msgspec.Struct) -> Any:
+    """Return a message whose every field is the attribute of the same name."""
+    into = message(name)()
+    return fill(into, {field: getattr(source, field) for field in into.DESCRIPTOR.fields_by_name})
 
 
 def _check_prediction(model: str, prediction: Prediction) -> None:

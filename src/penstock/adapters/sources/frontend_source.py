@@ -15,11 +15,11 @@ from penstock.adapters.sources.frontend_counters import (
     since,
     steps_since,
 )
-from penstock.adapters.sources.traffic_source import ModelReading, Reading, WorkerReading
+from penstock.adapters.sources.traffic_source import ModelReading, Readability, Reading, WorkerReading
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.message_version import NewerVersion, VersionedDecoder
 from penstock.kernel.values import StepStats, Traffic, WorkerId
-from penstock.planner.observation import BROKEN_AFTER, EngineState, Health
+from penstock.planner.observation import EngineState
 
 log = logging.getLogger("penstock.planner")
 
@@ -66,7 +66,7 @@ class FrontendSource:
         self._models = set(models)
         self._description = description
         self._mark = CounterMark()
-        self._readable: float | None = None
+        self._readability = Readability()
         self._http: aiohttp.ClientSession | None = None
 
     async def read(self, at: float) -> Reading:
@@ -128,7 +128,7 @@ class FrontendSource:
                 if engine.steps is not None
             },
         )
-        self._readable = at
+        self._readability.read(at)
         models = {}
         for model in sorted(self._models):
             traffic = msgspec.structs.replace(sums.get(model, NOTHING), seconds=seconds)
@@ -139,12 +139,7 @@ class FrontendSource:
         return Reading(models=models, workers=workers)
 
     def _unread(self, at: float, why: str) -> Reading:
-        if self._readable is None:
-            self._readable = at
-        silent = at - self._readable
-        health: Health = "broken" if silent >= BROKEN_AFTER else "stale"
-        unread = ModelReading(traffic=None, health=health, why=why)
-        return Reading(models=dict.fromkeys(sorted(self._models), unread))
+        return Reading(models=dict.fromkeys(sorted(self._models), self._readability.unread(at, why)))
 
     def _workers(
         self, frontends: Sequence[FrontendCounters], before: Mapping[str, StepStats]

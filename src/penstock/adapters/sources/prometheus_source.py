@@ -16,11 +16,10 @@ import aiohttp
 import msgspec
 
 from penstock.adapters.sources.prometheus_queries import PrometheusQueries, PrometheusQuery, queries, waiting
-from penstock.adapters.sources.traffic_source import ModelReading, Reading
+from penstock.adapters.sources.traffic_source import ModelReading, Readability, Reading
 from penstock.config.settings.planning_settings import PROMETHEUS_TIMEOUT, PrometheusSettings
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.values import Traffic
-from penstock.planner.observation import BROKEN_AFTER, Health
 
 log = logging.getLogger("penstock.planner")
 
@@ -70,7 +69,7 @@ class PrometheusSource:
         self._models = {model.lower(): model for model in models}
         self._window = window
         self._state = _SourceState()
-        self._readable: float | None = None
+        self._readability = Readability()
         self._tls = _tls(settings)
         self._http: aiohttp.ClientSession | None = None
         if settings.token_file is not None:
@@ -82,7 +81,7 @@ class PrometheusSource:
                 await self._test()
             numbers = await self._numbers()
         except PenstockError as error:
-            return Reading(models=dict.fromkeys(self._models.values(), self._unread(at, str(error))))
+            return Reading(models=dict.fromkeys(self._models.values(), self._readability.unread(at, str(error))))
         since = self._window if self._state.at is None else max(0.0, at - self._state.at)
         seconds = min(since, self._window)  # what was before the window is unknown, not zero
         models = {}
@@ -91,11 +90,11 @@ class PrometheusSource:
             read = self._model(model, {name: values.get(key) for name, values in numbers.items()}, seconds)
             if isinstance(read, str):
                 whole = False
-                models[model] = self._unread(at, read)
+                models[model] = self._readability.unread(at, read)
             else:
                 models[model] = read
         if whole:
-            self._readable = at
+            self._readability.read(at)
         self._state.at = at
         return Reading(models=models)
 
@@ -182,12 +181,6 @@ class PrometheusSource:
             return (prompts[1], prompts[1] * share / number) if number else (0.0, 0.0)
         number, tokens = _pair(values, "cached")
         return (prompts[1], tokens) if number else (0.0, 0.0)
-
-    def _unread(self, at: float, why: str) -> ModelReading:
-        if self._readable is None:
-            self._readable = at
-        health: Health = "broken" if at - self._readable >= BROKEN_AFTER else "stale"
-        return ModelReading(traffic=None, health=health, why=why)
 
     # --- queries ------------------------------------------------------------------------------------------------------
 

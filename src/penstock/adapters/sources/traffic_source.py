@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.kernel.values import Role, Traffic
-from penstock.planner.observation import EngineState, Health
+from penstock.planner.observation import BROKEN_AFTER, EngineState, Health
 
 
 class WorkerReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +34,24 @@ class ModelReading(msgspec.Struct, frozen=True, kw_only=True):
     without_worker: int = 0
     health: Health = "fresh"
     why: str = ""
+
+
+class Readability:
+    """Since when a source can't be read."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def read(self, at: float) -> None:
+        """Note that everything could be read at second ``at`` of the run."""
+        self._since = at
+
+    def unread(self, at: float, why: str) -> ModelReading:
+        """Return a model that could not be read: stale, and broken once that has lasted `BROKEN_AFTER`."""
+        if self._since is None:
+            self._since = at
+        health: Health = "broken" if at - self._since >= BROKEN_AFTER else "stale"
+        return ModelReading(traffic=None, health=health, why=why)
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):

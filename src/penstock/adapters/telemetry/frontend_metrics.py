@@ -44,85 +44,38 @@ class _OfModel:
     """
 
     def __init__(self, names: MetricNamesOf, model: str, router: str) -> None:
-        self._names = names
-        self._model = model
-        self._me = router
+        self.names = names
+        self.model = model
+        self.phase = (COMPONENT, NAMESPACE, model, "aggregated", router, router)
 
-    @cached_property
-    def duration(self) -> Observations:
-        return self._names.duration.of(self._model)
-
-    @cached_property
-    def queue_wait(self) -> Observations:
-        return self._names.queue_wait.of(self._model)
-
-    @cached_property
-    def input(self) -> Observations:
-        return self._names.input.of(self._model)
-
-    @cached_property
-    def output(self) -> Observations:
-        return self._names.output.of(self._model)
-
-    @cached_property
-    def output_tokens(self) -> MetricCell:
-        return self._names.output_tokens.of(self._model)
-
-    @cached_property
-    def cached(self) -> Observations:
-        return self._names.cached.of(self._model)
-
-    @cached_property
-    def reused(self) -> MetricCell:
-        return self._names.reused.of(COMPONENT, NAMESPACE, self._model, "aggregated", self._me, self._me)
-
-    @cached_property
-    def router_input(self) -> Observations:
-        return self._names.router_input.of(COMPONENT, NAMESPACE, self._model, "aggregated", self._me, self._me)
-
-    @cached_property
-    def selected_prefix(self) -> MetricCell:
-        return self._names.selected_prefix.of(COMPONENT, NAMESPACE, self._model, "aggregated", self._me, self._me)
-
-    @cached_property
-    def best_prefix(self) -> MetricCell:
-        return self._names.best_prefix.of(COMPONENT, NAMESPACE, self._model, "aggregated", self._me, self._me)
+    duration: cached_property[Observations] = cached_property(lambda of: of.names.duration.of(of.model))
+    queue_wait: cached_property[Observations] = cached_property(lambda of: of.names.queue_wait.of(of.model))
+    input: cached_property[Observations] = cached_property(lambda of: of.names.input.of(of.model))
+    output: cached_property[Observations] = cached_property(lambda of: of.names.output.of(of.model))
+    output_tokens: cached_property[MetricCell] = cached_property(lambda of: of.names.output_tokens.of(of.model))
+    cached: cached_property[Observations] = cached_property(lambda of: of.names.cached.of(of.model))
+    reused: cached_property[MetricCell] = cached_property(lambda of: of.names.reused.of(*of.phase))
+    router_input: cached_property[Observations] = cached_property(lambda of: of.names.router_input.of(*of.phase))
+    selected_prefix: cached_property[MetricCell] = cached_property(lambda of: of.names.selected_prefix.of(*of.phase))
+    best_prefix: cached_property[MetricCell] = cached_property(lambda of: of.names.best_prefix.of(*of.phase))
 
 
 class _OfRouter:
     """The same of this process's router."""
 
     def __init__(self, names: MetricNamesOf, router: str) -> None:
-        self._names = names
-        self._labels = (COMPONENT, NAMESPACE, router, router)
+        self.names = names
+        self.labels = (COMPONENT, NAMESPACE, router, router)
 
-    @cached_property
-    def started(self) -> MetricCell:
-        return self._names.router_started.of(*self._labels)
-
-    @cached_property
-    def requests(self) -> MetricCell:
-        return self._names.router_requests.of(*self._labels)
-
-    @cached_property
-    def hit_rate(self) -> Observations:
-        return self._names.hit_rate.of(*self._labels)
-
-    @cached_property
-    def output(self) -> Observations:
-        return self._names.router_output.of(*self._labels)
-
-    @cached_property
-    def ttft(self) -> Observations:
-        return self._names.router_ttft.of(*self._labels)
-
-    @cached_property
-    def itl(self) -> Observations:
-        return self._names.router_itl.of(*self._labels)
-
-    @cached_property
-    def blocks_lost(self) -> Observations:
-        return self._names.blocks_lost.of(*self._labels, "prefill")
+    started: cached_property[MetricCell] = cached_property(lambda of: of.names.router_started.of(*of.labels))
+    requests: cached_property[MetricCell] = cached_property(lambda of: of.names.router_requests.of(*of.labels))
+    hit_rate: cached_property[Observations] = cached_property(lambda of: of.names.hit_rate.of(*of.labels))
+    output: cached_property[Observations] = cached_property(lambda of: of.names.router_output.of(*of.labels))
+    ttft: cached_property[Observations] = cached_property(lambda of: of.names.router_ttft.of(*of.labels))
+    itl: cached_property[Observations] = cached_property(lambda of: of.names.router_itl.of(*of.labels))
+    blocks_lost: cached_property[Observations] = cached_property(
+        lambda of: of.names.blocks_lost.of(*of.labels, "prefill")
+    )
 
 
 class FrontendMetrics(MetricNamesOf):

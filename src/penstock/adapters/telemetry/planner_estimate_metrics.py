@@ -20,38 +20,31 @@ class PlannerEstimateMetrics:
     """Families that `PlannerMetrics` shows beside its own.
 
     Args:
-        prefix: of their names.
+        new: makes them; its names begin with the planner's prefix.
         watts: power limit, in watts; None has no sample of power.
     """
 
-    def __init__(self, registry: MetricRegistry, prefix: str, watts: float | None = None) -> None:
-        new = registry
+    def __init__(self, new: MetricRegistry, watts: float | None = None) -> None:
         self._watts = watts
         self._drawn: dict[str, float | None] = {}
         """Pool -> watts of one replica."""
         self.estimated = {
-            name: new.gauge(f"{prefix}estimated_{name}_ms", f"Highest {name.upper()} estimated of an engine.", "model")
+            name: new.gauge(f"estimated_{name}_ms", f"Highest {name.upper()} estimated of an engine.", "model")
             for name in ("ttft", "itl")
         }
         self.capacity = {
-            role: new.gauge(
-                f"{prefix}engine_{role}_capacity_requests_per_second", f"That one {role} engine bears.", "model"
-            )
+            role: new.gauge(f"engine_{role}_capacity_requests_per_second", f"That one {role} engine bears.", "model")
             for role in ("prefill", "decode")
         }
-        self.power_budget = new.gauge(prefix + "power_budget_total_watts", "Ceiling of power.")
-        self.power = new.gauge(prefix + "power_projected_watts", "Power of the replicas that there should be.")
-        self.power_share = new.gauge(prefix + "power_budget_utilization", "That over the ceiling.")
+        self.power_budget = new.gauge("power_budget_total_watts", "Ceiling of power.")
+        self.power = new.gauge("power_projected_watts", "Power of the replicas that there should be.")
+        self.power_share = new.gauge("power_budget_utilization", "That over the ceiling.")
         self.circuit = new.gauge(
-            prefix + "plugin_circuit_state",
-            "0 asked as ever, 1 on trial, 2 left alone for failing.",
-            "plugin",
+            "plugin_circuit_state", "0 asked as ever, 1 on trial, 2 left alone for failing.", "plugin"
         )
-        self.latency = new.gauge(prefix + "plugin_latency_seconds", "That a plugin outside last took.", "plugin")
-        self.age = new.gauge(
-            prefix + "plugin_cache_age_seconds", "Age of the answer that counts between two calls.", "plugin"
-        )
-        self.duration = new.histogram(prefix + "tick_duration_seconds", "From a tick's begin to its record.", DURATIONS)
+        self.latency = new.gauge("plugin_latency_seconds", "That a plugin outside last took.", "plugin")
+        self.age = new.gauge("plugin_cache_age_seconds", "Age of the answer that counts between two calls.", "plugin")
+        self.duration = new.histogram("tick_duration_seconds", "From a tick's begin to its record.", DURATIONS)
         if watts is not None:
             self.power_budget.set(to=watts)
 

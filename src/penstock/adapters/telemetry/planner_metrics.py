@@ -32,7 +32,7 @@ class PlannerMetrics:
         self.registry = MetricRegistry()
         self._at: float | None = None
         self._gpus = 0
-        new = self.registry
+        new = self.registry.below(PREFIX)
         self.replicas = {role: self._gauge(f"num_{role}_replicas", f"{role} workers that are ready.") for role in ROLES}
         self.wanted = {
             role: self._gauge(f"predicted_num_{role}_replicas", f"{role} workers that there should be.")
@@ -52,52 +52,47 @@ class PlannerMetrics:
             "input_sequence_tokens": self._gauge("predicted_input_sequence_tokens", "Mean prompt that is expected."),
             "output_sequence_tokens": self._gauge("predicted_output_sequence_tokens", "Mean output that is expected."),
         }
-        self.gpu_hours = new.counter(PREFIX + "gpu_hours", "GPU hours paid for, those of starting replicas included.")
+        self.gpu_hours = new.counter("gpu_hours", "GPU hours paid for, those of starting replicas included.")
         for name, value in (("ttft", slo.ttft), ("itl", slo.itl)):
             if value is not None:
-                new.gauge(f"{PREFIX}sla_target_{name}_ms", f"{name.upper()} that is kept.").set(to=value * 1e3)
+                new.gauge(f"sla_target_{name}_ms", f"{name.upper()} that is kept.").set(to=value * 1e3)
         self.loops = {
-            loop: new.gauge(PREFIX + name, f"What the {loop} loop last said.", "decision")
-            for loop, name in LOOPS.items()
+            loop: new.gauge(name, f"What the {loop} loop last said.", "decision") for loop, name in LOOPS.items()
         }
         engine = ("model", "worker_id", "dp_rank")
         self.queued_prefill = new.gauge(
-            PREFIX + "engine_queued_prefill_tokens", "Prompt tokens that an engine has still to prefill.", *engine
+            "engine_queued_prefill_tokens", "Prompt tokens that an engine has still to prefill.", *engine
         )
         self.queued_decode = new.gauge(
-            PREFIX + "engine_queued_decode_kv_tokens", "KV tokens of decodes that wait in an engine.", *engine
+            "engine_queued_decode_kv_tokens", "KV tokens of decodes that wait in an engine.", *engine
         )
         self.decode_kv = new.gauge(
-            PREFIX + "engine_inflight_decode_kv_tokens", "KV tokens of requests that an engine runs.", *engine
+            "engine_inflight_decode_kv_tokens", "KV tokens of requests that an engine runs.", *engine
         )
-        self.evaluations = new.counter(
-            PREFIX + "plugin_evaluations_total", "Answers of plugins.", "plugin", "stage", "result"
-        )
-        self.overriding = new.gauge(PREFIX + "plugin_override_active", "1 while a plugin's targets count.", "plugin")
-        self.reused = new.counter(PREFIX + "plugin_held_over_total", "Ticks where an earlier answer counted.", "plugin")
-        self.capped = new.counter(PREFIX + "constrain_capped_total", "Ticks in which a limit changed a proposal.")
-        self.vetoed = new.counter(PREFIX + "reject_short_circuited_total", "Ticks that a plugin's veto ended.")
-        self.timeouts = new.counter(PREFIX + "tick_timeout_total", "Ticks that took too long.")
-        self.skipped = new.counter(PREFIX + "tick_skipped_total", "Ticks without a decision.", "reason")
+        self.evaluations = new.counter("plugin_evaluations_total", "Answers of plugins.", "plugin", "stage", "result")
+        self.overriding = new.gauge("plugin_override_active", "1 while a plugin's targets count.", "plugin")
+        self.reused = new.counter("plugin_held_over_total", "Ticks where an earlier answer counted.", "plugin")
+        self.capped = new.counter("constrain_capped_total", "Ticks in which a limit changed a proposal.")
+        self.vetoed = new.counter("reject_short_circuited_total", "Ticks that a plugin's veto ended.")
+        self.timeouts = new.counter("tick_timeout_total", "Ticks that took too long.")
+        self.skipped = new.counter("tick_skipped_total", "Ticks without a decision.", "reason")
         self.unsatisfied = new.counter(
-            PREFIX + "tick_requires_unsatisfied_total", "Plugins passed over for want of what they need.", "plugin"
+            "tick_requires_unsatisfied_total", "Plugins passed over for want of what they need.", "plugin"
         )
-        self.lag = new.gauge(PREFIX + "tick_lag_seconds", "By how much the last tick began late.")
-        name = "penstock_planner_"
-        self.pool_replicas = new.gauge(name + "pool_replicas", "Replicas of a pool by state.", "pool", "state")
-        self.pool_target = new.gauge(name + "pool_target", "Replicas that a pool should have.", "pool")
-        self.outcomes = new.counter(name + "ticks_total", "Ticks by what came of them.", "outcome")
-        self.health = new.gauge(name + "source_fresh", "1 where a model's traffic can be read.", "model", "health")
-        self.alarms = new.counter(name + "alarms_total", "Alarms for the operator, by kind.", "code")
-        self.refusals = new.counter(
-            name + "plugin_registrations_refused_total", "Plugins whose registration was refused, by reason.", "code"
+        self.lag = new.gauge("tick_lag_seconds", "By how much the last tick began late.")
+        own = self.registry.below("penstock_planner_")
+        self.pool_replicas = own.gauge("pool_replicas", "Replicas of a pool by state.", "pool", "state")
+        self.pool_target = own.gauge("pool_target", "Replicas that a pool should have.", "pool")
+        self.outcomes = own.counter("ticks_total", "Ticks by what came of them.", "outcome")
+        self.health = own.gauge("source_fresh", "1 where a model's traffic can be read.", "model", "health")
+        self.alarms = own.counter("alarms_total", "Alarms for the operator, by kind.", "code")
+        self.refusals = own.counter(
+            "plugin_registrations_refused_total", "Plugins whose registration was refused, by reason.", "code"
         )
-        self.attainment = new.gauge(name + "in_slo_ratio", "Share of judged requests within the SLO.", "model")
-        self.short = new.gauge(
-            name + "ceiling_short_gpus", "GPUs more that a model would get without a limit.", "model"
-        )
-        self.gpus = new.gauge(name + "gpus", "GPUs paid for now.")
-        self.estimates = PlannerEstimateMetrics(new, PREFIX, watts)
+        self.attainment = own.gauge("in_slo_ratio", "Share of judged requests within the SLO.", "model")
+        self.short = own.gauge("ceiling_short_gpus", "GPUs more that a model would get without a limit.", "model")
+        self.gpus = own.gauge("gpus", "GPUs paid for now.")
+        self.estimates = PlannerEstimateMetrics(new, watts)
 
     def ticked(self, record: TickRecord) -> None:
         """Show a tick."""
@@ -133,9 +128,7 @@ class PlannerMetrics:
         """Show an observation: replicas by role, and each engine's queues."""
         self.estimates.saw(observation)
         durations = self.observed["request_duration_seconds"]
-        for gauge in (self.queued_prefill, self.queued_decode, self.decode_kv, durations):
-            gauge.clear()
-        for gauge in (*self.replicas.values(), *self.wanted.values()):
+        for gauge in (self.queued_prefill, self.queued_decode, self.decode_kv, durations, *self.replicas.values()):
             gauge.clear()
         for model, each in observation.models.items():
             for state in each.pools.values():

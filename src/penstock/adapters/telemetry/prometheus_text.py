@@ -6,7 +6,7 @@ read the text with that library's parser.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import TypeVar
 
@@ -154,19 +154,26 @@ F = TypeVar("F", bound=MetricFamily)
 
 
 class MetricRegistry:
-    """All metrics of a process, in the order in which they were made."""
+    """All metrics of a process, in the order in which they were made; each name begins with ``prefix``."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
         self.families: dict[str, MetricFamily] = {}
+        self._prefix = prefix
+
+    def below(self, prefix: str) -> "MetricRegistry":
+        """Return the same registry for names that begin with this prefix, too."""
+        found = MetricRegistry(self._prefix + prefix)
+        found.families = self.families
+        return found
 
     def counter(self, name: str, help: str, *labels: str) -> Counter:
-        return self._add(Counter(name, help, labels))
+        return self._add(Counter(self._prefix + name, help, labels))
 
     def gauge(self, name: str, help: str, *labels: str) -> Gauge:
-        return self._add(Gauge(name, help, labels))
+        return self._add(Gauge(self._prefix + name, help, labels))
 
     def histogram(self, name: str, help: str, buckets: Sequence[float], *labels: str) -> Histogram:
-        return self._add(Histogram(name, help, buckets, labels))
+        return self._add(Histogram(self._prefix + name, help, buckets, labels))
 
     def render(self) -> str:
         return "".join(family.render() for family in self.families.values())
@@ -209,16 +216,6 @@ def merge(texts: Sequence[str], most: Iterable[str] = ()) -> str:
         out.append(head)
         out += [f"{key} {_number(value)}" for key, value in samples[name].items()]
     return "\n".join(out) + "\n"
-
-
-def parse(text: str) -> Mapping[str, float]:
-    """Read samples back: name with labels -> value."""
-    values: dict[str, float] = {}
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            key, _, value = line.rpartition(" ")
-            values[key] = float(value)
-    return values
 
 
 def _labels(names: Sequence[str], values: Sequence[str]) -> str:

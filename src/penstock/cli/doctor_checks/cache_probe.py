@@ -14,15 +14,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
+from penstock.adapters.engines.dialects.dialect import samples
+from penstock.adapters.engines.dialects.dialect_registry import dialect_of
+from penstock.adapters.engines.dialects.vllm import cache_labels
+from penstock.cli.doctor_checks.finding import Finding, Level
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused, path_part
 from penstock.frontend.admin.cluster_status import ClusterStatus
 from penstock.kernel.request_record import Explanation
 from penstock.router.events import Decision
 from penstock.router.status_rows import WorkerStatus
-
-Level = Literal["ok", "info", "warning", "error"]
 
 BLOCKS = 4
 """Fewest blocks of a prompt."""
@@ -33,15 +34,6 @@ TRIES = 4
 METRICS_TIMEOUT = 5.0
 METRICS_MAX = 8 << 20
 WORDS = ("water", "gate", "river", "wheel", "stone", "bridge", "valley", "pipe", "spring", "meadow", "signal", "copper")
-
-
-@dataclass(frozen=True, slots=True)
-class CacheAccount:
-    """One finding about one worker."""
-
-    level: Level
-    text: str
-    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +53,7 @@ class ProbeResult:
     """Growth of the engine's counter of cached tokens."""
 
 
-def probe(cluster: AdminClient, keyed: AdminClient, status: ClusterStatus, *, unknown: bool) -> Iterator[CacheAccount]:
+def probe(cluster: AdminClient, keyed: AdminClient, status: ClusterStatus, *, unknown: bool) -> Iterator[Finding]:
     """Probe every worker that can take requests.
 
     Args:
@@ -73,20 +65,20 @@ def probe(cluster: AdminClient, keyed: AdminClient, status: ClusterStatus, *, un
     for worker in status.workers:
         name = worker.id
         if worker.why_not:
-            yield CacheAccount("info", f"{name} was not probed: it {worker.why_not}")
+            yield _finding("info", f"{name} was not probed: it {worker.why_not}")
         elif worker.engine == "openai" and not unknown:
-            yield CacheAccount(
+            yield _finding(
                 "info",
                 f"{name} was not probed: it does not say what kind of server it is, and tokens may cost",
                 "'penstock doctor --probe' asks it all the same",
             )
         elif worker.model in blind:
-            yield CacheAccount("info", f"{name} was not probed: without a tokenizer there is no prediction to check")
+            yield _finding("info", f"{name} was not probed: without a tokenizer there is no prediction to check")
         else:
             yield from _worker(cluster, keyed, worker)
 
 
-def _worker(cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus) -> Iterator[CacheAccount]:
+def _worker(cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus) -> Iterator[Finding]:
     name, size = worker.id, worker.block_size
     yield from _block_size(worker)
     before = None if worker.kv_events is None else worker.kv_events.applied
@@ -95,21 +87,21 @@ def _worker(cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus) -> I
         heard = before is None or _heard(cluster, name, before)
         second = _ask(cluster, keyed, worker, prompt)
     except (ClusterUnreachable, RequestRefused) as error:
-        yield CacheAccount("error", f"{name} could not be probed: {error.message}", error.hint)
+        yield _finding("error", f"{name} could not be probed: {error.message}", error.hint)
         return
     if second.worker != name:
-        yield CacheAccount("error", f"{name} was pinned, and {second.worker or 'another'} answered", "please report it")
+        yield _finding("error", f"{name} was pinned, and {second.worker or 'another'} answered", "please report it")
         return
     yield from _tokens(name, first)
     if worker.kv_events is None:
-        yield CacheAccount(
+        yield _finding(
             "warning",
             f"{name} announces no KV events: its cache is guessed from what it was sent",
             "start the engine with KV events on; docs/guides/engines.md has the flags of each",
         )
         return
     if not heard:
-        yield CacheAccount(
+        yield _finding(
             "error",
             f"{name} computed a new prompt, and no KV event of it came within {PATIENCE:g} s",
             _why_silent(worker.url),
@@ -119,10 +111,10 @@ def _worker(cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus) -> I
     yield from _agreement(name, size, second, heard=heard)
 
 
-def _agreement(name: str, size: int | None, answer: ProbeResult, *, heard: bool) -> Iterator[CacheAccount]:
+def _agreement(name: str, size: int | None, answer: ProbeResult, *, heard: bool) -> Iterator[Finding]:
     """Compare our prediction for the repeated prompt with the engine's report and counter."""
     if answer.cached is None:
-        yield CacheAccount(
+        yield _finding(
             "info",
             f"{name} does not tell how much of a prompt came from its cache, so our view can't be checked",
             "vLLM tells it with --enable-prompt-tokens-details, SGLang with --enable-cache-report",
@@ -134,40 +126,38 @@ def _agreement(name: str, size: int | None, answer: ProbeResult, *, heard: bool)
     whole = "" if not full else f" (all {answer.tokens}, of which it computes the last {size} again)"
     if answer.index != "exact":
         text = f"{name} is not known exactly: the prediction came from the {answer.index} index"
-        yield CacheAccount("warning" if heard else "error", text, "'penstock status' shows how each cache is known")
+        yield _finding("warning" if heard else "error", text, "'penstock status' shows how each cache is known")
     elif expected != answer.cached:
-        yield CacheAccount(
+        yield _finding(
             "error",
             f"{name}: we predicted {expected} cached tokens{whole} of a repeated prompt, and it had {answer.cached}",
             "other traffic may have pushed the prompt out: try again when it is quiet; else please report it",
         )
     elif answer.hits is not None and answer.hits < answer.cached:
-        yield CacheAccount(
+        yield _finding(
             "warning",
             f"{name} says that {answer.cached} tokens came from its cache, but its counter grew by {answer.hits:g}",
             "its answers and its metrics disagree; do both come from the same server?",
         )
     else:
         counter = "" if answer.hits is None else f", and its counter grew by {answer.hits:g}"
-        yield CacheAccount("ok", f"{name}: predicted {expected} cached tokens{whole}, it had {answer.cached}{counter}")
+        yield _finding("ok", f"{name}: predicted {expected} cached tokens{whole}, it had {answer.cached}{counter}")
 
 
-def _tokens(name: str, answer: ProbeResult) -> Iterator[CacheAccount]:
+def _tokens(name: str, answer: ProbeResult) -> Iterator[Finding]:
     if answer.tokens is not None and answer.counted != answer.tokens:
-        yield CacheAccount(
+        yield _finding(
             "error",
             f"{name} counts {answer.tokens} tokens where we count {answer.counted}: the tokenizers differ",
             "set models.NAME.tokenizer to the folder of the very model that the engine serves",
         )
 
 
-def _block_size(worker: WorkerStatus) -> Iterator[CacheAccount]:
-    from penstock.adapters.engines.dialects.vllm import cache_labels
-
+def _block_size(worker: WorkerStatus) -> Iterator[Finding]:
     labels = cache_labels(_metrics(worker.url)) or {}
     theirs, ours = labels.get("block_size"), worker.block_size
     if theirs is not None and theirs.isdigit() and ours is not None and int(theirs) != ours:
-        yield CacheAccount(
+        yield _finding(
             "error",
             f"{worker.id} has blocks of {theirs} tokens, and we take them for {ours}",
             "leave block_size out of the pool's settings: the engine tells it",
@@ -189,9 +179,6 @@ def _first(cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus, words
 
 def _ask(cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus, prompt: str) -> ProbeResult:
     """Send a prompt to one worker, and collect every account of it."""
-    from penstock.adapters.engines.dialects.dialect import samples
-    from penstock.adapters.engines.dialects.dialect_registry import dialect_of
-
     name, url = worker.id, worker.url
     counter = dialect_of(worker.engine).counters.hits
     before = samples(_metrics(url) or "") if counter is not None else {}
@@ -257,3 +244,7 @@ def _read(url: str) -> str | None:
             return str(answer.read(METRICS_MAX).decode("utf-8", "replace"))
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError):
         return None
+
+
+def _finding(level: Level, text: str, hint: str | None = None) -> Finding:
+    return Finding(level, "cache", text, hint)

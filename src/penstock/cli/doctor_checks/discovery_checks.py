@@ -6,6 +6,7 @@ import time
 from penstock.cli.doctor_checks.finding import Finding
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import PenstockError
+from penstock.runtime.backends import etcd_prefix, open_etcd
 
 SLOW = 0.1
 """Seconds for one answer of etcd, above which it is reported: each worker that joins or leaves waits for several."""
@@ -23,8 +24,6 @@ def check_discovery(settings: ClusterSettings) -> list[Finding]:
 
 
 async def _etcd(settings: ClusterSettings) -> Finding:
-    from penstock.runtime.backends import etcd_prefix, open_etcd
-
     where = ", ".join(settings.discovery.etcd.urls)
     try:
         client = open_etcd(settings.discovery.etcd)

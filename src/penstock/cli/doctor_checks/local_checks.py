@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
+from penstock.cli.doctor_checks.cache_probe import probe
+from penstock.cli.doctor_checks.discovery_checks import check_discovery
 from penstock.cli.doctor_checks.finding import Finding, Level
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
 from penstock.config.checks import file_problems
@@ -58,7 +60,7 @@ def examine(
     if settings is not None:
         findings += check_ports(settings, status is not None)
         findings += check_disk(Path(settings.runs.dir))
-        findings += _check_discovery(settings)
+        findings += check_discovery(settings)
     if status is not None:
         of_cluster += [*check_status(status), *check_caches(client, url, status, probing)]
     return [*findings, *of_cluster]
@@ -198,8 +200,6 @@ def check_caches(client: AdminClient, url: str, status: ClusterStatus, probing: 
     """Check that our view of each engine's cache is right."""
     if not probing.on:
         return
-    from penstock.cli.doctor_checks.cache_probe import probe
-
     where = url
     try:
         AdminClient(url, probing.api_key, timeout=5.0).get("/v1/models", dict)
@@ -207,15 +207,7 @@ def check_caches(client: AdminClient, url: str, status: ClusterStatus, probing: 
         if isinstance(error, RequestRefused) and error.status == 404:  # /admin has a port of its own, and this is it
             where = status.endpoint or url
     keyed = AdminClient(where, probing.api_key, timeout=PROBE_TIMEOUT)
-    for result in probe(client, keyed, status, unknown=probing.unknown):
-        yield Finding(result.level, "cache", result.text, result.hint)
-
-
-def _check_discovery(settings: ClusterSettings) -> list[Finding]:
-    # Imported late: that module needs this one's findings.
-    from penstock.cli.doctor_checks.discovery_checks import check_discovery
-
-    return check_discovery(settings)
+    yield from probe(client, keyed, status, unknown=probing.unknown)
 
 
 def _no_tokenizer(models: list[str]) -> Finding:

@@ -1,8 +1,10 @@
 """HTTP client of the commands for a running cluster."""
 
+import functools
 import http.client
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
 
@@ -59,32 +61,23 @@ class AdminClient:
         Raises:
             ClusterUnreachable, RequestRefused: with a sentence and a next step.
         """
-        connection, answer = self._open("GET", path, None)
-        try:
+        with self._answer("GET", path) as answer:
             return self._json(path, answer, kind)
-        finally:
-            connection.close()
 
     def post(
         self, path: str, body: Any, kind: type[T], headers: Mapping[str, str] | None = None
     ) -> tuple[T, dict[str, str]]:
         """Send JSON, with additional headers; return the JSON answer and its headers (lower case)."""
-        connection, answer = self._open("POST", path, body, headers)
-        try:
-            return self._json(path, answer, kind), {name.lower(): value for name, value in answer.getheaders()}
-        finally:
-            connection.close()
+        with self._answer("POST", path, body, headers) as answer:
+            return self._json(path, answer, kind), _headers(answer)
 
     def stream(self, path: str, body: Any) -> Iterator[JsonObject]:
         """Send JSON; yield first the answer's headers (lower case), then the JSON of each server-sent event."""
-        connection, answer = self._open("POST", path, body)
-        try:
+        with self._answer("POST", path, body) as answer:
             if answer.status != 200:
                 self._json(path, answer, dict)
-            yield {name.lower(): value for name, value in answer.getheaders()}
+            yield _headers(answer)
             yield from self._events(answer)
-        finally:
-            connection.close()
 
     def _events(self, answer: http.client.HTTPResponse) -> Iterator[JsonObject]:
         while True:
@@ -108,9 +101,11 @@ class AdminClient:
                 raise RequestRefused(_error_text(event) or "the stream ended with an error", status=200)
             yield event
 
-    def _open(
-        self, method: str, path: str, body: Any, more: Mapping[str, str] | None = None
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    @contextmanager
+    def _answer(
+        self, method: str, path: str, body: Any = None, more: Mapping[str, str] | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Send a request and yield the answer, whose body has not been read; the connection ends with the block."""
         host, port = self._parts.hostname, self._parts.port
         assert host is not None
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
@@ -122,20 +117,19 @@ class AdminClient:
         if body is not None:
             data = msgspec.json.encode(body)
             headers["content-type"] = "application/json"
-        try:
-            connection.request(method, self._parts.path + path, body=data, headers=headers)
-            answer = connection.getresponse()
-        except TimeoutError as error:
-            connection.close()
-            raise ClusterUnreachable(
-                f"{self.url} did not answer within {self.timeout:g} s", hint="is it overloaded? try again"
-            ) from error
-        except (OSError, http.client.HTTPException, UnicodeError) as error:
-            connection.close()
-            why = _reason(error)
-            raise ClusterUnreachable(f"no cluster answers at {self.url}: {why}", reason=why, hint=_START) from error
-        self.date = answer.getheader("date")
-        return connection, answer
+        with closing(connection):
+            try:
+                connection.request(method, self._parts.path + path, body=data, headers=headers)
+                answer = connection.getresponse()
+            except TimeoutError as error:
+                raise ClusterUnreachable(
+                    f"{self.url} did not answer within {self.timeout:g} s", hint="is it overloaded? try again"
+                ) from error
+            except (OSError, http.client.HTTPException, UnicodeError) as error:
+                why = _reason(error)
+                raise ClusterUnreachable(f"no cluster answers at {self.url}: {why}", reason=why, hint=_START) from error
+            self.date = answer.getheader("date")
+            yield answer
 
     def _json(self, path: str, answer: http.client.HTTPResponse, kind: type[T]) -> T:
         try:
@@ -185,6 +179,16 @@ def admin_key_option(command: F) -> F:
     )(command)
 
 
+def cluster_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add ``--url`` and ``--admin-key``; the command gets the ``client`` that they make."""
+
+    @functools.wraps(command)
+    def with_client(*, url: str, admin_key: str | None, **others: Any) -> int:
+        return command(client=AdminClient(url, admin_key), **others)
+
+    return url_option(admin_key_option(with_client))
+
+
 def api_key_option(command: F) -> F:
     """Add ``--api-key``, by default from PENSTOCK_API_KEY."""
     return click.option("--api-key", envvar="PENSTOCK_API_KEY", metavar="KEY", help="Key for /v1 [PENSTOCK_API_KEY].")(
@@ -206,6 +210,10 @@ def _parsed(url: str) -> SplitResult:
     if not fine:
         raise click.BadParameter(f"{url!r} is no URL; write it as http://HOST:PORT", param_hint="'--url'")
     return parts
+
+
+def _headers(answer: http.client.HTTPResponse) -> dict[str, str]:
+    return {name.lower(): value for name, value in answer.getheaders()}
 
 
 def _decoded(data: bytes) -> Any:

@@ -45,6 +45,14 @@ def print_json(data: Any) -> None:
     click.echo(json.dumps(walled(msgspec.to_builtins(data)), indent=2, ensure_ascii=False))
 
 
+def show(as_json: bool, data: Any, text: str) -> None:
+    """Print the data as `print_json` does, or the text for people."""
+    if as_json:
+        print_json(data)
+    else:
+        click.echo(text)
+
+
 def walled(data: Any) -> Any:
     """Rename every measured time to a key that begins with ``wall`` and ends in its unit."""
     if isinstance(data, dict):

@@ -13,6 +13,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 WORKLOADS = ("chat", "rag", "agent", "fixed", "tenants")
 FORMATS = ("mooncake", "azure", "burstgpt", "dynamo", "records")
 
+out_option = click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of run folders."
+)
+html_option = click.option("--html/--no-html", default=True, show_default=True, help="Write report.html.")
+
 
 def traffic_options(command: F) -> F:
     """Add the flags that bench and simulate share; `penstock.report.traffic_options.TrafficOptions` explains them."""

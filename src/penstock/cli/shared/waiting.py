@@ -1,5 +1,6 @@
 """Waits until the cluster has done what a command requested: polls an admin route and prints each change."""
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,7 +10,6 @@ import click
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
 from penstock.kernel.errors import PenstockError
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 EVERY = 0.2
@@ -22,20 +22,25 @@ class NotDone(PenstockError):
     """The request is not carried out, or not yet."""
 
 
-def wait_options(command: F) -> F:
-    """Add ``--wait/--no-wait`` and ``--wait-max``."""
-    command = click.option(
+def wait_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add ``--wait/--no-wait`` and ``--wait-max``; the command gets ``patience`` in seconds, None for no waiting."""
+
+    @functools.wraps(command)
+    def with_patience(*, wait: bool, wait_max: float, **others: Any) -> int:
+        return command(patience=wait_max if wait else None, **others)
+
+    limited = click.option(
         "--wait-max",
         type=click.FloatRange(0, min_open=True),
         default=900.0,
         show_default=True,
         metavar="SECONDS",
         help="Give up waiting after so long; the desired state stays.",
-    )(command)
-    return click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is so.")(command)
+    )(with_patience)
+    return click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is so.")(limited)
 
 
-def wait_for(client: AdminClient, path: str, kind: type[T], wait_max: float, look: Callable[[T], str | None]) -> T:
+def wait_for(client: AdminClient, path: str, kind: type[T], patience: float, look: Callable[[T], str | None]) -> T:
     """Request ``path`` until ``look`` is satisfied with the answer; return that answer.
 
     Args:
@@ -43,7 +48,7 @@ def wait_for(client: AdminClient, path: str, kind: type[T], wait_max: float, loo
     Raises:
         NotDone: it took too long; the message says what was missing.
     """
-    end = time.monotonic() + wait_max
+    end = time.monotonic() + patience
     misses, missing, shown = 0, "an answer", ""
     while time.monotonic() < end:
         try:
@@ -63,5 +68,5 @@ def wait_for(client: AdminClient, path: str, kind: type[T], wait_max: float, loo
                 click.echo(click.style(f"... {missing}", dim=True), err=True)
         time.sleep(EVERY)
     raise NotDone(
-        f"after {wait_max:g} s: {missing}", hint="the desired state stays, and 'penstock status' shows the progress"
+        f"after {patience:g} s: {missing}", hint="the desired state stays, and 'penstock status' shows the progress"
     )

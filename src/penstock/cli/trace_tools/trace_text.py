@@ -1,33 +1,25 @@
 """Summary of a trace in words and tables, as ``penstock trace info`` prints it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.cli.shared.output import percent, seconds_text, table
-
-if TYPE_CHECKING:
-    from penstock.traffic.formats.servegen import ServegenClient
-    from penstock.traffic.trace_summary import TraceSpread, TraceSummary
+from penstock.kernel.plurals import counted
+from penstock.traffic.formats.servegen import WINDOW, ServegenClient, rate_over_time
+from penstock.traffic.trace_summary import TraceSpread, TraceSummary
 
 KINDS = 8
 """Most kinds of requests shown, the most frequent first."""
 
 
-def count_of(number: int, noun: str) -> str:
-    """Write a count with its noun."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def summary_text(summary: "TraceSummary") -> list[str]:
+def summary_text(summary: TraceSummary) -> list[str]:
     """Return the end of the first sentence, and then, where there are requests, paragraphs and tables."""
-    first = f"{count_of(summary.requests, 'request')}{_pace(summary)}"
+    first = f"{counted(summary.requests, 'request')}{_pace(summary)}"
     return [first, _lengths(summary), _sharing(summary), _rates(summary)] if summary.requests else [first]
 
 
-def archive_facts(clients: "Sequence[ServegenClient]") -> dict[str, Any]:
+def archive_facts(clients: Sequence[ServegenClient]) -> dict[str, Any]:
     """Return the content of a ServeGen archive, as ``--json`` has it."""
-    from penstock.traffic.formats.servegen import WINDOW, rate_over_time
-
     rates = rate_over_time(clients)
     end = rates[-1][0]
     total = sum(client.rate.expected(end) for client in clients)
@@ -46,7 +38,7 @@ def archive_facts(clients: "Sequence[ServegenClient]") -> dict[str, Any]:
 def archive_text(facts: dict[str, Any]) -> str:
     """Return the same facts as sentences."""
     return (
-        f"{facts['file']}: ServeGen rates of {count_of(facts['clients'], 'client')} "
+        f"{facts['file']}: ServeGen rates of {counted(facts['clients'], 'client')} "
         f"({facts['clients_with_lengths']:,} with lengths) over {seconds_text(facts['span_s'])}: "
         f"about {facts['expected_requests']:,.0f} requests, {facts['requests_per_s']:,.2f} per second, "
         f"{facts['peak_per_s']:,.2f} in the busiest {seconds_text(facts['window_s'])}.\n"
@@ -54,7 +46,7 @@ def archive_text(facts: dict[str, Any]) -> str:
     )
 
 
-def _pace(summary: "TraceSummary") -> str:
+def _pace(summary: TraceSummary) -> str:
     if summary.requests_per_s is None or summary.peak_per_s is None:
         return ""
     return (
@@ -63,14 +55,14 @@ def _pace(summary: "TraceSummary") -> str:
     )
 
 
-def _lengths(summary: "TraceSummary") -> str:
+def _lengths(summary: TraceSummary) -> str:
     rows = [_spread("prompt tokens", summary.prompts), _spread("output tokens", summary.outputs)]
     if summary.think_s is not None:
         rows.append(_spread("think time, s", summary.think_s))
     return table(("", "MEAN", "P50", "P90", "P99", "MAX", "TOTAL"), rows)
 
 
-def _spread(name: str, spread: "TraceSpread | None") -> list[Any]:
+def _spread(name: str, spread: TraceSpread | None) -> list[Any]:
     if spread is None:
         return [name, *[None] * 6]
     return [
@@ -80,7 +72,7 @@ def _spread(name: str, spread: "TraceSpread | None") -> list[Any]:
     ]
 
 
-def _sharing(summary: "TraceSummary") -> str:
+def _sharing(summary: TraceSummary) -> str:
     lines = []
     if summary.bound is None:
         lines.append("The trace says nothing of shared prefixes: its prompts count as sharing nothing.")
@@ -91,14 +83,14 @@ def _sharing(summary: "TraceSummary") -> str:
             f"of the prompt tokens{named}."
         )
     if summary.sessions:
-        lines.append(f"{count_of(summary.sessions, 'session')} with {summary.turns_per_session:,.2f} turns on average.")
+        lines.append(f"{counted(summary.sessions, 'session')} with {summary.turns_per_session:,.2f} turns on average.")
     if summary.kinds:
         shown = sorted(summary.kinds.items(), key=lambda item: (-item[1], item[0]))[:KINDS]
         lines.append("Kinds: " + ", ".join(f"{name} {count:,}" for name, count in shown) + ".")
     return "\n".join(lines)
 
 
-def _rates(summary: "TraceSummary") -> str:
+def _rates(summary: TraceSummary) -> str:
     rows = [
         [seconds_text(window.start_s), window.requests, window.requests_per_s, window.prompt_tokens_per_s]
         for window in summary.windows

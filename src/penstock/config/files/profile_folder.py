@@ -1,17 +1,15 @@
-"""Profile folder in Dynamo's NPZ and JSON layouts, read and written; the models built from it are pure.
+"""Profile folder in Dynamo's NPZ and JSON layouts, as read; the models built from it are pure.
 
 A folder has ``selected_prefill_interpolation/raw_data.npz`` and ``selected_decode_interpolation/raw_data.npz`` (either
 alone serves a planner of one role), or ``prefill_raw_data.json`` and ``decode_raw_data.json``. Older folders have
 ``prefill_tp<N>_interpolation`` and ``decode_tp<N>_interpolation`` instead. Their milliseconds are seconds here.
 """
 
-import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from penstock.config.files.timing_files import BYTES_MAX
+from penstock.config.files.timing_files import BYTES_MAX, json_object, npz_arrays
 from penstock.kernel.errors import ConfigError
 from penstock.planner.performance.speed_sources import Profile
 
@@ -56,49 +54,6 @@ def read_profile(folder: str | Path) -> Profile:
     return Profile(**found)
 
 
-def write_profile(profile: Profile, folder: str | Path, layout: Literal["npz", "json"] = "npz") -> list[Path]:
-    """Write a profile into a folder, made if absent; return the files.
-
-    Raises:
-        ConfigError: the folder can't be written.
-    """
-    root = Path(folder)
-    parts: list[tuple[str, str, dict[str, Any]]] = []
-    if profile.prefill_isl:
-        ttft = [1000.0 * each for each in profile.prefill_ttft]
-        values = dict(zip(PREFILL_KEYS, (profile.prefill_isl, ttft, profile.prefill_per_gpu), strict=True))
-        parts.append((PREFILL_NPZ, PREFILL_JSON, values))
-    if profile.usage:
-        itl = [1000.0 * each for each in profile.itl]
-        columns = (profile.usage, profile.context, itl, profile.decode_per_gpu)
-        parts.append((DECODE_NPZ, DECODE_JSON, {**dict(zip(DECODE_KEYS, columns, strict=True)), KV_KEY: None}))
-    written = []
-    for npz, plain, values in parts:
-        path = root / (npz if layout == "npz" else plain)
-        room = [profile.kv_tokens] if layout == "npz" else profile.kv_tokens
-        told = {key: room if key == KV_KEY else list(value) for key, value in values.items()}
-        raw = _npz(told) if layout == "npz" else json.dumps(told, indent=1).encode()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(raw)
-        except OSError as error:
-            raise ConfigError(f"profile {path} can't be written: {error}") from error
-        written.append(path)
-    return written
-
-
-def _npz(values: Mapping[str, Any]) -> bytes:
-    import numpy as np  # 0.1 s that commands without a profile need not pay
-
-    out = io.BytesIO()
-    whole = ("prefill_isl", KV_KEY)
-    arrays: dict[str, Any] = {
-        key: np.asarray(value, dtype=np.int64 if key in whole else np.float64) for key, value in values.items()
-    }
-    np.savez(out, **arrays)
-    return out.getvalue()
-
-
 def _part(root: Path, npz: str, plain: str) -> tuple[Path, Mapping[str, Any]] | None:
     older = sorted(root.glob(npz.replace("selected_", "").replace("_interpolation", "_tp*_interpolation")))
     for path in (root / npz, root / plain, *older):
@@ -111,30 +66,10 @@ def _part(root: Path, npz: str, plain: str) -> tuple[Path, Mapping[str, Any]] | 
                 )
             if path.stat().st_size > BYTES_MAX:
                 raise ConfigError(f"profile {path} is larger than {BYTES_MAX} bytes", hint="name the folder meant")
-            return path, _arrays(path) if path.suffix == ".npz" else _json(path)
+            if path.suffix == ".npz":
+                return path, npz_arrays(path, f"profile {path}")
+            return path, json_object(path, "profile", hint="it has one list of numbers per key")
     return None
-
-
-def _arrays(path: Path) -> Mapping[str, Any]:
-    import zipfile
-
-    import numpy as np
-
-    try:
-        with np.load(path, allow_pickle=False) as table:
-            return {name: table[name] for name in table.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"profile {path} can't be read: {error}", hint="it must be a NumPy .npz file") from error
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"profile {path} can't be read: {error}", hint="it must be JSON") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"profile {path} is no JSON object", hint="it has one list of numbers per key")
-    return found
 
 
 def _columns(path: Path, table: Mapping[str, Any], keys: Sequence[str]) -> list[tuple[float, ...]]:

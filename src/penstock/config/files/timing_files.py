@@ -24,7 +24,7 @@ def load_timing(settings: TimingSettings) -> Mapping[str, Any] | None:
     """
     found: dict[str, Any] = {}
     if settings.kind == "table" and settings.profile is not None:
-        found |= _arrays(settings.profile)
+        found |= npz_arrays(settings.profile, f"timing.profile {settings.profile}")
     if settings.kind == "aiconfigurator":
         from penstock.config.files.aiconfigurator_timing import predicted_profile  # paid only where used
 
@@ -68,16 +68,23 @@ def timing_files(settings: TimingSettings) -> dict[str, str]:
     }
 
 
-def _arrays(path: str) -> Mapping[str, Any]:
+def npz_arrays(path: str | Path, name: str) -> Mapping[str, Any]:
+    """Return the arrays of a NumPy .npz file by name.
+
+    Args:
+        name: of the file, for messages.
+    Raises:
+        ConfigError: it can't be read.
+    """
+    import zipfile
+
     import numpy as np  # 0.1 s that commands without an engine need not pay
 
     try:
         with np.load(path, allow_pickle=False) as table:
             return {name: table[name] for name in table.files}
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"timing.profile {path} can't be read: {error}", hint="it must be a NumPy .npz file"
-        ) from error
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{name} can't be read: {error}", hint="it must be a NumPy .npz file") from error
 
 
 def _model(named: str) -> Mapping[str, Any]:
@@ -93,12 +100,24 @@ def _model(named: str) -> Mapping[str, Any]:
             )
     if path.is_dir():
         path = path / "config.json"
+    return json_object(path, "timing.model", hint="name a model's config.json")
+
+
+def json_object(path: Path, name: str, *, hint: str) -> Mapping[str, Any]:
+    """Return the JSON object in a file.
+
+    Args:
+        name: of the file, for messages.
+        hint: what the file should hold.
+    Raises:
+        ConfigError: it can't be read, or holds something else.
+    """
     try:
-        found = json.loads(_text(path, "timing.model"))
+        found = json.loads(_text(path, name))
     except ValueError as error:
-        raise ConfigError(f"timing.model {path} is no JSON: {error}", hint="name a model's config.json") from error
+        raise ConfigError(f"{name} {path} is no JSON: {error}", hint=hint) from error
     if not isinstance(found, dict):
-        raise ConfigError(f"timing.model {path} is no JSON object", hint="name a model's config.json")
+        raise ConfigError(f"{name} {path} is no JSON object", hint=hint)
     return found
 
 

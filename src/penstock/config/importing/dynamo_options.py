@@ -5,7 +5,8 @@ its settings here, or why it has none. The tables are in `penstock.config.import
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import yaml
@@ -78,8 +79,9 @@ def import_options(text: str, generation: Generation | None = None) -> Imported:
     given = read_options(text)
     which = generation or _generation({**given.options, **named(given.options)})
     assumed = implied(which, given.options)
-    spelled = named(given.spelled) if which == "frontend" else given.spelled
-    options = named(given.options) if which == "frontend" else given.options
+    spelled, options = given.spelled, given.options
+    if which == "frontend":
+        spelled, options = named(spelled), named(options)
     source = OptionSource(which, {**assumed, **options})
     policy = POLICIES[which]
     found: dict[str, Any] = {} if which == "frontend" else {"planner": {"enabled": True}}
@@ -96,28 +98,27 @@ def import_options(text: str, generation: Generation | None = None) -> Imported:
 def _translate(
     spelled: str, name: str, value: Any, source: OptionSource, found: dict[str, Any], *, implied: bool
 ) -> ImportNote:
+    note = partial(ImportNote, spelled, _secretless(name, value), implied=implied)
     rule = RULES[source.generation].get(name)
     if rule is None:
         near = did_you_mean(name, RULES[source.generation])
         hint = f"; {near}" if near else ""
-        return ImportNote(
-            spelled, _secretless(name, value), why=f"there is no such option of {source.generation}{hint}"
-        )
+        return note(why=f"there is no such option of {source.generation}{hint}")
     try:
         became = rule(value, source)
     except LeftOut as left:
-        return ImportNote(spelled, _secretless(name, value), why=str(left), implied=implied)
+        return note(why=str(left))
     except KeyError as error:
-        return ImportNote(spelled, _secretless(name, value), why=f"its value can't be read: it lacks {error}")
+        return note(why=f"its value can't be read: it lacks {error}")
     except (ValueError, TypeError, AttributeError) as error:
-        return ImportNote(spelled, _secretless(name, value), why=f"its value can't be read: {error}", implied=implied)
+        return note(why=f"its value can't be read: {error}")
     below = "" if source.generation == "frontend" else "planner/"
     shown: dict[str, Any] = {}
     for path, one in became.settings.items():
         whole = path[1:] if path.startswith("/") else below + path
         _put(found, whole.split("/"), one)
         shown[whole.replace("/", ".")] = one
-    return ImportNote(spelled, _secretless(name, value), shown, became.note, implied=implied)
+    return note(became=shown, why=became.note)
 
 
 def _checked(found: dict[str, Any], told: list[ImportNote]) -> list[ImportNote]:
@@ -130,7 +131,7 @@ def _checked(found: dict[str, Any], told: list[ImportNote]) -> list[ImportNote]:
         path = problem.path
         _drop(found, path.split("."))
         told = [
-            ImportNote(each.option, each.value, why=f"{path}: {problem.message}", implied=each.implied)
+            replace(each, became={}, why=f"{path}: {problem.message}")
             if any(path == one or path.startswith(f"{one}.") or one.startswith(f"{path}.") for one in each.became)
             else each
             for each in told

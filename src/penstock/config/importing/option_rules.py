@@ -1,6 +1,6 @@
 """Rules that translate one Dynamo option: its value and the other options in, our settings out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -49,6 +49,11 @@ def left(why: str) -> Rule:
     return rule
 
 
+def all_left(why: str, *names: str) -> dict[str, Rule]:
+    """Return one rule for several options that give no setting."""
+    return dict.fromkeys(names, left(why))
+
+
 def fixed(constant: float) -> Rule:
     """Becomes nothing: it is a constant here, of the same value or of another."""
 
@@ -69,16 +74,22 @@ def optional(path: str, convert: Callable[[Any], Any]) -> Rule:
     return rule
 
 
-def words(path: str, known: Mapping[str, str], others: Mapping[str, str] | None = None) -> Rule:
-    """Return a rule that maps words to ours; ``others``: words without a counterpart, with the reason."""
+def words(path: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> Rule:
+    """Return a rule that maps words to ours, which differ at most in the dash.
+
+    Args:
+        known: the words, or each with ours where it is another one.
+        others: words without a counterpart, with the reason.
+    """
+    ours = known if isinstance(known, Mapping) else {word: word.replace("-", "_") for word in known}
 
     def rule(value: Any, _: OptionSource) -> Translated:
         word = str(value)
         if others and word in others:
             raise LeftOut(others[word])
-        if word not in known:
-            raise ValueError(f"it takes one of {', '.join((*known, *(others or ())))}")
-        return Translated({path: known[word]})
+        if word not in ours:
+            raise ValueError(f"it takes one of {', '.join((*ours, *(others or ())))}")
+        return Translated({path: ours[word]})
 
     return rule
 

@@ -17,6 +17,7 @@ from penstock.config.importing.option_rules import (
     OptionSource,
     Rule,
     Translated,
+    all_left,
     bound,
     fixed,
     left,
@@ -342,8 +343,7 @@ PLANNER_CONFIG: dict[str, Rule] = {
     "enable_power_awareness": _power_on,
     "total_gpu_power_limit": _power,
     "report_interval_hours": to("report/interval", _hours),
-    "report_output_dir": left(RUN_FOLDER),
-    "report_filename": left(RUN_FOLDER),
+    **all_left(RUN_FOLDER, "report_output_dir", "report_filename"),
     "report_write_gzip_log": left("planner.jsonl in the run folder has every tick, uncompressed"),
     "live_dashboard_port": left("the frontend's page shows the planner, at /ui"),
     "scheduling.scale_interval_seconds": optional("tick", number),
@@ -351,21 +351,19 @@ PLANNER_CONFIG: dict[str, Rule] = {
     "scheduling.external_plugins": _external,
     "scheduling.gateway.enabled": _gateway,
     "scheduling.gateway.listen": _listen,
-    "scheduling.gateway.allow_insecure": left(INSECURE),
+    **all_left(INSECURE, "scheduling.gateway.allow_insecure", "plugin_registration.transport.allow_insecure_grpc"),
     "plugin_registration.auth.trusted_sources": left(
         "a plugin is trusted when it shows its token of planner.plugins.tokens, and only then"
     ),
     "plugin_registration.auth.static_secrets": _secret(
         "write a line ID TOKEN for each plugin into planner.plugins.tokens_file; a token is of one id here"
     ),
-    "plugin_registration.transport.allow_insecure_grpc": left(INSECURE),
     "plugin_registration.transport.request_timeout_seconds": to("plugins/deadline", number),
     "plugin_registration.transport.keepalive_time_ms": left(
         "signs of life are calls of the registry: planner.plugins.heartbeat"
     ),
     "plugin_registration.transport.max_message_size_bytes": fixed(MESSAGE_MAX),
-    "plugin_registration.protocol_version_min": left(VERSIONS),
-    "plugin_registration.protocol_version_max": left(VERSIONS),
+    **all_left(VERSIONS, "plugin_registration.protocol_version_min", "plugin_registration.protocol_version_max"),
     "plugin_registration.heartbeat_timeout_seconds": _heartbeat,
     "plugin_registration.heartbeat_missed_threshold": _heartbeat,
     "plugin_registration.in_process_plugins": _modules,

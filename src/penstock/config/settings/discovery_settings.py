@@ -9,39 +9,37 @@ PlaneKind = Literal["zmq", "forwarder", "nats"]
 KvRoute = Literal["direct", "nats", "jetstream"]
 
 
-class EtcdSettings(Settings, frozen=True, kw_only=True):
-    """The etcd that holds the membership, where discovery.store is etcd."""
+class ServiceLogin(Settings, frozen=True, kw_only=True):
+    """How the servers of a service know us, and we them."""
 
-    urls: Annotated[
-        tuple[str, ...], Knob("Client URLs of its members; the next one is asked where one does not answer.")
-    ] = ("http://127.0.0.1:2379",)
-    user: Annotated[str | None, Knob("User of etcd, where its authentication is on.")] = None
-    password: Annotated[str | None, Knob("Password of that user.", secret=True)] = None
-    ca: Annotated[str | None, Knob("File of the certificates that sign etcd's; unset trusts those of the system.")] = (
-        None
-    )
-    cert: Annotated[str | None, Knob("File of our certificate, where etcd asks its clients for one.")] = None
-    key: Annotated[str | None, Knob("File of that certificate's key.")] = None
-
-
-class NatsSettings(Settings, frozen=True, kw_only=True):
-    """The NATS servers, where discovery.plane or discovery.kv_events go by NATS."""
-
-    urls: Annotated[tuple[str, ...], Knob("URLs of the servers, nats://HOST:PORT or tls://HOST:PORT.")] = (
-        "nats://127.0.0.1:4222",
-    )
     user: Annotated[str | None, Knob("User, where the servers ask for one.")] = None
     password: Annotated[str | None, Knob("Password of that user.", secret=True)] = None
-    token: Annotated[str | None, Knob("Token, where the servers ask for one instead.", secret=True)] = None
-    nkey: Annotated[str | None, Knob("File of an nkey's seed; needs the package nkeys, the extra of that name.")] = None
-    creds: Annotated[str | None, Knob("File of credentials (JWT and seed), as nsc writes it; needs nkeys as well.")] = (
-        None
-    )
     ca: Annotated[
         str | None, Knob("File of the certificates that sign the servers'; unset trusts those of the system.")
     ] = None
     cert: Annotated[str | None, Knob("File of our certificate, where the servers ask for one.")] = None
     key: Annotated[str | None, Knob("File of that certificate's key.")] = None
+
+
+class EtcdSettings(ServiceLogin, frozen=True, kw_only=True):
+    """The etcd that holds the membership, where discovery.store is etcd."""
+
+    urls: Annotated[
+        tuple[str, ...], Knob("Client URLs of its members; the next one is asked where one does not answer.")
+    ] = ("http://127.0.0.1:2379",)
+
+
+class NatsSettings(ServiceLogin, frozen=True, kw_only=True):
+    """The NATS servers, where discovery.plane or discovery.kv_events go by NATS."""
+
+    urls: Annotated[tuple[str, ...], Knob("URLs of the servers, nats://HOST:PORT or tls://HOST:PORT.")] = (
+        "nats://127.0.0.1:4222",
+    )
+    token: Annotated[str | None, Knob("Token, where the servers ask for one instead.", secret=True)] = None
+    nkey: Annotated[str | None, Knob("File of an nkey's seed; needs the package nkeys, the extra of that name.")] = None
+    creds: Annotated[str | None, Knob("File of credentials (JWT and seed), as nsc writes it; needs nkeys as well.")] = (
+        None
+    )
 
 
 class DiscoverySettings(Settings, frozen=True, kw_only=True):

@@ -6,13 +6,12 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from penstock.fleet.victims import to_flip
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import Pool
 from penstock.planner.plugins.proposals import Flip, Reason
 from penstock.runtime.cluster_state.desired_state import PoolStatus
 from penstock.runtime.cluster_state.fleet_api import DesiredState, FlipBody, Flipped, PoolsScaled, Problem, ScaleBody
-from penstock.runtime.planning.desired_state_connector import pool_of_status, refusal
+from penstock.runtime.planning.desired_state_connector import flipped, pool_of_status, refusals
 
 T = TypeVar("T")
 
@@ -47,23 +46,18 @@ class AdminApiConnector:
     async def scale(
         self, targets: Mapping[str, int], flips: Sequence[Flip], reasons: Sequence[Reason]
     ) -> dict[str, str]:
-        problems: dict[str, str] = {}
-        pools = [status.pool for status in self._pools.values()]
+        problems = refusals(self._pools, targets)
         for name, replicas in targets.items():
-            problem = refusal(self._pools.get(name), replicas)
-            if problem is None:
+            if name not in problems:
                 try:
                     await self._call("POST", "/admin/scale", ScaleBody({name: replicas}), PoolsScaled)
                 except PenstockError as error:
-                    problem = str(error)
-            if problem is not None:
-                problems[name] = problem
-        for flip in flips:
-            for worker in to_flip(pools, flip.model, flip.frm, flip.count):
-                try:
-                    await self._call("POST", "/admin/flip", FlipBody(worker, flip.to), Flipped)
-                except PenstockError as error:
-                    problems[worker] = str(error)
+                    problems[name] = str(error)
+        for worker, role in flipped(self._pools, flips):
+            try:
+                await self._call("POST", "/admin/flip", FlipBody(worker, role), Flipped)
+            except PenstockError as error:
+                problems[worker] = str(error)
         return problems
 
     def describe(self) -> str:

@@ -4,14 +4,14 @@ The supervisor's reconciler does the rest: a worker to remove leaves the routers
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.fleet.victims import to_flip
 from penstock.kernel.plurals import counted
-from penstock.kernel.values import Pool
+from penstock.kernel.values import Pool, Role
 from penstock.planner.plugins.proposals import Flip, Reason
 from penstock.runtime.cluster_state.desired_state import (
     DESIRED,
@@ -51,20 +51,15 @@ class DesiredStateConnector:
     async def scale(
         self, targets: Mapping[str, int], flips: Sequence[Flip], reasons: Sequence[Reason]
     ) -> dict[str, str]:
-        problems: dict[str, str] = {}
-        pools = [status.pool for status in self._pools.values()]
+        problems = refusals(self._pools, targets)
         try:
             for name, replicas in targets.items():
-                problem = refusal(self._pools.get(name), replicas)
-                if problem is None:
-                    spec = PoolSpec(replicas=replicas, timeout=self._patience, by=PLANNER)
-                    await put(self._store, DESIRED + name, spec)
-                else:
-                    problems[name] = problem
-            for flip in flips:
-                for worker in to_flip(pools, flip.model, flip.frm, flip.count):
-                    wanted = RoleSpec(role=flip.to, timeout=self._patience, by=PLANNER)
-                    await put(self._store, ROLES + worker, wanted)
+                if name not in problems:
+                    await put(
+                        self._store, DESIRED + name, PoolSpec(replicas=replicas, timeout=self._patience, by=PLANNER)
+                    )
+            for worker, role in flipped(self._pools, flips):
+                await put(self._store, ROLES + worker, RoleSpec(role=role, timeout=self._patience, by=PLANNER))
         except StoreUnavailable as error:
             log.warning("the desired state can't be written: %s", error)
             return {name: str(error) for name in targets}
@@ -89,7 +84,21 @@ def pool_of_status(status: PoolStatus, spec: PoolSpec | None, gpus: int | None =
     return msgspec.structs.replace(pool, desired=desired, gpus=gpus or pool.gpus, limit=limit)
 
 
-def refusal(status: PoolStatus | None, replicas: int) -> str | None:
+def refusals(pools: Mapping[str, PoolStatus], targets: Mapping[str, int]) -> dict[str, str]:
+    """Return why pools can't have as many replicas as they should, by pool; those that can are absent."""
+    reasons = {name: _refusal(pools.get(name), replicas) for name, replicas in targets.items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def flipped(pools: Mapping[str, PoolStatus], flips: Sequence[Flip]) -> Iterator[tuple[str, Role]]:
+    """Yield the workers that change their role, and the role of each."""
+    known = [status.pool for status in pools.values()]
+    for flip in flips:
+        for worker in to_flip(known, flip.model, flip.frm, flip.count):
+            yield worker, flip.to
+
+
+def _refusal(status: PoolStatus | None, replicas: int) -> str | None:
     """Return why a pool can't have so many replicas, or None where it can."""
     if status is None:
         return "its supervisor does not report it any more"

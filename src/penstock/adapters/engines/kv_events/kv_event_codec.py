@@ -162,22 +162,6 @@ class KvDecoder:
         return tier
 
 
-def decode_batch(payload: bytes, rank: int = 0) -> list[KvEvent]:
-    """Decode one independent message.
-
-    Args:
-        payload: msgpack bytes, the last frame of the message.
-        rank: the sender, for the error's text. The rank inside is not compared with it: an engine that is
-            one rank of a larger group counts by that group.
-    Raises:
-        WireError: the message is malformed.
-    """
-    try:
-        return KvDecoder().decode(payload).events
-    except WireError as error:
-        raise WireError(f"KV events of rank {rank}: {error.message}") from error
-
-
 def encode_batch(ts: float, events: Sequence[KvEvent], rank: int = 0) -> bytes:
     """Encode events as vLLM sends them today. ``ts``: wall clock, seconds."""
     return _encode([ts, [_map(event) for event in events], rank])

@@ -140,7 +140,7 @@ class Generator:
                 parts += [b"data: %b\n\n" % _json.encode(body) for body in writer.chunks(choice, choices)]
                 left -= choice.ended
             if left == 0:
-                if ask.usage:
+                if ask.stream_options.usage:
                     parts.append(b"data: %b\n\n" % _json.encode(writer.usage_chunk(choices)))
                 if breaks is None:
                     parts.append(b"data: [DONE]\n\n")

@@ -1,8 +1,11 @@
 """Request reader of the simulated engine: checks bodies of /v1/completions and /v1/chat/completions."""
 
 import hashlib
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from penstock.adapters.engines.sim.json_output import least_json
 from penstock.adapters.engines.sim.sim_text import SimText
@@ -13,35 +16,78 @@ from penstock.kernel.values import JsonObject
 
 Kind = Literal["completion", "chat"]
 CHOICES_MAX = 128
+Count = Annotated[int, Meta(ge=0)]
+_PLACE = re.compile(r" - at `\$\.?(\w*)[^`]*`$")
+"""Where msgspec's message for people names the field at fault."""
 
 
-@dataclass(slots=True)
-class GenerationRequest:
-    """One HTTP request: ``len(prompts) * n`` answers. Tokens unless the name says otherwise."""
+class StreamOptions(msgspec.Struct, frozen=True):
+    """What a stream tells of tokens: ``usage`` at its end, ``usage_always`` with each chunk."""
+
+    usage: bool | None = msgspec.field(default=False, name="include_usage")
+    usage_always: bool | None = msgspec.field(default=False, name="continuous_usage_stats")
+
+
+class BodyOptions(msgspec.Struct, kw_only=True):
+    """Fields of a body, under its own names where none is given. Tokens unless the name says otherwise."""
+
+    messages: Any = None
+    tools: list[Any] = []
+    tool_choice: Any = None
+    add_generation_prompt: Any = True
+    response_format: JsonObject = {}
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    min_tokens: Count = 0
+    ignore_eos: bool = False
+    n: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] = 1
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    logprobs: Annotated[int, Meta(ge=0, le=100)] | bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=100)] = 0
+    echo: bool = False
+    stop: str | list[str] = []
+    stop_tokens: list[int] = msgspec.field(default_factory=list, name="stop_token_ids")
+    priority: int = 0
+    salt: str | None = msgspec.field(default=None, name="cache_salt")
+    seed: int = 0
+    token_ids: bool = msgspec.field(default=False, name="return_token_ids")
+
+
+class GenerationRequest(BodyOptions, kw_only=True):
+    """One HTTP request: ``len(prompts) * n`` answers."""
 
     kind: Kind
     model: str
     prompts: list[list[int]]
-    max_tokens: int
-    lora: str | None = None
-    n: int = 1
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stream: bool = False
-    usage: bool = False
-    usage_always: bool = False
-    logprobs: int | None = None
-    echo: bool = False
-    stops: list[str] = field(default_factory=list)
-    stop_tokens: list[int] = field(default_factory=list)
-    priority: int = 0
-    salt: str | None = None
-    media: list[MediaSpan] = field(default_factory=list)
+    output_max: int
+    lora: str | None
+    media: list[MediaSpan]
     """Images and other media in a chat's one prompt."""
-    seed: int = 0
-    token_ids: bool = False
-    forced: str | None = None
-    tool: str | None = None
+    forced: str | None
+    tool: str | None
+
+    @property
+    def stops(self) -> list[str]:
+        """The texts that end an answer."""
+        return [stop for stop in ([self.stop] if isinstance(self.stop, str) else self.stop) if stop]
+
+
+def options_of(body: Any) -> BodyOptions:
+    """Read the fields of a body; null counts as absent.
+
+    Raises:
+        ClientError: a field has another type or range; its ``param`` names the field.
+    """
+    if not isinstance(body, dict):
+        raise ClientError("The body must be a JSON object.")
+    given = {name: value for name, value in body.items() if value is not None}
+    try:
+        return msgspec.convert(given, BodyOptions, strict=False)
+    except msgspec.ValidationError as error:
+        place = _PLACE.search(str(error))
+        param = place[1] if place is not None else None
+        raise ClientError(f"{param}: {_PLACE.sub('', str(error))}.", param=param) from error
 
 
 class RequestReader:
@@ -63,39 +109,28 @@ class RequestReader:
         Raises:
             ClientError: 404 for an unknown model, 400 for anything else that can't be served.
         """
-        if not isinstance(body, dict):
-            raise ClientError("The body must be a JSON object.")
+        options = options_of(body)
         model = self.model(body)
         media: list[MediaSpan] = []
-        prompts = self.chat_prompt(body, media) if kind == "chat" else self._prompts(body)
-        longest = max(len(prompt) for prompt in prompts)
-        stream = bool(body.get("stream"))
-        options = _of(body, "stream_options", dict, {})
-        tool = _tool(body) if kind == "chat" else None
-        return GenerationRequest(
+        prompts = self.chat_prompt(options, media) if kind == "chat" else self._prompts(body)
+        tool = _tool(options) if kind == "chat" else None
+        request = GenerationRequest(
+            **msgspec.structs.asdict(options),
             kind=kind,
             model=model,
             prompts=prompts,
-            max_tokens=self._max_tokens(kind, body, longest),
+            output_max=self._output_max(kind, options, max(map(len, prompts))),
             lora=model if model in self._adapters else None,
-            n=_number(body, "n", 1, 1, CHOICES_MAX),
-            min_tokens=_number(body, "min_tokens", 0, 0, None),
-            ignore_eos=bool(body.get("ignore_eos")),
-            stream=stream,
-            usage=bool(options.get("include_usage")),
-            usage_always=bool(options.get("continuous_usage_stats")),
-            logprobs=_logprobs(kind, body),
-            echo=kind == "completion" and bool(body.get("echo")),
-            stops=_stops(body),
-            stop_tokens=[token for token in _of(body, "stop_token_ids", list, []) if isinstance(token, int)],
-            priority=_number(body, "priority", 0, None, None),
-            salt=_of(body, "cache_salt", str, None),
             media=media,
-            seed=_number(body, "seed", 0, None, None),
-            token_ids=bool(body.get("return_token_ids")),
-            forced=tool[1] if tool is not None else _format(body),
+            forced=tool[1] if tool is not None else _format(options),
             tool=tool[0] if tool is not None else None,
         )
+        request.echo = kind == "completion" and options.echo
+        if kind == "chat":
+            request.logprobs = options.top_logprobs if options.logprobs else None
+        elif isinstance(options.logprobs, bool):
+            raise ClientError("logprobs must be a whole number.", param="logprobs")
+        return request
 
     def model(self, body: JsonObject) -> str:
         """Return the model or adapter that a body names; no name means the model."""
@@ -104,7 +139,7 @@ class RequestReader:
             raise ClientError(f"The model `{name}` does not exist.", status=404, code="NotFoundError", param="model")
         return str(name)
 
-    def chat_prompt(self, body: JsonObject, media: list[MediaSpan] | None = None) -> list[list[int]]:
+    def chat_prompt(self, options: BodyOptions, media: list[MediaSpan] | None = None) -> list[list[int]]:
         """Return the one prompt of a chat.
 
         Args:
@@ -112,12 +147,11 @@ class RequestReader:
         Raises:
             ClientError: the messages are malformed or too long.
         """
-        messages = body.get("messages")
+        messages = options.messages
         if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
             raise ClientError("messages must be a list of at least one message.", param="messages")
-        tools = _of(body, "tools", list, None)
         try:
-            rendered = self._text.chat(messages, tools, body.get("add_generation_prompt", True) is not False)
+            rendered = self._text.chat(messages, options.tools, options.add_generation_prompt is not False)
             tokens, spans = _with_images(self._text.encode(rendered), self._text.image, _images(messages))
             if media is not None:
                 media += spans
@@ -150,10 +184,9 @@ class RequestReader:
                 )
         return prompts
 
-    def _max_tokens(self, kind: Kind, body: JsonObject, longest: int) -> int:
+    def _output_max(self, kind: Kind, options: BodyOptions, longest: int) -> int:
         room = self._limit - longest
-        name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
-        wanted: int | None = _number(body, name, None, 1, None)
+        wanted = options.max_completion_tokens or options.max_tokens
         if wanted is None:
             return room if kind == "chat" else min(16, room)
         if wanted > room:
@@ -164,26 +197,6 @@ class RequestReader:
                 param="max_tokens",
             )
         return wanted
-
-
-def _number(body: JsonObject, name: str, default: Any, low: int | None, high: int | None) -> Any:
-    value = body.get(name)
-    if value is None:
-        return default
-    if type(value) is not int or (low is not None and value < low) or (high is not None and value > high):
-        span = f" from {low}" if low is not None else ""
-        span += f" to {high}" if high is not None else ""
-        raise ClientError(f"{name} must be a whole number{span}, not {value!r}.", param=name)
-    return value
-
-
-def _of(body: JsonObject, name: str, kind: type, default: Any) -> Any:
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, kind):
-        raise ClientError(f"{name} must be a {kind.__name__}, not {type(value).__name__}.", param=name)
-    return value
 
 
 def _images(messages: list[JsonObject]) -> list[str]:
@@ -222,37 +235,18 @@ def _tokens(prompt: list[int]) -> list[int]:
     return prompt
 
 
-def _stops(body: JsonObject) -> list[str]:
-    value = body.get("stop")
-    if value is None:
-        return []
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise ClientError("stop must be a text or a list of texts.", param="stop")
-    return [stop for stop in stops if stop]
-
-
-def _logprobs(kind: Kind, body: JsonObject) -> int | None:
-    if kind == "completion":
-        number: int | None = _number(body, "logprobs", None, 0, 100)
-        return number
-    if not body.get("logprobs"):
-        return None
-    count: int = _number(body, "top_logprobs", 0, 0, 100)
-    return count
-
-
-def _tool(body: JsonObject) -> tuple[str, str] | None:
+def _tool(options: BodyOptions) -> tuple[str, str] | None:
     """Return the name and arguments of the tool call that ``tool_choice`` requires."""
-    choice = body.get("tool_choice")
-    tools = [tool for tool in _of(body, "tools", list, []) if isinstance(tool, dict)]
+    choice = options.tool_choice
+    tools = [tool for tool in options.tools if isinstance(tool, dict)]
     functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict)]
     if choice == "required":
         if not functions:
             raise ClientError("tool_choice is required, but there are no tools.", param="tool_choice")
         function = functions[0]
     elif isinstance(choice, dict):
-        name = _of(choice, "function", dict, {}).get("name")
+        named = choice.get("function")
+        name = named.get("name") if isinstance(named, dict) else None
         function = next((f for f in functions if f.get("name") == name), None)
         if function is None:
             raise ClientError(f"tool_choice names {name!r}, which is not among the tools.", param="tool_choice")
@@ -261,14 +255,16 @@ def _tool(body: JsonObject) -> tuple[str, str] | None:
     return str(function.get("name", "")), least_json(function.get("parameters") or {"type": "object"})
 
 
-def _format(body: JsonObject) -> str | None:
+def _format(options: BodyOptions) -> str | None:
     """Return the text for the requested response format, or None for free text."""
-    response_format = _of(body, "response_format", dict, {})
-    kind = response_format.get("type", "text")
+    kind = options.response_format.get("type", "text")
     if kind == "json_object":
         return '{"answer":"water"}'
     if kind == "json_schema":
-        return least_json(_of(response_format, "json_schema", dict, {}).get("schema", {}))
+        described = options.response_format.get("json_schema") or {}
+        if not isinstance(described, dict):
+            raise ClientError("json_schema must be an object.", param="json_schema")
+        return least_json(described.get("schema", {}))
     if kind != "text":
         raise ClientError(
             f"response_format {kind!r} is none of text, json_object, json_schema.", param="response_format"

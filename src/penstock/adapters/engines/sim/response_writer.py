@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 
+import msgspec
 import xxhash
 
 from penstock.adapters.engines.sim.live_engine import TokenStream
@@ -53,7 +54,7 @@ def choices_of(ask: GenerationRequest, id: str, settings: SimSettings, text: Sim
             submit = SubmitRequest(
                 id=RequestId(f"{id}-{len(out)}"),
                 tokens=prompt,
-                max_tokens=ask.max_tokens,
+                max_tokens=ask.output_max,
                 min_tokens=ask.min_tokens,
                 ignore_eos=ask.ignore_eos,
                 priority=ask.priority,
@@ -124,33 +125,22 @@ class ResponseWriter:
                 bodies.append(self._body(choice, {"delta": opening}, None))
                 if ask.token_ids:
                     bodies[-1]["prompt_token_ids"] = choice.prompt
-            delta: JsonObject
-            if ask.tool is None:
-                delta = {"content": words}
-            else:
-                function: JsonObject = {"arguments": words}
-                call: JsonObject = {"index": 0, "function": function}
-                if not choice.begun:
-                    call = {"index": 0, "id": f"call-{self.id}-{choice.index}", "type": "function"}
-                    call["function"] = {"name": ask.tool, **function}
-                delta = {"tool_calls": [call]}
+            call = self._call(choice, words) if not choice.begun else {"function": {"arguments": words}}
+            delta = {"content": words} if ask.tool is None else {"tool_calls": [{"index": 0, **call}]}
             part: JsonObject = {"delta": delta}
-            if ask.logprobs is not None:
-                part["logprobs"] = self._chat_logprobs(tokens, start)
         else:
             if ask.echo and not choice.begun:
                 words = self._text.decode(choice.prompt) + words
             part = {"text": words}
-            if ask.logprobs is not None:
-                part["logprobs"] = self._text_logprobs(tokens, start, choice.characters - len(words))
             if ask.token_ids and not choice.begun:
                 part["prompt_token_ids"] = choice.prompt
+        part["logprobs"] = self._logprobs(tokens, start, choice.characters - len(words))
         if ask.token_ids:
             part["token_ids"] = tokens
         choice.begun = True
         choice.ended = over
         bodies.append(self._body(choice, part, reason))
-        if ask.usage_always:
+        if ask.stream_options.usage_always:
             for body in bodies:
                 body["usage"] = self.usage(choices, details=False)
         return bodies
@@ -172,19 +162,11 @@ class ResponseWriter:
             if ask.kind == "chat":
                 message: JsonObject = {"role": "assistant", "content": words, "tool_calls": []}
                 if ask.tool is not None:
-                    message["content"] = None
-                    message["tool_calls"] = [
-                        {
-                            "id": f"call-{self.id}-{choice.index}",
-                            "type": "function",
-                            "function": {"name": ask.tool, "arguments": words},
-                        }
-                    ]
+                    message |= {"content": None, "tool_calls": [self._call(choice, words)]}
                 part["message"] = message
-                part["logprobs"] = self._chat_logprobs(tokens, 0) if ask.logprobs is not None else None
             else:
                 part["text"] = (self._text.decode(choice.prompt) if ask.echo else "") + words
-                part["logprobs"] = self._text_logprobs(tokens, 0, 0) if ask.logprobs is not None else None
+            part["logprobs"] = self._logprobs(tokens, 0, 0)
             part["finish_reason"] = finish_reason(ask, choice)
             part["stop_reason"] = choice.stop
             if ask.token_ids:
@@ -208,6 +190,19 @@ class ResponseWriter:
         start = choice.characters
         choice.characters += len(words)
         return words if choice.limit is None else words[: max(0, choice.limit - start)]
+
+    def _call(self, choice: ResponseChoice, arguments: str) -> JsonObject:
+        """Return the tool call that an answer is, with its arguments, or with the first of them."""
+        function = {"name": self._ask.tool, "arguments": arguments}
+        return {"id": f"call-{self.id}-{choice.index}", "type": "function", "function": function}
+
+    def _logprobs(self, tokens: Sequence[int], start: int, offset: int) -> JsonObject | None:
+        """Return the log-probabilities that were asked for; ``offset``: characters before these tokens."""
+        if self._ask.logprobs is None:
+            return None
+        if self._ask.kind == "chat":
+            return self._chat_logprobs(tokens, start)
+        return self._text_logprobs(tokens, start, offset)
 
     def _text_logprobs(self, tokens: Sequence[int], start: int, offset: int) -> JsonObject:
         pieces = self._text.pieces(tokens)
@@ -268,14 +263,4 @@ def _stopped(
 
 
 def _ending(submit: SubmitRequest, tokens: list[int]) -> SubmitRequest:
-    return SubmitRequest(
-        id=submit.id,
-        tokens=submit.tokens,
-        max_tokens=submit.max_tokens,
-        priority=submit.priority,
-        salt=submit.salt,
-        lora=submit.lora,
-        media=submit.media,
-        output=tokens,
-        variant=submit.variant,
-    )
+    return msgspec.structs.replace(submit, output=tokens, min_tokens=0, ignore_eos=True)

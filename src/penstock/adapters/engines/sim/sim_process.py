@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,62 +16,52 @@ from penstock.adapters.engines.sim.transfer_params import ROLES
 from penstock.config.cluster_secret_file import secret_of_env
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.secret import ClusterSecret
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT; returns the exit status: 0, or 2 where the settings or the port are unusable."""
-    options = _parser().parse_args(argv)
+    options = vars(_parser().parse_args(argv))
     try:
-        settings = msgspec.json.decode(options.settings, type=SimSettings)
+        settings = msgspec.json.decode(options.pop("settings"), type=SimSettings)
     except msgspec.ValidationError as error:
         return _refuse(f"--settings: {error}")
     except msgspec.DecodeError as error:
         return _refuse(f"--settings is not JSON: {error}")
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(settings, options, secret_of_env(os.environ)))
+            runner.run(_serve(settings, secret=secret_of_env(os.environ), **options))
     except (ConfigError, OSError, ValueError) as error:
         return _refuse(str(error))
     return 0
 
 
-async def _serve(settings: SimSettings, options: argparse.Namespace, secret: ClusterSecret | None) -> None:
+async def _serve(settings: SimSettings, *, grace: float, **options: Any) -> None:
     from penstock.adapters.engines.sim.sim_server import start
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    server = await start(
-        settings,
-        model=options.model,
-        host=options.host,
-        port=options.port,
-        adapters=tuple(options.adapter),
-        tokenizer=options.tokenizer,
-        topic=options.topic,
-        kv_events=not options.no_kv_events,
-        role=options.role,
-        faults=options.faults,
-        secret=secret,
-    )
+    server = await start(settings, **options)
     sys.stdout.write(msgspec.json.encode({"url": server.url}).decode() + "\n")
     sys.stdout.flush()
     await stopping.wait()
-    await server.stop(grace=options.grace)
+    await server.stop(grace=grace)
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser, whose names are those of `penstock.adapters.engines.sim.sim_server.start`."""
     parser = argparse.ArgumentParser(prog="penstock engine sim", description=__doc__)
     parser.add_argument("--model", default="sim", help="name that it serves")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="port; 0 lets the system choose")
     parser.add_argument("--settings", default="{}", help="JSON of SimSettings")
-    parser.add_argument("--adapter", action="append", default=[], help="LoRA name served beside the model; repeatable")
+    parser.add_argument(
+        "--adapter", dest="adapters", action="append", default=[], help="LoRA name served beside the model; repeatable"
+    )
     parser.add_argument("--tokenizer", type=Path, default=DATA_DIR, help="folder with tokenizer.json")
     parser.add_argument("--topic", default="", help="topic of its KV events")
-    parser.add_argument("--no-kv-events", action="store_true", help="announce no KV events")
+    parser.add_argument("--no-kv-events", dest="kv_events", action="store_false", help="announce no KV events")
     parser.add_argument(
         "--role", choices=ROLES, default="aggregated", help="which leg it takes of requests with bootstrap fields"
     )

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 from aiohttp import web
@@ -20,6 +20,7 @@ from penstock.adapters.engines.sim.faults import Faults, FaultyPublisher
 from penstock.adapters.engines.sim.generator import Generator
 from penstock.adapters.engines.sim.json_http import problem, read_json
 from penstock.adapters.engines.sim.live_engine import LiveEngine
+from penstock.adapters.engines.sim.request_reader import options_of
 from penstock.adapters.engines.sim.sim_metrics import render
 from penstock.adapters.engines.sim.sim_text import SimText
 from penstock.adapters.engines.sim.sim_tokenizer import DATA_DIR
@@ -37,6 +38,19 @@ BODY_MAX = 64 * 1024 * 1024
 SPOILT_BUFFER_STEPS = 1_000_000
 """Batches of KV events kept where faults may be switched on: a test then compares an index with all of them."""
 _json = msgspec.json.Encoder()
+
+
+class ServerOptions(TypedDict, total=False):
+    """What a server is beside its engine's settings; `SimServer` has the defaults."""
+
+    model: str
+    host: str
+    adapters: tuple[str, ...]
+    tokenizer: Path
+    topic: str
+    kv_events: bool
+    role: Role
+    secret: ClusterSecret | None
 
 
 class RunningServer:
@@ -61,70 +75,52 @@ class RunningServer:
 
 
 async def start(
-    settings: SimSettings,
-    *,
-    model: str = "sim",
-    host: str = "127.0.0.1",
-    port: int = 0,
-    adapters: tuple[str, ...] = (),
-    tokenizer: Path = DATA_DIR,
-    topic: str = "",
-    kv_events: bool = True,
-    role: Role = "aggregated",
-    faults: bool = False,
-    secret: ClusterSecret | None = None,
+    settings: SimSettings, *, port: int = 0, faults: bool = False, **options: Unpack[ServerOptions]
 ) -> RunningServer:
     """Start a simulated engine in this event loop.
 
     Args:
-        host: address on which it listens, with its KV events.
         port: 0 lets the system choose.
-        adapters: LoRA names that it serves beside the model.
-        topic: topic of its KV events.
-        role: which leg a request with bootstrap fields is; ``kv_transfer_params`` state it themselves.
         faults: whether the route /fault exists.
-        secret: of the cluster; subscribers of its KV events then need it.
     Raises:
         ConfigError: the settings contradict each other, or the timing table can't be read.
     """
-    server = SimServer(
-        checked(settings),
-        model=model,
-        adapters=adapters,
-        tokenizer=tokenizer,
-        topic=topic,
-        kv_events=kv_events,
-        role=role,
-        secret=secret,
-        host=host,
-    )
+    server = SimServer(checked(settings), **options)
     app = server.application(faults)
     # aiohttp sets TCP_NODELAY on every connection; a cancelled handler shows that the client went away.
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
     await runner.setup()
-    site = web.TCPSite(runner, host, port, backlog=1024)
+    site = web.TCPSite(runner, server.host, port, backlog=1024)
     try:
         await site.start()
     except BaseException:
         await runner.cleanup()
         raise
     exchange = server.live.exchange
-    exchange.host, exchange.port = host, runner.addresses[0][1]
+    exchange.host, exchange.port = server.host, runner.addresses[0][1]
     return RunningServer(f"http://{exchange.name}", runner, server)
 
 
 class SimServer:
-    """The routes of one simulated engine."""
+    """The routes of one simulated engine.
+
+    Args:
+        adapters: LoRA names that it serves beside the model.
+        topic: topic of its KV events.
+        role: which leg a request with bootstrap fields is; ``kv_transfer_params`` state it themselves.
+        secret: of the cluster; subscribers of its KV events then need it.
+        host: address on which it listens, with its KV events.
+    """
 
     def __init__(
         self,
         settings: SimSettings,
         *,
-        model: str,
-        adapters: tuple[str, ...],
-        tokenizer: Path,
-        topic: str,
-        kv_events: bool,
+        model: str = "sim",
+        adapters: tuple[str, ...] = (),
+        tokenizer: Path = DATA_DIR,
+        topic: str = "",
+        kv_events: bool = True,
         role: Role = "aggregated",
         secret: ClusterSecret | None = None,
         host: str = "127.0.0.1",
@@ -140,7 +136,7 @@ class SimServer:
         self._topic = topic
         self._kv_events = kv_events
         self._secret = secret
-        self._host = host
+        self.host = host
         self._buffer_steps = BUFFER_STEPS
         self._began = int(time.time())
         self._benchmark: bytes | None = None
@@ -180,7 +176,7 @@ class SimServer:
         if self._kv_events and self.settings.enable_prefix_caching:
             self.publisher = FaultyPublisher(
                 self.faults,
-                host=self._host,
+                host=self.host,
                 topic=self._topic,
                 buffer_steps=self._buffer_steps,
                 secret=self._secret,
@@ -290,20 +286,14 @@ class SimServer:
         reader = self.generator.reader
         reader.model(body)
         if "messages" in body:
-            (tokens,) = reader.chat_prompt(body)
+            (tokens,) = reader.chat_prompt(options_of(body))
         elif isinstance(body.get("prompt"), str):
             tokens = self.text.encode(body["prompt"])
         else:
             raise ClientError("Give prompt (a text) or messages.", param="prompt")
         strings = self.text.pieces(tokens) if body.get("return_token_strs") else None
-        return _answer(
-            {
-                "count": len(tokens),
-                "max_model_len": self.generator.limit,
-                "tokens": tokens,
-                "token_strs": strings,
-            }
-        )
+        counts = {"count": len(tokens), "max_model_len": self.generator.limit}
+        return _answer({**counts, "tokens": tokens, "token_strs": strings})
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         body = await read_json(request)
