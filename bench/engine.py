@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("traces", nargs="*", type=Path)
     parser.add_argument("--workers", type=int, default=4)
     options = parser.parse_args()
-    plain = SimSettings(emit_decode_blocks=False, max_len=1_000_000)
+    plain = SimSettings(emit_decode_blocks=False, max_model_len=1_000_000)
     run("256 in, 256 out, 40/s", plain, 1, synthetic(20_000, 40.0, 256, 256))
     run("100 in, 1000 out, 5/s", plain, 1, synthetic(5_000, 5.0, 100, 1000))
     for path in options.traces:

@@ -51,11 +51,11 @@ class Cluster:
 
     def __init__(self, rate: float, seed: int, streamed: bool) -> None:
         self.streamed = streamed
-        self.settings = SimSettings(kv_blocks=4096, max_seqs=64)
+        self.settings = SimSettings(kv_blocks=4096, max_num_seqs=64)
         self.size = self.settings.block_size
         self.router = Router(RouterSettings(), seed=seed)
         self.engines = {WorkerId(f"w{n}"): Engine(self.settings) for n in range(WORKERS)}
-        self.metrics = {worker: SimMetrics(self.settings.max_len) for worker in self.engines}
+        self.metrics = {worker: SimMetrics(self.settings.max_model_len) for worker in self.engines}
         self.scraped = {worker: ScrapedSteps(SIM.counters) for worker in self.engines}
         self.looks: dict[WorkerId, list[LoadLook]] = {worker: [] for worker in self.engines}
         self.sequences = dict.fromkeys(self.engines, 0)
@@ -75,7 +75,7 @@ class Cluster:
                 engine="sim",
                 block_size=self.size,
                 kv_blocks=self.settings.kv_blocks,
-                max_batched_tokens=self.settings.max_batched_tokens,
+                max_num_batched_tokens=self.settings.max_num_batched_tokens,
                 events=("tcp://none",),
                 hash_scheme=SCHEME,
             )

@@ -87,8 +87,8 @@ def sim_of(model: Model, chunk: int, link: float = 1.0, *, whole: bool = False) 
     return SimSettings(
         block_size=BLOCK,
         kv_blocks=kv_blocks_of(shape, gpu, block_size=BLOCK, tensor_parallel_size=width),
-        max_len=MAX_LEN,
-        max_batched_tokens=chunk,
+        max_model_len=MAX_LEN,
+        max_num_batched_tokens=chunk,
         enable_chunked_prefill=not whole,
         emit_decode_blocks=False,
         timing=TimingSettings(kind="roofline", model=model.name, gpu=GPU, tensor_parallel_size=width),

@@ -99,7 +99,7 @@ def ours(
         "router.handoff.conditional": "off",
         "router.request_timeout": 100_000,
         "runs.journal": "false",
-        f"{sim}.max_len": 1_000_000,
+        f"{sim}.max_model_len": 1_000_000,
         # One byte: a hand-off takes no time, as with a peer that was told no size.
         f"{sim}.transfer.kv_bytes_per_token": KV_BYTES if moved else 1,
         f"{sim}.transfer.bandwidth": GB_PER_S * 1e9,

@@ -125,9 +125,9 @@ def live(venv: Path, folder: Path, say: Callable[[str], None]) -> Live:
     settings = SimSettings(
         block_size=BLOCK,
         kv_blocks=BLOCKS - 1,  # vLLM keeps one for itself
-        max_seqs=MAX_SEQS,
-        max_batched_tokens=BUDGET,
-        max_len=MAX_LEN,
+        max_num_seqs=MAX_SEQS,
+        max_num_batched_tokens=BUDGET,
+        max_model_len=MAX_LEN,
         timing=timing,
     )
     first, second = ([Served(r["at"], r["first"], r["last"], r["tokens"]) for r in run] for run in found["runs"])

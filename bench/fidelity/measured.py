@@ -70,7 +70,7 @@ class Run:
         return self.tensor_parallel_size * self.data_parallel if self.kwargs.get("enable_expert_parallel") else 1
 
     @property
-    def max_seqs(self) -> int:
+    def max_num_seqs(self) -> int:
         return int(self.kwargs["max_num_seqs"])
 
     @property
@@ -200,8 +200,8 @@ def settings_of(run: Run, timing: TimingSettings) -> SimSettings:
     return SimSettings(
         block_size=run.block_size,
         kv_blocks="auto" if run.kv_blocks is None else run.kv_blocks * ranks,
-        max_seqs=run.max_seqs * ranks,
-        max_batched_tokens=run.max_batched * ranks,
+        max_num_seqs=run.max_num_seqs * ranks,
+        max_num_batched_tokens=run.max_batched * ranks,
         async_scheduling=run.async_scheduling,
         timing=timing,
     )

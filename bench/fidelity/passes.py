@@ -94,7 +94,7 @@ class _Rule:
                     self._token(one, run)
             while (
                 self.waiting
-                and len(self.running) < self._run.max_seqs
+                and len(self.running) < self._run.max_num_seqs
                 and budget
                 and self.waiting[0].queued <= now + SAME
             ):

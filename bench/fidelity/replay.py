@@ -45,7 +45,9 @@ def replay(arrivals: Sequence[Arrival], settings: SimSettings, table: Mapping[st
         simulation.post(round(row.at * SECOND), "engine", submit)
     simulation.run()
     if len(done) != len(arrivals):
-        raise RuntimeError(f"the engine finished {len(done)} of {len(arrivals)} requests: see max_len and kv_blocks")
+        raise RuntimeError(
+            f"the engine finished {len(done)} of {len(arrivals)} requests: see max_model_len and kv_blocks"
+        )
     return [served(done[str(number)]) for number in range(len(arrivals))]
 
 

@@ -30,7 +30,7 @@ HEAD = ["| | mean | p50 | p90 | p99 | each request |", "|---|---:|---:|---:|---:
 def measured(run: Run, found: Mapping[str, Sequence[Compared]], day: str) -> str:
     """Return the part on a measured GPU run; the first timing is the one that the goals are for."""
     blocks = "KV blocks as the GPU has room for" if run.kv_blocks is None else f"{run.kv_blocks:,} KV blocks"
-    lines = [f"### {run.name}", "", f"{run.model}, {blocks}, at most {run.max_seqs} sequences.", ""]
+    lines = [f"### {run.name}", "", f"{run.model}, {blocks}, at most {run.max_num_seqs} sequences.", ""]
     lines += [f"{day}. Errors of mean and percentiles; *each request*: median of the sizes of the requests' own.", ""]
     lines += HEAD
     goal = next(iter(found.values()))

@@ -28,7 +28,7 @@ def config(mode: str, kv_blocks: int, seed: int, runs: Path) -> str:
     sim = {
         "block_size": BLOCK,
         "kv_blocks": kv_blocks,
-        "max_len": MAX_LEN,
+        "max_model_len": MAX_LEN,
         "stream_interval": STREAM_INTERVAL,
         "seed": seed,
         "timing": {"kind": "polynomial", "speed_up": SPEED_UP},

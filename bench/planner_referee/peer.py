@@ -125,9 +125,9 @@ def ours(job: dict[str, Any], points: dict[str, Any]) -> Policy:
     engine = job["engine"]
     limits = EngineLimits(
         kv_tokens=engine["num_gpu_blocks"] * engine["block_size"],
-        max_seqs=engine["max_num_seqs"],
-        max_batched_tokens=engine["max_num_batched_tokens"],
-        max_len=engine["max_model_len"],
+        max_num_seqs=engine["max_num_seqs"],
+        max_num_batched_tokens=engine["max_num_batched_tokens"],
+        max_model_len=engine["max_model_len"],
     )
     planner = planner_of(
         job["layout"], known, ttft=job["ttft"], itl=job["itl"], gpus=job["gpus"], **job.get("settings", {})

@@ -54,8 +54,8 @@ def closed_loop(point: Point, calibration: Calibration) -> Looped:
     settings = SimSettings(
         block_size=BLOCK,
         kv_blocks=max(blocks, -(-(measured.request.isl + measured.request.osl) // BLOCK)),
-        max_seqs=measured.concurrency,
-        max_batched_tokens=max(MAX_BATCHED * ranks, measured.concurrency),
+        max_num_seqs=measured.concurrency,
+        max_num_batched_tokens=max(MAX_BATCHED * ranks, measured.concurrency),
         enable_prefix_caching=False,
         async_scheduling=point.group[0] == "vllm",
     )

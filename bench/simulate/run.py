@@ -113,7 +113,7 @@ def on_trace(trace: Path, mode: str, size: int) -> tuple[str, ...]:
     return (
         *("--trace", str(trace), "--workers", "4"),
         *("--set", f"router.mode={mode}"),
-        *("--set", "models.sim.pools.main.sim.max_len=1000000", "--set", "router.request_timeout=100000"),
+        *("--set", "models.sim.pools.main.sim.max_model_len=1000000", "--set", "router.request_timeout=100000"),
         *("--set", f"models.sim.pools.main.sim.block_size={size}"),
         *("--set", f"models.sim.pools.main.sim.kv_blocks={SERVER['kv_blocks'] * SERVER['block_size'] // size}"),
     )

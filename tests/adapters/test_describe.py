@@ -44,14 +44,14 @@ async def test_a_stock_vllm_is_read_in_full() -> None:
         "0": {"endpoint": "tcp://127.0.0.1:1", "replay_endpoint": "tcp://127.0.0.1:3", "topic": "kv"},
     }
     card = await asked({"/v1/models": MODELS, "/metrics": METRICS, "/kv_event_sources": sources})
-    assert (card.model, card.max_len, card.block_size, card.kv_blocks, card.ranks) == ("m", 4096, 32, 512, 2)
+    assert (card.model, card.max_model_len, card.block_size, card.kv_blocks, card.ranks) == ("m", 4096, 32, 512, 2)
     assert card.events == ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2") and card.topic == "kv"
     assert card.adapters == ("m-lora",) and card.hash_scheme is None and card.engine == "vllm"
 
 
 async def test_a_plain_openai_server_tells_little_and_that_stays_unknown() -> None:
     card = await asked({"/v1/models": {"data": [{"id": "m"}]}})
-    assert card.block_size is None and card.max_len is None and card.events == () and card.engine == "openai"
+    assert card.block_size is None and card.max_model_len is None and card.events == () and card.engine == "openai"
 
 
 async def test_what_the_operator_knows_better_wins() -> None:

@@ -71,7 +71,7 @@ async def test_vllm(tmp_path: Path) -> None:
         "/kv_event_sources": {"0": SOURCE},
     }
     card = await seen(routes)
-    assert (card.engine, card.block_size, card.kv_blocks, card.max_len) == ("vllm", 32, 200, 2048)
+    assert (card.engine, card.block_size, card.kv_blocks, card.max_model_len) == ("vllm", 32, 200, 2048)
     assert (card.events, card.replay, card.topic) == (
         ("tcp://127.0.0.1:40971",),
         ("tcp://127.0.0.1:35371",),
@@ -99,13 +99,13 @@ async def test_vllm_that_hashes_with_a_random_seed_has_names_of_its_own() -> Non
 
 async def test_vllm_without_metrics_is_known_by_its_listing() -> None:
     card = await seen({"/v1/models": listing("vllm", max_model_len=2048)})
-    assert (card.engine, card.block_size, card.max_len) == ("vllm", None, 2048)
+    assert (card.engine, card.block_size, card.max_model_len) == ("vllm", None, 2048)
 
 
 async def test_sglang() -> None:
     card = await seen(sglang())
     assert (card.engine, card.block_size, card.kv_blocks) == ("sglang", 16, 10_000)
-    assert (card.max_seqs, card.max_batched_tokens, card.max_len) == (48, 4096, 8186)
+    assert (card.max_num_seqs, card.max_num_batched_tokens, card.max_model_len) == (48, 4096, 8186)
     assert (card.events, card.topic, card.ranks) == (("tcp://127.0.0.1:5557",), "kv-events", 1)
     assert card.labels == {"version": "0.5.3"}
 
@@ -148,7 +148,7 @@ async def test_tensorrt_llm_is_left_its_events() -> None:
 async def test_llama_cpp() -> None:
     routes = {"/v1/models": listing("llamacpp", meta={"n_ctx_train": 131_072}), "/props": LLAMA_PROPS}
     card = await seen(routes)
-    assert (card.engine, card.max_len, card.max_seqs, card.block_size) == ("llamacpp", 4096, 4, None)
+    assert (card.engine, card.max_model_len, card.max_num_seqs, card.block_size) == ("llamacpp", 4096, 4, None)
     assert card.labels == {"version": "b6700-0123abc"}
 
 

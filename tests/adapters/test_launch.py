@@ -141,7 +141,7 @@ def test_what_an_operator_says_of_servers_goes_to_the_one_that_is_meant() -> Non
 
 
 def test_sizes_of_the_pool_become_flags_and_card() -> None:
-    pool = PoolSettings(engine="vllm", block_size=32, kv_blocks=100, max_len=2048, max_batched_tokens=4096)
+    pool = PoolSettings(engine="vllm", block_size=32, kv_blocks=100, max_model_len=2048, max_num_batched_tokens=4096)
     launch = launch_of("main-0", "org/model", pool, port=8123)
     assert launch.argv[2] == "org/model"
     assert flag(launch, "--block-size") == "32"
@@ -153,8 +153,8 @@ def test_sizes_of_the_pool_become_flags_and_card() -> None:
 
 
 def test_the_card_says_how_many_sequences_a_pass_takes() -> None:
-    assert launch_of("w", "m", vllm(args=("--max-num-seqs", "16")), port=1).card["max_seqs"] == 16
-    assert "max_seqs" not in launch_of("w", "m", vllm(), port=1).card
+    assert launch_of("w", "m", vllm(args=("--max-num-seqs", "16")), port=1).card["max_num_seqs"] == 16
+    assert "max_num_seqs" not in launch_of("w", "m", vllm(), port=1).card
 
 
 def test_gpus_are_made_visible_and_shared_by_one_engine() -> None:
@@ -172,7 +172,7 @@ def test_a_simulated_engine_says_itself_where_it_listens() -> None:
     assert launch.url is None
     assert launch.argv[1:3] == ("-m", "penstock.adapters.engines.sim.sim_process")
     assert json.loads(flag(launch, "--settings"))["kv_blocks"] == 77
-    assert launch.card["max_seqs"] == SimSettings().max_seqs
+    assert launch.card["max_num_seqs"] == SimSettings().max_num_seqs
 
 
 def test_what_can_not_be_started_is_refused_with_the_way_out() -> None:
@@ -183,7 +183,7 @@ def test_what_can_not_be_started_is_refused_with_the_way_out() -> None:
 
 
 def llamacpp(**settings: object) -> PoolSettings:
-    return PoolSettings(engine="llamacpp", max_len=4096, **settings)
+    return PoolSettings(engine="llamacpp", max_model_len=4096, **settings)
 
 
 def test_llama_server_gets_its_port_its_name_and_the_pages_that_are_read_of_it() -> None:
@@ -194,7 +194,7 @@ def test_llama_server_gets_its_port_its_name_and_the_pages_that_are_read_of_it()
     assert flag(launch, "--ctx-size") == "4096"
     assert "--metrics" in launch.argv and "--slots" in launch.argv
     assert launch.url == "http://127.0.0.1:8123"
-    assert launch.card["engine"] == "llamacpp" and "max_seqs" not in launch.card
+    assert launch.card["engine"] == "llamacpp" and "max_num_seqs" not in launch.card
 
 
 def test_the_server_of_the_python_package_finishes_what_it_began_and_takes_one_at_a_time() -> None:
@@ -202,7 +202,7 @@ def test_the_server_of_the_python_package_finishes_what_it_began_and_takes_one_a
     assert launch.argv[:3] == ("/venv/bin/python", "-m", "llama_cpp.server")
     assert flag(launch, "--model_alias") == "tiny" and flag(launch, "--n_ctx") == "4096"
     assert flag(launch, "--interrupt_requests") == "false"
-    assert launch.card["max_seqs"] == 1
+    assert launch.card["max_num_seqs"] == 1
     own = launch_of("w", "tiny", llamacpp(command="python3", model_path="/m/a.gguf", args=("--n_ctx", "512")), port=1)
     assert flag(own, "--n_ctx") == "512"
 

@@ -207,7 +207,7 @@ async def test_a_simulated_engine_tells_all_and_its_metrics_agree(http: aiohttp.
     settings = SimSettings(
         block_size=16,
         kv_blocks=512,
-        max_len=4096,
+        max_model_len=4096,
         reply_tokens=0,
         timing=TimingSettings(prefill=(0.0, 0.02, 1.0), decode=(0.0, 0.0, 2.0)),
     )

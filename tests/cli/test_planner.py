@@ -191,7 +191,7 @@ def trace(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("policy", ["slo", "thresholds", "static"])
 def test_a_dry_run_says_what_a_planner_would_do_and_what_it_costs(tmp_path, trace, policy, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["--models.sim.pools.main.replicas", "1", "--models.sim.pools.main.sim.max_seqs", "8"]
+    words = ["--models.sim.pools.main.replicas", "1", "--models.sim.pools.main.sim.max_num_seqs", "8"]
     words += ["--planner.policy", policy, "--planner.budget.max_gpus", "6", "--start-up", "5"]
     status, text = run("planner", "--dry-run", str(trace), *words)
     assert status == 0

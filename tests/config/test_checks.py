@@ -51,7 +51,7 @@ def problems(*overrides, files=False):
         ([MODEL % "{urls: ['http://h:1', 'http://h:1/']}"], "stands in pool models.m.pools.a already"),
         ([MODEL % "{urls: ['http://127.0.0.1:8000']}"], "is the cluster's own endpoint"),
         ([MODEL % "{block_size: 16}"], "is 16, but sim.block_size is 64"),
-        ([MODEL % "{sim: {max_seqs: 9000}}"], "max_batched_tokens is 8192, below max_seqs 9000"),
+        ([MODEL % "{sim: {max_num_seqs: 9000}}"], "max_num_batched_tokens is 8192, below max_num_seqs 9000"),
         ([MODEL % "{sim: {timing: {kind: table}}}"], "timing.profile names no file"),
         (["models={m: {pools: {a: {sim: {block_size: 32}}, b: {}}}}"], "is 64, but pool a of the same model has 32"),
         (["models={m: {pools: {a_1: {}, a: {}}}}"], "reads like replica 1 of models.m.pools.a"),

@@ -77,7 +77,7 @@ def test_what_an_engine_has_room_for_is_described_once() -> None:
     described = {"EngineLimits", "WorkerCard"}  # a card gives its limits
     configured = {"SimSettings", "PoolSettings"}
     measured = {"Profile", "DecodeInterpolator", "MetricNamesOf"}  # a profile's own columns, and gauges of a card
-    limits = ("max_seqs", "max_batched_tokens", "kv_tokens")
+    limits = ("max_num_seqs", "max_num_batched_tokens", "kv_tokens")
     owners = {owner for name in limits for owner in owners_of(name)}
     assert owners - described - configured - measured == set()
 

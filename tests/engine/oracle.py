@@ -129,7 +129,7 @@ class Oracle:
             usable = self.s.blocks - int(self.s.blocks * self.s.watermark)
             there = self.running + self.waiting + self.pulling + self.landed + [seq for _, seq in self.held]
             taken = any(event.id == other.submit.id for other in there)
-            if seq.prompt < 1 or event.max_tokens < 1 or total > self.s.max_len or need > usable or taken:
+            if seq.prompt < 1 or event.max_tokens < 1 or total > self.s.max_model_len or need > usable or taken:
                 self.told.append(("rejected", event.id, now, None))
                 return
             self.number += 1
@@ -248,7 +248,7 @@ class Oracle:
     def schedule(self, now: int) -> tuple[list[tuple[Seq, int, bool]], bool]:
         s = self.s
         work: list[tuple[Seq, int, bool]] = []
-        budget = s.max_batched_tokens
+        budget = s.max_num_batched_tokens
         preempted = False
         for seq in list(self.running):
             if seq not in self.running:
@@ -290,13 +290,13 @@ class Oracle:
         for seq, n, _ in work:
             # The blocks that are full of known tokens; drafts are not known.
             self.name(seq, seq.computed + n, now)
-        while self.landed and not preempted and len(self.running) < s.max_seqs and budget > 0:
+        while self.landed and not preempted and len(self.running) < s.max_num_seqs and budget > 0:
             seq = self.landed[0]
             n = seq.known - seq.computed
             if n > budget:
                 if s.enable_chunked_prefill:
                     n = budget
-                elif n <= s.max_batched_tokens or any(not decode for _, _, decode in work):
+                elif n <= s.max_num_batched_tokens or any(not decode for _, _, decode in work):
                     break
             self.running.append(self.landed.pop(0))
             self.name(seq, seq.computed + n, now)
@@ -306,7 +306,7 @@ class Oracle:
             self.told.append(("started", seq.submit.id, now, cached))
             work.append((seq, n, False))
             budget -= n
-        while self.waiting and not preempted and len(self.running) < s.max_seqs and budget > 0:
+        while self.waiting and not preempted and len(self.running) < s.max_num_seqs and budget > 0:
             seq = self.waiting[0]
             hit = 0
             for name in self.hashes(seq, seq.known - 1):
@@ -318,7 +318,7 @@ class Oracle:
             if n > budget and not seq.remote:
                 if s.enable_chunked_prefill:
                     n = budget
-                elif seq.known <= s.max_batched_tokens or any(not decode for _, _, decode in work):
+                elif seq.known <= s.max_num_batched_tokens or any(not decode for _, _, decode in work):
                     break
             whole = ceil(seq.known / s.block_size) - sum(name in self.refs for name in names)
             if seq.remote:

@@ -23,7 +23,9 @@ from penstock.kernel.values import KvCleared, KvStored, Prompt
 from tests.engine.driving import Driven
 
 CONSTANT = TimingSettings(prefill=(0.0, 0.0, 10.0), decode=(0.0, 0.0, 5.0))
-SMALL = SimSettings(block_size=4, kv_blocks=64, max_seqs=8, max_batched_tokens=64, max_len=200, timing=CONSTANT)
+SMALL = SimSettings(
+    block_size=4, kv_blocks=64, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=200, timing=CONSTANT
+)
 
 
 def only(effects: object, kind: type) -> object:
@@ -134,7 +136,7 @@ def test_what_can_never_run_is_rejected_with_the_reason() -> None:
     ):
         rejected = only(engine.handle(number, submit), EngineRejected)
         assert rejected.id == submit.id and rejected.at == number  # type: ignore[attr-defined]
-    tight = Engine(SimSettings(block_size=4, kv_blocks=4, max_seqs=1))
+    tight = Engine(SimSettings(block_size=4, kv_blocks=4, max_num_seqs=1))
     assert (
         "5 blocks exceed the 4"
         in only(tight.handle(0, SubmitRequest(id="d", prompt=Prompt(10), max_tokens=8)), EngineRejected).why
@@ -149,7 +151,12 @@ def test_what_can_never_run_is_rejected_with_the_reason() -> None:
 
 def test_the_youngest_is_preempted_and_comes_back_first() -> None:
     settings = SimSettings(
-        block_size=1, kv_blocks=20, max_seqs=3, max_batched_tokens=64, enable_prefix_caching=False, timing=CONSTANT
+        block_size=1,
+        kv_blocks=20,
+        max_num_seqs=3,
+        max_num_batched_tokens=64,
+        enable_prefix_caching=False,
+        timing=CONSTANT,
     )
     events = [
         (0, SubmitRequest(id="a", prompt=Prompt(6), max_tokens=14)),
@@ -212,15 +219,15 @@ def test_speculation_shortens_answers_by_its_accept_rate() -> None:
 
 
 def test_knobs_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ConfigError, match="max_seqs"):
-        Engine(SimSettings(max_seqs=100, max_batched_tokens=50))
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        Engine(SimSettings(max_num_seqs=100, max_num_batched_tokens=50))
     with pytest.raises(ConfigError, match="table"):
         Engine(SimSettings(timing=TimingSettings(kind="table")))
 
 
 def test_the_benchmark_of_an_engine_whose_memory_exceeds_its_longest_request() -> None:
-    # Batches of prompts near max_len must leave room for the tokens that the first ones make meanwhile.
-    found = perf_metrics(SimSettings(kv_blocks=20_000, max_seqs=128, max_len=32_768))
+    # Batches of prompts near max_model_len must leave room for the tokens that the first ones make meanwhile.
+    found = perf_metrics(SimSettings(kv_blocks=20_000, max_num_seqs=128, max_model_len=32_768))
     assert {point["batch"] for point in found["decode"]} == {1, 16, 64}
     assert all(point["seconds"] > 0.0 for point in found["decode"])
 
@@ -228,8 +235,8 @@ def test_the_benchmark_of_an_engine_whose_memory_exceeds_its_longest_request() -
 def test_asynchronous_scheduling_plans_a_pass_ahead() -> None:
     """Who arrives, or ends, during a pass counts in the pass after the next: the next one is planned already."""
 
-    def told(ahead: bool, max_seqs: int) -> dict[str, int]:
-        settings = msgspec.structs.replace(SMALL, max_seqs=max_seqs, async_scheduling=ahead)
+    def told(ahead: bool, max_num_seqs: int) -> dict[str, int]:
+        settings = msgspec.structs.replace(SMALL, max_num_seqs=max_num_seqs, async_scheduling=ahead)
         events = [
             (0, SubmitRequest(id="a", prompt=Prompt(3), max_tokens=6)),
             (17 * MILLISECOND, SubmitRequest(id="b", prompt=Prompt(3), max_tokens=1)),

@@ -39,14 +39,14 @@ class Work(NamedTuple):
 def small_engines(draw: st.DrawFn) -> SimSettings:
     """Engines so small that everything runs short."""
     drafts = draw(st.sampled_from([0, 0, 0, 1, 3]))
-    max_seqs = draw(st.integers(1, 6))
+    max_num_seqs = draw(st.integers(1, 6))
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
     return SimSettings(
         block_size=block_size,
         kv_blocks=draw(st.integers(70, 160)) // block_size,
-        max_seqs=max_seqs,
-        max_batched_tokens=max(max_seqs * (1 + drafts), draw(st.integers(1, 64))),
-        max_len=400,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(max_num_seqs * (1 + drafts), draw(st.integers(1, 64))),
+        max_model_len=400,
         watermark=draw(st.sampled_from([0.0, 0.0, 0.1, 0.25])),
         preemption_mode=draw(st.sampled_from(["lifo", "fifo"])),
         scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),

@@ -60,7 +60,7 @@ TIMING = TimingSettings(kind="roofline", model="llama.json", gpu="rtx4090")
 
 
 def test_an_engine_on_a_named_gpu_has_the_blocks_of_that_gpu() -> None:
-    settings = SimSettings(block_size=16, max_batched_tokens=2048, timing=TIMING)
+    settings = SimSettings(block_size=16, max_num_batched_tokens=2048, timing=TIMING)
     assert Engine(settings, table={"model": LLAMA_8B}).settings.blocks == pytest.approx(2588, rel=0.03)
     assert SimSettings().blocks == with_blocks(SimSettings(), None).kv_blocks == 16_384
 

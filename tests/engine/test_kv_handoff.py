@@ -94,7 +94,7 @@ def test_held_blocks_go_by_themselves_when_nobody_takes_them() -> None:
 
 
 def test_who_waits_for_held_blocks_runs_when_they_go() -> None:
-    tight = SimSettings(block_size=4, kv_blocks=6, max_seqs=2, max_batched_tokens=64, timing=SMALL.timing)
+    tight = SimSettings(block_size=4, kv_blocks=6, max_num_seqs=2, max_num_batched_tokens=64, timing=SMALL.timing)
     events: list[tuple[int, Event]] = [
         (0, SubmitRequest(id="p", tokens=PROMPT, max_tokens=1, hold=True)),
         (20 * MILLISECOND, SubmitRequest(id="q", prompt=Prompt(12), max_tokens=2)),
@@ -147,7 +147,7 @@ def test_what_is_not_here_is_pulled_where_that_is_wanted() -> None:
 
 
 def test_who_waits_for_kv_is_no_running_sequence_and_goes_before_those_that_came_later() -> None:
-    one = msgspec.structs.replace(SMALL, max_seqs=1)
+    one = msgspec.structs.replace(SMALL, max_num_seqs=1)
     engine = Engine(one)
     pulling(engine)
     engine.handle(1, SubmitRequest(id="a", prompt=Prompt(8), max_tokens=3))

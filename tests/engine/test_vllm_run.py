@@ -54,8 +54,8 @@ def errors(timing: TimingSettings) -> tuple[float, float, float]:
     settings = SimSettings(
         block_size=16,
         kv_blocks=kv_blocks_of(shape_of(LLAMA_8B), named("rtxpro6000"), block_size=16),
-        max_seqs=128,
-        max_batched_tokens=2048,
+        max_num_seqs=128,
+        max_num_batched_tokens=2048,
         timing=timing,
         async_scheduling=True,
     )

@@ -19,7 +19,7 @@ from tests.frontend.stand import stand
 
 async def test_models_with_slashes_and_readiness() -> None:
     settings = ClusterSettings(models={"org/m": ModelSettings(), "waiting": ModelSettings()})
-    async with stand(settings=settings, card={"model": "org/m", "adapters": ("ad/one",), "max_len": 99}) as s:
+    async with stand(settings=settings, card={"model": "org/m", "adapters": ("ad/one",), "max_model_len": 99}) as s:
         listed = (await (await s.http.get("/v1/models")).json())["data"]
         assert [entry["id"] for entry in listed] == ["ad/one", "org/m", "waiting"]
         one = await (await s.http.get("/v1/models/org/m")).json()

@@ -396,7 +396,7 @@ async def test_prompt_too_long_says_the_numbers() -> None:
         error = (await answer.json())["error"]
         assert answer.status == 400 and error["param"] == "prompt" and "11" in error["message"]
         assert "10" in error["message"]
-    async with stand(card={"max_len": 8}) as s:
+    async with stand(card={"max_model_len": 8}) as s:
         answer = await s.http.post("/v1/completions", json={"model": "m", "prompt": [1] * 8})
         assert answer.status == 400 and (await answer.json())["error"]["code"] == "context_length_exceeded"
 

@@ -111,7 +111,7 @@ def refusing(status: int, body: dict[str, Any]) -> Callable[[web.Request, dict[s
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", REFUSALS)
 async def test_an_engines_refusal_says_it_in_openais_words(name: str, stream: bool) -> None:
-    async with stand(card={"max_len": 32}) as s:
+    async with stand(card={"max_model_len": 32}) as s:
         s.engines[0].reply = refusing(*REFUSALS[name])
         answer = await s.chat(stream=stream)
         body = await answer.json()
@@ -136,7 +136,7 @@ async def test_what_we_find_out_ourselves_is_said_alike() -> None:
     async with stand(frontend=FrontendSettings(limits=LimitSettings(prompt_max=10))) as s:
         answer = await s.http.post("/v1/completions", json=asked)
         assert is_overflow(answer.status, await answer.json(), "prompt") and not s.engines[0].bodies
-    async with stand(card={"max_len": 8}, tokenizer=load_tokenizer("builtin:sim")) as s:
+    async with stand(card={"max_model_len": 8}, tokenizer=load_tokenizer("builtin:sim")) as s:
         answer = await s.http.post("/v1/completions", json=asked)
         assert is_overflow(answer.status, await answer.json(), "prompt")
         answer = await s.chat("a prompt of more than eight tokens, which is soon reached")
@@ -145,7 +145,7 @@ async def test_what_we_find_out_ourselves_is_said_alike() -> None:
 
 async def test_a_prompt_too_long_for_the_worker_it_is_pinned_to() -> None:
     async with stand(2) as s:
-        s.join(s.engines[0], max_len=8, epoch=2)
+        s.join(s.engines[0], max_model_len=8, epoch=2)
         pinned = {"x-penstock-worker": "e0"}
         answer = await s.http.post("/v1/completions", json={"model": "m", "prompt": [1] * 11}, headers=pinned)
         body = await answer.json()

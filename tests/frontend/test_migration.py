@@ -24,7 +24,10 @@ from penstock.router.settings import HedgeSettings, MigrationSettings, QueueSett
 from tests.frontend.stand import ENGINE, Stand, answer_well, chunk, eventually, stand
 
 PACED = SimSettings(
-    block_size=16, kv_blocks=512, max_len=4096, timing=TimingSettings(prefill=(0.0, 0.02, 5.0), decode=(0.0, 0.0, 2.0))
+    block_size=16,
+    kv_blocks=512,
+    max_model_len=4096,
+    timing=TimingSettings(prefill=(0.0, 0.02, 5.0), decode=(0.0, 0.0, 2.0)),
 )
 TOKENIZER = load_tokenizer("builtin:sim")
 
@@ -57,7 +60,7 @@ def join(s: Stand, number: int, server: RunningServer, epoch: int = 1) -> None:
         url=server.url,
         engine="sim",
         block_size=16,
-        max_len=4096,
+        max_model_len=4096,
     )
     s.live.post("router", WorkerJoined(card=card))
 

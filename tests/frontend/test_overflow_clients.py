@@ -36,7 +36,7 @@ async def small_and_large(who: str) -> AsyncIterator[Stand]:
     large = Engine("large")
     await large.start()
     try:
-        async with stand(settings=settings, tokenizer=tokenizer, card={"max_len": 32}) as s:
+        async with stand(settings=settings, tokenizer=tokenizer, card={"max_model_len": 32}) as s:
             s.join(large, model="large")
             s.engines.append(large)
             if who != OURS:

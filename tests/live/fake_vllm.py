@@ -16,7 +16,7 @@ async def serve(options: argparse.Namespace) -> None:
     from penstock.engine.settings import SimSettings
 
     events = json.loads(options.kv_events_config or "{}")
-    settings = SimSettings(block_size=options.block_size or 16, kv_blocks=256, max_len=4096)
+    settings = SimSettings(block_size=options.block_size or 16, kv_blocks=256, max_model_len=4096)
     server = await start(
         settings,
         model=options.served_model_name,

@@ -198,7 +198,9 @@ def test_replicas_follow_a_ramp_and_no_request_fails(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("pools", ["aggregated", "split"])
 def test_the_default_policy_follows_a_ramp_and_no_request_fails(tmp_path, pools):
-    config = (AGGREGATED if pools == "aggregated" else SPLIT).replace("{speed_up: 10}}", "{speed_up: 1}, max_seqs: 4}")
+    config = (AGGREGATED if pools == "aggregated" else SPLIT).replace(
+        "{speed_up: 10}}", "{speed_up: 1}, max_num_seqs: 4}"
+    )
     with planned(tmp_path, config + SLO) as cluster:
         bench = Bench(cluster, tmp_path, before=12, busy=30, after=15)
         bench.start()

@@ -21,7 +21,7 @@ def config(python: Path, gguf: Path) -> dict[str, Any]:
     pool = {
         "engine": "llamacpp",
         "replicas": 1,
-        "max_len": 2048,
+        "max_model_len": 2048,
         "command": str(python),
         "model_path": str(gguf),
     }

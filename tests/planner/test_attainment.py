@@ -42,8 +42,8 @@ def mix() -> WorkloadMix:
 
 def serving(service: LatencyTargets = SERVICE, **more) -> AttainmentModel:
     limits = EngineLimits(
-        max_seqs=ENGINE.max_seqs,
-        max_batched_tokens=ENGINE.max_batched_tokens,
+        max_num_seqs=ENGINE.max_num_seqs,
+        max_num_batched_tokens=ENGINE.max_num_batched_tokens,
         kv_tokens=ENGINE.blocks * ENGINE.block_size,
     )
     return AttainmentModel(

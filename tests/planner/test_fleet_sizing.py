@@ -22,7 +22,7 @@ METRICS = {
 }
 SERVING = AttainmentModel(
     Speed.of_metrics(METRICS),
-    EngineLimits(max_seqs=256, max_batched_tokens=8192, kv_tokens=400_000),
+    EngineLimits(max_num_seqs=256, max_num_batched_tokens=8192, kv_tokens=400_000),
     WorkloadMix.of_means(3000, 300),
     LatencyTargets(1.0, 0.03),
 )

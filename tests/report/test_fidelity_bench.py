@@ -144,7 +144,7 @@ def test_the_trace_is_not_in_the_sweep(bench: dict[str, ModuleType]) -> None:
 def test_replay_keeps_the_order_and_refuses_to_lose_a_request(bench: dict[str, ModuleType]) -> None:
     replay, arrival = bench["replay"].replay, bench["replay"].Arrival
     timing = TimingSettings(prefill=(0.0, 0.0, 10.0), decode=(0.0, 0.0, 5.0))
-    settings = SimSettings(max_len=100, timing=timing)
+    settings = SimSettings(max_model_len=100, timing=timing)
     found = replay([arrival(0.0, 20, 3), arrival(1.0, 20, 1)], settings, None)
     assert [(row.at, row.first, row.last, row.tokens) for row in found] == [(0.0, 0.01, 0.02, 3), (1.0, 1.01, 1.01, 1)]
     with pytest.raises(RuntimeError, match="finished 0 of 1"):
@@ -250,7 +250,7 @@ def test_a_run_says_what_its_engine_was(bench: dict[str, ModuleType], tmp_path: 
     (tmp_path / "profile_H100_moe" / "bf16" / "tp1").mkdir(parents=True)
     (run,) = measured.runs_of([tmp_path])
     assert (run.name, run.gpu, run.kv_blocks, run.block_size) == ("H100_moe", "h100", 100, 16)
-    assert (run.tensor_parallel_size, run.data_parallel, run.expert_parallel_size, run.max_seqs) == (1, 2, 2, 64)
+    assert (run.tensor_parallel_size, run.data_parallel, run.expert_parallel_size, run.max_num_seqs) == (1, 2, 2, 64)
     assert run.profile == tmp_path / "profile_H100_moe" / "bf16" / "tp1"
     with pytest.raises(measured.NotARun, match="no measured run"):
         measured.runs_of([tmp_path / "profile_H100_moe"])
@@ -260,7 +260,7 @@ def test_a_preempted_request_finds_its_own_blocks_again(bench: dict[str, ModuleT
     """A real engine names the blocks of prompts and answers: what was preempted is not all computed again."""
     arrivals = [bench["replay"].Arrival(0.0, 100, 60) for _ in range(3)]
     timing = TimingSettings(prefill=(0.0, 1.0, 5.0), decode=(0.0, 0.0, 10.0))
-    tight = SimSettings(block_size=4, kv_blocks=90, max_seqs=4, max_batched_tokens=64, timing=timing)
+    tight = SimSettings(block_size=4, kv_blocks=90, max_num_seqs=4, max_num_batched_tokens=64, timing=timing)
     named, unnamed = (
         bench["replay"].replay(arrivals, msgspec.structs.replace(tight, enable_prefix_caching=caching), None)
         for caching in (True, False)

@@ -102,7 +102,7 @@ def adapter(
         def restore(self, state: Any) -> None: ...
 
     planner = Planner(PlannerSettings(enabled=True), [Wants()], strict=True)
-    engine = EngineLimits(kv_tokens=500_000, max_seqs=256, max_batched_tokens=8192, max_len=16_384)
+    engine = EngineLimits(kv_tokens=500_000, max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=16_384)
     return bench["policy"].Policy(planner, layout, engine), seen
 
 
@@ -187,7 +187,7 @@ def test_both_pools_of_a_split_are_seen_and_scaled(bench: dict[str, ModuleType])
 def test_our_planner_orders_more_as_arrivals_grow_and_gives_back_when_they_fall(bench: dict[str, ModuleType]) -> None:
     policy_module = bench["policy"]
     planner = policy_module.planner_of("aggregated", FAST, ttft=0.5, itl=0.02, gpus=16)
-    engine = EngineLimits(kv_tokens=500_000, max_seqs=256, max_batched_tokens=8192, max_len=16_384)
+    engine = EngineLimits(kv_tokens=500_000, max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=16_384)
     policy = policy_module.Watched(policy_module.Policy(planner, "aggregated", engine))
     active, wanted = [0, 1], []
     for tick in range(1, 361):

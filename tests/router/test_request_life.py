@@ -159,7 +159,7 @@ def test_mode_direct_without_a_pin_is_refused() -> None:
 
 
 def test_a_prompt_longer_than_every_worker_takes_is_the_clients_fault() -> None:
-    world = RouterWorld(card("a", max_len=32))
+    world = RouterWorld(card("a", max_model_len=32))
     closed = only(world.post(arrived("r", 64)), Closed)
     assert closed.status == 400 and "32 tokens" in closed.reason
 

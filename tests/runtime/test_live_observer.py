@@ -237,7 +237,7 @@ def engine(name: str, *, passes: int | None, epoch: int = 1, ready: bool = True)
         ready=ready,
         ranks=ranks,
         block_size=16,
-        limits=EngineLimits(max_batched_tokens=None, max_seqs=2, kv_tokens=6400),
+        limits=EngineLimits(max_num_batched_tokens=None, max_num_seqs=2, kv_tokens=6400),
         steps=steps,
         window=steps,
     )

@@ -59,7 +59,7 @@ class Stand:
 
 
 async def test_an_idle_engine_is_asked_for_tokens_and_what_it_did_is_shown() -> None:
-    server = await start(SimSettings(block_size=16, kv_blocks=64, max_len=512))
+    server = await start(SimSettings(block_size=16, kv_blocks=64, max_model_len=512))
     stand = Stand(server.url)
     try:
         row = await stand.until(lambda row: row.steps and row.steps.wall_passes and row.canary.sent > 1)
@@ -79,7 +79,7 @@ async def test_an_idle_engine_is_asked_for_tokens_and_what_it_did_is_shown() -> 
 
 
 async def test_an_engine_without_tokens_is_cordoned_until_it_makes_one() -> None:
-    server = await start(SimSettings(block_size=16, kv_blocks=64, max_len=512), faults=True)
+    server = await start(SimSettings(block_size=16, kv_blocks=64, max_model_len=512), faults=True)
     stand = Stand(server.url)
     try:
         server.server.faults.error_rate = 1.0  # its health stays good
@@ -95,7 +95,7 @@ async def test_an_engine_without_tokens_is_cordoned_until_it_makes_one() -> None
 
 
 async def test_a_worker_that_runs_a_request_or_drains_is_not_asked() -> None:
-    server = await start(SimSettings(block_size=16, kv_blocks=64, max_len=512))
+    server = await start(SimSettings(block_size=16, kv_blocks=64, max_model_len=512))
     stand = Stand(server.url)
     try:
         assert stand.observers._busy(W) == (0, 0)
@@ -112,7 +112,7 @@ async def test_a_worker_that_runs_a_request_or_drains_is_not_asked() -> None:
 async def test_a_watcher_that_ends_is_told_and_does_not_end_the_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = await start(SimSettings(block_size=16, kv_blocks=64, max_len=512))
+    server = await start(SimSettings(block_size=16, kv_blocks=64, max_model_len=512))
     stand = Stand(server.url)
     try:
         monkeypatch.setattr(stand.observers.canary, "look", lambda now: 1 / 0)

@@ -42,9 +42,9 @@ def plans(case: dict[str, Any]) -> SimulationPlan:
     sim = SimSettings(
         block_size=16,
         kv_blocks=case["kv_blocks"],
-        max_len=case["kv_blocks"] * 15,
+        max_model_len=case["kv_blocks"] * 15,
         emit_decode_blocks=case["decoded"],
-        max_seqs=8,
+        max_num_seqs=8,
     )
     return SimulationPlan(
         model="m",

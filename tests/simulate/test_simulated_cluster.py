@@ -35,7 +35,7 @@ from penstock.traffic.workloads import workload
 from tests.depth import deep
 from tests.planner.driven import Says, wants
 
-SIM = SimSettings(block_size=16, kv_blocks=2000, max_len=20_000, emit_decode_blocks=False)
+SIM = SimSettings(block_size=16, kv_blocks=2000, max_model_len=20_000, emit_decode_blocks=False)
 
 
 def plan(**more: Any) -> SimulationPlan:
@@ -303,7 +303,7 @@ def test_nothing_goes_missing_whatever_befalls(seed: int) -> None:
         )
         for _ in range(rng.randrange(8))
     ]
-    small = msgspec.structs.replace(SIM, kv_blocks=rng.choice((400, 2000)), max_seqs=rng.choice((4, 256)))
+    small = msgspec.structs.replace(SIM, kv_blocks=rng.choice((400, 2000)), max_num_seqs=rng.choice((4, 256)))
     asked = [request for request in chat(8, seed=seed) if request.isl + request.osl < 6000]
     run = Run(
         plan(

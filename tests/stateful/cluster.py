@@ -177,7 +177,7 @@ class Cluster:
             url=f"http://{worker}",
             block_size=BLOCK,
             kv_blocks=40,
-            max_batched_tokens=256,
+            max_num_batched_tokens=256,
             hash_scheme=SCHEME,
             events=("tcp://x",),
             replay=("tcp://y",),

@@ -268,5 +268,5 @@ def _engine(pool: str, role: str, number: int, rate: float) -> EngineState:
         running=seqs,
         waiting=0,
         decode_kv=seqs * 2000,
-        limits=EngineLimits(kv_tokens=300_000, max_seqs=256, max_batched_tokens=8192),
+        limits=EngineLimits(kv_tokens=300_000, max_num_seqs=256, max_num_batched_tokens=8192),
     )

@@ -363,8 +363,8 @@ class Engine:
         core.handoffs.check()
         if len(group) + sum(r.state == "prefilling" for r in core.requests.values()) != self.running:
             raise InvariantError(f"{self.running} requests run, but not all of them decode or prefill")
-        if len(group) > self.settings.max_seqs:
-            raise InvariantError(f"{len(group)} sequences decode, above max_seqs {self.settings.max_seqs}")
+        if len(group) > self.settings.max_num_seqs:
+            raise InvariantError(f"{len(group)} sequences decode, above max_num_seqs {self.settings.max_num_seqs}")
         if len(core.waiting) != core.queued or any(request.state != "waiting" for request in core.waiting):
             raise InvariantError("the line holds a request that runs, or was miscounted")
         kv = sum(request.prompt + group.generated(request) for request in group.members.values())

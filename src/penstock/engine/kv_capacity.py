@@ -106,8 +106,8 @@ def with_blocks(settings: SimSettings, table: Mapping[str, Any] | None) -> SimSe
             kv_cache_dtype=timing.kv_cache_dtype,
             utilisation=utilisation,
             reserved=reserved,
-            tokens=settings.max_batched_tokens,
-            seqs=settings.max_seqs,
+            tokens=settings.max_num_batched_tokens,
+            seqs=settings.max_num_seqs,
         )
 
     if auto:

@@ -1,8 +1,8 @@
 """KV hand-offs of one engine: requests whose KV is on its way here, and blocks held for other engines.
 
 A request with `SubmitRequest.remote` goes waiting -> pulling (its blocks are reserved, another engine's KV is on its
-way) -> landed (it is here) -> running. As in vLLM it is no running sequence until its first pass: ``max_seqs`` gates
-its admission and its first pass, and does not count it in between; nothing preempts it there. One with
+way) -> landed (it is here) -> running. As in vLLM it is no running sequence until its first pass: ``max_num_seqs``
+gates its admission and its first pass, and does not count it in between; nothing preempts it there. One with
 `SubmitRequest.hold` ends at its first token, and its blocks stay until they are released or their time is over.
 """
 

@@ -83,13 +83,13 @@ def resume(core: PassScheduler, at: Nanos, budget: int, prefills: list[tuple[Eng
     """Let requests run whose KV has come, as far as they may; returns what is left of the budget."""
     settings, landed = core.settings, core.handoffs.landed
     running = len(core.group.members) + (core.partial is not None)
-    while landed and running < settings.max_seqs and budget > 0:
+    while landed and running < settings.max_num_seqs and budget > 0:
         request = landed.head()
         chunk = request.tokens_so_far - request.computed
         if chunk > budget:
             if settings.enable_chunked_prefill:
                 chunk = budget
-            elif chunk <= settings.max_batched_tokens or prefills:
+            elif chunk <= settings.max_num_batched_tokens or prefills:
                 break
         landed.remove(request)
         core.begin(request, at, request.cached)

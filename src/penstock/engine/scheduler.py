@@ -6,7 +6,7 @@ A pass, in this order (as vLLM does it):
    prompt that is part done takes what budget is left. Where blocks run short, a running request is preempted: it
    loses its blocks and goes to the front of the line, to be computed again.
 2. Blocks that this pass fills get their names, so that requests admitted now can share them.
-3. Unless one was preempted, requests are admitted while budget, ``max_seqs`` and blocks allow: first those whose KV
+3. Unless one was preempted, requests are admitted while budget, ``max_num_seqs`` and blocks allow: first those whose KV
    has come from another engine, then the line. The whole sequence as it is known must fit, cached blocks that others
    hold counted as there. If another engine holds a request's KV, its blocks are reserved; it is no part of the pass.
 4. The pass takes what the timing model says of its prompts and of the KV that it reads. At its end every sequence
@@ -132,7 +132,7 @@ class Scheduler:
         self.requests[request.submit.id] = request
         self.settle(now)  # the steps so far had a shorter line
         blocked = self.queued > 0 and self.settings.scheduling_policy == "fcfs"
-        if not blocked and len(self.group.members) < self.settings.max_seqs:
+        if not blocked and len(self.group.members) < self.settings.max_num_seqs:
             self.cut()
         self.waiting.add(request)
         self._count_waiting(request, 1)
@@ -247,7 +247,7 @@ class Scheduler:
                 preempted = self._make_room()
             elif need:
                 self.holdings.take(need)
-        budget = settings.max_batched_tokens - len(group.members) * self._width
+        budget = settings.max_num_batched_tokens - len(group.members) * self._width
         prefills: list[tuple[EngineRequest, int]] = []
         partial = self.partial
         chunk = 0
@@ -319,7 +319,7 @@ class Scheduler:
         spare = settings.watermark_blocks
         running = len(self.group.members) + len(prefills) + (self.partial is not None and not prefills)
         running += len(self.leaving)
-        while self.queued and running < settings.max_seqs and budget > 0:
+        while self.queued and running < settings.max_num_seqs and budget > 0:
             request = self.waiting.head()
             if not self._known(request):
                 return
@@ -335,7 +335,7 @@ class Scheduler:
             if chunk > budget and not request.remote:
                 if settings.enable_chunked_prefill:
                     chunk = budget
-                elif known <= settings.max_batched_tokens or prefills:
+                elif known <= settings.max_num_batched_tokens or prefills:
                     return
                 # Without chunks, a prompt above the budget of any pass gets one of its own. Its cached blocks do not
                 # count here, so that losing some never admits it: runs of steps rely on that.
@@ -536,8 +536,8 @@ def fits(settings: SimSettings, prompt: int, max_tokens: int) -> str | None:
     """Return why a request can never run, or None. ``prompt``, ``max_tokens``: tokens."""
     if prompt < 1 or max_tokens < 1:
         return "a request needs at least one prompt token and one output token"
-    if prompt + max_tokens > settings.max_len:
-        return f"{prompt} prompt tokens and {max_tokens} output tokens exceed max_len {settings.max_len}"
+    if prompt + max_tokens > settings.max_model_len:
+        return f"{prompt} prompt tokens and {max_tokens} output tokens exceed max_model_len {settings.max_model_len}"
     most = prompt + max_tokens - 1 + settings.num_speculative_tokens
     blocks = -(-most // settings.block_size)
     usable = settings.blocks - settings.watermark_blocks

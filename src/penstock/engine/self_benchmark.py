@@ -30,16 +30,18 @@ def perf_metrics(settings: SimSettings, table: Mapping[str, Any] | None = None) 
         settings, enable_prefix_caching=False, num_speculative_tokens=0, emit_decode_blocks=False
     )
     quiet = msgspec.structs.replace(quiet, watermark=0.0)
-    longest = min(quiet.max_len, quiet.capacity) - STEPS
+    longest = min(quiet.max_model_len, quiet.capacity) - STEPS
     prefill = []
-    for tokens in _spread(max(1, longest // 512), max(1, min(longest, 4 * quiet.max_batched_tokens)), 16):
+    for tokens in _spread(max(1, longest // 512), max(1, min(longest, 4 * quiet.max_num_batched_tokens)), 16):
         first, _ = _run(quiet, table, [tokens], 1)
         prefill.append({"tokens": tokens, "seconds": first / SECOND})
     decode = []
-    for batch in sorted({1, max(1, quiet.max_seqs // 8), max(1, quiet.max_seqs // 2)}):
+    for batch in sorted({1, max(1, quiet.max_num_seqs // 8), max(1, quiet.max_num_seqs // 2)}):
         # Room for the tokens that the first ones make while the last ones are prefilled.
         room = min(longest - batch, quiet.capacity * 9 // 10 // batch - quiet.block_size) - STEPS
-        room -= -(-room * batch // (quiet.max_batched_tokens - batch)) if quiet.max_batched_tokens > batch else room
+        room -= (
+            -(-room * batch // (quiet.max_num_batched_tokens - batch)) if quiet.max_num_batched_tokens > batch else room
+        )
         for context in _spread(max(1, room // 64), room, 8) if room > 0 else ():
             _, window = _run(quiet, table, [context] * batch, STEPS)
             assert window is not None and window.decode_kv is not None and window.wall is not None
@@ -69,7 +71,7 @@ def _run(
 
     The window is None where the last request ends with its first token. At least ``out`` steps follow otherwise.
     """
-    passes = sum(prompts) // max(1, settings.max_batched_tokens - len(prompts)) + len(prompts) + out
+    passes = sum(prompts) // max(1, settings.max_num_batched_tokens - len(prompts)) + len(prompts) + out
     engine = Engine(settings, table=table)
     wake: Nanos | None = None
     for place, prompt in enumerate(prompts):

@@ -210,13 +210,13 @@ class SimSettings(Settings, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = "auto"
-    max_seqs: Annotated[
+    max_num_seqs: Annotated[
         int, Knob("Most requests running at once; more raises throughput and ITL.", unit="requests", gt=0)
     ] = 256
-    max_batched_tokens: Annotated[
-        int, Knob("Most tokens of one pass; more favours TTFT over ITL. Not below max_seqs.", unit="tokens", gt=0)
+    max_num_batched_tokens: Annotated[
+        int, Knob("Most tokens of one pass; more favours TTFT over ITL. Not below max_num_seqs.", unit="tokens", gt=0)
     ] = 8192
-    max_len: Annotated[
+    max_model_len: Annotated[
         int, Knob("Longest prompt and output together; longer requests are refused.", unit="tokens", gt=1)
     ] = 131_072
     watermark: Annotated[
@@ -293,14 +293,14 @@ def checked(settings: SimSettings) -> SimSettings:
     """Return the settings, or raise where two knobs contradict each other.
 
     Raises:
-        ConfigError: the token budget can't hold one step of max_seqs requests, or the watermark leaves no block.
+        ConfigError: the token budget can't hold one step of max_num_seqs requests, or the watermark leaves no block.
     """
     width = 1 + settings.num_speculative_tokens
-    if settings.max_batched_tokens < settings.max_seqs * width:
+    tokens, seqs = settings.max_num_batched_tokens, settings.max_num_seqs
+    if tokens < seqs * width:
         raise ConfigError(
-            f"max_batched_tokens is {settings.max_batched_tokens}, below max_seqs {settings.max_seqs} * {width} "
-            "tokens per decode step",
-            hint=f"raise max_batched_tokens or lower max_seqs to {max(1, settings.max_batched_tokens // width)}",
+            f"max_num_batched_tokens is {tokens}, below max_num_seqs {seqs} * {width} tokens per decode step",
+            hint=f"raise max_num_batched_tokens or lower max_num_seqs to {max(1, tokens // width)}",
         )
     _check_files(settings.timing)
     return settings

@@ -19,7 +19,7 @@ from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, read_snapshot, write_snapshot
 from penstock.kernel.values import Pool
 
-VERSION = 1
+VERSION = 2
 _OF_SPAWN = (events.Started, events.Probed, events.Died, events.Stopped)
 _OF_PUBLICATION = (events.Published, events.Acknowledged, events.PublishFailed, events.RequestsLeft)
 

@@ -52,13 +52,13 @@ class PoolKey(msgspec.Struct, frozen=True, order=True):
 class EngineLimits(msgspec.Struct, Generic[Tokens_co], frozen=True, kw_only=True):
     """What one rank of an engine has room for; None is unknown.
 
-    Units: tokens of a pass, sequences at once, tokens of KV. ``max_len``: tokens of a request.
+    Units: tokens of a pass, sequences at once, tokens of KV. ``max_model_len``: tokens of a request.
     """
 
-    max_batched_tokens: Tokens_co
-    max_seqs: Tokens_co
+    max_num_batched_tokens: Tokens_co
+    max_num_seqs: Tokens_co
     kv_tokens: Tokens_co
-    max_len: int | None = None
+    max_model_len: int | None = None
 
     def filled(self, weaker: "EngineLimits[int]") -> "EngineLimits[int]":
         """Return these limits, with unknown ones taken from others."""
@@ -69,19 +69,20 @@ class EngineLimits(msgspec.Struct, Generic[Tokens_co], frozen=True, kw_only=True
     def none(self) -> bool:
         """True where an engine with these limits could run nothing."""
         return any(
-            limit is not None and limit <= 0 for limit in (self.max_batched_tokens, self.max_seqs, self.kv_tokens)
+            limit is not None and limit <= 0
+            for limit in (self.max_num_batched_tokens, self.max_num_seqs, self.kv_tokens)
         )
 
 
-UNKNOWN_LIMITS: EngineLimits[int | None] = EngineLimits(max_batched_tokens=None, max_seqs=None, kv_tokens=None)
-USUAL_LIMITS = EngineLimits(max_batched_tokens=8192, max_seqs=256, kv_tokens=2_000_000)
+UNKNOWN_LIMITS: EngineLimits[int | None] = EngineLimits(max_num_batched_tokens=None, max_num_seqs=None, kv_tokens=None)
+USUAL_LIMITS = EngineLimits(max_num_batched_tokens=8192, max_num_seqs=256, kv_tokens=2_000_000)
 """Limits of an engine that reports none: vLLM's defaults, and the KV of a model of 8B on a GPU of 320 GB: no bound."""
 
 
 class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's description of itself. What is not known is None: unknown is not zero.
 
-    Units: block_size tokens; kv_blocks blocks; max_len, max_batched_tokens tokens; epoch grows with each restart.
+    Units: block_size, max_model_len, max_num_batched_tokens tokens; kv_blocks blocks; epoch grows with each restart.
     """
 
     id: WorkerId
@@ -96,9 +97,9 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     adapters: tuple[str, ...] = ()
     block_size: int | None = None
     kv_blocks: int | None = None
-    max_seqs: int | None = None
-    max_batched_tokens: int | None = None
-    max_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
     ranks: int = 1
     tokenizer: str | None = None
     hash_scheme: str | None = None
@@ -133,7 +134,10 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     def limits(self) -> EngineLimits[int | None]:
         kv = None if self.kv_blocks is None or self.block_size is None else self.kv_blocks * self.block_size
         return EngineLimits(
-            max_batched_tokens=self.max_batched_tokens, max_seqs=self.max_seqs, kv_tokens=kv, max_len=self.max_len
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            kv_tokens=kv,
+            max_model_len=self.max_model_len,
         )
 
 

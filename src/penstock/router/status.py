@@ -117,12 +117,12 @@ def _model(router: RouterState, pool: ModelPool, now: Nanos) -> ModelStatus:
         index = "off"
     elif pool.exact is None or states <= {"none"}:
         index = "approximate"
-    lengths = [worker.card.max_len for worker in workers if worker.card.max_len is not None]
+    lengths = [worker.card.max_model_len for worker in workers if worker.card.max_model_len is not None]
     counts = pool.counts
     return ModelStatus(
         name=pool.model,
         block_size=pool.block_size if pool.block_size_known else None,
-        max_len=max(lengths) if lengths else None,
+        max_model_len=max(lengths) if lengths else None,
         ready=any(worker.why_not(now) is None for worker in workers),
         workers=len(workers),
         index=index,

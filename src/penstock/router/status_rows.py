@@ -43,7 +43,7 @@ class ModelStatus(msgspec.Struct, kw_only=True):
 
     name: str
     block_size: int | None = None
-    max_len: int | None = None
+    max_model_len: int | None = None
     ready: bool = False
     workers: int = 0
     index: IndexKind = "off"

@@ -22,7 +22,7 @@ def card(name: str, epoch: int = 1, **changes: object) -> WorkerCard:
         "url": f"http://{name}",
         "block_size": BLOCK,
         "kv_blocks": 1000,
-        "max_batched_tokens": 1024,
+        "max_num_batched_tokens": 1024,
     }
     return WorkerCard(**{**fields, **changes})  # type: ignore[arg-type]
 

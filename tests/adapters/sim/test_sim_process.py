@@ -53,7 +53,7 @@ def test_its_role_says_which_leg_of_a_bootstrap_it_takes() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "word"),
-    [("{", "JSON"), ('{"kv_blocks": "many"}', "kv_blocks"), ('{"max_seqs": 9000}', "max_batched_tokens")],
+    [("{", "JSON"), ('{"kv_blocks": "many"}', "kv_blocks"), ('{"max_num_seqs": 9000}', "max_num_batched_tokens")],
 )
 def test_settings_that_can_not_be_used_end_it_with_2(settings: str, word: str) -> None:
     done = subprocess.run([*COMMAND, "--settings", settings], capture_output=True, text=True, timeout=30)

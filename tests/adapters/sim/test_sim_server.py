@@ -20,7 +20,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.values import KvStored, StepStats, WorkerId
 
-FAST = SimSettings(block_size=16, kv_blocks=512, max_len=4096, timing=TimingSettings(speed_up=50.0))
+FAST = SimSettings(block_size=16, kv_blocks=512, max_model_len=4096, timing=TimingSettings(speed_up=50.0))
 SLOW = msgspec.structs.replace(FAST, timing=TimingSettings(prefill=(0.0, 0.02, 5.0), decode=(0.0, 0.0, 20.0)))
 
 
@@ -268,7 +268,7 @@ async def test_what_it_says_of_itself_is_read_by_the_describer() -> None:
         async with aiohttp.ClientSession() as plain:
             card = await describe(plain, server.url, worker=WorkerId("w"), epoch=1, model="sim")
             speed = await measured_speed(plain, server.url)
-        assert (card.block_size, card.kv_blocks, card.max_len) == (16, 512, 4096)
+        assert (card.block_size, card.kv_blocks, card.max_model_len) == (16, 512, 4096)
         assert card.adapters == ("tuned",) and card.engine == "sim" and card.topic == "kv@1"
         assert len(card.events) == len(card.replay) == 1
         assert speed is not None and speed["prefill_slope"] > 0 and speed["decode_base"] > 0

@@ -49,7 +49,7 @@ class Straight:
         return 1.0
 
 
-LIMITS = EngineLimits(max_batched_tokens=2048, max_seqs=256, kv_tokens=100_000)
+LIMITS = EngineLimits(max_num_batched_tokens=2048, max_num_seqs=256, kv_tokens=100_000)
 
 
 def test_sla_end_to_end_the_capacities():
@@ -72,7 +72,9 @@ def test_a_service_level_out_of_reach_gives_the_best_there_is():
     found = decode_capacity(Straight(), LIMITS, isl=1000, osl=200, itl=0.001)
     assert found.batch == 90 and not found.met
     assert (
-        prefill_capacity(Straight(), EngineLimits(max_batched_tokens=0, max_seqs=1, kv_tokens=1), isl=10, ttft=1.0)
+        prefill_capacity(
+            Straight(), EngineLimits(max_num_batched_tokens=0, max_num_seqs=1, kv_tokens=1), isl=10, ttft=1.0
+        )
         is None
     )
 

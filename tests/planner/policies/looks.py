@@ -22,7 +22,7 @@ def engine(role: str, number: int, **told) -> EngineState:
         "queued_prefill_tokens": 0,
         "queued_decode_kv": 0,
         "decode_kv": 0,
-        "limits": EngineLimits(kv_tokens=KV, max_seqs=256, max_batched_tokens=2048, max_len=LENGTH),
+        "limits": EngineLimits(kv_tokens=KV, max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=LENGTH),
     }
     return EngineState(worker=WorkerId(f"{role}-{number}"), role=role, **{**known, **told})
 

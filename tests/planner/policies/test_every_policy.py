@@ -30,9 +30,9 @@ def engines(draw):
         "waiting": draw(st.none() | st.integers(0, 300)),
         "limits": EngineLimits(
             kv_tokens=draw(st.sampled_from([None, 0, 100_000])),
-            max_len=draw(st.sampled_from([None, 8192])),
-            max_batched_tokens=draw(st.sampled_from([None, 512, 8192])),
-            max_seqs=draw(st.sampled_from([None, 1, 256])),
+            max_model_len=draw(st.sampled_from([None, 8192])),
+            max_num_batched_tokens=draw(st.sampled_from([None, 512, 8192])),
+            max_num_seqs=draw(st.sampled_from([None, 1, 256])),
         ),
         "steps": StepStats(
             passes=passes,

@@ -20,7 +20,7 @@ from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan, StartUp
 from penstock.traffic.traffic_request import TrafficRequest
 
-ENGINE = SimSettings(kv_blocks=2000, max_seqs=32)
+ENGINE = SimSettings(kv_blocks=2000, max_num_seqs=32)
 KNOWN = KnownSpeeds(metrics={"self-benchmark": perf_metrics(ENGINE)})
 SLO = Slo(ttft=1.0, itl=0.02)
 INPUTS = PolicyInputs(slo=SLO, speeds={"": {"prefill": KNOWN, "decode": KNOWN, "aggregated": KNOWN}})

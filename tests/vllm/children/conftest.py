@@ -20,7 +20,7 @@ def cluster(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
     arguments += ["--frontend.port", str(free_port()), f"--command={venv / 'bin' / 'vllm'}"]
     arguments += [f"--args={','.join(CPU_FLAGS)}", "--supervise.start_timeout", str(START_LIMIT)]
     arguments += ["--canary.idle", "4", "--canary.timeout", "3"]
-    for knob, value in (("block_size", BLOCK), ("kv_blocks", BLOCKS), ("max_len", 2048)):
+    for knob, value in (("block_size", BLOCK), ("kv_blocks", BLOCKS), ("max_model_len", 2048)):
         arguments += ["--set", f"{pool}.{knob}={value}"]
     env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     with served(folder, *arguments, env=env, start_limit=START_LIMIT) as cluster:

@@ -22,7 +22,7 @@ def test_every_engine_is_known_for_what_it_is(cluster: Served) -> None:
         assert worker["index"] == "exact"
         assert worker["pid"] in cluster.children()
     (model,) = found["models"]
-    assert model["name"] == MODEL and model["max_len"] == 2048 and model["index"] == "exact"
+    assert model["name"] == MODEL and model["max_model_len"] == 2048 and model["index"] == "exact"
     assert [f for f in found["findings"] if f["level"] == "error"] == []
 
 

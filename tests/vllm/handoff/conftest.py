@@ -23,7 +23,7 @@ def config(venv: Path, checkpoint: Path) -> str:
             "replicas": 1,
             "block_size": BLOCK,
             "kv_blocks": BLOCKS,
-            "max_len": 2048,
+            "max_model_len": 2048,
             "command": str(venv / "bin" / "vllm"),
             "model_path": str(checkpoint),
             "args": [*CPU_FLAGS, "--enable-prompt-tokens-details", f"--kv-transfer-config={json.dumps(KV)}"],

@@ -37,7 +37,7 @@ def config(venv: Path, checkpoint: Path, policy: dict[str, Any]) -> dict[str, An
         "replicas": 1,
         "block_size": BLOCK,
         "kv_blocks": 256,
-        "max_len": 2048,
+        "max_model_len": 2048,
         "command": str(venv / "bin" / "vllm"),
         "model_path": str(checkpoint),
         "args": flags,

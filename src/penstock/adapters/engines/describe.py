@@ -53,7 +53,11 @@ async def describe(
             given["engine"] = dialect.name
     else:
         fields = await kind.card(server, mine) or {}
-    known = {"max_len": mine.get("max_model_len"), **{key: v for key, v in fields.items() if v is not None}, **given}
+    known = {
+        "max_model_len": mine.get("max_model_len"),
+        **{key: v for key, v in fields.items() if v is not None},
+        **given,
+    }
     card = {name: value for name, value in known.items() if value is not None}
     if card.get("role", "aggregated") in ("prefill", "decode") and "handoff" not in card:
         card["handoff"] = USUAL.get(card.get("engine", ""))

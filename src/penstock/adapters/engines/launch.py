@@ -88,8 +88,8 @@ def _sim(model: str, pool: PoolSettings, port: int, host: str) -> Launch:
         card={
             **overrides_of(pool),
             "engine": "sim",
-            "max_seqs": pool.sim.max_seqs,
-            "max_batched_tokens": pool.sim.max_batched_tokens,
+            "max_num_seqs": pool.sim.max_num_seqs,
+            "max_num_batched_tokens": pool.sim.max_num_batched_tokens,
         },
     )
 
@@ -114,8 +114,8 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
     for flag, number in (
         ("--block-size", pool.block_size),
         ("--num-gpu-blocks-override", pool.kv_blocks),
-        ("--max-model-len", pool.max_len),
-        ("--max-num-batched-tokens", pool.max_batched_tokens),
+        ("--max-model-len", pool.max_model_len),
+        ("--max-num-batched-tokens", pool.max_num_batched_tokens),
     ):
         if number is not None:
             flags[flag] = str(number)
@@ -154,7 +154,7 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
         labels.pop("priority", None)  # the operator decides now whether it schedules by priority
     seqs = _value(pool.args, "max-num-seqs")
     if seqs is not None and seqs.isdecimal():
-        card["max_seqs"] = int(seqs)  # the server itself does not report it
+        card["max_num_seqs"] = int(seqs)  # the server itself does not report it
     for label, flag in ((TP_SIZE, "tensor-parallel-size"), (PP_SIZE, "pipeline-parallel-size")):
         size = _value(pool.args, flag) or flags.get(f"--{flag}")
         if size is not None and size != "1":
@@ -179,13 +179,13 @@ def _llamacpp(model: str, pool: PoolSettings, port: int, gpus: Sequence[int], ho
     if Path(pool.program).name.startswith("llama-server"):
         argv: tuple[str, ...] = (pool.program,)
         flags |= {"--alias": model, "--metrics": None, "--slots": None}
-        context = {"--ctx-size": pool.max_len}
+        context = {"--ctx-size": pool.max_model_len}
     else:  # the server of the Python package
         argv = (pool.program, "-m", "llama_cpp.server")
         # It serves one request at a time, and by default drops the running one when the next one comes.
         flags |= {"--model_alias": model, "--interrupt_requests": "false"}
-        context = {"--n_ctx": pool.max_len or 0}  # 0 is the model's own
-        card["max_seqs"] = 1
+        context = {"--n_ctx": pool.max_model_len or 0}  # 0 is the model's own
+        card["max_num_seqs"] = 1
     flags |= {flag: str(number) for flag, number in context.items() if number is not None}
     env = {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus)} if gpus else {}
     return Launch(

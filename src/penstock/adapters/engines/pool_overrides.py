@@ -17,8 +17,8 @@ def overrides_of(pool: PoolSettings, url: str | None = None) -> dict[str, Any]:
         "layout": pool.layout,
         "block_size": pool.block_size,
         "kv_blocks": pool.kv_blocks,
-        "max_len": pool.max_len,
-        "max_batched_tokens": pool.max_batched_tokens,
+        "max_model_len": pool.max_model_len,
+        "max_num_batched_tokens": pool.max_num_batched_tokens,
     }
     labels = {**pool.labels, **({"priority": "on"} if takes_priority(pool) else {})}
     if labels:

@@ -232,7 +232,7 @@ def _waiting(rank: RankCounters, engine: WorkerCounters, window: StepStats | Non
     The passes' queue is a mean over a window that may be seconds old; the placed requests are of now.
     """
     queued = None if window is None else _mean(window.queued_requests, window)
-    most = engine.limits.max_seqs
+    most = engine.limits.max_num_seqs
     beyond = None if most is None else max(0, rank.running - most)
     known = [number for number in (queued, beyond) if number is not None]
     return min(rank.running, max(known)) if known else None

@@ -207,7 +207,7 @@ class FrontendMetrics(MetricNamesOf):
             *(self.active, self.inflight, self.queued, self.pending, self.queue_length, self.registered),
             *(self.mismatch, self.blind, self.ready, self.worker_blocks, self.worker_prefill, self.breaker_open),
             *(self.index_state, self.worker_ready, self.block_size, self.total_blocks, self.context_length),
-            *(self.max_seqs, self.max_batched, self.migration),
+            *(self.max_num_seqs, self.max_batched, self.migration),
             *(self.pass_time, self.pass_seqs, self.pass_kv, self.pass_waiting),
         ):
             gauge.clear()
@@ -233,9 +233,9 @@ class FrontendMetrics(MetricNamesOf):
             for gauge, value in (
                 (self.block_size, card.block_size),
                 (self.total_blocks, card.kv_blocks),
-                (self.context_length, card.max_len),
-                (self.max_seqs, card.max_seqs),
-                (self.max_batched, card.max_batched_tokens),
+                (self.context_length, card.max_model_len),
+                (self.max_num_seqs, card.max_num_seqs),
+                (self.max_batched, card.max_num_batched_tokens),
             ):
                 if value is not None:  # unknown is not zero: no sample
                     gauge.set(card.model, to=value)

@@ -69,7 +69,7 @@ class MetricNamesOf:
         model = new.below("model_")
         self.ready = model.gauge("ready", "1 where a worker can take requests.", "model")
         self.total_blocks = model.gauge("total_kv_blocks", "KV blocks of a worker.", "model")
-        self.max_seqs = model.gauge("max_num_seqs", "Sequences that a worker runs at once.", "model")
+        self.max_num_seqs = model.gauge("max_num_seqs", "Sequences that a worker runs at once.", "model")
         self.max_batched = model.gauge("max_num_batched_tokens", "Tokens of one forward pass.", "model")
         self.context_length = model.gauge("context_length", "Longest prompt and output together.", "model")
         self.block_size = model.gauge("kv_cache_block_size", "Tokens per KV block.", "model")

@@ -34,8 +34,8 @@ COMMON_OF_POOL = (
     "env",
     "sim.block_size",
     "sim.kv_blocks",
-    "sim.max_seqs",
-    "sim.max_batched_tokens",
+    "sim.max_num_seqs",
+    "sim.max_num_batched_tokens",
     "sim.timing.speed_up",
 )
 _BOOLEAN_WORDS = ("true", "false", "yes", "no", "on", "off")

@@ -61,7 +61,7 @@ TAIL = """
 - `tls_cert` and `tls_key` come together. A key that opens `/admin` is not one that clients have.
 - `frontend.admin_port` differs from `frontend.port`; several frontend processes need a fixed port and share no
   admin port.
-- A simulated engine's `max_batched_tokens` holds one decode step of `max_seqs` requests."""
+- A simulated engine's `max_num_batched_tokens` holds one decode step of `max_num_seqs` requests."""
 
 
 def configuration_page() -> str:

@@ -87,10 +87,10 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
     kv_blocks: Annotated[
         int | None, Knob("KV blocks of one engine, where the server does not tell it.", unit="blocks", gt=0)
     ] = None
-    max_len: Annotated[
+    max_model_len: Annotated[
         int | None, Knob("Longest prompt and output together, where the server does not tell it.", unit="tokens", gt=0)
     ] = None
-    max_batched_tokens: Annotated[
+    max_num_batched_tokens: Annotated[
         int | None,
         Knob(
             "Tokens of one forward pass, where the server does not tell it; router.queue.threshold needs it.",

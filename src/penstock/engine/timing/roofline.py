@@ -210,7 +210,7 @@ class RooflineTiming:
         return TabulatedSteps.of(self._base(seqs) + self._far * kv + self._near * near)
 
     def _base(self, seqs: int) -> float:
-        """Return what a decode step of so many sequences takes before it reads KV; there are max_seqs of these."""
+        """Return what a decode step of so many sequences takes before it reads KV; there are max_num_seqs of these."""
         base = self._bases.get(seqs)
         if base is None:
             base = self._bases[seqs] = self._scale * self._roofline.without_decode_attention(Work(seqs, seqs, seqs))

@@ -282,7 +282,7 @@ class Attempt:
         content_type = call.content_type
         if answer.job.parsed is not None and overflows(text):
             status, content_type = 400, "application/json"
-            body = refusal_body(body, answer.resolved.max_len, answer.job.parsed.prompt_field)
+            body = refusal_body(body, answer.resolved.max_model_len, answer.job.parsed.prompt_field)
         answer.refused(self.dispatch, f"the engine refused: {text}", status)
         if answer.caller.begun:
             return False

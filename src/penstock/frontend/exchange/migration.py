@@ -170,7 +170,7 @@ def leg_of(
     whole.extend(transcript.ids)
     if len(whole) > tokens_max:
         raise MigrationImpossible(f"prompt and output have {len(whole)} tokens, of which {tokens_max} may go on")
-    room = None if resolved.max_len is None else resolved.max_len - len(prompt_ids)
+    room = None if resolved.max_model_len is None else resolved.max_model_len - len(prompt_ids)
     left = left_of(parsed, done, room)
     if left is None:
         raise MigrationImpossible("neither it nor the engine says how long it may become")

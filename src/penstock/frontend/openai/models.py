@@ -70,5 +70,5 @@ def _entry(service: Service, name: str) -> ModelEntry:
         owned_by=OWNER,
         root=name if card is None else card.model,
         parent=None if card is None or card.model == name else card.model,
-        max_model_len=msgspec.UNSET if card is None or card.max_len is None else card.max_len,
+        max_model_len=msgspec.UNSET if card is None or card.max_model_len is None else card.max_model_len,
     )

@@ -24,7 +24,7 @@ class ResolvedModel:
     adapter: str | None
     tokenizer: PromptTokenizer | None
     block_size: int
-    max_len: int | None
+    max_model_len: int | None
 
 
 class ModelCatalog:
@@ -86,7 +86,7 @@ class ModelCatalog:
                     status=404,
                 )
             adapter, model = name, cards[0].model
-        lengths = [card.max_len for card in cards if card.max_len is not None]
+        lengths = [card.max_model_len for card in cards if card.max_model_len is not None]
         # A worker of unknown context length may take what the others can't.
         most = max(lengths) if lengths and len(lengths) == len(cards) else None
         return ResolvedModel(model, adapter, self.tokenizers.get(model), self._cluster.block_size(model), most)
@@ -148,5 +148,5 @@ def check_prompt(resolved: ResolvedModel, isl: int, prompt_max: int | None, para
     """
     if prompt_max is not None and isl > prompt_max:
         raise rejected(context_overflow.above_limit(isl, prompt_max, param), param, code=context_overflow.CODE)
-    if resolved.max_len is not None and isl >= resolved.max_len:
-        raise rejected(context_overflow.too_long(isl, resolved.max_len, param), param, code=context_overflow.CODE)
+    if resolved.max_model_len is not None and isl >= resolved.max_model_len:
+        raise rejected(context_overflow.too_long(isl, resolved.max_model_len, param), param, code=context_overflow.CODE)

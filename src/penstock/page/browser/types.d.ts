@@ -185,7 +185,7 @@ export type Mark = {
 export type ModelStatus = {
   name: string;
   block_size?: number | null;
-  max_len?: number | null;
+  max_model_len?: number | null;
   ready?: boolean;
   workers?: number;
   index?: "approximate" | "exact" | "mixed" | "off";

@@ -48,10 +48,14 @@ def prefill_capacity(
     if limits.none:
         return None
     tokens = effective_isl(isl, hit_rate)
-    most = 1 if tokens > limits.max_batched_tokens else min(limits.max_seqs, limits.max_batched_tokens // tokens)
+    most = (
+        1
+        if tokens > limits.max_num_batched_tokens
+        else min(limits.max_num_seqs, limits.max_num_batched_tokens // tokens)
+    )
     rates: list[EngineRate] = []
     for batch in batches(most):
-        seconds = chunked_seconds(model, tokens * batch, limits.max_batched_tokens)
+        seconds = chunked_seconds(model, tokens * batch, limits.max_num_batched_tokens)
         rates.append(EngineRate(batch / seconds, seconds, batch, seconds <= ttft))
     return _best(rates)
 
@@ -70,7 +74,7 @@ def decode_capacity(
     if limits.none or osl <= 0.0 or context <= 0 or accept <= 0.0:
         return None
     rates: list[EngineRate] = []
-    for batch in batches(min(limits.max_seqs, limits.kv_tokens // context)):
+    for batch in batches(min(limits.max_num_seqs, limits.kv_tokens // context)):
         gap = max(LEAST, float(model.decode(batch, batch * context))) / accept
         rates.append(EngineRate(batch / (osl * gap), gap, batch, gap <= itl))
     return _best(rates)
@@ -96,9 +100,9 @@ def aggregated_capacity(
     if limits.none or osl <= 0.0 or context <= 0 or accept <= 0.0:
         return None
     rates: list[EngineRate] = []
-    for batch in batches(min(limits.max_seqs, limits.kv_tokens // context)):
+    for batch in batches(min(limits.max_num_seqs, limits.kv_tokens // context)):
         beside = math.ceil(batch * accept * tokens / osl)
-        chunk = limits.max_batched_tokens - batch
+        chunk = limits.max_num_batched_tokens - batch
         if chunk <= 0 or (beside > chunk and rates):
             break
         gap = max(LEAST, float(model.mixed(min(beside, chunk), batch, batch * context))) / accept

@@ -136,15 +136,17 @@ class PrefillRegression(FittedLine):
     def __init__(self) -> None:
         super().__init__(1)
 
-    def ttft(self, queued: float, isl: float, max_batched_tokens: int, hit_rate: float | None = None) -> float | None:
+    def ttft(
+        self, queued: float, isl: float, max_num_batched_tokens: int, hit_rate: float | None = None
+    ) -> float | None:
         """Return seconds until the first token of one more prompt, behind ``queued`` waiting tokens."""
-        return chunked(self, fresh(queued + isl, hit_rate), max_batched_tokens)
+        return chunked(self, fresh(queued + isl, hit_rate), max_num_batched_tokens)
 
     def capacity(
-        self, isl: float, max_batched_tokens: int, ttft: float, hit_rate: float | None = None
+        self, isl: float, max_num_batched_tokens: int, ttft: float, hit_rate: float | None = None
     ) -> EngineRate | None:
         """Return the rate of one engine, one prompt after the other. It counts even where it misses the TTFT."""
-        seconds = chunked(self, fresh(isl, hit_rate), max_batched_tokens)
+        seconds = chunked(self, fresh(isl, hit_rate), max_num_batched_tokens)
         return EngineRate(1.0 / seconds, seconds, 1, seconds <= ttft) if seconds else None
 
 
@@ -165,14 +167,14 @@ class DecodeRegression(FittedLine):
         itl: float,
         *,
         kv_tokens: int | None = None,
-        max_seqs: int | None = None,
+        max_num_seqs: int | None = None,
         accept: float = 1.0,
     ) -> EngineRate | None:
         """Return the rate of one engine with the largest batch that keeps ``itl`` seconds; one sequence may miss it."""
         if self.fit is None or itl <= 0.0 or context <= 0.0 or osl <= 0.0:
             return None
         most = (self.most[1] if kv_tokens is None else kv_tokens) / context
-        top = max(1, int(min(most or 256.0, 1e9 if max_seqs is None else max_seqs)))
+        top = max(1, int(min(most or 256.0, 1e9 if max_num_seqs is None else max_num_seqs)))
 
         def seconds(batch: int) -> float:
             return self.seconds(batch, batch * context) / accept
@@ -192,10 +194,10 @@ class AggregatedRegression(FittedLine):
         super().__init__(2)
 
     def ttft(
-        self, queued: float, isl: float, max_batched_tokens: int, kv: float, hit_rate: float | None = None
+        self, queued: float, isl: float, max_num_batched_tokens: int, kv: float, hit_rate: float | None = None
     ) -> float | None:
         """Return seconds until the first token of one more prompt, while ``kv`` tokens are decoded beside it."""
-        return chunked(self, fresh(queued + isl, hit_rate), max_batched_tokens, kv)
+        return chunked(self, fresh(queued + isl, hit_rate), max_num_batched_tokens, kv)
 
     def itl(self, prefill_tokens: float, kv: float, context: float) -> float | None:
         """Return the ITL of one more request, with so many prompt tokens in the mean pass."""

@@ -31,11 +31,11 @@ class AnswerWindow(NamedTuple):
     seconds: float
 
 
-def prefill_row(traffic: Traffic, engines: int, max_seqs: float) -> AnswerWindow | None:
+def prefill_row(traffic: Traffic, engines: int, max_num_seqs: float) -> AnswerWindow | None:
     """Return the prefill that a window's answers imply; None where they imply none.
 
     Args:
-        engines: how many served them; ``max_seqs``: sequences that one of them runs at a time.
+        engines: how many served them; ``max_num_seqs``: sequences that one of them runs at a time.
     """
     mix = mix_of(traffic)
     prefill = None if mix is None else quickest(traffic, mix)
@@ -43,20 +43,20 @@ def prefill_row(traffic: Traffic, engines: int, max_seqs: float) -> AnswerWindow
         return None
     tokens, seconds = prefill
     most = engines * traffic.seconds / traffic.answered
-    if max_seqs <= 1.0:  # it decodes in no other pass
+    if max_num_seqs <= 1.0:  # it decodes in no other pass
         most -= (traffic.itl_mean or 0.0) * (traffic.output_tokens / traffic.answered - 1.0)
     return AnswerWindow(tokens, 0.0, 0.0, min(seconds, most)) if most > 0.0 else None
 
 
-def decode_row(traffic: Traffic, engines: int, max_seqs: float) -> AnswerWindow | None:
+def decode_row(traffic: Traffic, engines: int, max_num_seqs: float) -> AnswerWindow | None:
     """Return the decode step that a window's answers imply; None where they imply none. Arguments as above."""
     mix, gap = mix_of(traffic), traffic.itl_mean
     made = traffic.output_tokens - traffic.answered  # the first token of an answer comes from its prefill
     if mix is None or not gap or made <= 0:
         return None
     each = 1.0 / (engines * traffic.seconds)
-    seqs = min(max_seqs, 1.0 + gap * made * each)
-    fresh = traffic.answered * mix.mean(mix.fresh) * each * gap if max_seqs > 1.0 else 0.0
+    seqs = min(max_num_seqs, 1.0 + gap * made * each)
+    fresh = traffic.answered * mix.mean(mix.fresh) * each * gap if max_num_seqs > 1.0 else 0.0
     return AnswerWindow(fresh, seqs, seqs * mix.mean(mix.isl + mix.osl / 2.0), gap)
 
 

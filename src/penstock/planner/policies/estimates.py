@@ -109,7 +109,7 @@ class RoleRegressions:
     def _ttft(
         self, queued: float, typical: RequestShape[float], limits: EngineLimits[int], kv: tuple[float, ...]
     ) -> float | None:
-        return chunked(self.line, fresh(queued + typical.isl, typical.hit_rate), limits.max_batched_tokens, *kv)
+        return chunked(self.line, fresh(queued + typical.isl, typical.hit_rate), limits.max_num_batched_tokens, *kv)
 
     def _itl(self, seqs: float, kv: float, typical: RequestShape[float]) -> float:
         if self.role == "aggregated":

@@ -93,7 +93,7 @@ class RoleSpeeds:
             engines = list(observed.engines(role))
             if not engines or speed.prior is not None or any(is_informative(each.steps) for each in engines):
                 continue
-            most = min(each.limits.max_seqs or np.inf for each in engines)
+            most = min(each.limits.max_num_seqs or np.inf for each in engines)
             rows = [
                 None if role == "decode" else prefill_row(recent, len(engines), most),
                 None if role == "prefill" else decode_row(recent, len(engines), most),

@@ -141,7 +141,7 @@ def load_of(engine: EngineState, tokens: bool = False) -> float | None:
             return None
         if tokens:
             return float(engine.queued_prefill_tokens)
-        return engine.queued_prefill_tokens / engine.limits.max_len if engine.limits.max_len else None
+        return engine.queued_prefill_tokens / engine.limits.max_model_len if engine.limits.max_model_len else None
     total = decode_kv_of(engine)
     if total is None or not engine.limits.kv_tokens:
         return None

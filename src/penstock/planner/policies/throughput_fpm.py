@@ -217,7 +217,7 @@ class ThroughputPropose:
         facts[team.name] = {"source": speed.source, "capacity": None if capacity is None else capacity._asdict()}
         if capacity is not None:
             batch = capacity.batch
-            tokens = float(min(limits.max_batched_tokens, batch * effective_isl(isl, hit)))
+            tokens = float(min(limits.max_num_batched_tokens, batch * effective_isl(isl, hit)))
             load = (tokens, 0.0, 0.0) if team.role == "prefill" else (0.0, batch, batch * decode_context(isl, osl))
             facts[team.name]["extrapolating"] = speed.extrapolating(*load)
         return capacity

@@ -103,8 +103,8 @@ class AttainmentModel:
         self._context = float(np.dot(weight, (shapes.isl + shapes.osl / 2.0) * shapes.osl)) / float(
             np.dot(weight, shapes.osl)
         )
-        self._passes = np.ceil(shapes.fresh / limits.max_batched_tokens)
-        self._seqs_max = max(1.0, min(limits.max_seqs, limits.kv_tokens / max(1.0, self._context)))
+        self._passes = np.ceil(shapes.fresh / limits.max_num_batched_tokens)
+        self._seqs_max = max(1.0, min(limits.max_num_seqs, limits.kv_tokens / max(1.0, self._context)))
 
     def relaxed(self, factor: float) -> "AttainmentModel":
         """Return the same mix on the same engine with a TTFT target that many times as long, and no ITL target."""

@@ -47,7 +47,7 @@ CONFIG = {
 ENGINE = SimSettings(
     block_size=64,
     kv_blocks=6000,
-    max_len=32_768,
+    max_model_len=32_768,
     emit_decode_blocks=False,
     timing=TimingSettings(kind="roofline", gpu="a100", model="config.json"),
 )
@@ -98,8 +98,8 @@ def sizing_of(layout: str, requests: Iterable[TrafficRequest]) -> Sizing:
         count_into(mix, shape_bin(request.isl, request.osl, 0.0))
     model = BenchmarkTable.of_metrics(known_speeds().metrics["self-benchmark"])
     limits = EngineLimits(
-        max_seqs=ENGINE.max_seqs,
-        max_batched_tokens=ENGINE.max_batched_tokens,
+        max_num_seqs=ENGINE.max_num_seqs,
+        max_num_batched_tokens=ENGINE.max_num_batched_tokens,
         kv_tokens=ENGINE.blocks * ENGINE.block_size,
     )
     serving = AttainmentModel(model, limits, WorkloadMix.of_bins(mix), SLO.of(None))

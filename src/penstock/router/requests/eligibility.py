@@ -57,7 +57,7 @@ def eligible(
             reason = "failed this request before"
         if reason is not None:
             by_wish = False
-        elif picky or (card.max_len is not None and isl >= card.max_len):
+        elif picky or (card.max_model_len is not None and isl >= card.max_model_len):
             reason = _unwanted(request, worker, pin)
         if reason is None and wish.rank is None:
             targets += places
@@ -113,6 +113,6 @@ def _unwanted(request: RoutedRequest, worker: RosterWorker, pin: WorkerId | None
     if event.adapter is not None and event.adapter not in card.adapters:
         return f"has no adapter {event.adapter}"
     prompt = request.prompt
-    if card.max_len is not None and prompt.isl >= card.max_len and not prompt.estimated:
-        return f"has a maximum context length of {card.max_len} tokens, the prompt has {prompt.isl}"
+    if card.max_model_len is not None and prompt.isl >= card.max_model_len and not prompt.estimated:
+        return f"has a maximum context length of {card.max_model_len} tokens, the prompt has {prompt.isl}"
     return None

@@ -117,7 +117,7 @@ def _all_busy(core: RouterState, pool: ModelPool, targets: list[tuple[Target, Ro
     if share is None:
         return False
     for target, worker in targets:
-        most = worker.card.max_batched_tokens
+        most = worker.card.max_num_batched_tokens
         # A worker that does not report its batch size can't be called busy by it.
         if most is None or pool.active.load(target).prefill_tokens <= share * most:
             return False

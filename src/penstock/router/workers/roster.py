@@ -119,7 +119,9 @@ class Roster:
                     known.targets.extend(targets)
                 else:
                     known.excluded.extend([Excluded(target=target, reason=reason) for target, _ in targets])
-            lengths = [worker.card.max_len for _, worker in known.targets if worker.card.max_len is not None]
+            lengths = [
+                worker.card.max_model_len for _, worker in known.targets if worker.card.max_model_len is not None
+            ]
             known = self._usual[model] = known._replace(isl_max=min(lengths, default=known.isl_max))
         return known
 

@@ -23,8 +23,8 @@ async def card(server: EngineServer, model: Mapping[str, Any]) -> CardFields | N
     if model.get("owned_by") != "llamacpp" and not (isinstance(settings, dict) and "total_slots" in props):
         return None
     reported: CardFields = {
-        "max_seqs": whole(props.get("total_slots")),
-        "max_len": whole(settings.get("n_ctx")) if isinstance(settings, dict) else None,
+        "max_num_seqs": whole(props.get("total_slots")),
+        "max_model_len": whole(settings.get("n_ctx")) if isinstance(settings, dict) else None,
     }
     if isinstance(props.get("build_info"), str):
         reported["labels"] = {"version": props["build_info"]}

@@ -11,7 +11,8 @@ async def card(server: EngineServer, model: Mapping[str, Any]) -> CardFields | N
     """Read what an entry of ``/v1/models`` may hold beside the name."""
     meta = model.get("meta")
     return {
-        "max_len": whole(model.get("context_length")) or (whole(meta.get("n_ctx")) if isinstance(meta, dict) else None)
+        "max_model_len": whole(model.get("context_length"))
+        or (whole(meta.get("n_ctx")) if isinstance(meta, dict) else None)
     }
 
 

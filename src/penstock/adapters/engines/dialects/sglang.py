@@ -29,9 +29,9 @@ async def card(server: EngineServer, model: Mapping[str, Any]) -> CardFields | N
     reported: CardFields = {
         "block_size": page,
         "kv_blocks": tokens // page if tokens is not None and page is not None else None,
-        "max_seqs": whole(info.get("max_running_requests")),
-        "max_batched_tokens": whole(info.get("chunked_prefill_size")),
-        "max_len": whole(info.get("context_length")) or whole(info.get("max_req_input_len")),
+        "max_num_seqs": whole(info.get("max_running_requests")),
+        "max_num_batched_tokens": whole(info.get("chunked_prefill_size")),
+        "max_model_len": whole(info.get("context_length")) or whole(info.get("max_req_input_len")),
         "tokenizer": folder(info.get("tokenizer_path")),
     }
     if isinstance(info.get("version"), str):

@@ -51,8 +51,8 @@ def cache_card(labels: Mapping[str, str]) -> CardFields:
     return {
         "block_size": whole(labels.get("block_size")),
         "kv_blocks": whole(labels.get("num_gpu_blocks")),
-        "max_seqs": whole(labels.get("max_num_seqs")),
-        "max_batched_tokens": whole(labels.get("max_num_batched_tokens")),
+        "max_num_seqs": whole(labels.get("max_num_seqs")),
+        "max_num_batched_tokens": whole(labels.get("max_num_batched_tokens")),
     }
 
 

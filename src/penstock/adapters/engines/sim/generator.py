@@ -40,7 +40,7 @@ class Generator:
     def __init__(self, server: GeneratingServer) -> None:
         settings = server.settings
         usable = (settings.blocks - settings.watermark_blocks) * settings.block_size - settings.num_speculative_tokens
-        self.limit = min(settings.max_len, usable)
+        self.limit = min(settings.max_model_len, usable)
         """Longest prompt and output together that this engine can hold, in tokens."""
         self.reader = RequestReader(server.text, server.model, server.adapters, self.limit)
         self._server = server

@@ -82,7 +82,7 @@ class LiveEngine:
     ) -> None:
         self.settings = settings
         self.engine = Engine(settings, table=table, words=words, end=end, turn=turn)
-        self.metrics = SimMetrics(settings.max_len)
+        self.metrics = SimMetrics(settings.max_model_len)
         self.exchange = KvTransferServer(self)
         self._publish = publish
         self._loop = asyncio.get_running_loop()

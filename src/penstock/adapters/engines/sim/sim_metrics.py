@@ -35,8 +35,8 @@ class SimHistogram:
 class SimMetrics:
     """Measurements per request. Times are the engine's, so free of the server's own delay."""
 
-    def __init__(self, max_len: int) -> None:
-        tokens = list(one_two_five(max_len))
+    def __init__(self, max_model_len: int) -> None:
+        tokens = list(one_two_five(max_model_len))
         self.histograms: dict[str, tuple[str, SimHistogram]] = {
             "time_to_first_token_seconds": ("Time to first token in seconds.", SimHistogram(FIRST_TOKEN)),
             "inter_token_latency_seconds": ("Time between two tokens in seconds.", SimHistogram(BETWEEN)),
@@ -174,7 +174,7 @@ def render(metrics: SimMetrics, engine: Engine, settings: SimSettings, model: st
     config = (
         f'block_size="{settings.block_size}",cache_dtype="auto",enable_prefix_caching="{settings.enable_prefix_caching}",'
         f'kv_cache_size_tokens="{settings.capacity}",num_gpu_blocks="{settings.blocks}",'
-        f'max_num_seqs="{settings.max_seqs}",max_num_batched_tokens="{settings.max_batched_tokens}"'
+        f'max_num_seqs="{settings.max_num_seqs}",max_num_batched_tokens="{settings.max_num_batched_tokens}"'
     )
     put("cache_config_info", "gauge", "Settings of the cache.", {config: 1})
     timing = engine.timing
