@@ -75,5 +75,5 @@ def test_whatever_happens_all_becomes_as_desired(first: int) -> None:
 
 def test_a_snapshot_of_another_version_is_refused() -> None:
     fleet = Fleet()
-    with pytest.raises(ValueError, match="a fleet has version 99, and this release reads 1"):
+    with pytest.raises(ValueError, match="a fleet has version 99, and this release reads 2"):
         fleet.restore({**fleet.snapshot(), "version": 99})
