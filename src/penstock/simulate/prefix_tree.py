@@ -6,8 +6,8 @@ goes on makes it longer, one that leaves it earlier begins a run of its own.
 """
 
 from array import array
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from penstock.kernel.block_runs import RUN_MAX, Chain
 from penstock.kernel.hashing import block_hashes
@@ -15,8 +15,9 @@ from penstock.traffic.traffic_request import TrafficRequest
 
 _MASK = (1 << 64) - 1
 
-Units = Any
-"""What runs are made of, in order: ids of the trace, as an array of 64-bit numbers, or a list of other keys."""
+Units: TypeAlias = "array[int]"
+"""What runs are made of, in order: ids of the trace, or hashes of them, as 64-bit numbers."""
+_UNSHARED: Units = array("Q")
 
 
 class PrefixTree:
@@ -31,8 +32,8 @@ class PrefixTree:
             raise ValueError(f"a block has at least 1 token, not {block_size}")
         self.block_size = block_size
         self._units: list[Units] = []
-        """What each run is made of; None where nothing shares it."""
-        self._branches: dict[tuple[int, int, Hashable], int] = {}
+        """What each run is made of; nothing where nothing shares it."""
+        self._branches: dict[tuple[int, int, int], int] = {}
         """(run, units of it before the branch, the first unit behind it) -> run that goes on there"""
 
     def blocks(self, request: TrafficRequest) -> Chain:
@@ -54,18 +55,19 @@ class PrefixTree:
             return self._follow(_numbers(request.hash_ids), unit // size, root, request.isl // size)
         ids = request.hash_ids
         known_to = min(request.isl, len(ids) * unit)  # a record has no id for the last, partial block of its prompt
+        # 64 bits of each block's ids are compared only with those of the block at the same place of another prompt.
         made_of = [
-            (start % unit, *ids[start // unit : (start + size - 1) // unit + 1])
+            hash((start % unit, *ids[start // unit : (start + size - 1) // unit + 1])) & _MASK
             for start in range(0, known_to - size + 1, size)
         ]
-        return self._follow(made_of, 1, root, len(made_of))
+        return self._follow(array("Q", made_of), 1, root, len(made_of))
 
     def _alone(self, count: int) -> Chain:
         """Name blocks that nothing else has."""
         parts: list[tuple[int, int]] = []
         while count > 0:
             parts.append((len(self._units), min(count, RUN_MAX)))
-            self._units.append(None)
+            self._units.append(_UNSHARED)
             count -= RUN_MAX
         return Chain(parts)
 
