@@ -152,6 +152,15 @@ async def test_an_empty_key_and_a_ttl_of_nothing_are_refused(stores: StoreHarnes
         await store.put("k", b"", ttl=0)
 
 
+async def test_what_is_alive_comes_in_the_order_of_its_keys(stores: StoreHarness) -> None:
+    a, b = stores.open(), stores.open()
+    for key in ("workers/c", "workers/a", "workers/b"):
+        await a.put(key, b"")
+    async with watching(b, "workers/") as watcher:
+        await watcher.until(dict.fromkeys(("workers/a", "workers/b", "workers/c"), b""))
+        assert list(watcher.alive) == ["workers/a", "workers/b", "workers/c"]
+
+
 async def test_closing_takes_out_what_was_leased_and_nothing_else(stores: StoreHarness) -> None:
     mine, other = stores.open(), stores.open()
     await mine.put("leased", b"1", ttl=TTL)

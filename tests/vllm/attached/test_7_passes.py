@@ -95,10 +95,13 @@ async def test_without_the_plug_in_metrics_tell_what_they_can(servers: Servers) 
 
 
 async def test_status_says_who_told(front: Served) -> None:
-    def sources() -> list[str | None]:
-        return [(worker.get("steps") or {}).get("source") for worker in front.get("/admin/status")[1]["workers"]]
+    def sources() -> dict[str, str | None]:
+        workers = front.get("/admin/status")[1]["workers"]
+        return {worker["id"]: (worker.get("steps") or {}).get("source") for worker in workers}
 
     async with asking() as http:
         for worker in ("attached-0", "attached-1"):
             await ask(http, front.url, completion("Hello", 20), headers={"x-penstock-worker": worker})
-    await eventually(lambda: sources() == ["plug-in", "metrics"], story=lambda: str(sources()))
+    await eventually(
+        lambda: sources() == {"attached-0": "plug-in", "attached-1": "metrics"}, story=lambda: str(sources())
+    )
