@@ -38,7 +38,8 @@ class CompiledModules(BuildHookInterface[Any]):
             return  # beside sources that are edited, machine code would be of yesterday
         source = Path(self.root, "src")
         modules = sorted(str(path.relative_to(source)) for path in compilable(source / "penstock"))
-        build = Path(tempfile.mkdtemp(prefix="penstock-compiled-"))
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-compiled-")  # goes with the builder's process
+        build = Path(self._folder.name)
         here = Path.cwd()
         os.chdir(source)
         try:

@@ -24,7 +24,7 @@ class StoreChange(NamedTuple):
 def changes_between(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> list[StoreChange]:
     """Return the changes from one state of a store to another: keys that are gone, then the others in their order."""
     gone = [StoreChange(key, None) for key in before if key not in now]
-    return gone + [StoreChange(key, value) for key, value in sorted(now.items()) if before.get(key) != value]
+    return gone + sorted(StoreChange(key, value) for key, value in now.items() if before.get(key) != value)
 
 
 class Store(Protocol):

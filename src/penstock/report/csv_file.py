@@ -1,5 +1,6 @@
 """Writes CSV files of figures beside a page: unknown is an empty cell, never 0."""
 
+import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -14,17 +15,14 @@ def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]],
     """
     try:
         with path.open("w", encoding="utf-8") as file:
-            file.write(",".join(head) + "\n")
-            for row in rows:
-                file.write(",".join(_cell(cell, digits) for cell in row) + "\n")
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(head)
+            writer.writerows([_cell(cell, digits) for cell in row] for row in rows)
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror}") from error
 
 
-def _cell(cell: object, digits: int) -> str:
-    if cell is None:
-        return ""
+def _cell(cell: object, digits: int) -> object:
     if isinstance(cell, float):
         return f"{cell:.{digits}g}"
-    text = str(cell).replace("\n", " ")
-    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"') else text
+    return cell.replace("\n", " ") if isinstance(cell, str) else cell

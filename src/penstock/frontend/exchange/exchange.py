@@ -159,10 +159,8 @@ class RequestExchange:
         code = {"engine": "engine_error", "overloaded": "overloaded", "deadline": "deadline_exceeded"}.get(closed.fault)
         caller, reason = self.answer.caller, closed.reason
         if closed.fault == "client" and overflows(reason):
-            code, reason = (
-                context_overflow.CODE,
-                context_overflow.in_openai_words(reason, self.answer.resolved.max_model_len),
-            )
+            code = context_overflow.CODE
+            reason = context_overflow.in_openai_words(reason, self.answer.resolved.max_model_len)
         if caller.begun:
             # No end mark and no keep-alive: a client must notice that this answer is not whole.
             try:

@@ -264,7 +264,7 @@ class _PrefillStage:
         else:
             fields = {**fields, "stream": False, "max_tokens": 1}
         once = {**fields, "stream": False, "max_tokens": 1}
-        self.made = PrefillResult(dispatch.attempt, dispatch.card, None, once, job.path, headers)
+        self._made = PrefillResult(dispatch.attempt, dispatch.card, None, once, job.path, headers)
         self._call = stages.engines.call(dispatch.card.url, job.path, msgspec.json.encode(fields), headers)
         self._began = time.monotonic()
         self._absence = WorkerAbsence(stages.cluster, dispatch.card)
@@ -281,9 +281,9 @@ class _PrefillStage:
             if call.status >= 400:
                 return self._refused(body)
             if self._handover is not None:
-                self.made.fields = self._handover.decode_params(_object(body))
-            kv_retained = self.made.fields is not None
-            self._stages.done(ticket.id, self.made)
+                self._made.fields = self._handover.decode_params(_object(body))
+            kv_retained = self._made.fields is not None
+            self._stages.done(ticket.id, self._made)
             ticket.staged(dispatch.attempt, kv_retained=kv_retained, cached=cached_tokens(usage_of(body)))
         except (EngineUnreachable, EngineBroken, CallStopped) as error:
             self._failed(error.message)

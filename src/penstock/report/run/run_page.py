@@ -47,20 +47,17 @@ WORKERS_OPEN = 12
 Pairs = list[tuple[float, float]]
 
 
-def write_report(run: Path | str, records: Sequence[RequestRecord] | None = None) -> Path:
+def write_report(run: Path | str) -> Path:
     """Write report.html and its CSV files into a run folder; return the page's path.
 
-    Args:
-        records: the content of requests.jsonl, where the caller has it already; it is read otherwise.
     Raises:
         ConfigError: the folder has no readable requests.jsonl, or can't be written.
     """
     folder = Path(run)
     try:
-        if records is None:
-            if not segments.there(folder / "requests.jsonl"):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            records = decode_records(line for file in segments.opened(folder / "requests.jsonl") for line in file)
+        if not segments.there(folder / "requests.jsonl"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        records = decode_records(line for file in segments.opened(folder / "requests.jsonl") for line in file)
     except OSError as error:
         raise ConfigError(f"{folder} has no readable requests.jsonl: {error.strerror}") from error
     except ValueError as error:

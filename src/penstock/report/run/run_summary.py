@@ -72,11 +72,10 @@ class RunTally:
     """Sums and columns of a run's records, which are not kept: some 60 bytes for each request."""
 
     def __init__(self, slo: Slo) -> None:
-        self.submitted = 0
         self._slo = slo
         self._outcomes: Counter[RecordOutcome] = Counter()
         self._in_slo = 0
-        self._prompt = self._output = self._short = 0
+        self._output = self._short = 0
         self._first, self._last, self._end = inf, -inf, -inf
         self._ttft, self._itl_mean, self._tpot, self._e2e, self._queued, self._lateness = (array("d") for _ in range(6))
         self._workers: dict[str, _WorkerSums] = {}
@@ -87,11 +86,10 @@ class RunTally:
             return
         ok = [record for record in records if record.outcome == "ok"]
         arrivals = [record.arrival for record in records]
-        self.submitted += len(records)
         self._outcomes.update([record.outcome for record in records])
         self._output += sum([record.osl for record in records])
-        self._first, self._last = min(self._first, *arrivals), max(self._last, *arrivals)
-        self._end = max(self._end, *[record.arrival + record.e2e for record in records if record.e2e is not None], -inf)
+        self._first, self._last = min(self._first, min(arrivals)), max(self._last, max(arrivals))
+        self._end = max([self._end, *(record.arrival + record.e2e for record in records if record.e2e is not None)])
         self._short += sum([record.osl_requested is not None and record.osl != record.osl_requested for record in ok])
         self._in_slo += sum([record.within(self._slo) for record in ok])
         for column, values in (
@@ -117,9 +115,10 @@ class RunTally:
         outcomes, workers = self._outcomes, self._workers.values()
         ok, known = outcomes["ok"], sum(worker.known for worker in workers)
         cached = sum(worker.cached for worker in workers) if known else None
-        judged = self.submitted - outcomes["cancelled"]
+        submitted = outcomes.total()
+        judged = submitted - outcomes["cancelled"]
         return RunSummary(
-            submitted=self.submitted,
+            submitted=submitted,
             ok=ok,
             rejected=outcomes["rejected"],
             failed=outcomes["failed"],
@@ -140,8 +139,8 @@ class RunTally:
             e2e=spread(self._e2e),
             queued=spread(self._queued),
             lateness=spread(self._lateness),
-            arrivals_span=self._last - self._first if self.submitted else 0.0,
-            duration=max(self._end, self._last) - self._first if self.submitted else 0.0,
+            arrivals_span=self._last - self._first if submitted else 0.0,
+            duration=max(self._end, self._last) - self._first if submitted else 0.0,
             workers={name: worker.share(ok) for name, worker in sorted(self._workers.items())},
         )
 
