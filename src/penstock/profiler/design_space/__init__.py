@@ -1,0 +1,1 @@
+"""The design space of disaggregated serving: mappings of both pools, rate matching, Pareto frontiers."""
