@@ -31,6 +31,7 @@ SUITES: dict[str, list[str]] = {
         "tests/frontend",
         "tests/runtime",
         "tests/report",
+        "tests/profiler",
         "tests/docs",
         "tests/security",
         "tests/testing",

@@ -313,3 +313,14 @@ def eventually(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def test_a_planner_of_the_config_plans_in_the_simulation(tmp_path: Path) -> None:
+    config = tmp_path / "planned.yaml"
+    config.write_text("planner: {budget: {max_gpus: 3}}\nslo: {ttft: 1s, itl: 30ms}\n")
+    planned = variants(tmp_path, str(config), "--workload", "chat", "--rate", "4", "--duration", "120", "--no-html")[0]
+    fixed = variants(tmp_path, str(config), *SHORT, "--set", "planner.enabled=false")[0]
+    assert planned["gpu_hours"] < 3.5 * planned["simulated_s"] / 3600, "four were configured, three are allowed"
+    ticks = [json.loads(line) for line in (Path(planned["wall_run"]) / "planner.jsonl").read_text().splitlines()]
+    assert any(tick["outcome"] == "apply" for tick in ticks)
+    assert not (Path(fixed["wall_run"]) / "planner.jsonl").exists()

@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("penstock.cli.bench", "Load a server and measure it."),
     "study": ("penstock.cli.study", "Hold policies against each other in simulation."),
     "simulate": ("penstock.cli.simulate", "Run a cluster on virtual time and compare settings."),
+    "tune": ("penstock.cli.tune", "Search better settings by simulation."),
     "trace": ("penstock.cli.trace", "Inspect, convert, cut and scale traces of requests."),
     "doctor": ("penstock.cli.doctor", "Look for what is wrong on this machine and in the cluster."),
     "config": ("penstock.cli.config", "Write, check and show configs."),
@@ -46,13 +47,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Serve": ("up", "serve", "join", "attach", "forward"),
     "Look": ("status", "top", "explain", "ui", "replay", "runs"),
     "Operate": ("scale", "flip", "drain", "restart", "set", "planner"),
-    "Ask and measure": ("chat", "bench", "simulate", "study", "trace"),
+    "Ask and measure": ("chat", "bench", "simulate", "study", "tune", "trace"),
     "Set up": ("config", "doctor"),
 }
 """Headings of the help, each with its commands."""
 HIDDEN = {"engine": "penstock.cli.engine", "frontend": "penstock.cli.frontend"}
 """Processes of the supervisor that can be run by hand."""
-COMPUTE = ("planner", "study", "simulate")
+COMPUTE = ("planner", "study", "simulate", "tune")
 """Commands that compute; none of them starts engines, which choose their threads themselves."""
 
 USER_ERROR = 2

@@ -1,1 +1,1 @@
-"""From a model and an SLO to a deployment: measures engines, plans a deployment, searches the design space, tunes settings."""
+"""From a model and an SLO to a deployment: measures engines, plans deployments, tunes settings."""

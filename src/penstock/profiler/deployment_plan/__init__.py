@@ -1,1 +1,1 @@
-"""Deployment plans: candidates for a model, GPUs, an SLO and traffic, verified in simulation and written as a config."""
+"""Deployment plans: candidates for a model, GPUs, an SLO and traffic, verified in simulation."""

@@ -27,6 +27,7 @@ from penstock.fleet.journal import FleetBook
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos
 from penstock.kernel.request_record import RequestRecord
+from penstock.planner.planner import Planner
 from penstock.report.run.judged_slo import judged_by
 from penstock.report.run.run_page import write_gaps, write_report
 from penstock.report.run.run_summary import RunTally
@@ -36,6 +37,7 @@ from penstock.report.simulation.simulation_outcome import SimulationOutcome, as_
 from penstock.report.simulation.variant_processes import cores, in_processes
 from penstock.report.traffic_options import cut, of_clients, of_trace, of_workload
 from penstock.router.journal import RouterBook
+from penstock.runtime.planning.planner_report import RECORDS as TICK_RECORDS
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.records.run_folder import CsvRows, LineWriter, RunFolder
 from penstock.simulate.effect_handlers import FLEET, ROUTER
@@ -233,9 +235,13 @@ def _endless(options: SimulateOptions) -> Iterator[TrafficRequest]:
 def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) -> SimulationOutcome:
     """Simulate one variant and leave its run folder."""
     policy = None if options.policy is None else policy_of(options.policy)
+    planner = planner_of(variant.settings) if policy is None else None
     folder = RunFolder.create(options.out, "simulate", config=resolved_yaml(variant.settings), seed=options.seed)
     requests, decisions = folder.writer("requests.jsonl"), folder.writer("decisions.jsonl")
     files: list[LineWriter | JournalWriter] = [requests, decisions]
+    ticks = None if planner is None else folder.writer(TICK_RECORDS)
+    if ticks is not None:
+        files.append(ticks)
     rows = CsvRows(folder.path / "metrics.csv")
     slo = judged_by(variant.settings.slo)
     tally, recent = RunTally(slo), list[RequestRecord]()
@@ -267,6 +273,8 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
         Sessions(source) if options.closed_loop or options.concurrency is not None else source,
         watch=watch if keep.journal else None,
         policy=policy,
+        planner=planner,
+        ticked=lambda record: None if ticks is None else ticks.write(record),
         record=ended,
         decided=decisions.write if options.decisions else lambda decision: None,
         observe=lambda at, row: rows.append({"seconds": at, **row}),
@@ -311,6 +319,19 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
     if options.html:
         write_report(folder.path)
     return outcome
+
+
+def planner_of(settings: ClusterSettings) -> Planner | None:
+    """Return the planner that the settings switch on, as a live cluster has it; None where they do not.
+
+    Raises:
+        ConfigError: its policy can't be built.
+    """
+    if not settings.planner.enabled:
+        return None
+    from penstock.runtime.planning.planner_assembly import build_planner
+
+    return build_planner(settings)
 
 
 def _sources(variant: SimulationVariant, cluster: SimulatedCluster) -> list[str]:

@@ -1,0 +1,219 @@
+"""Report of a search for settings: tables on the screen, JSON, and a page with the front."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table as ScreenTable
+
+from penstock.config.live_knobs import SettingChange
+from penstock.page.page_schema import Axis, Chart, Colour, Page, PageNote, Section, Series, percent, text_table
+from penstock.profiler.tuning.tuning_space import Candidate
+from penstock.profiler.tuning.tuning_trial import Gain, TuningTrial
+
+WORTH = 0.01
+"""Share of GPU-hours below which nothing is saved."""
+WIDE = 200
+"""Columns of text where the output is no terminal."""
+HEAD = ["", "in SLO, searched", "GPU-hours", "in SLO, held out", "GPU-hours", "gain held out (95 %)", "changes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedSettings:
+    """A member of the front, or the present config, with its trials on both parts of the traffic."""
+
+    candidate: Candidate
+    changes: Sequence[SettingChange]
+    searched: TuningTrial
+    holdout: TuningTrial
+    gain: Gain | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningOutcome:
+    """What a search came to.
+
+    Args:
+        rows: the present config first, then the front, the cheapest first.
+        proposed: candidate of one of the rows.
+        requests, seconds: of the searched and of the held-out traffic.
+        wanted: attainment.
+    """
+
+    rows: Sequence[TunedSettings]
+    proposed: Candidate
+    trials: Sequence[TuningTrial]
+    requests: tuple[int, int]
+    seconds: tuple[float, float]
+    axes: Sequence[str]
+    wanted: float
+    notes: Sequence[str]
+
+    @property
+    def chosen(self) -> TunedSettings:
+        """The row of the proposed settings."""
+        return next(row for row in self.rows if row.candidate == self.proposed)
+
+    @property
+    def verdict(self) -> str:
+        """What the held-out traffic says of the proposal."""
+        before, chosen = self.rows[0], self.chosen
+        if chosen is before:
+            return "The present settings stay: nothing that was tried is better at what is wanted."
+        saved = 1.0 - chosen.holdout.gpu_hours / before.holdout.gpu_hours if before.holdout.gpu_hours else 0.0
+        won = chosen.gain
+        if won is None:
+            return "The held-out traffic has too few requests to tell whether the gain is real."
+        gained = f"{100 * won.mean:+.1f} points in SLO ({100 * won.low:+.1f} to {100 * won.high:+.1f}), "
+        gained += f"{abs(saved):.1%} {'fewer' if saved >= 0 else 'more'} GPU-hours"
+        if won.low > 0 or (won.high >= 0 and saved >= WORTH):
+            return f"The gain holds on traffic that was not searched: {gained}."
+        if won.high < 0 and saved <= 0:
+            return f"The gain does not hold on traffic that was not searched: {gained}. Keep the present settings."
+        if won.high < 0:
+            share = percent(chosen.holdout.attainment)
+            return f"On traffic that was not searched it trades attainment for cost ({share} in SLO): {gained}."
+        return f"On traffic that was not searched no difference in attainment can be told: {gained}."
+
+
+def as_json(outcome: TuningOutcome) -> str:
+    """Return indented JSON with stable keys."""
+    return json.dumps(as_dict(outcome), indent=2) + "\n"
+
+
+def as_dict(outcome: TuningOutcome) -> dict[str, Any]:
+    """Return the outcome as plain data; shares 0..1."""
+    return {
+        "schema": 1,
+        "requests": dict(zip(("searched", "holdout"), outcome.requests)),
+        "trials": len(outcome.trials),
+        "wanted_attainment": outcome.wanted,
+        "verdict": outcome.verdict,
+        "settings": [
+            {
+                "proposed": row.candidate == outcome.proposed,
+                "changes": {change.key: change.new for change in row.changes},
+                "searched": _figures(row.searched),
+                "holdout": _figures(row.holdout),
+                "gain": msgspec.to_builtins(row.gain),
+            }
+            for row in outcome.rows
+        ],
+        "notes": list(outcome.notes),
+    }
+
+
+def _figures(trial: TuningTrial) -> dict[str, float]:
+    return {"attainment": trial.attainment, "gpu_hours": trial.gpu_hours, "strain_p99": trial.strain}
+
+
+def print_tables(outcome: TuningOutcome, out: Path) -> None:
+    """Print the front and the proposal, for people."""
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    searched, holdout = outcome.requests
+    title = f"{len(outcome.trials)} trials; searched on {searched:,} requests, held out {holdout:,}"
+    table = ScreenTable(title=title, title_justify="left")
+    for place, name in enumerate(HEAD):
+        table.add_column(name, justify="left" if place in (0, len(HEAD) - 1) else "right")
+    for cells in _cells(outcome):
+        table.add_row(*cells)
+    console.print(table, markup=False)
+    for note in outcome.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+    console.print(outcome.verdict, soft_wrap=True, markup=False)
+    if outcome.chosen.changes:
+        console.print("Proposed:")
+        for change in outcome.chosen.changes:
+            console.print(f"  {change.key}: {_text(change.old)} -> {_text(change.new)}", markup=False, soft_wrap=True)
+    console.print(f"{out}/tuned.yaml has the proposed config, {out}/report.html the front.", soft_wrap=True)
+
+
+def _cells(outcome: TuningOutcome) -> list[list[str]]:
+    cells = []
+    for row in outcome.rows:
+        name = "proposed" if row.candidate == outcome.proposed and row.changes else ""
+        won = row.gain
+        cells.append(
+            [
+                name if row.changes else "as configured",
+                percent(row.searched.attainment),
+                f"{row.searched.gpu_hours:.2f}",
+                percent(row.holdout.attainment),
+                f"{row.holdout.gpu_hours:.2f}",
+                "" if won is None else f"{100 * won.mean:+.1f} ({100 * won.low:+.1f} to {100 * won.high:+.1f})",
+                ", ".join(f"{_short(change.key)} {_text(change.new)}" for change in row.changes),
+            ]
+        )
+    return cells
+
+
+def tuning_page(outcome: TuningOutcome) -> Page:
+    """Return the page: all trials on the whole of the searched traffic, and the front on both parts."""
+    whole = [each for each in outcome.trials if each.share == 1.0 and not each.holdout]
+    charts = [
+        _chart(
+            "On the searched traffic",
+            [("tried", whole), ("front", [row.searched for row in outcome.rows[1:]])],
+            outcome.rows[0].searched,
+        ),
+        _chart(
+            "On the held-out traffic", [("front", [row.holdout for row in outcome.rows[1:]])], outcome.rows[0].holdout
+        ),
+    ]
+    diff = text_table(
+        "Proposed changes",
+        ["setting", "now", "proposed"],
+        [[change.key, _text(change.old), _text(change.new)] for change in outcome.chosen.changes],
+    )
+    return Page(
+        title="Tuned settings",
+        about=f"{len(outcome.trials)} trials in simulation; the last {outcome.seconds[1]:,.0f} s were held out",
+        notes=[PageNote("info", outcome.verdict), *(PageNote("info", note) for note in outcome.notes)],
+        sections=[
+            Section(
+                "Attainment against cost",
+                charts=charts,
+                tables=[text_table("The front", HEAD, _cells(outcome)), diff],
+                files=["trials.csv"],
+            )
+        ],
+    )
+
+
+def _chart(title: str, parts: Sequence[tuple[str, Sequence[TuningTrial]]], before: TuningTrial) -> Chart:
+    colours: dict[str, Colour] = {"tried": "s5", "front": "s0", "as configured": "bad"}
+    series = []
+    for name, trials in [*parts, ("as configured", [before])]:
+        ordered = sorted(trials, key=lambda trial: trial.gpu_hours)
+        series.append(
+            Series(
+                name,
+                [each.gpu_hours for each in ordered],
+                [each.attainment for each in ordered],
+                "points",
+                colours[name],
+            )
+        )
+    return Chart(
+        title,
+        series,
+        "share of requests within the SLO",
+        Axis("GPU-hours", "hours"),
+        Axis(unit="share"),
+        csv="trials.csv",
+    )
+
+
+def _short(key: str) -> str:
+    """Return a knob's name without the path to a pool."""
+    parts = key.split(".")
+    return ".".join(parts[-2:]) if parts[0] == "models" else key.removeprefix("router.")
+
+
+def _text(value: Any) -> str:
+    return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,255 @@
+"""Command ``penstock tune``: searches settings on the first part of the traffic, and tries the best on the rest."""
+
+import os
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from penstock.config.live_knobs import differences
+from penstock.config.reading.load import load, resolved_yaml
+from penstock.config.reading.problems import ConfigProblems
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.kernel.errors import ConfigError
+from penstock.page.page_file import write_page
+from penstock.profiler.tuning.successive_halving import TrialScore, front, halve
+from penstock.profiler.tuning.tuning_report import TunedSettings, TuningOutcome, as_json, print_tables, tuning_page
+from penstock.profiler.tuning.tuning_space import Candidate, TuningSpace, space_of
+from penstock.profiler.tuning.tuning_trial import TuningTask, TuningTrial, carry_out, gain
+from penstock.report.csv_file import write_csv
+from penstock.report.simulation.simulation_options import SimulateOptions
+from penstock.report.simulation.simulation_run import traffic_of, variants_of
+from penstock.report.simulation.variant_processes import cores, in_processes
+from penstock.traffic import trace_slices
+from penstock.traffic.traffic_request import TrafficRequest
+
+RUNGS = (0.2, 0.5, 1.0)
+"""Shares of the searched traffic. The first is no smaller, since queues take a while to show who is better."""
+RUNG_LEAST = 100
+"""Requests below which a rung says too little to leave candidates out."""
+FRONT_MAX = 8
+"""Members of the front that are tried on the held-out traffic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions:
+    """One call of ``penstock tune``.
+
+    Args:
+        simulate: config, traffic, SLO and jobs, as ``penstock simulate`` takes them.
+        vary: as `space_of` takes them.
+        trials: configurations that are tried.
+        hold_out: share of the traffic's time, at its end, that is not searched.
+        attainment: share of requests within the SLO that is wanted: the cheapest that reaches it is proposed.
+        out: folder for the results.
+    """
+
+    simulate: SimulateOptions
+    vary: Sequence[str]
+    trials: int
+    hold_out: float
+    attainment: float
+    out: Path
+
+
+def main(options: TuneOptions) -> int:
+    """Search, try the front on the held-out part, and write and print what came of it.
+
+    Returns: 0.
+    Raises:
+        ConfigError: the config, the traffic or what is to be varied is at fault, or there are too few requests.
+        PenstockError: the process of a trial ended early.
+    """
+    simulate = options.simulate
+    (variant,) = variants_of(simulate)
+    space = space_of(variant.settings, variant.plan.model, options.vary)
+    make, notes = traffic_of(simulate)
+    search, holdout = _parts(list(make()), options.hold_out)
+    refused: list[str] = []
+    trials = TrialRunner(options, space, search, holdout, refused)
+    scores = _search(options, space, trials)
+    best = front(scores)[:FRONT_MAX]
+    tried = trials.holdout([space.configured, *(one for one in best if one != space.configured)])
+    before = tried[space.configured]
+    present = _settings(simulate, space, space.configured)
+    rows = [
+        TunedSettings(
+            candidate=candidate,
+            changes=differences(present, _settings(simulate, space, candidate)),
+            searched=trials.whole[candidate],
+            holdout=tried[candidate],
+            gain=None if candidate == space.configured else gain(tried[candidate], before),
+        )
+        for candidate in tried
+    ]
+    outcome = TuningOutcome(
+        rows=rows,
+        proposed=_proposed(scores, best, options.attainment, space.configured),
+        trials=trials.done,
+        requests=(len(search.requests), len(holdout.requests)),
+        seconds=(search.seconds, holdout.seconds),
+        axes=[axis.name for axis in space.axes],
+        wanted=options.attainment,
+        notes=[*variant.notes, *notes, *refused[:1]],
+    )
+    _write(options, outcome, _settings(simulate, space, outcome.proposed))
+    if simulate.json:
+        sys.stdout.write(as_json(outcome))
+    else:
+        print_tables(outcome, options.out)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficStretch:
+    """Requests of a stretch of the traffic, whose time begins at 0, and its length in seconds."""
+
+    requests: list[TrafficRequest]
+    seconds: float
+
+
+class TrialRunner:
+    """Carries trials out in processes, all on the same requests (common random numbers), each once.
+
+    Args:
+        refused: takes a sentence for each candidate whose settings contradict each other.
+    """
+
+    def __init__(
+        self,
+        options: TuneOptions,
+        space: TuningSpace,
+        search: TrafficStretch,
+        holdout: TrafficStretch,
+        refused: list[str],
+    ) -> None:
+        self._options = options
+        self._space = space
+        self._search = search
+        self._holdout = holdout
+        self._refused = refused
+        self.done: list[TuningTrial] = []
+        """All trials, in the order in which they were carried out."""
+        self.whole: dict[Candidate, TuningTrial] = {}
+        """Those on the whole of the searched traffic."""
+
+    @property
+    def requests(self) -> int:
+        """Requests of the searched traffic."""
+        return len(self._search.requests)
+
+    def evaluate(self, candidates: Sequence[Candidate], share: float) -> Mapping[Candidate, TrialScore]:
+        """Return the scores of candidates on a share of the searched traffic."""
+        known = {one: self.whole[one] for one in candidates if share == 1.0 and one in self.whole}
+        fresh = self._carry_out([one for one in candidates if one not in known], self._search, share, holdout=False)
+        if share == 1.0:
+            self.whole.update(fresh)
+        return {one: trial.score for one, trial in {**known, **fresh}.items()}
+
+    def holdout(self, candidates: Sequence[Candidate]) -> dict[Candidate, TuningTrial]:
+        """Return the trials of candidates on the traffic that was not searched."""
+        return self._carry_out(candidates, self._holdout, 1.0, holdout=True)
+
+    def _carry_out(
+        self, candidates: Sequence[Candidate], stretch: TrafficStretch, share: float, *, holdout: bool
+    ) -> dict[Candidate, TuningTrial]:
+        seconds = stretch.seconds * share
+        requests = [request for request in stretch.requests if request.at < seconds]
+        tasks = [
+            TuningTask(
+                candidate=one,
+                overrides=self._space.overrides(one),
+                seconds=seconds,
+                share=share,
+                holdout=holdout,
+            )
+            for one in candidates
+        ]
+        simulate = self._options.simulate
+        work, jobs = partial(carry_out, simulate, requests), min(simulate.jobs or cores(), len(tasks))
+        trials = in_processes(work, tasks, jobs, quiet=simulate.json) if jobs > 1 else [work(task) for task in tasks]
+        self.done += trials
+        return {trial.candidate: trial for trial in trials}
+
+    def valid(self, candidates: Iterator[Candidate], count: int) -> list[Candidate]:
+        """Return so many different candidates whose settings do not contradict each other, or as many as there are."""
+        chosen: dict[Candidate, None] = {}
+        for candidate in islice(candidates, 50 * count):
+            if len(chosen) == count:
+                break
+            if candidate in chosen:
+                continue
+            try:
+                _settings(self._options.simulate, self._space, candidate)
+            except ConfigProblems as error:
+                self._refused.append(f"left out: {'; '.join(str(each) for each in error.problems)}")
+                continue
+            chosen[candidate] = None
+        return list(chosen)
+
+
+def _search(options: TuneOptions, space: TuningSpace, trials: TrialRunner) -> Mapping[Candidate, TrialScore]:
+    """Return the scores of all that came to a last rung: of samples from everywhere, then of the front's neighbours."""
+    rng = random.Random(options.simulate.seed)
+    most = trials.requests
+    rungs = [share for share in RUNGS if share * most >= RUNG_LEAST or share == 1.0]
+    first = trials.valid(space.samples(rng), max(1, options.trials // 2))
+    scores = dict(halve(first, rungs, trials.evaluate, space.configured))
+    near = trials.valid(space.neighbours(front(scores), rng), max(1, options.trials - len(first)))
+    return {**scores, **halve(near, rungs, trials.evaluate, space.configured)}
+
+
+def _parts(requests: Sequence[TrafficRequest], hold_out: float) -> tuple[TrafficStretch, TrafficStretch]:
+    """Split traffic by time.
+
+    Raises:
+        ConfigError: a part has no request.
+    """
+    end = requests[-1].at if requests else 0.0
+    split = (1.0 - hold_out) * end
+    search = list(trace_slices.by_time(requests, 0.0, split))
+    holdout = list(trace_slices.rebase(trace_slices.by_time(requests, split, None), split))
+    if not search or not holdout:
+        raise ConfigError(
+            f"{len(requests)} requests over {end:g} s can't be split at {split:g} s",
+            hint="give a longer trace, or another --hold-out",
+        )
+    return TrafficStretch(search, split), TrafficStretch(holdout, end - split)
+
+
+def _proposed(
+    scores: Mapping[Candidate, TrialScore], best: Sequence[Candidate], wanted: float, configured: Candidate
+) -> Candidate:
+    """Return the cheapest of the front that has the wanted attainment, else the one with the most of it.
+
+    It is chosen by the searched traffic alone, so that the held-out part stays an honest trial of it.
+    """
+    enough = [one for one in best if scores[one].attainment >= wanted]
+    chosen = enough[0] if enough else max(best, key=lambda one: scores[one].attainment)
+    return configured if scores[chosen][:2] == scores[configured][:2] else chosen
+
+
+def _settings(simulate: SimulateOptions, space: TuningSpace, candidate: Candidate) -> ClusterSettings:
+    return load(simulate.config, [*simulate.overrides, *space.overrides(candidate)], os.environ).settings
+
+
+def _write(options: TuneOptions, outcome: TuningOutcome, proposed: ClusterSettings) -> None:
+    """Write the proposed config, the trials and the page."""
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "tuned.yaml").write_text(resolved_yaml(proposed))
+        (options.out / "tuning.json").write_text(as_json(outcome))
+    except OSError as error:
+        raise ConfigError(f"{options.out} can't be written: {error.strerror}", hint="name another --out") from error
+    write_csv(
+        options.out / "trials.csv",
+        ["holdout", "share", "attainment", "gpu_hours", "strain", *outcome.axes],
+        [
+            [int(each.holdout), each.share, each.attainment, each.gpu_hours, each.strain, *each.candidate]
+            for each in outcome.trials
+        ],
+    )
+    write_page(options.out / "report.html", tuning_page(outcome))

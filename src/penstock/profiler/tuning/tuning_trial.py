@@ -1,0 +1,123 @@
+"""Tuning trial: one candidate on a stretch of the traffic, in simulation, and the gain of one over another."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import inf, sqrt
+
+import msgspec
+
+from penstock.kernel.machine import nanos
+from penstock.kernel.request_record import RequestRecord
+from penstock.kernel.statistics import percentile
+from penstock.kernel.values import Slo
+from penstock.profiler.tuning.successive_halving import TrialScore
+from penstock.profiler.tuning.tuning_space import Candidate
+from penstock.report.run.judged_slo import judged_by
+from penstock.report.simulation.simulation_options import SimulateOptions
+from penstock.report.simulation.simulation_run import planner_of, variants_of
+from penstock.simulate.simulated_cluster import SimulatedCluster
+from penstock.traffic.traffic_request import TrafficRequest
+
+BLOCKS = 20
+"""Stretches of the traffic whose gains are taken as independent of each other; T is the quantile for so many."""
+T = 2.093
+"""97.5 % quantile of Student's t with 19 degrees of freedom."""
+
+
+class TuningTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate on a stretch of the traffic.
+
+    Args:
+        share: of the traffic that was searched; ``holdout``: on the traffic that was not.
+        in_slo: per request in order of arrival, whether it was answered in full within the SLO.
+    """
+
+    candidate: Candidate
+    share: float
+    holdout: bool
+    attainment: float
+    gpu_hours: float
+    strain: float
+    in_slo: bytes
+
+    @property
+    def score(self) -> TrialScore:
+        """What it is judged by."""
+        return TrialScore(self.attainment, self.gpu_hours, self.strain)
+
+
+class Gain(msgspec.Struct, frozen=True, kw_only=True):
+    """More attainment than with the present config; ``low`` to ``high`` is where it lies with 95 %."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class TuningTask(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial to be carried out. ``seconds``: length of the stretch; ``share`` and ``holdout``: as `TuningTrial`."""
+
+    candidate: Candidate
+    overrides: tuple[str, ...]
+    seconds: float
+    share: float
+    holdout: bool
+
+
+def carry_out(options: SimulateOptions, traffic: Sequence[TrafficRequest], task: TuningTask) -> TuningTrial:
+    """Simulate one candidate.
+
+    Args:
+        traffic: the stretches' requests; only those before ``task.seconds`` arrive.
+    Raises:
+        ConfigError: the candidate's settings contradict each other.
+    """
+    overrides = [*options.overrides, *task.overrides]
+    (variant,) = variants_of(replace(options, overrides=overrides, duration=task.seconds))
+    slo = judged_by(variant.settings.slo)
+    ended: list[tuple[float, str, bool, float]] = []
+
+    def end(record: RequestRecord) -> None:
+        if record.outcome != "cancelled":
+            ended.append((record.arrival, record.id, record.within(slo), _strain(record, slo)))
+
+    cluster = SimulatedCluster(variant.plan, traffic, planner=planner_of(variant.settings), record=end)
+    cluster.run()
+    ended.sort()
+    strains = sorted(strain for *_, strain in ended)
+    return TuningTrial(
+        candidate=task.candidate,
+        share=task.share,
+        holdout=task.holdout,
+        attainment=sum(in_slo for _, _, in_slo, _ in ended) / len(ended) if ended else 1.0,
+        gpu_hours=cluster.fleet.gpu_hours(nanos(task.seconds)),  # the last answers take longer or shorter by chance
+        strain=percentile(strains, 0.99) if strains else 0.0,
+        in_slo=bytes(in_slo for _, _, in_slo, _ in ended),
+    )
+
+
+def gain(ours: TuningTrial, before: TuningTrial) -> Gain | None:
+    """Return how much more attainment one has than another on the same requests; None where those are too few.
+
+    The difference of each request is exact, since both got the same ones; neighbours in time are not independent, so
+    the interval comes from the means of `BLOCKS` stretches.
+    """
+    count = min(len(ours.in_slo), len(before.in_slo))
+    if count < 2 * BLOCKS:
+        return None
+    differences = [here - there for here, there in zip(ours.in_slo, before.in_slo)]
+    bounds = [count * number // BLOCKS for number in range(BLOCKS + 1)]
+    means = [sum(differences[low:high]) / (high - low) for low, high in pairwise(bounds)]
+    mean = sum(means) / BLOCKS
+    spread = T * sqrt(sum((each - mean) ** 2 for each in means) / (BLOCKS - 1) / BLOCKS)
+    return Gain(mean=mean, low=mean - spread, high=mean + spread)
+
+
+def _strain(record: RequestRecord, slo: Slo) -> float:
+    """Return the larger of TTFT and mean ITL over their targets; above 1 is a miss."""
+    targets = slo.of(record.service_class)
+    if record.outcome != "ok" or record.ttft is None:
+        return inf
+    strain = record.ttft / targets.ttft if targets.ttft else 0.0
+    return max(strain, record.itl.mean / targets.itl) if targets.itl and record.itl is not None else strain
