@@ -36,10 +36,14 @@ def variants(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def test_a_table_has_a_column_for_each_combination(tmp_path: Path) -> None:
+    shown = [argument for argument in SHORT if argument != "--no-html"]
     done = simulate(
-        tmp_path, *SHORT, "--compare", "router.mode=kv,round_robin", "--compare", "router.queue.policy=fcfs,lcfs"
+        tmp_path, *shown, "--compare", "router.mode=kv,round_robin", "--compare", "router.queue.policy=fcfs,lcfs"
     )
     assert done.exception is None, done.exception
+    (side_by_side,) = tmp_path.rglob("compare.html")
+    assert str(side_by_side) in done.stdout
+    assert {len(chart.names) for chart in charts(document_of(side_by_side)).values()} == {4}
     for word in ("TTFT p95", "ITL p99", "end to end mean", "in SLO, of all submitted", "GPU-hours", "preemptions"):
         assert word in done.stdout
     assert len(list(tmp_path.iterdir())) == 4

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.kernel.values import Slo
+from penstock.page.page_schema import Axis, Chart, Page, Section, Series, Unit, text_table
 from penstock.report.run.judged_slo import slo_json
 from penstock.report.run.run_summary import LatencySpread, RunSummary
 
@@ -118,6 +119,28 @@ def print_table(outcomes: Sequence[SimulationOutcome], console: Console | None =
         )
         for note in outcome.notes:
             console.print(f"  note: {note}", markup=False, soft_wrap=True)
+
+
+def comparison_page(outcomes: Sequence[SimulationOutcome]) -> Page:
+    """Return the page that sets the outcomes of several variants side by side."""
+    figures: list[tuple[str, Unit, list[float | None]]] = [
+        ("in SLO, of all submitted", "share", [outcome.summary.goodput_share for outcome in outcomes]),
+        ("GPU-hours", "hours", [outcome.gpu_hours for outcome in outcomes]),
+    ]
+    for label, name in (("TTFT p95", "ttft"), ("ITL p95", "itl")):
+        spreads: list[LatencySpread | None] = [getattr(outcome.summary, name) for outcome in outcomes]
+        figures.append((label, "seconds", [None if one is None else one.p95 for one in spreads]))
+    names = [outcome.name for outcome in outcomes]
+    places = [float(place) for place in range(len(outcomes))]
+    charts = [
+        Chart(label, [Series(label, places, values)], y=Axis(unit=unit), kind="bars", names=names)
+        for label, unit, values in figures
+    ]
+    return Page(
+        title="Variants compared",
+        about=f"{outcomes[0].summary.submitted:,} requests, the same for each variant",
+        sections=[Section("Side by side", charts=charts, tables=[text_table("", ["", *names], _rows(outcomes))])],
+    )
 
 
 def _rows(outcomes: Sequence[SimulationOutcome]) -> Iterator[list[str]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from multiprocessing import parent_process
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -27,13 +28,20 @@ from penstock.fleet.journal import FleetBook
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos
 from penstock.kernel.request_record import RequestRecord
+from penstock.page.page_file import write_page
 from penstock.planner.planner import Planner
 from penstock.report.run.judged_slo import judged_by
 from penstock.report.run.run_page import write_gaps, write_report
 from penstock.report.run.run_summary import RunTally
 from penstock.report.simulation.fault_script import policy_of
 from penstock.report.simulation.simulation_options import SimulateOptions
-from penstock.report.simulation.simulation_outcome import SimulationOutcome, as_dict, as_json, print_table
+from penstock.report.simulation.simulation_outcome import (
+    SimulationOutcome,
+    as_dict,
+    as_json,
+    comparison_page,
+    print_table,
+)
 from penstock.report.simulation.variant_processes import cores, in_processes
 from penstock.report.traffic_options import cut, of_clients, of_trace, of_workload
 from penstock.router.journal import RouterBook
@@ -49,6 +57,8 @@ from penstock.traffic.traffic_request import TrafficRequest
 FLUSH_LINES = 2_000
 ON_GPU = "model"
 """Name in the settings for the model of ``--gpu``: a path is no valid name there."""
+COMPARISON = "compare.html"
+"""Page of a comparison, in the run folder of the first variant."""
 REFRESH = 0.2
 """Seconds between drawings of the bar."""
 
@@ -84,6 +94,11 @@ def main(options: SimulateOptions) -> int:
         sys.stdout.write(as_json(outcomes))
     else:
         print_table(outcomes)
+    if options.html and len(outcomes) > 1:
+        page = Path(outcomes[0].run) / COMPARISON
+        write_page(page, comparison_page(outcomes))
+        if not options.json:
+            sys.stdout.write(f"All variants side by side: {page}\n")
     return 0
 
 
