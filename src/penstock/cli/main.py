@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs": ("penstock.cli.runs", "List and delete run folders."),
     "chat": ("penstock.cli.chat", "Talk to a model of the cluster."),
     "bench": ("penstock.cli.bench", "Load a server and measure it."),
+    "profile": ("penstock.cli.profile", "Measure an engine: TTFT, ITL, start, and which size to take."),
     "study": ("penstock.cli.study", "Hold policies against each other in simulation."),
     "simulate": ("penstock.cli.simulate", "Run a cluster on virtual time and compare settings."),
     "tune": ("penstock.cli.tune", "Search better settings by simulation."),
@@ -47,7 +48,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Serve": ("up", "serve", "join", "attach", "forward"),
     "Look": ("status", "top", "explain", "ui", "replay", "runs"),
     "Operate": ("scale", "flip", "drain", "restart", "set", "planner"),
-    "Ask and measure": ("chat", "bench", "simulate", "study", "tune", "trace"),
+    "Ask and measure": ("chat", "bench", "simulate", "study", "tune", "trace", "profile"),
     "Set up": ("config", "doctor"),
 }
 """Headings of the help, each with its commands."""

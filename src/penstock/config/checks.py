@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from penstock.config.derived.knobs import dotted
 from penstock.config.files.profile_folder import read_profile
+from penstock.config.files.profile_manifest import check_profile
 from penstock.config.files.timing_files import timing_files
 from penstock.config.reading.problems import DEFAULT, ConfigProblem, ValueOrigin, listed
 from penstock.config.reading.text_tree import TreeNode, node_at
@@ -101,6 +102,15 @@ def _profiles(settings: ClusterSettings) -> Iterator[Complaint]:
             read_profile(folder)
         except ConfigError as error:
             yield ("planner", "classic", "profile"), error.message, error.hint
+    for model, entry in settings.models.items():
+        for name, pool in entry.pools.items():
+            timing = pool.sim.timing
+            if timing.kind != "table" or timing.profile is None or not Path(timing.profile).is_dir():
+                continue
+            try:
+                check_profile(timing.profile, timing.model or model, None if pool.engine == "sim" else pool.engine)
+            except ConfigError as error:
+                yield ("models", model, "pools", name, "sim", "timing", "profile"), error.message, error.hint
 
 
 _PROGRAMS = {

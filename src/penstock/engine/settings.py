@@ -108,8 +108,8 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
         str | None,
         Knob(
             "Operators kind: folder with dense.csv, per_sequence.csv, attention.csv, for experts moe.csv, and for "
-            "sequences of uneven lengths skew.csv. Table kind: NPZ file with prefill_isl, prefill_ttft_ms, "
-            "decode_active_kv_tokens, decode_context_length and decode_itl."
+            "sequences of uneven lengths skew.csv. Table kind: folder of penstock profile or of Dynamo's profiler, or "
+            "NPZ file with prefill_isl, prefill_ttft_ms, decode_active_kv_tokens, decode_context_length, decode_itl."
         ),
     ] = None
     tensor_parallel_size: Annotated[
@@ -309,7 +309,7 @@ def checked(settings: SimSettings) -> SimSettings:
 def _check_files(timing: TimingSettings) -> None:
     """Raise `ConfigError` where the kind of timing needs a file that is not named."""
     needs = {
-        "table": ({"profile": timing.profile}, "set timing.profile to an NPZ file"),
+        "table": ({"profile": timing.profile}, "set timing.profile to a profile folder or an NPZ file"),
         "roofline": ({"model": timing.model, "gpu": timing.gpu}, "set timing.model to a config.json and timing.gpu"),
         "aiconfigurator": (
             {"model": timing.model, "gpu": timing.gpu},

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.config.files.timing_files import BYTES_MAX, json_object, npz_arrays
+from penstock.config.files.data_files import BYTES_MAX, json_object, npz_arrays
+from penstock.config.files.profile_manifest import check_profile, grid_of, has_manifest, timing_table
 from penstock.kernel.errors import ConfigError
 from penstock.planner.performance.speed_sources import Profile
 
@@ -54,8 +55,28 @@ def read_profile(folder: str | Path) -> Profile:
     return Profile(**found)
 
 
+def table_of_folder(folder: str | Path, tp: int, model: str | None = None) -> Mapping[str, Any]:
+    """Return the table that timing of kind table takes, from a profile folder of ours or of Dynamo.
+
+    Args:
+        tp: tensor-parallel size; Dynamo's folders have one, and do not say which.
+        model: what is to be simulated, where it is known.
+    Raises:
+        ConfigError: the profile is of another model, lacks that size, or has too few points.
+    """
+    if has_manifest(folder):
+        if model is not None:
+            check_profile(folder, model)
+        return timing_table(folder, tp)
+    metrics = read_profile(folder).metrics()
+    prefill = [(point["tokens"], point["seconds"]) for point in metrics["prefill"]]
+    decode = [(point["batch"], point["kv_tokens"], point["seconds"]) for point in metrics["decode"]]
+    return grid_of(prefill, decode, str(folder))
+
+
 def _part(root: Path, npz: str, plain: str) -> tuple[Path, Mapping[str, Any]] | None:
-    older = sorted(root.glob(npz.replace("selected_", "").replace("_interpolation", "_tp*_interpolation")))
+    # Dynamo's documents of 2025 spell it "interploation".
+    older = sorted(root.glob(npz.replace("selected_", "").replace("_interpolation", "_tp*_interp*ation")))
     for path in (root / npz, root / plain, *older):
         if path.is_file():
             if path in older and len(older) > 1:

@@ -1,19 +1,17 @@
 """Reads the files that a timing model is made from; the model itself is pure."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.config.files.data_files import json_object, npz_arrays, text_of
+from penstock.config.files.profile_folder import table_of_folder
 from penstock.engine.settings import TimingSettings
 from penstock.engine.timing.collectives import link_by_hand, link_measured
 from penstock.engine.timing.gpus import GPUS
 from penstock.engine.timing.known_models import MODELS, known_model
 from penstock.engine.timing.operators import COLUMNS, OPTIONAL
 from penstock.kernel.errors import ConfigError
-
-BYTES_MAX = 256 * 1024 * 1024
-"""Largest file that is read; the profile of a large grid has 1 MB."""
 
 
 def load_timing(settings: TimingSettings) -> Mapping[str, Any] | None:
@@ -24,7 +22,10 @@ def load_timing(settings: TimingSettings) -> Mapping[str, Any] | None:
     """
     found: dict[str, Any] = {}
     if settings.kind == "table" and settings.profile is not None:
-        found |= npz_arrays(settings.profile, f"timing.profile {settings.profile}")
+        if Path(settings.profile).is_dir():
+            found |= table_of_folder(settings.profile, settings.tensor_parallel_size, settings.model)
+        else:
+            found |= npz_arrays(settings.profile, f"timing.profile {settings.profile}")
     if settings.kind == "aiconfigurator":
         from penstock.config.files.aiconfigurator_timing import predicted_profile  # paid only where used
 
@@ -39,7 +40,7 @@ def load_timing(settings: TimingSettings) -> Mapping[str, Any] | None:
         path = Path(settings.link)
         measured = path.suffix != "" and not settings.link.endswith("us")
         if measured:
-            found["link"] = link_measured(_text(path, "timing.link").splitlines(), settings.link)
+            found["link"] = link_measured(text_of(path, "timing.link").splitlines(), settings.link)
         else:
             found["link"] = link_by_hand(settings.link)
     if settings.kind == "operators" and settings.profile is not None:
@@ -68,25 +69,6 @@ def timing_files(settings: TimingSettings) -> dict[str, str]:
     }
 
 
-def npz_arrays(path: str | Path, name: str) -> Mapping[str, Any]:
-    """Return the arrays of a NumPy .npz file by name.
-
-    Args:
-        name: of the file, for messages.
-    Raises:
-        ConfigError: it can't be read.
-    """
-    import zipfile
-
-    import numpy as np  # 0.1 s that commands without an engine need not pay
-
-    try:
-        with np.load(path, allow_pickle=False) as table:
-            return {name: table[name] for name in table.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{name} can't be read: {error}", hint="it must be a NumPy .npz file") from error
-
-
 def _model(named: str) -> Mapping[str, Any]:
     path = Path(named)
     if not path.exists():
@@ -103,24 +85,6 @@ def _model(named: str) -> Mapping[str, Any]:
     return json_object(path, "timing.model", hint="name a model's config.json")
 
 
-def json_object(path: Path, name: str, *, hint: str) -> Mapping[str, Any]:
-    """Return the JSON object in a file.
-
-    Args:
-        name: of the file, for messages.
-        hint: what the file should hold.
-    Raises:
-        ConfigError: it can't be read, or holds something else.
-    """
-    try:
-        found = json.loads(_text(path, name))
-    except ValueError as error:
-        raise ConfigError(f"{name} {path} is no JSON: {error}", hint=hint) from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{name} {path} is no JSON object", hint=hint)
-    return found
-
-
 def _gpu(path: Path) -> Mapping[str, Any]:
     if not path.exists():
         raise ConfigError(
@@ -129,7 +93,7 @@ def _gpu(path: Path) -> Mapping[str, Any]:
     import yaml
 
     try:
-        found = yaml.safe_load(_text(path, "timing.gpu"))
+        found = yaml.safe_load(text_of(path, "timing.gpu"))
     except yaml.YAMLError as error:
         raise ConfigError(f"timing.gpu {path} is no YAML: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
@@ -145,14 +109,14 @@ def _skewed(profile: Path) -> bool:
     import yaml
 
     try:
-        fit = (yaml.safe_load(_text(meta, "timing.profile")) or {}).get("skew_fit") or {}
+        fit = (yaml.safe_load(text_of(meta, "timing.profile")) or {}).get("skew_fit") or {}
         return fit.get("enabled") is not False
     except (yaml.YAMLError, AttributeError) as error:
         raise ConfigError(f"timing.profile {meta} is no YAML mapping: {error}") from error
 
 
 def _columns(path: Path, columns: tuple[str, ...]) -> Mapping[str, list[str] | list[float]]:
-    lines = _text(path, "timing.profile").splitlines()
+    lines = text_of(path, "timing.profile").splitlines()
     head = lines[0].split(",") if lines else []
     absent = [name for name in columns if name not in head]
     if absent:
@@ -177,14 +141,3 @@ def _columns(path: Path, columns: tuple[str, ...]) -> Mapping[str, list[str] | l
                     f"timing.profile {path}, line {number}: {name} is {cell!r}, which is no number"
                 ) from error
     return found
-
-
-def _text(path: Path, knob: str) -> str:
-    try:
-        if path.stat().st_size > BYTES_MAX:
-            raise ConfigError(f"{knob} {path} is larger than {BYTES_MAX} bytes", hint="name the file that is meant")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{knob} {path} can't be read: {error}", hint="paths count from the current folder"
-        ) from error

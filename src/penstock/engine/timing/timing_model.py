@@ -22,6 +22,9 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import MILLISECOND
 
 TABLE_KEYS = ("prefill_isl", "prefill_ttft_ms", "decode_active_kv_tokens", "decode_context_length", "decode_itl")
+CONTEXT_KEY, SEQS_KEY = "decode_context_length", "decode_seqs"
+"""Second axis of a decode table: tokens per sequence as Dynamo has it, or sequences. More sequences take longer at the
+same KV, longer contexts do not, so that only the second can be made monotone without error."""
 UNSEEN = "models that its constants were not fitted to are off by 18 % in TPOT and 47 % in TTFT, in the median"
 """As docs/concepts/timing.md has it."""
 FLOOR = 1.0 * MILLISECOND
@@ -70,7 +73,8 @@ def timing_of(settings: TimingSettings, capacity: int, table: Mapping[str, Any] 
     Args:
         capacity: KV tokens of the engine.
         table: what the files hold that the settings name, as `penstock.config.files.timing_files` reads them: the
-            arrays of the NPZ file; ``model`` and ``gpu``, the fields of those files; a profile's columns by table.
+            arrays of the NPZ file or of a profile folder; ``model`` and ``gpu``, the fields of those files; a profile's
+            columns by table.
     Raises:
         ConfigError: the table is absent or malformed, or the polynomial falls as load grows.
     """
@@ -215,23 +219,29 @@ class TableTiming:
     def __init__(self, settings: TimingSettings, table: Mapping[str, Any]) -> None:
         self.lookups = self.extrapolated = 0
         self.uneven = False
-        absent = [key for key in TABLE_KEYS if key not in table]
+        self._by_seqs = SEQS_KEY in table
+        """Whether steps are looked up by KV and sequences, as in our own profiles, or by KV and context."""
+        second = SEQS_KEY if self._by_seqs else CONTEXT_KEY
+        keys = [second if key == CONTEXT_KEY else key for key in TABLE_KEYS]
+        absent = [key for key in keys if key not in table]
         if absent:
-            raise ConfigError(f"the timing table lacks {', '.join(absent)}", hint=f"it needs {', '.join(TABLE_KEYS)}")
-        arrays = {key: np.asarray(table[key], dtype=np.float64) for key in TABLE_KEYS}
+            raise ConfigError(f"the timing table lacks {', '.join(absent)}", hint=f"it needs {', '.join(keys)}")
+        arrays = {key: np.asarray(table[key], dtype=np.float64) for key in keys}
         self._isl = _axis("prefill_isl", arrays["prefill_isl"])
         self._kv = _axis("decode_active_kv_tokens", arrays["decode_active_kv_tokens"])
-        self._context = _axis("decode_context_length", arrays["decode_context_length"])
+        self._second = _axis(second, arrays[second])
         scale = MILLISECOND / settings.speed_up
         prefill, itl = arrays["prefill_ttft_ms"], arrays["decode_itl"]
         if prefill.shape != self._isl.shape:
             raise ConfigError(f"prefill_ttft_ms has shape {prefill.shape}, prefill_isl {self._isl.shape}")
-        if itl.shape != (len(self._kv), len(self._context)):
-            raise ConfigError(f"decode_itl has shape {itl.shape}, its axes ({len(self._kv)}, {len(self._context)})")
+        if itl.shape != (len(self._kv), len(self._second)):
+            raise ConfigError(f"decode_itl has shape {itl.shape}, its axes ({len(self._kv)}, {len(self._second)})")
         if not (np.isfinite(prefill).all() and np.isfinite(itl).all() and (prefill >= 0).all() and (itl > 0).all()):
             raise ConfigError("the timing table holds a duration that is not a positive number")
         self._prefill = np.maximum.accumulate(prefill) * scale
         self._itl = np.maximum.accumulate(np.maximum.accumulate(itl, axis=0), axis=1) * scale
+        self._saving = float(table.get("mixed_saving_ms", 0.0)) * scale
+        """What a pass with prompts and decoding saves: it reads the weights once. Measured, or 0."""
 
     def prefill(self, tokens: int) -> float:
         if not tokens:
@@ -243,7 +253,8 @@ class TableTiming:
         return max(0.0, float(value[0]))
 
     def mixed(self, tokens: int, chunks: Iterable[tuple[int, int]], kv: int, seqs: int, longest: int = 0) -> float:
-        return self.prefill(tokens) + self.decode(kv, seqs)
+        prefill, decode = self.prefill(tokens), self.decode(kv, seqs)
+        return max(prefill, decode, prefill + decode - self._saving)
 
     def decode(self, kv: int, seqs: int) -> float:
         return float(self._steps(np.array([kv], dtype=np.int64), seqs)[0]) if seqs else 0.0
@@ -256,13 +267,13 @@ class TableTiming:
 
     def _steps(self, kv: npt.NDArray[np.int64], seqs: int) -> Array:
         read = kv.astype(np.float64)
-        context = read / seqs
+        second = np.full_like(read, seqs) if self._by_seqs else read / seqs
         self.lookups += len(kv)
         inside = (self._kv[0] <= read) & (read <= self._kv[-1])
-        inside &= (self._context[0] <= context) & (context <= self._context[-1])
+        inside &= (self._second[0] <= second) & (second <= self._second[-1])
         self.extrapolated += len(kv) - int(np.count_nonzero(inside))
         i, u = _place(self._kv, read)
-        j, v = _place(self._context, context)
+        j, v = _place(self._second, second)
         grid = self._itl
         near = grid[i, j] * (1.0 - v) + grid[i, j + 1] * v
         far = grid[i + 1, j] * (1.0 - v) + grid[i + 1, j + 1] * v

@@ -38,6 +38,7 @@ from penstock.runtime.loop_monitor import LoopMonitor
 from penstock.runtime.node.node_status import NodeStatus
 from penstock.runtime.node.tickets import Tickets
 from penstock.runtime.node.worker_observers import WorkerObservers
+from penstock.runtime.planning.planner_inputs import described_speed
 from penstock.runtime.planning.planner_status import PlannerStatus
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.supervision.revoked_leases import RevokedLeases
@@ -217,6 +218,8 @@ class RouterNode:
     async def _measure(self, card: WorkerCard) -> None:
         async with aiohttp.ClientSession() as http:
             speed = await measured_speed(http, card.url)
+        if speed is None:
+            speed = await asyncio.to_thread(described_speed, self.settings, card)
         if speed is not None:
             self.live.post("router", WorkerMeasured(worker=card.id, **speed))
 

@@ -1,24 +1,29 @@
 """Planner inputs that exist before any observation: engine profiles and benchmarks, and a trace of an earlier time."""
 
 import gzip
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from penstock.config.files.profile_folder import read_profile
+from penstock.config.files.profile_manifest import check_profile
 from penstock.config.files.timing_files import load_timing
 from penstock.config.settings.cluster_settings import ClusterSettings, PoolSettings
 from penstock.engine.self_benchmark import perf_metrics
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.values import RequestShape, Role
+from penstock.kernel.values import JsonObject, RequestShape, Role, WorkerCard
 from penstock.planner.forecast.warm_up import TraceInterval
-from penstock.planner.performance.speed_sources import KnownSpeeds, SourceName
+from penstock.planner.performance.speed_sources import KnownSpeeds, Profile, SourceName
 from penstock.planner.policies.policy_inputs import PolicyInputs
 from penstock.traffic.formats.trace_format import reader
 
-DESCRIBED: dict[str, SourceName] = {"aiconfigurator": "aiconfigurator", "operators": "profile", "roofline": "roofline"}
+DESCRIBED: dict[str, SourceName] = {
+    "aiconfigurator": "aiconfigurator",
+    "operators": "profile",
+    "roofline": "roofline",
+    "table": "profile",
+}
 """Kinds of timing of a simulated engine that describe a real engine -> their name as a source."""
 
 
@@ -29,14 +34,17 @@ def inputs_of(settings: ClusterSettings) -> PolicyInputs:
         ConfigError: a profile, a timing table or a trace can't be read.
     """
     classic = settings.planner.classic
-    profile = None if classic.profile is None else read_profile(classic.profile)
-    measured: dict[bytes, Mapping[str, object]] = {}
+    of_all = None if classic.profile is None else read_profile(classic.profile)
+    measured: dict[bytes, JsonObject] = {}
     known: dict[str, dict[Role, KnownSpeeds]] = {}
     for model, entry in settings.models.items():
         for pool in entry.pools.values():
-            metrics: dict[SourceName, Mapping[str, object]] = {}
+            metrics: dict[SourceName, JsonObject] = {}
             why_not: dict[SourceName, str] = {}
             described = DESCRIBED.get(pool.sim.timing.kind)
+            profile = _profile(model, pool) or of_all
+            if classic.profile is not None and profile is of_all:
+                check_profile(classic.profile, model, None if _simulated(pool) or pool.urls else pool.engine)
             if _simulated(pool):
                 metrics["self-benchmark"] = _measured(pool.sim, measured)
             else:
@@ -46,6 +54,25 @@ def inputs_of(settings: ClusterSettings) -> PolicyInputs:
             known.setdefault(model, {})[pool.role] = KnownSpeeds(metrics=metrics, profile=profile, why_not=why_not)
     trace = classic.forecast.warm_up_trace
     return PolicyInputs(slo=settings.slo, speeds=known, traces={} if trace is None else {"": rows_of(Path(trace))})
+
+
+def described_speed(settings: ClusterSettings, card: WorkerCard) -> dict[str, float] | None:
+    """Return the lines of prefill and decode that the router's latency cost takes, by a pool's own profile.
+
+    For engines that do not measure themselves: None where no pool of its model and role names what describes it.
+
+    Raises:
+        ConfigError: the profile is of another model or engine, or can't be read.
+    """
+    entry = settings.models.get(card.model)
+    for pool in () if entry is None else entry.pools.values():
+        if pool.role == card.role and pool.sim.timing.kind in DESCRIBED:
+            _profile(card.model, pool)
+            # The line counts KV blocks, and those are the engine's own.
+            block_size = card.block_size or pool.sim.block_size
+            fit = _measured(msgspec.structs.replace(pool.sim, block_size=block_size), {})["fit"]
+            return {name: float(value) for name, value in fit.items()}
+    return None
 
 
 def rows_of(path: Path) -> list[TraceInterval]:
@@ -65,11 +92,20 @@ def rows_of(path: Path) -> list[TraceInterval]:
         ) from error
 
 
+def _profile(model: str, pool: PoolSettings) -> Profile | None:
+    """Return the profile in a folder that a pool's own timing names, for the policies that interpolate."""
+    timing = pool.sim.timing
+    if timing.kind != "table" or timing.profile is None or not Path(timing.profile).is_dir():
+        return None
+    check_profile(timing.profile, timing.model or model, None if _simulated(pool) or pool.urls else pool.engine)
+    return read_profile(timing.profile)
+
+
 def _simulated(pool: PoolSettings) -> bool:
     return pool.engine == "sim" and not pool.urls
 
 
-def _measured(sim: SimSettings, before: dict[bytes, Mapping[str, object]]) -> Mapping[str, object]:
+def _measured(sim: SimSettings, before: dict[bytes, JsonObject]) -> JsonObject:
     """Return the self-benchmark of an engine of these settings; pools of equal engines are measured once."""
     key = msgspec.json.encode(sim)
     if key not in before:
