@@ -38,6 +38,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "profile": ("penstock.cli.profile", "Measure an engine: TTFT, ITL, start, and which size to take."),
     "study": ("penstock.cli.study", "Hold policies against each other in simulation."),
     "simulate": ("penstock.cli.simulate", "Run a cluster on virtual time and compare settings."),
+    "plan": ("penstock.cli.plan", "Find the cheapest deployments that meet an SLO."),
+    "render": ("penstock.cli.render", "Print a config as files of other tools."),
     "tune": ("penstock.cli.tune", "Search better settings by simulation."),
     "trace": ("penstock.cli.trace", "Inspect, convert, cut and scale traces of requests."),
     "doctor": ("penstock.cli.doctor", "Look for what is wrong on this machine and in the cluster."),
@@ -49,11 +51,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Look": ("status", "top", "explain", "ui", "replay", "runs"),
     "Operate": ("scale", "flip", "drain", "restart", "set", "planner"),
     "Ask and measure": ("chat", "bench", "simulate", "study", "tune", "trace", "profile"),
-    "Set up": ("config", "doctor"),
+    "Set up": ("config", "doctor", "plan", "render"),
 }
 """Headings of the help, each with its commands."""
 HIDDEN = {"engine": "penstock.cli.engine", "frontend": "penstock.cli.frontend"}
 """Processes of the supervisor that can be run by hand."""
+COMPUTE = ("planner", "study", "simulate", "plan")
 COMPUTE = ("planner", "study", "simulate", "tune")
 """Commands that compute; none of them starts engines, which choose their threads themselves."""
 

@@ -1,0 +1,236 @@
+"""Engine candidates: GPU, parallelism, batch and chunk of one engine that fits its memory, with its times and price."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import msgspec
+
+from penstock.config.files.timing_files import load_timing
+from penstock.engine.kv_capacity import with_blocks
+from penstock.engine.settings import SimSettings, TimingKind, TimingSettings, TransferSettings
+from penstock.engine.timing.gpus import Gpu
+from penstock.engine.timing.model_shape import ModelShape
+from penstock.engine.timing.roofline import check_parallel
+from penstock.engine.timing.timing_model import TimingModel, timing_of
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.machine import SECOND
+from penstock.kernel.values import EngineLimits, Role
+from penstock.profiler.deployment_plan.pass_times import PassTimes
+from penstock.profiler.deployment_plan.plan_request import PlanRequest
+from penstock.profiler.deployment_plan.planned_traffic import BLOCK, PlannedTraffic
+
+CHUNKS: Mapping[Role, Sequence[int]] = {
+    "aggregated": (1024, 2048, 4096, 8192, 16_384),
+    "prefill": (16_384,),
+    "decode": (8192,),
+}
+"""Tokens of a pass. Apart, a prefill engine gains from long passes; a decode engine computes few prompts."""
+SEQS_LEAST, SEQS_MOST = 16, 1024
+"""Bounds of the most requests at once: vLLM captures CUDA graphs up to about the upper one."""
+GPUS_PER_ENGINE = 16
+"""Most GPUs of one engine that are tried, where a link joins as many."""
+NETWORK_SHARE = 0.8
+"""Share of the network's rate that a hand-off reaches. A guess: what RDMA reads of large blocks usually reach."""
+NETWORK_LATENCY = 1e-3
+"""Seconds before a hand-off's first byte: the hand-shake and the first read. A guess."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineCandidate:
+    """One engine that fits. ``sim`` has its number of KV blocks; ``price``: dollars per hour of all its GPUs."""
+
+    role: Role
+    gpu: str
+    sim: SimSettings
+    times: PassTimes
+    price: float
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one engine."""
+        return max(self.sim.timing.tensor_parallel_size, self.sim.timing.expert_parallel_size)
+
+    @property
+    def chunk(self) -> int:
+        """Most tokens of a pass."""
+        return self.sim.max_num_batched_tokens
+
+    @property
+    def limits(self) -> EngineLimits[int]:
+        """What one engine has room for."""
+        return EngineLimits(
+            max_num_batched_tokens=self.chunk, max_num_seqs=self.sim.max_num_seqs, kv_tokens=self.sim.capacity
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IdleEngine:
+    """The fastest that engines of one layout can be: nothing waits, and one sequence decodes. Seconds."""
+
+    gpu: str
+    gpus: int
+    label: str
+    step: float
+    """One decode step of one sequence."""
+    weights: float
+    """Of it, reading the weights at the data sheet's bandwidth."""
+    prompt: float
+    """The mean prompt, computed alone."""
+
+
+class EngineCatalog:
+    """Every engine of a request that fits.
+
+    Attributes:
+        candidates: by role.
+        idle: how fast each layout is without load, for floors.
+        refused: why layouts do not fit, by GPU.
+        notes: what of the sources of timing failed.
+    """
+
+    def __init__(self, request: PlanRequest, traffic: PlannedTraffic) -> None:
+        self.candidates: dict[Role, list[EngineCandidate]] = {role: [] for role in CHUNKS}
+        self.idle: list[IdleEngine] = []
+        self.refused: dict[str, list[str]] = {}
+        self.notes: list[str] = []
+        self._request, self._traffic, self._shape = request, traffic, request.shape()
+        self._predicts = find_spec("aiconfigurator_core") is not None
+        mix = traffic.mix
+        tokens = mix.mean((mix.isl + mix.osl / 2.0) * mix.osl)
+        self._context = tokens / mix.mean(mix.osl)
+        self._prompt = round(mix.mean(mix.fresh))
+        for kind in request.gpus:
+            gpu = request.gpu(kind)
+            for tensor, expert in layouts(self._shape, gpu, request.max_gpus):
+                self._add(kind, gpu, tensor, expert)
+
+    def _add(self, kind: str, gpu: Gpu, tensor: int, expert: int) -> None:
+        timing, table = self._timing(kind, tensor, expert)
+        gpus = max(tensor, expert)
+        label = layout_label(gpus, kind, timing)
+        base = SimSettings(
+            block_size=BLOCK,
+            async_scheduling=True,
+            timing=timing,
+            transfer=TransferSettings(
+                bandwidth=gpu.network_gb_per_s * 1e9 * NETWORK_SHARE * gpus,
+                latency=NETWORK_LATENCY,
+                kv_bytes_per_token=max(1, round(self._shape.kv_bytes(self._shape.dtype))),
+            ),
+        )
+        model = timing_of(timing, 1, table)
+        self.idle.append(
+            IdleEngine(
+                kind,
+                gpus,
+                label,
+                model.decode(round(self._context), 1) / SECOND,
+                self._weights(gpu, tensor, expert),
+                model.prefill(self._prompt) / SECOND,
+            )
+        )
+        seqs = self._seqs(model)
+        refused = ""
+        for role, chunks in CHUNKS.items():
+            for chunk in chunks:
+                sim = msgspec.structs.replace(base, max_num_seqs=min(seqs, chunk), max_num_batched_tokens=chunk)
+                try:
+                    sim = with_blocks(sim, table)
+                except ConfigError as error:
+                    refused = error.message
+                    continue
+                if sim.capacity < self._traffic.longest:
+                    refused = (
+                        f"{label} holds {max(0, sim.capacity):,} tokens of KV beside the weights, and the longest "
+                        f"request has {self._traffic.longest:,}"
+                    )
+                    continue
+                times = PassTimes(
+                    timing_of(timing, sim.capacity, table), chunk, self._context, beside=role != "prefill"
+                )
+                price = self._request.price(kind) * gpus
+                self.candidates[role].append(EngineCandidate(role, kind, sim, times, price))
+        if refused and not any(self._fits(kind, gpus, role) for role in CHUNKS):
+            self.idle.pop()
+            self.refused.setdefault(kind, []).append(refused)
+
+    def _fits(self, kind: str, gpus: int, role: Role) -> bool:
+        return any(each.gpu == kind and each.gpus == gpus for each in self.candidates[role])
+
+    def _timing(self, kind: str, tensor: int, expert: int) -> tuple[TimingSettings, Mapping[str, Any] | None]:
+        """Return the best source of timing of a layout: a profile of it, aiconfigurator, or the roofline."""
+
+        def settings(source: TimingKind, profile: str | None = None) -> TimingSettings:
+            return TimingSettings(
+                kind=source,
+                model=self._request.path,
+                gpu=kind,
+                profile=profile,
+                tensor_parallel_size=tensor,
+                expert_parallel_size=expert,
+            )
+
+        measured = {} if expert > 1 else self._request.profiles
+        named = measured.get(f"{kind}:{tensor}")
+        profile = named or measured.get(kind)
+        if profile is not None:
+            timing = settings("table", profile)
+            try:
+                table = load_timing(timing)
+                timing_of(timing, 1, table)
+            except ConfigError as error:
+                if named is not None:
+                    raise
+                self.notes.append(f"no profile of TP{tensor}: {error.message}")
+            else:
+                return timing, table
+        if self._predicts:
+            timing = settings("aiconfigurator")
+            try:
+                return timing, load_timing(timing)
+            except ConfigError as error:
+                self.notes.append(f"roofline in place of aiconfigurator: {error.message}")
+        timing = settings("roofline")
+        return timing, load_timing(timing)
+
+    def _weights(self, gpu: Gpu, tensor: int, expert: int) -> float:
+        """Return seconds in which one GPU reads its share of what a single token needs."""
+        active = self._shape.weight_bytes * self._shape.params_active / self._shape.params
+        return active / max(tensor, expert) / gpu.bandwidth
+
+    def _seqs(self, model: TimingModel) -> int:
+        """Return the most requests at once: those whose step still keeps the ITL, as the next power of two."""
+        itl = self._request.slo.itl or 0.0
+        seqs = SEQS_LEAST
+        while seqs < SEQS_MOST and model.decode(round(seqs * self._context), seqs) / SECOND < itl:
+            seqs *= 2
+        return seqs
+
+
+def layouts(shape: ModelShape, gpu: Gpu, most: int | None) -> Iterator[tuple[int, int]]:
+    """Yield (tensor parallel size, expert parallel size) of engines that a model and a GPU's link allow.
+
+    Of a model with experts: sliced experts, whole experts behind tensor-parallel attention, and whole experts behind
+    data-parallel attention.
+    """
+    gpus = 1
+    while gpus <= min(gpu.link_gpus, GPUS_PER_ENGINE, most or GPUS_PER_ENGINE):
+        choices = [(gpus, 1), (gpus, gpus), (1, gpus)] if shape.experts and gpus > 1 else [(gpus, 1)]
+        for tensor, expert in choices:
+            try:
+                check_parallel(shape, tensor, expert)
+            except ConfigError:
+                continue  # a layout that this model can't have: the others are tried
+            yield tensor, expert
+        gpus *= 2
+
+
+def layout_label(gpus: int, kind: str, timing: TimingSettings) -> str:
+    """Return a layout in words: ``2 h200``, with TP and EP where they are more than one."""
+    tensor, expert = timing.tensor_parallel_size, timing.expert_parallel_size
+    sizes = [f"TP{tensor}" if tensor > 1 else "", f"EP{expert}" if expert > 1 else ""]
+    if expert > tensor:
+        sizes.append(f"DP{expert // tensor}")
+    return " ".join([kind, *filter(None, sizes)]) if gpus > 1 else kind

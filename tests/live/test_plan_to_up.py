@@ -1,0 +1,56 @@
+"""From a config.json and a trace to a running deployment: the three commands of the README, pasted into a shell."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.live.cluster import post, served
+from tests.profiler.deployment_plan.questions import CONFIG
+
+pytestmark = pytest.mark.live
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def commands() -> list[str]:
+    block = re.search(r"```\n(penstock trace info trace\.jsonl.*?)```", README.read_text(), re.DOTALL)
+    assert block is not None, "the README has three commands that begin with penstock trace info"
+    return [re.sub(r"\s+#.*$", "", line) for line in block[1].replace("\\\n", " ").splitlines()]
+
+
+def own_trace(path: Path) -> None:
+    """Write a trace by our own generator: the requests of a simulated run are one."""
+    folder = path.parent / "made"
+    arguments = ["--workload", "chat", "--rate", "3", "--duration", "40", "--no-html", "--out", str(folder), "--json"]
+    made = subprocess.run(
+        [sys.executable, "-m", "penstock", "simulate", *arguments], capture_output=True, text=True, check=True
+    )
+    run = Path(json.loads(made.stdout)["variants"][0]["wall_run"])
+    convert = [sys.executable, "-m", "penstock", "trace", "convert", str(run / "requests.jsonl"), str(path)]
+    subprocess.run(convert, check=True, capture_output=True)
+
+
+def test_three_commands_lead_from_a_model_and_a_trace_to_a_running_deployment(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    own_trace(tmp_path / "trace.jsonl")
+    info, plan, up = commands()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "penstock").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m penstock "$@"\n')
+    (tmp_path / "bin" / "penstock").chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    for line in (info, plan):
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "Written: plan/penstock.yaml" in done.stdout
+    word, *arguments = up.split()
+    assert word == "penstock"
+    with served(tmp_path, *arguments, "--frontend.port", "0") as cluster:
+        (model,) = cluster.get("/admin/status")[1]["models"]
+        body = {"model": model["name"], "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+        status, answer, _ = post(f"{cluster.url}/v1/chat/completions", body)
+        assert status == 200 and answer["usage"]["completion_tokens"] == 4

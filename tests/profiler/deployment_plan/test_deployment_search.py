@@ -1,0 +1,149 @@
+"""Candidates and the search over them: what fits, what is fewest, what is cheapest, and which source timed it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.engine.timing.gpus import GPUS
+from penstock.engine.timing.known_models import model_named
+from penstock.engine.timing.model_shape import shape_of
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.values import EngineLimits
+from penstock.planner.sizing.attainment import TAIL, AttainmentModel
+from penstock.profiler.deployment_plan.deployment_search import Deployment, DeploymentSearch
+from penstock.profiler.deployment_plan.engine_candidates import EngineCandidate, EngineCatalog, layouts
+from penstock.profiler.deployment_plan.plan_request import PlanRequest
+from penstock.profiler.deployment_plan.planned_traffic import traffic_of
+from tests.profiler.deployment_plan.questions import model_folder, question
+
+
+def searched(request: PlanRequest) -> list[Deployment]:
+    traffic = traffic_of(request)
+    return DeploymentSearch(request, traffic, EngineCatalog(request, traffic)).deployments()
+
+
+def naive_share(request: PlanRequest, engine: EngineCandidate, replicas: int) -> float:
+    traffic = traffic_of(request)
+    limits = EngineLimits(
+        max_num_batched_tokens=engine.chunk, max_num_seqs=engine.sim.max_num_seqs, kv_tokens=engine.sim.capacity
+    )
+    model = AttainmentModel(engine.times, limits, traffic.mix, request.slo.of(None))
+    shares = [
+        weight * float(model.attainment(engine.role, np.array([rate]), np.array([float(replicas)])).both[0])
+        for rate, weight in zip(traffic.rates, traffic.weights, strict=True)
+    ]
+    return sum(shares)
+
+
+@pytest.mark.parametrize("rate", [1.0, 7.0, 40.0, 150.0])
+def test_one_replica_fewer_would_miss_the_target(rate: float) -> None:
+    request = question(rate=rate, requests=200)
+    catalog = EngineCatalog(request, traffic_of(request))
+    (best, *_) = [each for each in searched(request) if each.key == (("aggregated", "h200"),)]
+    (pool,) = best.pools
+    engine = next(each for each in catalog.candidates["aggregated"] if each.sim == pool.sim)
+    assert naive_share(request, engine, pool.replicas) == pytest.approx(best.expected) and best.expected >= 0.95
+    assert pool.replicas == 1 or naive_share(request, engine, pool.replicas - 1) < 0.95
+    assert (pool.binds == "one replica") == (pool.replicas == 1)
+
+
+def test_a_pair_is_matched_in_whole_numbers_and_the_cheapest_of_its_kind() -> None:
+    request = question(rate=40.0)
+    traffic = traffic_of(request)
+    search = DeploymentSearch(request, traffic, EngineCatalog(request, traffic))
+    best = next(each for each in search.deployments() if each.key == (("prefill", "h200"), ("decode", "h200")))
+    prefill, decode = (
+        next(each for each in search._catalog.candidates[pool.role] if each.sim == pool.sim) for pool in best.pools
+    )
+    before = search._model(prefill, extra=search._handoff(prefill, decode))
+    after = search._model(decode)
+
+    def share(p: int, d: int) -> float:
+        return search._share(before, "prefill", p) * search._share(after, "decode", d) / (1 - TAIL)
+
+    counts = [(p, d) for p in range(1, 25) for d in range(1, 25) if share(p, d) >= 0.95]
+    assert min(sum(each) for each in counts) == sum(pool.replicas for pool in best.pools)
+    assert best.expected == pytest.approx(share(*(pool.replicas for pool in best.pools)))
+
+
+def test_more_load_and_tighter_targets_never_cost_less() -> None:
+    prices = [searched(question(rate=rate, requests=200))[0].price for rate in (2.0, 10.0, 50.0, 200.0)]
+    assert prices == sorted(prices) and prices[0] < prices[-1]
+    assert searched(question(itl=0.009))[0].price >= searched(question(itl=0.03))[0].price
+    assert searched(question(ttft=0.2))[0].price >= searched(question(ttft=2.0))[0].price
+
+
+def test_the_prices_decide_which_gpus_the_pools_have() -> None:
+    fields = {"gpus": ("h200", "l40s"), "ttft": 2.0, "itl": 0.04}
+    dear = searched(question(**fields, prices={"h200": 100.0, "l40s": 0.1}))[0]
+    cheap = searched(question(**fields, prices={"h200": 0.1, "l40s": 100.0}))[0]
+    assert {pool.gpu for pool in dear.pools} == {"l40s"} and {pool.gpu for pool in cheap.pools} == {"h200"}
+    both = [{pool.gpu for pool in each.pools} for each in searched(question(**fields))]
+    assert {"h200", "l40s"} in both, "pools of one deployment may have different GPUs"
+
+
+def test_the_limit_of_gpus_is_a_limit() -> None:
+    gpus = {each.gpus for each in searched(question(rate=50.0))}
+    limit = sorted(gpus)[len(gpus) // 2]
+    assert {each.gpus for each in searched(question(rate=50.0, max_gpus=limit))} <= set(range(limit + 1))
+
+
+def test_layouts_follow_the_model_and_the_link() -> None:
+    dense, experts = (shape_of(model_named(name)) for name in ("Llama-3.1-8B", "DeepSeek-R1"))
+    assert list(layouts(dense, GPUS["h200"], None)) == [(1, 1), (2, 1), (4, 1), (8, 1)]
+    assert list(layouts(dense, GPUS["gb200"], 64))[-1] == (16, 1)
+    assert list(layouts(dense, GPUS["h200"], 3)) == [(1, 1), (2, 1)]
+    assert set(layouts(experts, GPUS["h200"], None)) >= {(8, 1), (8, 8), (1, 8)}
+
+
+def test_what_does_not_fit_is_no_candidate_and_says_why() -> None:
+    request = question(model="Qwen3-32B", gpus=("l40s",), max_gpus=1)
+    catalog = EngineCatalog(request, traffic_of(request))
+    assert not any(catalog.candidates.values()) and not catalog.idle
+    assert "can be used" in catalog.refused["l40s"][0]
+    longest = question(model="Qwen3-32B", gpus=("h100",), prompt="40000", max_gpus=1)
+    assert "the longest request has 40,300" in EngineCatalog(longest, traffic_of(longest)).refused["h100"][0]
+
+
+def write_profile(path: Path, step_ms: float) -> Path:
+    np.savez(
+        path,
+        prefill_isl=np.array([100, 2000, 8000]),
+        prefill_ttft_ms=np.array([5.0, 60.0, 260.0]),
+        decode_active_kv_tokens=np.array([1000, 400_000]),
+        decode_context_length=np.array([500, 6000]),
+        decode_itl=np.full((2, 2), step_ms),
+    )
+    return path
+
+
+def test_a_profile_counts_for_its_engine_and_the_roofline_for_the_others(tmp_path: Path) -> None:
+    profile = write_profile(tmp_path / "profile.npz", 7.0)
+    request = question(profiles={"h200:2": str(profile)}, gpus=("h200",))
+    catalog = EngineCatalog(request, traffic_of(request))
+    kinds = {each.gpus: each.sim.timing.kind for each in catalog.candidates["aggregated"]}
+    assert kinds == {1: "roofline", 2: "table", 4: "roofline", 8: "roofline"}
+    measured = next(each for each in catalog.candidates["decode"] if each.gpus == 2)
+    assert float(measured.times.decode(8.0, 8.0)) == pytest.approx(0.007)
+    assert measured.times.extrapolated is not None and 0.0 < measured.times.extrapolated < 1.0
+    assert next(each for each in catalog.candidates["decode"] if each.gpus == 1).times.extrapolated is None
+    alone = question(profiles={"": str(profile)})
+    assert alone.profiles == {"h200:1": str(profile)}, "a file is of one size"
+    with pytest.raises(ConfigError, match="can't be read"):
+        broken = question(profiles={"h200:1": str(model_folder(tmp_path))})
+        EngineCatalog(broken, traffic_of(broken))
+
+
+def test_passes_of_a_chunk_add_up_and_decoding_beside_them_shares_what_it_can() -> None:
+    request = question()
+    candidates = EngineCatalog(request, traffic_of(request)).candidates
+    small, large = (
+        next(each.times for each in candidates["aggregated"] if each.chunk == chunk) for chunk in (1024, 16_384)
+    )
+    alone = candidates["prefill"][0].times
+    assert float(small.prefill(3000)) == pytest.approx(float(large.prefill(3000)), rel=0.25)
+    assert float(large.prefill(3000)) < float(alone.prefill(3000)), "its weights are read by the decode step beside it"
+    assert list(large.prefill(np.array([10.0, 3000.0]))) == [float(large.prefill(10)), float(large.prefill(3000))]
+    steps = large.decode(np.array([1.0, 16.0, 256.0]), np.zeros(3))
+    assert steps[0] < steps[1] < steps[2]
