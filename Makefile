@@ -7,7 +7,7 @@ VLLM   := $(abspath $(or $(PENSTOCK_VLLM_VENV),.venv-vllm))
 FAST   := .venv-fast
 LLAMA  := $(abspath $(or $(PENSTOCK_LLAMACPP_VENV),.venv-llamacpp))
 
-.PHONY: soak up install dev test test-fast fast test-compiled test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-fidelity bench-disaggregation bench-planner clean help
+.PHONY: soak up install dev test test-fast fast test-compiled test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -86,11 +86,17 @@ bench-simulate: install fast ## Time simulations, beside a peer where PEERS name
 bench-timing: install ## Fit the roofline to measured points and hold it to the others, into docs/ (1 minute)
 	$(BIN)/python bench/roofline/run.py --docs docs/concepts/timing.md
 
+bench-proof: install ## Fit half of the measured points, be judged by the rest, beside aiconfigurator in PEERS, into docs/ (2 minutes)
+	$(BIN)/python bench/roofline/proof.py --docs docs/bench/timing-proof.md
+
 bench-fidelity: install ## Hold the simulated engine to a measured GPU run and to a live vLLM, into docs/ (5 minutes; make test-vllm installs vLLM)
 	PENSTOCK_VLLM_VENV=$(VLLM) $(BIN)/python bench/fidelity/run.py --docs docs/bench/fidelity.md
 
 bench-disaggregation: install ## Aggregated engines against splits of equally many, a peer and a live run, into docs/ (20 minutes; PEERS=)
 	$(BIN)/python bench/disaggregation/run.py --docs docs/bench/disaggregation.md
+
+study-disaggregation: install ## Search the design space of split engines and simulate what it leaves out, into docs/ (1 minute; TRACES=)
+	$(BIN)/penstock study disaggregation --out runs/design --docs docs/bench/disaggregation-study.md --traces $(or $(TRACES),../shared/traces)
 
 bench-planner: install ## Our planner and Dynamo's in Dynamo's own simulator, into docs/; PEERS= names a folder with its environment (25 minutes, goes on)
 	$(BIN)/python bench/planner_referee/run.py --docs docs/bench/planner-referee.md

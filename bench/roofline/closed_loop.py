@@ -17,6 +17,7 @@ from penstock.engine.kv_capacity import kv_blocks_of
 from penstock.engine.settings import Calibration, SimSettings
 from penstock.engine.timing.roofline import Roofline, RooflineTiming
 from penstock.engine.timing.roofline_fit import MeasuredPoint
+from penstock.engine.timing.timing_model import TimingModel
 from penstock.kernel.machine import SECOND
 from penstock.kernel.simulation import Simulation
 from penstock.kernel.values import Prompt
@@ -37,8 +38,8 @@ class Looped:
     tpot: float
 
 
-def closed_loop(point: Point, calibration: Calibration) -> Looped:
-    """Return what the engine makes of a point."""
+def closed_loop(point: Point, calibration: Calibration, timing: TimingModel | None = None) -> Looped:
+    """Return what the engine makes of a point; ``timing`` takes the place of the roofline."""
     measured = point.measured
     ranks = max(1, measured.expert_parallel_size // measured.tensor_parallel_size)
     blocks = kv_blocks_of(
@@ -60,7 +61,7 @@ def closed_loop(point: Point, calibration: Calibration) -> Looped:
         async_scheduling=point.group[0] == "vllm",
     )
     engine = Engine(settings)
-    engine.timing = engine._core.timing = RooflineTiming(roofline_of(measured, calibration))
+    engine.timing = engine._core.timing = timing or RooflineTiming(roofline_of(measured, calibration))
     done: list[EngineFinished] = []
     asked = measured.concurrency
     lengths = np.random.default_rng(0).uniform(LEAST, 1.0, (ROUNDS * asked, 2)).tolist()

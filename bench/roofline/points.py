@@ -47,8 +47,13 @@ def points_of(lines: Iterable[str]) -> tuple[list[Point], Counter[str]]:
     return found, left_out
 
 
+def weights_of(quantised: str) -> Dtype:
+    """Return the data type of weights by the file's name for it."""
+    return WEIGHTS.get(quantised, "bf16")
+
+
 @cache
-def _shape(path: str) -> tuple[str, ModelShape] | None:
+def shape_named(path: str) -> tuple[str, ModelShape] | None:
     """Return the model of a path without the data type of its weights, and its shape; None where it is not known."""
     name = re.sub(r"(?i)-(fp8|nvfp4|fp4|instruct|dynamic)(?=-|$)", "", path.rsplit("/", 1)[-1])
     config = known_model(name)
@@ -66,7 +71,7 @@ def _point(row: dict[str, str]) -> Point | str:
     experts = int(row["moe_ep_size"] or 1) or 1
     tensor = min(tensor, gpus)
     engine, gpu = row["backend"], row["system"].removesuffix("_sxm")
-    known = _shape(row["model_path"])
+    known = shape_named(row["model_path"])
     if known is None:
         return f"{row['model_path']}: no shape is known"
     if gpu not in GPUS:
@@ -81,7 +86,7 @@ def _point(row: dict[str, str]) -> Point | str:
             gpu=GPUS[gpu],
             tensor_parallel_size=tensor,
             expert_parallel_size=experts if shape.experts and experts <= gpus else 1,
-            weight_dtype=None if own_dtype else WEIGHTS.get(quantised, "bf16"),
+            weight_dtype=None if own_dtype else weights_of(quantised),
             kv_cache_dtype="fp8" if engine == "trtllm" and quantised else None,
             request=RequestShape(int(row["isl"]), int(row["osl"])),
             concurrency=int(row["batch_size"]) * replicas,

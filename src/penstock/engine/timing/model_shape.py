@@ -78,6 +78,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """Operations per layer for one query token and one token that it attends to, where K and V are at hand."""
     read_flops: int
     """The same in a decode step. A latent cache is read as it is, for more operations and fewer bytes."""
+    past_flops: int
+    """Operations per layer for one token in the cache that a prompt's later part attends to: a latent cache is made
+    into K and V again for each part; 0 where K and V are what the cache holds."""
     window: int | None
     """Tokens that ``window_layers`` of the layers attend to; the others attend to all."""
     window_layers: int
@@ -172,6 +175,7 @@ def shape_of(config: Mapping[str, Any], name: str = "config.json") -> ModelShape
         kv_values=attention.kv_values,
         pair_flops=attention.pair_flops,
         read_flops=attention.read_flops,
+        past_flops=attention.past_flops,
         window=window,
         window_layers=window_layers,
         linear=layers * (attention.params + norms) + 3 * hidden * dense + moe_layers * shared + hidden,
@@ -198,6 +202,7 @@ class _Attention(msgspec.Struct, frozen=True):
     kv_values: int
     pair_flops: int
     read_flops: int
+    past_flops: int
     width: int
     """Numbers per token between the projections, written and read."""
 
@@ -218,7 +223,7 @@ def _grouped(fields: "_Fields", kind: str, hidden: int, heads: int) -> _Attentio
     if kind in _HEAD_NORMS:
         params += 2 * width
     flops = 4 * heads * width
-    return _Attention(params, kv_heads, 2 * kv_heads * width, flops, flops, 4 * width * (heads + kv_heads))
+    return _Attention(params, kv_heads, 2 * kv_heads * width, flops, flops, 0, 4 * width * (heads + kv_heads))
 
 
 def _latent(fields: "_Fields", hidden: int, heads: int) -> _Attention:
@@ -230,7 +235,8 @@ def _latent(fields: "_Fields", hidden: int, heads: int) -> _Attention:
     params = hidden * (latent + rope) + latent + latent * heads * (plain + value) + heads * value * hidden
     params += hidden * heads * key if query is None else hidden * query + query + query * heads * key
     moved = 2 * heads * (key + value) + 4 * (latent + rope)
-    return _Attention(params, 1, latent + rope, 2 * heads * (key + value), 2 * heads * (2 * latent + rope), moved)
+    pair, read, past = key + value, 2 * latent + rope, latent * (plain + value)
+    return _Attention(params, 1, latent + rope, 2 * heads * pair, 2 * heads * read, 2 * heads * past, moved)
 
 
 def _experts(fields: "_Fields", layers: int) -> tuple[int, int]:

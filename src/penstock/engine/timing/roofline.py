@@ -5,7 +5,9 @@ the groups add up: linear layers, routed experts, output projection, attention o
 activations, collectives, and what the host and the launches add per layer and pass.
 
 Tensor parallelism splits weights, heads and KV cache; with more GPUs of experts than of tensors the attention is
-data-parallel, and tokens go to their experts and back by all-to-all.
+data-parallel, and tokens go to their experts and back by all-to-all. Pipeline parallelism splits the layers: a pass
+goes through all stages, which takes as long as before plus the way between them, while other passes are in the other
+stages.
 Source: rooflines as in Dynamo's planner; the split by groups, sliding windows and calibration are ours.
 """
 
@@ -78,16 +80,43 @@ def work_of(chunks: Iterable[tuple[int, int]], kv: int, seqs: int, window: int |
     return Work(tokens + seqs, requests + seqs, seqs, pairs, context, kv, near_pairs, near_context, near, uneven)
 
 
+@dataclass(frozen=True, slots=True)
+class PassCosts:
+    """Seconds that the parts of a pass cost: what a roofline comes down to for one model, GPU and parallelism.
+
+    ``read`` of a part is once per pass, for its weights; ``token`` per token. ``pair``, ``past`` and ``context`` are
+    per layer, for a prompt's pairs, for a token that it reads from the cache, and for any that it reads; ``kv`` is per
+    layer and token that decoding reads. ``output``: per row of the output projection, on the host.
+    """
+
+    fixed: float
+    output: float
+    linear_read: float
+    linear_token: float
+    expert_read: float
+    expert_token: float
+    head_read: float
+    head_token: float
+    other_token: float
+    exchange_token: float
+    pair: float
+    past: float
+    context: float
+    kv: float
+
+
 class Roofline:
     """Seconds of a pass of one model on one kind of GPU.
 
     Args:
         tensor_parallel_size: GPUs that share each layer.
+        pipeline_parallel_size: stages of the layers, each with as many GPUs as the two others ask for. A pass goes
+            through one after another, so up to this many passes can be under way.
         expert_parallel_size: GPUs that whole experts are spread over; 1 slices each expert as the layers are sliced.
         weight_dtype, kv_cache_dtype: None takes what the config says of the weights, and the model's own for the cache.
         link: what collectives reach; None takes the table's.
     Raises:
-        ConfigError: the GPUs don't divide the heads or the experts.
+        ConfigError: the GPUs don't divide the heads or the experts, or there are more stages than layers.
     """
 
     def __init__(
@@ -98,46 +127,57 @@ class Roofline:
         *,
         tensor_parallel_size: int = 1,
         expert_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
         weight_dtype: Dtype | None = None,
         kv_cache_dtype: Dtype | None = None,
         link: Link | None = None,
     ) -> None:
-        check_parallel(shape, tensor_parallel_size, expert_parallel_size)
+        check_parallel(shape, tensor_parallel_size, expert_parallel_size, pipeline_parallel_size)
         self.shape = shape
-        self.gpus = max(tensor_parallel_size, expert_parallel_size)
-        replicas = self.replicas = self.gpus // tensor_parallel_size
+        stage = max(tensor_parallel_size, expert_parallel_size)
+        self.gpus = stage * pipeline_parallel_size
+        replicas = self.replicas = stage // tensor_parallel_size
         linear_dtype, expert_dtype = weight_dtype or shape.linear_dtype, weight_dtype or shape.expert_dtype
         kv = shape.kv_values * BYTES[kv_cache_dtype or shape.dtype]
         reached = calibration.gddr_efficiency if gpu.gddr else calibration.bandwidth_efficiency
         bandwidth = gpu.bandwidth * reached
         widened = {True: bandwidth * calibration.widening_efficiency, False: bandwidth}
         rate = calibration.compute_efficiency
-        self._linear_read = (
-            shape.linear * BYTES[linear_dtype] / tensor_parallel_size / widened[gpu.widens(linear_dtype)]
-        )
-        self._linear_token = 2.0 * shape.linear / self.gpus / (gpu.flops(linear_dtype) * rate)
-        self._expert_read = (
-            shape.moe_layers * shape.expert * BYTES[expert_dtype] / self.gpus / widened[gpu.widens(expert_dtype)]
-        )
         per_token = 2.0 * shape.moe_layers * shape.experts_per_token * shape.expert
         expert_rate = gpu.flops(expert_dtype) * rate * calibration.expert_efficiency
-        self._expert_token = per_token / self.gpus / expert_rate
-        self._head_read = shape.head * BYTES[shape.dtype] / tensor_parallel_size / bandwidth
-        self._head_token = 2.0 * shape.head / self.gpus / (gpu.flops(shape.dtype) * rate)
-        self._activation_token = shape.activations * BYTES[shape.dtype] / self.gpus / bandwidth
         split = min(tensor_parallel_size, shape.kv_heads) * replicas
-        flops = gpu.flops(shape.dtype) * rate * self.gpus
+        flops = gpu.flops(shape.dtype) * rate * stage
         self._near_layers = shape.window_layers
         self._far_layers = shape.layers - shape.window_layers
-        self._pair = shape.pair_flops / flops
-        self._context = kv / split / bandwidth
-        self._read = max(self._context, shape.read_flops / flops)
-        within, across = (link or link_of(gpu, gpus, calibration) for gpus in (tensor_parallel_size, self.gpus))
+        context = kv / split / bandwidth
+        within, across, along = (
+            link or link_of(gpu, gpus, calibration) for gpus in (tensor_parallel_size, stage, self.gpus)
+        )
         self.collectives = collectives(shape, within, across, tensor_parallel_size, replicas)
+        hops = pipeline_parallel_size - 1
         host = calibration.layer_overhead_ms * shape.layers + calibration.pass_overhead_ms
         host += calibration.expert_layer_overhead_ms * shape.moe_layers
-        self._fixed = MILLISECONDS * host + self.collectives.fixed
-        self._sequence = MILLISECONDS * calibration.sequence_overhead_ms
+        self.costs = PassCosts(
+            fixed=MILLISECONDS * host + self.collectives.fixed + hops * along.latency,
+            output=MILLISECONDS * calibration.sequence_overhead_ms,
+            linear_read=shape.linear * BYTES[linear_dtype] / tensor_parallel_size / widened[gpu.widens(linear_dtype)],
+            linear_token=2.0 * shape.linear / stage / (gpu.flops(linear_dtype) * rate),
+            expert_read=shape.moe_layers
+            * shape.expert
+            * BYTES[expert_dtype]
+            / stage
+            / widened[gpu.widens(expert_dtype)],
+            expert_token=per_token / stage / expert_rate,
+            head_read=shape.head * BYTES[shape.dtype] / tensor_parallel_size / bandwidth,
+            head_token=2.0 * shape.head / stage / (gpu.flops(shape.dtype) * rate),
+            other_token=shape.activations * BYTES[shape.dtype] / stage / bandwidth,
+            # Each GPU of a stage sends its share of what comes out of the stage.
+            exchange_token=self.collectives.token + hops * shape.hidden * BYTES[shape.dtype] / stage / along.rate,
+            pair=shape.pair_flops / flops,
+            past=shape.past_flops / flops,
+            context=context,
+            kv=max(context, shape.read_flops / flops),
+        )
 
     def seconds(self, work: Work) -> float:
         """Return how long a pass takes. Cost: about 2 us."""
@@ -145,27 +185,32 @@ class Roofline:
 
     def decode_attention(self, work: Work) -> float:
         """Return the part that grows with the KV tokens that decoding reads: linear in them, two lines in a window."""
-        return self._read * (self._far_layers * work.kv + self._near_layers * work.kv_windowed)
+        return self.costs.kv * (self._far_layers * work.kv + self._near_layers * work.kv_windowed)
 
     def without_decode_attention(self, work: Work) -> float:
         """Return the rest, in which KV tokens of decoding don't matter."""
-        tokens = work.tokens
-        own = (tokens - work.seqs) * work.uneven + work.seqs
-        time = self._fixed + self._sequence * work.outputs
-        time += max(self._linear_read, self._linear_token * own)
-        time += max(self._head_read, self._head_token * work.outputs)
+        costs, tokens = self.costs, work.tokens
+        new = tokens - work.seqs
+        own = new * work.uneven + work.seqs
+        time = costs.fixed + costs.output * work.outputs
+        time += max(costs.linear_read, costs.linear_token * own)
+        time += max(costs.head_read, costs.head_token * work.outputs)
         if self.shape.experts:
             touched = experts_touched(self.shape.experts, self.shape.experts_per_token, tokens)
-            time += max(self._expert_read * touched, self._expert_token * tokens)
-        time += self._activation_token * own + self.collectives.token * tokens
-        prompts = self._far_layers * max(self._pair * work.pairs, self._context * work.context)
-        prompts += self._near_layers * max(self._pair * work.pairs_windowed, self._context * work.context_windowed)
+            time += max(costs.expert_read * touched, costs.expert_token * tokens)
+        time += costs.other_token * own + costs.exchange_token * tokens
+        far, near = costs.past * (work.context - new), costs.past * (work.context_windowed - new)
+        prompts = self._far_layers * max(costs.pair * work.pairs + far, costs.context * work.context)
+        if self._near_layers:
+            prompts += self._near_layers * max(
+                costs.pair * work.pairs_windowed + near, costs.context * work.context_windowed
+            )
         time += prompts * work.uneven
         return time
 
     def read_seconds(self) -> tuple[float, float]:
         """Return seconds per KV token that a decode step reads: in layers that see all, and in those with a window."""
-        return self._read * self._far_layers, self._read * self._near_layers
+        return self.costs.kv * self._far_layers, self.costs.kv * self._near_layers
 
 
 class RooflineTiming:
@@ -222,8 +267,15 @@ def experts_touched(experts: int, per_token: int, tokens: int) -> float:
     return experts * (1.0 - (1.0 - per_token / experts) ** tokens)
 
 
-def check_parallel(shape: ModelShape, tensor_parallel_size: int, expert_parallel_size: int) -> None:
-    """Raise `ConfigError` where so many GPUs can't share a model's heads or experts."""
+def check_parallel(
+    shape: ModelShape, tensor_parallel_size: int, expert_parallel_size: int, pipeline_parallel_size: int = 1
+) -> None:
+    """Raise `ConfigError` where so many GPUs can't share a model's layers, heads or experts."""
+    if pipeline_parallel_size > shape.layers:
+        raise ConfigError(
+            f"pipeline_parallel_size is {pipeline_parallel_size}, but {shape.name} has {shape.layers} layers",
+            hint="give each stage a layer at least",
+        )
     if shape.heads % tensor_parallel_size:
         raise ConfigError(
             f"tensor_parallel_size is {tensor_parallel_size}, which does not divide the "

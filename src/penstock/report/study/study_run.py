@@ -72,12 +72,12 @@ def main(options: StudyOptions) -> int:
     return 0
 
 
-def page(before: str, tables: str) -> str:
-    """Return a page with its tables replaced; the hand-written text around them stays."""
+def page(before: str, tables: str, title: str = "Planner study") -> str:
+    """Return a page with its tables replaced; the hand-written text around them stays, ``title`` is for a new page."""
     head, begin, rest = before.partition(BEGIN)
     _, end, foot = rest.partition(END)
     if not begin or not end:
-        head, foot = "# Planner study\n\n", ""
+        head, foot = f"# {title}\n\n", ""
     return f"{head}{BEGIN}\n{folded(tables)}\n{END}{foot or chr(10)}"
 
 

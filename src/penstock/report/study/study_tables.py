@@ -40,6 +40,12 @@ def write(sections: Sequence[Section], *, missing: int) -> str:
         "Made by `penstock study planner --docs docs/bench/planner-study.md`"
         + (f"; {missing} runs of it were not done." if missing else "."),
     ]
+    return as_markdown(parts, sections)
+
+
+def as_markdown(parts: Sequence[str], sections: Sequence[Section]) -> str:
+    """Return sections as Markdown below what stands before them."""
+    parts = list(parts)
     for section in sections:
         tables = ["\n".join(_markdown(table)) for table in section.tables]
         parts.append("\n\n".join([f"## {section.heading}", *section.text, *tables]))
@@ -101,7 +107,7 @@ def _against_clairvoyant(done: Sequence[StudyRow]) -> Section | None:
         "over those of the clairvoyant's cheapest schedule there, static fleets among them; and those of static fleets "
         "over ours. Lines between the points of each front, knobs swept."
     )
-    return _section("Against a planner that knows the arrivals", text, head, rows)
+    return section_of("Against a planner that knows the arrivals", text, head, rows)
 
 
 def _against_field(done: Sequence[StudyRow]) -> Section | None:
@@ -130,7 +136,7 @@ def _against_field(done: Sequence[StudyRow]) -> Section | None:
         "requests `slo` misses at the same GPU-hours (its own front, lines between points). Where it begins above them "
         "the value is left out, where it ends below them its last point counts. Negative is more."
     )
-    return _section("Against Dynamo's policies, at equal GPU-hours", text, head, rows)
+    return section_of("Against Dynamo's policies, at equal GPU-hours", text, head, rows)
 
 
 def _defaults(done: Sequence[StudyRow]) -> Section | None:
@@ -155,7 +161,7 @@ def _defaults(done: Sequence[StudyRow]) -> Section | None:
         return None
     head = ["policy", *PLACE, "attainment", "GPU-hours", "worst 5 min", "turns/h", "harmed", "tick ms"]
     text = "; ".join(f"{c.name}: {c.knob} {c.default:g}" for c in CONTENDERS)
-    return _section(
+    return section_of(
         "Everybody at the default knob",
         "Medians over seeds. Turns are changes of direction per hour; harmed are "
         f"requests that failed or began anew. Knobs: {text}.",
@@ -198,7 +204,7 @@ def _fault_table(done: Iterable[StudyRow]) -> Section | None:
     if not rows:
         return None
     head = ["fault", "policy", "attainment", "GPU-hours", "alarms"]
-    return _section("Faults of the metrics, one at a time", "", head, sorted(rows))
+    return section_of("Faults of the metrics, one at a time", "", head, sorted(rows))
 
 
 def _front_charts(done: Sequence[StudyRow]) -> Section:
@@ -306,7 +312,8 @@ def _range(values: Sequence[float], form: str) -> str:
     return f"{form.format(min(values))} to {form.format(max(values))}" if len(values) > 1 else ""
 
 
-def _section(heading: str, text: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Section:
+def section_of(heading: str, text: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Section:
+    """Return a section of one table."""
     return Section(heading, [text] if text else [], tables=[text_table(heading, head, rows)])
 
 
