@@ -1,4 +1,4 @@
-"""`penstock plan` and `penstock render` as a person gets them: a table, a floor, JSON, configs, and errors with a name."""
+"""`penstock plan` and `penstock render` as a person gets them: a table, a floor, JSON, configs, and clear errors."""
 
 import json
 from pathlib import Path

@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("penstock.cli.chat", "Talk to a model of the cluster."),
     "bench": ("penstock.cli.bench", "Load a server and measure it."),
     "profile": ("penstock.cli.profile", "Measure an engine: TTFT, ITL, start, and which size to take."),
-    "study": ("penstock.cli.study", "Hold policies against each other in simulation."),
+    "study": ("penstock.cli.study", "Hold policies, or split and co-located engines, against each other."),
     "simulate": ("penstock.cli.simulate", "Run a cluster on virtual time and compare settings."),
     "plan": ("penstock.cli.plan", "Find the cheapest deployments that meet an SLO."),
     "render": ("penstock.cli.render", "Print a config as files of other tools."),
@@ -50,14 +50,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Serve": ("up", "serve", "join", "attach", "forward"),
     "Look": ("status", "top", "explain", "ui", "replay", "runs"),
     "Operate": ("scale", "flip", "drain", "restart", "set", "planner"),
-    "Ask and measure": ("chat", "bench", "simulate", "study", "tune", "trace", "profile"),
-    "Set up": ("config", "doctor", "plan", "render"),
+    "Ask and measure": ("chat", "bench", "simulate", "study", "tune", "trace"),
+    "Set up": ("profile", "plan", "render", "config", "doctor"),
 }
 """Headings of the help, each with its commands."""
 HIDDEN = {"engine": "penstock.cli.engine", "frontend": "penstock.cli.frontend"}
 """Processes of the supervisor that can be run by hand."""
-COMPUTE = ("planner", "study", "simulate", "plan")
-COMPUTE = ("planner", "study", "simulate", "tune")
+COMPUTE = ("planner", "study", "simulate", "plan", "tune")
 """Commands that compute; none of them starts engines, which choose their threads themselves."""
 
 USER_ERROR = 2

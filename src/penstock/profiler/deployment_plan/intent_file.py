@@ -178,18 +178,20 @@ def read_intent(path: Path) -> Intent:
     return _of_ours(path, _converted(path, data, IntentDocument))
 
 
-def _of_ours(path: Path, found: IntentDocument) -> Intent:
-    gpus = (found.hardware.gpu,) if isinstance(found.hardware.gpu, str) else found.hardware.gpu
-    work, profile = found.workload, found.profile
+def _of_ours(path: Path, document: IntentDocument) -> Intent:
+    gpus = (document.hardware.gpu,) if isinstance(document.hardware.gpu, str) else document.hardware.gpu
+    work, profile = document.workload, document.profile
     profiles = profiles_by_key([profile]) if isinstance(profile, str) else profile or {}
     request = PlanRequest(
-        model=found.model,
-        engine=found.engine,
+        model=document.model,
+        engine=document.engine,
         gpus=gpus,
-        prices=found.hardware.prices,
-        max_gpus=found.hardware.max_gpus,
-        slo=Slo(ttft=_number(path, "slo.ttft", found.slo.ttft, "s"), itl=_number(path, "slo.itl", found.slo.itl, "s")),
-        attainment=_number(path, "slo.attainment", found.slo.attainment, "ratio"),
+        prices=document.hardware.prices,
+        max_gpus=document.hardware.max_gpus,
+        slo=Slo(
+            ttft=_number(path, "slo.ttft", document.slo.ttft, "s"), itl=_number(path, "slo.itl", document.slo.itl, "s")
+        ),
+        attainment=_number(path, "slo.attainment", document.slo.attainment, "ratio"),
         trace=work.trace,
         rate=None if work.rate is None else _number(path, "workload.rate", work.rate, "1/s"),
         prompt=None if work.prompt is None else str(work.prompt),
@@ -197,7 +199,7 @@ def _of_ours(path: Path, found: IntentDocument) -> Intent:
         requests=work.requests,
         profiles=profiles,
     )
-    return Intent(request=request, output=Path(found.output), apply=found.auto_apply)
+    return Intent(request=request, output=Path(document.output), apply=document.auto_apply)
 
 
 def _of_dynamo(path: Path, data: Mapping[str, Any]) -> Intent:
@@ -270,8 +272,8 @@ def gpu_of_sku(sku: str) -> str:
 def _at(data: Any, dotted: str) -> object:
     for name in dotted.split("."):
         data = data.get(name) if isinstance(data, Mapping) else None
-    found: object = data
-    return found
+    value: object = data
+    return value
 
 
 def _number(path: Path, field: str, value: Quantity, unit: Unit) -> float:

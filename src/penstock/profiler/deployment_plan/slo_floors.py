@@ -62,16 +62,16 @@ def _idle(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalog)
     if fastest.step > itl:
         floors.append("weights/bandwidth" if fastest.weights > 0.5 * fastest.step else "launches and collectives")
         reasons.append(
-            f"ITL {_ms(itl)}: one decode step of one sequence takes {_ms(fastest.step)} on {fastest.label}, the fastest "
-            f"layout of the GPUs named; reading the weights at full bandwidth is {_ms(fastest.weights)} of it"
+            f"ITL {_ms(itl)}: one decode step of one sequence takes {_ms(fastest.step)} on {fastest.label}, the "
+            f"fastest layout of the GPUs named; reading the weights at full bandwidth is {_ms(fastest.weights)} of it"
         )
         changes.append(f"--itl above {_ms(fastest.step)}")
     quickest = min(catalog.idle, key=lambda each: each.prompt)
     if quickest.prompt > ttft:
         floors.append("prefill time")
         reasons.append(
-            f"TTFT {_ms(ttft)}: the mean prompt of {traffic.prompt:,.0f} tokens takes {_ms(quickest.prompt)} of computing "
-            f"alone on {quickest.label}, the fastest layout of the GPUs named"
+            f"TTFT {_ms(ttft)}: the mean prompt of {traffic.prompt:,.0f} tokens takes {_ms(quickest.prompt)} of "
+            f"computing alone on {quickest.label}, the fastest layout of the GPUs named"
         )
         changes.append(f"--ttft above {_ms(quickest.prompt)}")
     if not floors:
