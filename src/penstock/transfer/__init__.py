@@ -1,1 +1,0 @@
-"""The transfer library: agents, regions, descriptors and backends that move KV between memory, files and hosts."""
