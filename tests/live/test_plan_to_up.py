@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.files.profile_manifest import read_measured
+from penstock.kernel.errors import ConfigError
+from penstock.profiler.deployment_plan import measured_profiles
+from penstock.profiler.deployment_plan.intent_file import read_intent
+from penstock.profiler.deployment_plan.plan_run import plan
 from tests.live.cluster import post, served
 from tests.profiler.deployment_plan.questions import CONFIG
 
@@ -54,3 +59,35 @@ def test_three_commands_lead_from_a_model_and_a_trace_to_a_running_deployment(tm
         body = {"model": model["name"], "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
         status, answer, _ = post(f"{cluster.url}/v1/chat/completions", body)
         assert status == 200 and answer["usage"]["completion_tokens"] == 4
+
+
+INTENT = """
+model: config.json
+engine: sim
+hardware: {gpu: h100, max_gpus: 1}
+slo: {ttft: 2s, itl: 50ms, attainment: 90%}
+workload: {rate: 1/s, isl: 500, osl: 20, requests: 60}
+profile: measure
+output: plan
+auto_apply: true
+"""
+
+
+def test_an_intent_is_measured_planned_from_that_profile_and_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "intent.yaml").write_text(INTENT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measured_profiles, "SECONDS", 10.0)
+    intent = read_intent(tmp_path / "intent.yaml")
+    assert intent.apply
+    with pytest.raises(ConfigError, match="--output"):
+        plan(intent.request)
+    outcome = plan(intent.request, output=intent.output, jobs=1)
+    manifest, points = read_measured(intent.output / "profile-h100")
+    assert manifest.engine == "sim" and {point.tp for point in points} == {1}
+    assert outcome.feasible and "profile-h100" in outcome.best[0].sources[0]
+    assert outcome.config is not None
+    with served(tmp_path, "up", outcome.config, "--frontend.port", "0") as cluster:
+        assert cluster.chat("Hello", max_tokens=4)[0] == 200

@@ -171,7 +171,7 @@ def check_profile(folder: str | Path, model: str, engine: str | None = None) -> 
     """Raise `ConfigError` where a profile is of another model or engine; others' profiles do not say what they are of.
 
     Args:
-        model: a path or a hub id counts by its last part.
+        model: a path or a hub id counts by its last part, a config.json by its folder's.
         engine: its kind; None where any may be meant.
     """
     if not has_manifest(folder):
@@ -244,4 +244,4 @@ def grid_of(
 
 
 def _plain(model: str) -> str:
-    return model.rstrip("/").rsplit("/", 1)[-1].lower()
+    return model.removesuffix("config.json").rstrip("/").rsplit("/", 1)[-1].lower()

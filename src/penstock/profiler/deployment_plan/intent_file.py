@@ -58,7 +58,7 @@ class IntentWorkload(
 
 
 class IntentDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Our own form. ``profile``: a folder, or folders by ``GPU:TENSOR_PARALLEL_SIZE``."""
+    """Our own form. ``profile``: a folder, or folders by ``GPU:TENSOR_PARALLEL_SIZE``; ``measure`` takes one first."""
 
     model: str
     engine: PlannedEngine = "sim"

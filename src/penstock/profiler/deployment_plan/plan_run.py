@@ -10,6 +10,7 @@ import msgspec
 from penstock.profiler.deployment_plan.deployment_config import config_yaml
 from penstock.profiler.deployment_plan.deployment_search import Deployment, DeploymentSearch
 from penstock.profiler.deployment_plan.engine_candidates import EngineCatalog
+from penstock.profiler.deployment_plan.measured_profiles import with_measured
 from penstock.profiler.deployment_plan.plan_request import PRICES, PlanRequest, checked_request
 from penstock.profiler.deployment_plan.plan_verification import VerifiedDeployment, verified
 from penstock.profiler.deployment_plan.planned_traffic import PlannedTraffic, traffic_of
@@ -57,8 +58,9 @@ def plan(request: PlanRequest, *, output: Path | None = None, jobs: int | None =
         jobs: simulations at once; None is one for each core.
     Raises:
         ConfigError: the request, its trace, model, GPUs or profiles are at fault.
+        EngineError: a profile was to be taken, and the engine did not start or answer.
     """
-    request = checked_request(request)
+    request = with_measured(checked_request(request), output)
     if request.trace is None and request.rate is None:
         request = with_highest_rate(request)
     traffic = traffic_of(request)
