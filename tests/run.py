@@ -14,7 +14,7 @@ from penstock.kernel.numeric_threads import ONE_THREAD
 
 PURE = [
     *("tests/kernel", "tests/router", "tests/planner", "tests/engine", "tests/traffic", "tests/fleet"),
-    "tests/simulate",
+    *("tests/simulate", "tests/blocks"),
 ]
 STATEFUL = ["tests/stateful"]
 ONCE_MORE = ["--reruns", "1"]

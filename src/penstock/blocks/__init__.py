@@ -1,0 +1,1 @@
+"""The KV block manager: blocks from free to registered, pools, eviction orders and handles, for any tier."""

@@ -1,0 +1,92 @@
+"""Keys differ wherever bytes may differ, and stay the same over a restart."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.blocks.block_key import (
+    OF_ENGINE_HASH,
+    OF_TOKENS,
+    KeyIdentity,
+    engine_keys,
+    in_group,
+    parse_key,
+    token_keys,
+)
+from penstock.blocks.frequency_sketch import FrequencySketch
+from penstock.kernel.errors import ConfigError
+
+IDENTITY = KeyIdentity(model="m", dtype="bf16", layout="NHD", block_size=4)
+TOKENS = list(range(12))
+FIXED = [
+    "010100007c134efa04d148ea6532a782e5424339",
+    "01010000ba47fd08334d00162170549b12df51fd",
+    "010100003bc8e4500dd0bb47db3064f79bdfd0cb",
+]
+FIXED_ENGINE = "02010000e870c6ed5ee817fdd0d28dd787b5b792"
+OTHERS = [
+    KeyIdentity(model="n", dtype="bf16", layout="NHD", block_size=4),
+    KeyIdentity(model="m", dtype="fp8", layout="NHD", block_size=4),
+    KeyIdentity(model="m", dtype="bf16", layout="HND", block_size=4),
+    KeyIdentity(model="m", dtype="bf16", layout="NHD", block_size=4, lora="a"),
+    KeyIdentity(model="m", dtype="bf16", layout="NHD", block_size=4, tenant="a"),
+]
+
+
+def test_keys_are_those_of_every_release_with_this_version() -> None:
+    keys = token_keys(TOKENS, IDENTITY)
+    assert [key.hex() for key in keys] == FIXED
+    assert engine_keys([b"\1" * 32], "sha256_cbor", IDENTITY)[0].hex() == FIXED_ENGINE
+
+
+def test_all_that_decides_the_bytes_decides_the_key() -> None:
+    keys = [tuple(token_keys(TOKENS, identity)) for identity in (IDENTITY, *OTHERS)]
+    keys.append(tuple(token_keys(TOKENS, IDENTITY, extras=[b"image", b"", b""])))
+    keys.append(tuple(token_keys(TOKENS, IDENTITY, group=1)))
+    keys.append(tuple(engine_keys([b"a", b"b", b"c"], "sha256", IDENTITY)))
+    names = [key for each in keys for key in each]
+    assert len(set(names)) == len(names) == 27
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=30), st.integers(0, 7))
+def test_keys_are_chained_and_go_on_from_any_block(tokens: list[int], cut: int) -> None:
+    keys = token_keys(tokens, IDENTITY)
+    cut = min(cut, len(keys))
+    rest = token_keys(tokens[cut * 4 :], IDENTITY, parent=keys[cut - 1] if cut else None)
+    assert keys[:cut] + rest == keys
+    if len(keys) > 1:
+        changed = [tokens[0] ^ 1, *tokens[1:]]
+        assert not set(token_keys(changed, IDENTITY)) & set(keys)
+
+
+def test_a_key_describes_itself() -> None:
+    key = token_keys(TOKENS, IDENTITY)[0]
+    parts = parse_key(key)
+    assert parts is not None
+    assert (parts.source, parts.version, parts.group) == (OF_TOKENS, 1, 0)
+    assert in_group([key], 3) == token_keys(TOKENS[:4], IDENTITY, group=3)
+    other = parse_key(engine_keys([b"x"], "sha256", IDENTITY, group=2)[0])
+    assert other is not None
+    assert (other.source, other.group) == (OF_ENGINE_HASH, 2)
+    for raw in (key[:-1], key + b"\0", b"\x09" + key[1:], key[:1] + b"\2" + key[2:], b""):
+        assert parse_key(raw) is None
+
+
+def test_an_engine_hash_that_can_be_forged_names_nothing() -> None:
+    with pytest.raises(ConfigError, match="sha256_cbor"):
+        engine_keys([b"x"], "xxhash", IDENTITY)
+
+
+def test_the_sketch_never_counts_too_low_and_halves() -> None:
+    sketch = FrequencySketch(100)
+    keys = token_keys(range(4 * 200), IDENTITY)
+    for number, key in enumerate(keys):
+        for _ in range(1 + number % 4):
+            sketch.add(key)
+    estimates = [sketch.count(key) for key in keys]
+    assert all(estimate >= 1 + number % 4 for number, estimate in enumerate(estimates))
+    assert sum(estimate > 1 + number % 4 for number, estimate in enumerate(estimates)) < 20
+    while sketch.uses:
+        sketch.add(keys[0])
+    assert sketch.count(keys[0]) == 7
+    assert sketch.count(keys[3]) == 2
