@@ -72,16 +72,19 @@ class BlockAllocation:
 
     def name(self, request: EngineRequest, blocks: int) -> None:
         """Name a request's private blocks up to ``blocks``, as far as their hashes are known."""
-        start, end = request.named, min(blocks, len(request.chain))
-        if not self._settings.enable_prefix_caching or end <= start:
+        chain = request.chain  # empty where nothing is named
+        start, end = request.named, len(chain)
+        if blocks < end:
+            end = blocks
+        if end <= start:
             return
-        known = self.cache.name(request.chain, start, end)
+        known = self.cache.name(chain, start, end)
         request.named = end
         request.private -= end - start
         start += known
         if start == end or not self.notify:
             return
-        size, submit, chain = self._settings.block_size, request.submit, request.chain
+        size, submit = self._settings.block_size, request.submit
         self.changes.append(
             KvStored(
                 hashes=Stretches(chain.cut(start, end)) if isinstance(chain, Chain) else list(chain[start:end]),

@@ -62,18 +62,17 @@ class DecodeBatch:
         """Take a sequence in; its next token comes out of the next step."""
         request.state = "decoding"
         request.join = self.step
-        self._set_end(request)
+        request.ends = ends = self.step_of(request, request.target)
         self._add(request)
-        heapq.heappush(self._ends, (request.ends, request.order, request))
+        heapq.heappush(self._ends, (ends, request.order, request))
 
-    def leave(self, request: EngineRequest, private: int) -> None:
-        """Take a sequence out; ``private`` as `private` returned. It keeps what it has generated."""
+    def leave(self, request: EngineRequest, stepping: bool) -> None:
+        """Take a sequence out, ``stepping`` as in `private`. It keeps what it has generated."""
         del self.members[request.submit.id]
+        private, generated = self.private(request, stepping), self.generated(request)
         self._drop(request)
-        generated = self.generated(request)
         request.drafted += self.step - request.join
-        request.generated = generated
-        request.private = private
+        request.generated, request.private = generated, private
 
     def private(self, request: EngineRequest, stepping: bool) -> int:
         """Return the private blocks of a member; ``stepping``: its blocks for the next step are taken already."""
@@ -90,10 +89,14 @@ class DecodeBatch:
     def ended(self) -> list[EngineRequest]:
         """Return the members whose last token is out, in running order."""
         heap, out = self._ends, []
-        while heap and (heap[0][0] <= self.step or not self._alive(heap[0])):
-            entry = heapq.heappop(heap)
-            if self._alive(entry):
-                out.append(entry[2])
+        while heap:
+            ends, order, request = heap[0]
+            alive = request.state == "decoding" and request.ends == ends and request.order == order
+            if alive and ends > self.step:
+                break
+            heapq.heappop(heap)
+            if alive:
+                out.append(request)
         return out
 
     def takes(self, start: int, end: int) -> int:
@@ -101,11 +104,13 @@ class DecodeBatch:
         size = self._block_size
         first = start % size
         counts = self._crossing
-        if end - start == 1:
-            return counts[first]
+        last = first + end - start
+        if last <= size:
+            return sum(counts[first:last]) if last - first > 1 else counts[first]
         whole, rest = divmod(end - start, size)
-        total = whole * len(self.members) + sum(counts[first : first + rest])
-        return total + sum(counts[: max(0, first + rest - size)])
+        last = first + rest
+        total = whole * len(self.members) + sum(counts[first:last])
+        return total + sum(counts[: last - size]) if last > size else total
 
     def horizon(self, blocks: int) -> int:
         """Return how many steps run alike, the next one included.
@@ -121,8 +126,8 @@ class DecodeBatch:
             fills = self._filling
             ahead = next((i for i in range(1, min(steps, size + 1)) if fills[(self.step + i) % size]), steps)
             steps = min(steps, ahead)
-        if steps > 1 and self.takes(self.step + 1, self.step + steps) > blocks:
-            steps = self._fitting(blocks)
+        if steps > 1 and (steps // size + 1) * len(self.members) > blocks:
+            steps = self._fitting(blocks, steps)
         return steps
 
     def fills(self) -> list[EngineRequest]:
@@ -148,6 +153,8 @@ class DecodeBatch:
         """Return the sum and the sum of squares of the tokens read by steps ``start`` to ``end - 1``."""
         n, b = end - start, len(self.members)
         first = self._kv + (start - self.step) * b
+        if n == 1:
+            return first, first * first
         total = n * first + b * (n * (n - 1) // 2)
         squares = n * first * first + first * b * n * (n - 1) + b * b * ((n - 1) * n * (2 * n - 1) // 6)
         return total, squares
@@ -164,38 +171,38 @@ class DecodeBatch:
         ends, order, request = entry
         return request.state == "decoding" and request.ends == ends and request.order == order
 
-    def _set_end(self, request: EngineRequest) -> None:
-        request.ends = self.step + request.target - request.generated
-
     def _add(self, request: EngineRequest) -> None:
         self.members[request.submit.id] = request
-        self._kv += request.prompt + self.generated(request)
-        phase = (request.join + 1 - request.prompt - request.generated) % self._block_size
+        known = request.prompt + request.generated
+        self._kv += known + self.step - request.join
+        phase = (request.join + 1 - known) % self._block_size
         self._crossing[phase] += 1
         if self._watched and request.submit.tokens is not None:
             self._filling[phase - 1][request.submit.id] = request
             self._fillers += 1
 
     def _drop(self, request: EngineRequest) -> None:
-        self._kv -= request.prompt + self.generated(request)
-        phase = (request.join + 1 - request.prompt - request.generated) % self._block_size
+        known = request.prompt + request.generated
+        self._kv -= known + self.step - request.join
+        phase = (request.join + 1 - known) % self._block_size
         self._crossing[phase] -= 1
         if self._fillers and self._filling[phase - 1].pop(request.submit.id, None) is not None:
             self._fillers -= 1
 
-    def _fitting(self, blocks: int) -> int:
-        """Return the most steps of which those after the first need at most ``blocks`` blocks."""
-        size, members = self._block_size, len(self.members)
+    def _fitting(self, blocks: int, most: int) -> int:
+        """Return how many steps, up to ``most``, need at most ``blocks`` blocks after the first."""
+        size, members, crossing = self._block_size, len(self.members), self._crossing
         whole = blocks // members
         left = blocks - whole * members
         steps = 1 + whole * size
         at = (self.step + steps) % size
-        for need in (*self._crossing[at:], *self._crossing[:at]):  # all of them together need more than is left
-            if need > left:
-                break
-            left -= need
+        while steps < most:
+            left -= crossing[at]
+            if left < 0:
+                return steps
             steps += 1
-        return steps
+            at = at + 1 if at + 1 < size else 0
+        return most
 
 
 class SpeculativeDecodeBatch(DecodeBatch):
@@ -271,9 +278,6 @@ class SpeculativeDecodeBatch(DecodeBatch):
         for request in members:
             self.members[request.submit.id] = request
             heapq.heappush(self._ends, (request.ends, request.order, request))
-
-    def _set_end(self, request: EngineRequest) -> None:
-        request.ends = self.step_of(request, request.target)
 
     def _add(self, request: EngineRequest) -> None:
         self.members[request.submit.id] = request

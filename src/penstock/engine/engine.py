@@ -89,12 +89,12 @@ class Engine:
         """
         core = self._core
         now = self._now = max(now, self._now)
-        if isinstance(event, SubmitRequest):
-            core.advance(now, False)
-            self._submit(now, event)
-        elif isinstance(event, Woken):
+        if isinstance(event, Woken):
             self._wake = None
             core.advance(now, True)
+        elif isinstance(event, SubmitRequest):
+            core.advance(now, False)
+            self._submit(now, event)
         elif isinstance(event, AbortRequest):
             core.advance(now, False)
             request = core.requests.get(event.id)
@@ -109,10 +109,9 @@ class Engine:
         elif isinstance(event, ClearCache):
             core.advance(now, False)
             self._clear(now)
-        out = core.out
+        out, op, due = core.out, core.op, core.handoffs.due
         core.out = []
-        wake = core.op.end if core.op is not None else None if core.blocked else max(now, core.ready)
-        due = core.handoffs.due
+        wake = op.end if op is not None else None if core.blocked else max(now, core.ready)
         if due is not None and (wake is None or due < wake):
             wake = due
         if wake is None:
@@ -330,9 +329,9 @@ class Engine:
                 prefills,
                 state["prefilled"],
                 state["tokens"],
-                run=TabulatedSteps([end - state["start"] for end in ends]),
-                taken=state["taken"],
-                last=None if state["last"] is None else (state["last"][0], state["last"][1]),
+                TabulatedSteps([end - state["start"] for end in ends]),
+                state["taken"],
+                None if state["last"] is None else (state["last"][0], state["last"][1]),
             )
 
     def _loaded(self, state: Any, chain: Callable[[Sequence[int]], Sequence[int]]) -> EngineRequest:
@@ -387,14 +386,14 @@ class Engine:
             core.counters.rejected += 1
             core.out.append(EngineRejected(id=event.id, at=now, why=why))
             return
-        chain = core.cache.chain(())
-        if self.settings.enable_prefix_caching:
-            if given is not None:
-                most = prompt // self.settings.block_size
-                chain = core.cache.chain(given.blocks if len(given.blocks) <= most else given.blocks[:most])
-            elif tokens is not None:
-                size = self.settings.block_size
-                chain = block_hashes(tokens, size, lora=event.lora, salt=event.salt, media=event.media)
+        size = self.settings.block_size
+        if not self.settings.enable_prefix_caching or (given is None and tokens is None):
+            chain = core.cache.chain(())
+        elif given is not None:
+            most = prompt // size
+            chain = core.cache.chain(given.blocks if len(given.blocks) <= most else given.blocks[:most])
+        else:
+            chain = block_hashes(tokens or (), size, lora=event.lora, salt=event.salt, media=event.media)
         answer = SimulatedOutput(event, self.settings, self._words, self._end, self._turn)
         target = 1 if event.hold else answer.length
         request = EngineRequest(event, self._serial, now, prompt, chain, answer, target, event.priority)

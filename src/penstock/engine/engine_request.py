@@ -3,7 +3,6 @@
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -18,7 +17,6 @@ from penstock.kernel.values import Prompt
 State = Literal["waiting", "pulling", "landed", "prefilling", "decoding", "gone"]
 
 
-@dataclass(slots=True, eq=False)
 class EngineRequest:
     """One request. Tokens unless the name says otherwise; ``named`` and ``private`` are blocks that it holds.
 
@@ -26,36 +24,40 @@ class EngineRequest:
     `penstock.engine.decode_batch` works both out from the engine's step counter.
     """
 
-    submit: SubmitRequest
-    serial: int
-    arrived: Nanos
-    prompt: int
-    chain: Sequence[int]
-    answer: SimulatedOutput
-    target: int
-    priority: int = 0
-    state: State = "waiting"
-    generated: int = 0
-    computed: int = 0
-    named: int = 0
-    private: int = 0
-    cached: int = 0
-    remote: int = 0
-    """Prompt tokens to be brought from another engine; 0 once that was tried."""
-    brought: int = 0
-    """Prompt tokens that were, or are on their way; 0 after a preemption."""
-    pulled: int = 0
-    """Prompt tokens that its first pass found brought."""
-    started: Nanos | None = None
-    first: Nanos | None = None
-    preemptions: int = 0
-    paused: Nanos | None = None
-    """When its last token came, where it was preempted since."""
-    order: int = 0
-    join: int = 0
-    ends: int = 0
-    drafted: int = 0
-    ladder: npt.NDArray[np.int64] | None = None
+    def __init__(
+        self,
+        submit: SubmitRequest,
+        serial: int,
+        arrived: Nanos,
+        prompt: int,
+        chain: Sequence[int],
+        answer: SimulatedOutput,
+        target: int,
+        priority: int,
+    ) -> None:
+        self.submit = submit
+        self.serial = serial
+        self.arrived = arrived
+        self.prompt = prompt
+        self.chain = chain
+        self.answer = answer
+        self.target = target
+        self.priority = priority
+        self.state: State = "waiting"
+        self.generated = self.computed = self.named = self.private = self.cached = 0
+        self.remote = 0
+        """Prompt tokens to be brought from another engine; 0 once that was tried."""
+        self.brought = 0
+        """Prompt tokens that were, or are on their way; 0 after a preemption."""
+        self.pulled = 0
+        """Prompt tokens that its first pass found brought."""
+        self.started: Nanos | None = None
+        self.first: Nanos | None = None
+        self.preemptions = 0
+        self.paused: Nanos | None = None
+        """When its last token came, where it was preempted since."""
+        self.order = self.join = self.ends = self.drafted = 0
+        self.ladder: npt.NDArray[np.int64] | None = None
 
     @property
     def id(self) -> str:
@@ -85,8 +87,10 @@ class EngineRequest:
         chain: Callable[[Sequence[int]], Sequence[int]] = list,
     ) -> "EngineRequest":
         """Return the request that `dump` wrote; ``chain`` makes a chain of names."""
-        numbers = {name: state[name] for name in _DUMPED}
-        return cls(submit=submit, answer=answer, chain=chain(state["chain"]), **numbers)
+        request = cls(submit, 0, 0, 0, chain(state["chain"]), answer, 0, 0)
+        for name in _DUMPED:
+            setattr(request, name, state[name])
+        return request
 
 
 _DUMPED = (

@@ -1,13 +1,10 @@
 """`ForwardPass`: the pass or the decode steps that the engine is busy with, and how much is over at a given time."""
 
-from dataclasses import dataclass, field
-
 from penstock.engine.engine_request import EngineRequest
 from penstock.engine.timing.decode_steps import DecodeSteps
 from penstock.kernel.machine import Nanos
 
 
-@dataclass(slots=True, eq=False)
 class ForwardPass:
     """What the engine is busy with: one pass, or ``steps`` equal decode steps.
 
@@ -15,18 +12,33 @@ class ForwardPass:
     taken; ``last``: (sequences, KV tokens) of the last step where the group can't tell any more.
     """
 
-    start: Nanos
-    end: Nanos
-    steps: int
-    first: int
-    seqs: int
-    prefills: list[tuple[EngineRequest, int]] = field(default_factory=list)
-    prefilled: int = 0
-    tokens: int = 0
-    run: DecodeSteps | None = None
-    done: int = 0
-    taken: int = 1
-    last: tuple[int, int] | None = None
+    def __init__(
+        self,
+        start: Nanos,
+        end: Nanos,
+        steps: int,
+        first: int,
+        seqs: int,
+        prefills: list[tuple[EngineRequest, int]],
+        prefilled: int,
+        tokens: int,
+        run: DecodeSteps | None,
+        taken: int,
+        last: tuple[int, int] | None,
+    ) -> None:
+        # Written out: what `dataclass` makes stays Python where the rest is compiled, and there are three per request.
+        self.start = start
+        self.end = end
+        self.steps = steps
+        self.first = first
+        self.seqs = seqs
+        self.prefills = prefills
+        self.prefilled = prefilled
+        self.tokens = tokens
+        self.run = run
+        self.done = 0
+        self.taken = taken
+        self.last = last
 
     def after(self, steps: int) -> Nanos:
         """Return when so many of its steps are over."""

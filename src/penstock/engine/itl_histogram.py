@@ -1,9 +1,9 @@
 """`ItlHistogram`: gaps between the tokens of decoding sequences, counted by duration in steps of one per cent."""
 
-import math
-from collections.abc import Callable
+from math import exp, log
 
-from penstock.kernel.machine import SECOND, Nanos
+from penstock.engine.timing.decode_steps import DecodeSteps
+from penstock.kernel.machine import SECOND
 
 _STEPS = 100.0
 """Bins per factor of e: neighbours differ by 1 %."""
@@ -26,23 +26,24 @@ class ItlHistogram:
 
     def add(self, duration: int, count: int) -> None:
         """Count gaps of so many nanoseconds."""
-        place = round(math.log(duration) * _STEPS) if duration > 0 else 0
-        self.counts[place] = self.counts.get(place, 0) + count
+        place = round(log(duration) * _STEPS) if duration > 0 else 0
+        counts = self.counts
+        counts[place] = counts.get(place, 0) + count
 
-    def add_steps(self, after: Callable[[int], Nanos], start: int, end: int, seqs: int) -> None:
-        """Count the steps ``start`` to ``end - 1`` of ``seqs`` sequences; ``after(n)``: when n steps are over.
+    def add_steps(self, run: DecodeSteps, start: int, end: int, before: int, last: int, seqs: int) -> None:
+        """Count the steps ``start`` to ``end - 1`` of a run of ``seqs`` sequences, over at ``before`` and ``last``.
 
         Cost: constant.
         """
-        steps = end - start
-        before, last = after(start), after(end)
+        steps, after = end - start, run.after
         if steps > 2:
             # Steps of a run differ little and in one direction: where the first and the last are alike, all are.
             first_gap, last_gap = after(start + 1) - before, last - after(end - 1)
             if abs(last_gap - first_gap) * 2 * _STEPS > first_gap:
                 at = start
-                for piece in range(1, min(steps, _PIECES)):
-                    until = start + steps * piece // min(steps, _PIECES)
+                pieces = steps if steps < _PIECES else _PIECES
+                for piece in range(1, pieces):
+                    until = start + steps * piece // pieces
                     over = after(until)
                     self.add((over - before) // (until - at), (until - at) * seqs)
                     at, before = until, over
@@ -51,7 +52,7 @@ class ItlHistogram:
 
     def pairs(self) -> list[tuple[float, int]]:
         """Return (seconds, how many of it), ascending."""
-        return [(math.exp(place / _STEPS) / SECOND, count) for place, count in sorted(self.counts.items())]
+        return [(exp(place / _STEPS) / SECOND, count) for place, count in sorted(self.counts.items())]
 
 
 def joined(several: list[ItlHistogram]) -> list[tuple[float, int]]:

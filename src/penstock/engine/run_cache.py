@@ -85,9 +85,11 @@ class RunCache:
             self.free += fresh - start
         else:
             fresh = start
-        for run, low, high in chain.cut(fresh, end):
-            self._referenced.extend(run, low, high)
-            self._cached[run] = high
+        if fresh < end:
+            extend, cached = self._referenced.extend, self._cached
+            for run, low, high in chain.cut(fresh, end):
+                extend(run, low, high)
+                cached[run] = high
         self.private -= end - start
         return fresh - start
 

@@ -78,6 +78,7 @@ class Scheduler:
         self.waiting_decode = 0
         self.admissions = 0
         self._width = 1 + settings.num_speculative_tokens
+        self._spare = settings.watermark_blocks
         self._hold_timeout = nanos(settings.transfer.hold_timeout)
 
     @property
@@ -130,12 +131,12 @@ class Scheduler:
     def enqueue(self, request: EngineRequest, now: Nanos) -> None:
         """Let a new request wait."""
         self.requests[request.submit.id] = request
-        self.settle(now)  # the steps so far had a shorter line
-        blocked = self.queued > 0 and self.settings.scheduling_policy == "fcfs"
-        if not blocked and len(self.group.members) < self.settings.max_num_seqs:
-            self.cut()
-        self.waiting.add(request)
-        self._count_waiting(request, 1)
+        if self.op is not None and self.op.steps > 1:
+            self.settle(now)  # the steps so far had a shorter line
+            blocked = self.queued > 0 and self.settings.scheduling_policy == "fcfs"
+            if not blocked and len(self.group.members) < self.settings.max_num_seqs:
+                self.cut()
+        self.add_waiting(request)
         self.stir(now)
 
     def add_waiting(self, request: EngineRequest) -> None:
@@ -218,85 +219,91 @@ class Scheduler:
 
     def _start(self, at: Nanos) -> None:
         """Begin the next pass, if there is any."""
-        requests, pulling = self.requests, self.handoffs.pulling
-        while len(requests) > len(pulling) and not self.stuck:
-            before = self.counters.preemptions
+        counters, holdings = self.counters, self.holdings
+        while not self.blocked:
+            before = counters.preemptions
             left, planned = self.leaving, self.planned
-            op = self._schedule(at)
+            op = self.op = self._schedule(at)
             if left:
                 self._let_leave()
             self.planned = None
-            if self.holdings.changes:
-                self.out.append(self.holdings.take_changes(at))
+            if holdings.changes:
+                self.out.append(holdings.take_changes(at))
             if op is not None:
-                self.op = op
                 return
             if planned is not None:
                 continue  # nothing was there to plan ahead, so that this pass is planned when it begins
             # Nothing is left of the pass. Where those that would have run were preempted, the next try admits.
-            self.stuck = self.counters.preemptions == before
+            self.stuck = counters.preemptions == before
 
     def _schedule(self, at: Nanos) -> ForwardPass | None:
-        settings, group, cache = self.settings, self.group, self.cache
+        settings, group, cache, holdings = self.settings, self.group, self.cache, self.holdings
         size = settings.block_size
         preempted = False
-        step = group.step
-        if group.members:
+        step, seqs = group.step, len(group.members)
+        if seqs:
             need = group.takes(step, step + 1)
-            if need > cache.available:
-                preempted = self._make_room()
-            elif need:
-                self.holdings.take(need)
-        budget = settings.max_num_batched_tokens - len(group.members) * self._width
+            if need:
+                if need > cache.available:
+                    preempted = self._make_room()
+                    seqs = len(group.members)
+                else:
+                    holdings.take(need)
+        budget = settings.max_num_batched_tokens - seqs * self._width
         prefills: list[tuple[EngineRequest, int]] = []
         partial = self.partial
         chunk = 0
         if partial is not None:
-            chunk = min(partial.tokens_so_far - partial.computed, budget)
+            chunk = partial.prompt + partial.generated - partial.computed
+            if chunk > budget:
+                chunk = budget
             # One whose KV was brought has blocks for its whole prompt.
-            need = max(0, -(-(partial.computed + chunk) // size) - partial.named - partial.private)
-            while need > cache.available and partial.state != "waiting":
-                preempted = True
-                self._preempt(self._victim(), True)
-            if partial.state == "waiting":
-                partial, chunk = None, 0
-            else:
-                self.holdings.take(need)
-                partial.private += need
+            need = -(-(partial.computed + chunk) // size) - partial.named - partial.private
+            if need > 0:
+                while need > cache.available and partial.state != "waiting":
+                    preempted = True
+                    self._preempt(self._victim(), True)
+                if partial.state == "waiting":
+                    partial = None
+                else:
+                    holdings.take(need)
+                    partial.private += need
+                seqs = len(group.members)
         for request in group.fills():
             blocks = (request.prompt + group.generated(request)) // size
-            self.holdings.extend_chain(request, blocks)
-            self.holdings.name(request, blocks)
+            holdings.extend_chain(request, blocks)
+            holdings.name(request, blocks)
         if partial is not None and chunk:
-            self.holdings.name(partial, (partial.computed + chunk) // size)
+            holdings.name(partial, (partial.computed + chunk) // size)
             prefills.append((partial, chunk))
             budget -= chunk
         if not preempted:
-            if self.handoffs.landed:
+            if self.counters.remote_queries and self.handoffs.landed:
                 budget = remote_prefill.resume(self, at, budget, prefills)
             if self.queued:
                 self._admit(at, budget, prefills)
-        seqs = len(group.members)
         if prefills:
-            tokens = sum(n for _, n in prefills)
+            tokens = 0
+            for _, chunk in prefills:
+                tokens += chunk
             kv = group.kv if seqs else 0
+            timing = self.timing
             if self.counters.remote_hits:
                 length = remote_prefill.length(self, prefills, kv, seqs)
             else:
-                length = self.timing.mixed(
-                    tokens, ((r.computed, n) for r, n in prefills), kv, seqs, group.longest(self.timing)
-                )
-            end = at + max(1, round(length))
-            return ForwardPass(at, end, 1, step, seqs, prefills, len(prefills), tokens, last=(seqs, kv))
+                longest = group.longest(timing) if timing.uneven else 0
+                length = timing.mixed(tokens, [(r.computed, n) for r, n in prefills], kv, seqs, longest)
+            end = at + (round(length) or 1)
+            return ForwardPass(at, end, 1, step, seqs, prefills, len(prefills), tokens, None, 1, (seqs, kv))
         if not seqs:
             return None
         steps = 1
         if not (preempted or self.partial or self.leaving or (self.queued and not self._known(self.waiting.head()))):
             # A listener gets each eviction when it happens: there a run of steps ends before the first eviction.
-            notifies = self._exact and self.holdings.notify
+            notifies = self._exact and holdings.notify
             steps = group.horizon(cache.free if notifies else cache.available)
         run = group.run(self.timing, steps)
-        return ForwardPass(at, at + max(1, run.after(steps)), steps, step, seqs, run=run)
+        return ForwardPass(at, at + (run.after(steps) or 1), steps, step, seqs, [], 0, 0, run, 1, None)
 
     def begin(self, request: EngineRequest, at: Nanos, cached: int) -> None:
         """Let a request run; ``cached``: tokens that the cache had, which count where it has never run before."""
@@ -316,21 +323,21 @@ class Scheduler:
     def _admit(self, at: Nanos, budget: int, prefills: list[tuple[EngineRequest, int]]) -> None:
         settings, cache = self.settings, self.cache
         size = settings.block_size
-        spare = settings.watermark_blocks
         running = len(self.group.members) + len(prefills) + (self.partial is not None and not prefills)
         running += len(self.leaving)
         while self.queued and running < settings.max_num_seqs and budget > 0:
             request = self.waiting.head()
-            if not self._known(request):
+            if self.planned is not None and not self._known(request):
                 return
-            known = request.tokens_so_far
+            known = request.prompt + request.generated
             hit = referenced = 0
             if settings.enable_prefix_caching:
                 if request.generated:
                     self.holdings.extend_chain(request, known // size)
                 # At least the last token is computed: its logits are the answer's beginning.
                 hit = cache.depth(request.chain, min(len(request.chain), (known - 1) // size))
-                referenced = cache.referenced_depth(request.chain, hit)
+                if hit:
+                    referenced = cache.referenced_depth(request.chain, hit)
             chunk = known - hit * size
             if chunk > budget and not request.remote:
                 if settings.enable_chunked_prefill:
@@ -341,7 +348,7 @@ class Scheduler:
                 # count here, so that losing some never admits it: runs of steps rely on that.
             # Nothing preempts one whose KV is on its way: it may not have what a prompt that is part done still needs.
             reserved = remote_prefill.unfinished(self) if request.remote else 0
-            if -(-known // size) - referenced > cache.available - spare - reserved:
+            if -(-known // size) - referenced > cache.available - self._spare - reserved:
                 return
             self.waiting.remove(request)
             self._count_waiting(request, -1)
@@ -378,7 +385,7 @@ class Scheduler:
             if request.state != "prefilling":
                 continue  # aborted meanwhile
             request.computed += chunk
-            if request.computed < request.tokens_so_far:
+            if request.computed < request.prompt + request.generated:
                 self.partial = request
                 continue
             if request is self.partial:
@@ -401,7 +408,8 @@ class Scheduler:
 
     def _commit(self, op: ForwardPass, done: int) -> None:
         """Account for an op up to its step ``done``."""
-        taken = done + 1 if done < op.steps else op.steps
+        run = op.run
+        taken = done + 1 if done < op.steps else done
         if taken > op.taken:
             need = self.group.takes(op.first + op.taken, op.first + taken)
             if need:
@@ -413,11 +421,12 @@ class Scheduler:
         if not steps:
             return
         window = self.window
-        begin, end = op.after(op.done), op.after(done)
+        begin = op.start if run is None or not op.done else op.start + run.after(op.done)
+        end = op.end if done == op.steps else op.after(done)
         if op.seqs:
             if op.last is None:
-                kv, squares = self.group.kv_sums(op.first + op.done, op.first + done)
                 seqs = op.seqs
+                kv, squares = self.group.kv_sums(op.first + op.done, op.first + done)
             else:
                 seqs, kv = op.last
                 squares = kv * kv
@@ -426,10 +435,10 @@ class Scheduler:
             window["decode_kv"] += kv
             window["decode_kv_sq"] += squares
             if self.gaps is not None:
-                if steps == 1:
+                if run is None or steps == 1:
                     self.gaps.add(end - begin, seqs)
                 else:
-                    self.gaps.add_steps(op.after, op.done, done, seqs)
+                    self.gaps.add_steps(run, op.done, done, begin - op.start, end - op.start, seqs)
             self.group.advance(steps)
         if op.tokens:
             window["prefill_tokens"] += op.tokens
@@ -500,7 +509,7 @@ class Scheduler:
 
     def _leave(self, request: EngineRequest, stepping: bool) -> None:
         before = request.generated
-        self.group.leave(request, self.group.private(request, stepping))
+        self.group.leave(request, stepping)
         self.counters.generated += request.generated - before
 
     def _finish(self, request: EngineRequest, at: Nanos, reason: EndReason, retained: int = 0) -> None:

@@ -182,13 +182,15 @@ class PolynomialTiming:
         return (self._p2 * tokens + self._p1) * tokens + self._p0 if tokens else 0.0
 
     def mixed(self, tokens: int, chunks: Iterable[tuple[int, int]], kv: int, seqs: int, longest: int = 0) -> float:
-        return self.prefill(tokens) + self.decode(kv, seqs)
+        length = (self._p2 * tokens + self._p1) * tokens + self._p0 if tokens else 0.0
+        return length + self.decode(kv, seqs) if seqs else length
 
     def decode(self, kv: int, seqs: int) -> float:
         if not seqs:
             return 0.0
-        read = min(kv, self._capacity)
-        return max(self._floor, (self._d2 * read + self._d1) * read + self._d0)
+        read = kv if kv < self._capacity else self._capacity
+        length = (self._d2 * read + self._d1) * read + self._d0
+        return length if length > self._floor else self._floor
 
     def run(self, kv: int, seqs: int, steps: int, longest: int = 0) -> DecodeSteps:
         if self._d0 < self._floor:
