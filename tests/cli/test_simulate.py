@@ -328,3 +328,12 @@ def test_a_planner_of_the_config_plans_in_the_simulation(tmp_path: Path) -> None
     ticks = [json.loads(line) for line in (Path(planned["wall_run"]) / "planner.jsonl").read_text().splitlines()]
     assert any(tick["outcome"] == "apply" for tick in ticks)
     assert not (Path(fixed["wall_run"]) / "planner.jsonl").exists()
+
+
+def test_every_variant_has_the_config_that_came_on_standard_input(tmp_path: Path) -> None:
+    given = ["-", *SHORT, "--compare", "router.mode=kv,random", "--jobs", "1", "--json", "--out", str(tmp_path)]
+    done = CliRunner().invoke(
+        command, given, standalone_mode=False, input="models: {m: {pools: {one: {replicas: 1}}}}\n"
+    )
+    assert done.exception is None, done.exception
+    assert [list(each["workers"]) for each in json.loads(done.stdout)["variants"]] == [["one-0"], ["one-0"]]

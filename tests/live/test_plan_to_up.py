@@ -14,8 +14,8 @@ from penstock.kernel.errors import ConfigError
 from penstock.profiler.deployment_plan import measured_profiles
 from penstock.profiler.deployment_plan.intent_file import read_intent
 from penstock.profiler.deployment_plan.plan_run import plan
+from tests.engine.models import LLAMA_8B
 from tests.live.cluster import Served, post, served
-from tests.profiler.deployment_plan.questions import CONFIG
 
 pytestmark = pytest.mark.live
 
@@ -41,7 +41,7 @@ def own_trace(path: Path) -> None:
 
 
 def test_three_commands_lead_from_a_model_and_a_trace_to_a_running_deployment(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     own_trace(tmp_path / "trace.jsonl")
     info, plan, up = commands()
     (tmp_path / "bin").mkdir()
@@ -83,7 +83,7 @@ auto_apply: true
 def test_an_intent_is_measured_planned_from_that_profile_and_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     (tmp_path / "intent.yaml").write_text(INTENT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(measured_profiles, "SECONDS", 40.0)

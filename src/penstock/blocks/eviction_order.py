@@ -80,7 +80,23 @@ class EvictionOrder(Protocol):
         ...
 
 
-class LruOrder:
+class OrderWithoutNotes:
+    """What an order does with news that it takes no note of: nothing. It has no pins."""
+
+    def registered(self, slots: Sequence[int]) -> None:
+        pass
+
+    def unregistered(self, slots: Sequence[int]) -> None:
+        pass
+
+    def hit(self, slots: Sequence[int]) -> None:
+        pass
+
+    def pin(self, slot: int, until: Nanos) -> bool:
+        return False
+
+
+class LruOrder(OrderWithoutNotes):
     """The block that is idle for longest goes first."""
 
     def __init__(self, table: BlockTable) -> None:
@@ -91,15 +107,6 @@ class LruOrder:
 
     def __contains__(self, slot: object) -> bool:
         return slot in self._idle
-
-    def registered(self, slots: Sequence[int]) -> None:
-        pass
-
-    def unregistered(self, slots: Sequence[int]) -> None:
-        pass
-
-    def hit(self, slots: Sequence[int]) -> None:
-        pass
 
     def enter(self, slots: Sequence[int]) -> None:
         self._idle.update(dict.fromkeys(slots))
@@ -120,9 +127,6 @@ class LruOrder:
         slots = list(self._idle)
         self._idle.clear()
         return slots
-
-    def pin(self, slot: int, until: Nanos) -> bool:
-        return False
 
     def state(self) -> OrderState:
         return OrderState(idle=list(self._idle))

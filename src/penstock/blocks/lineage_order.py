@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from penstock.blocks.block_key import BlockKey
 from penstock.blocks.block_table import BlockTable
-from penstock.blocks.eviction_order import OrderState
+from penstock.blocks.eviction_order import OrderState, OrderWithoutNotes
 from penstock.blocks.slot_heap import SlotHeap
 from penstock.kernel.machine import Nanos
 
 
-class LineageOrder:
+class LineageOrder(OrderWithoutNotes):
     """Leaves first, the one idle for longest before others.
 
     A leaf is a block that is no registered block's parent. A block whose last child goes becomes a leaf and keeps its
@@ -45,9 +45,6 @@ class LineageOrder:
         for slot in slots:
             self._lose(slot)
 
-    def hit(self, slots: Sequence[int]) -> None:
-        pass
-
     def enter(self, slots: Sequence[int]) -> None:
         keys, children, ticks = self._table.key, self._children, self._ticks
         for slot in slots:
@@ -81,9 +78,6 @@ class LineageOrder:
         self._leaves = SlotHeap()
         self.unregistered(slots)
         return slots
-
-    def pin(self, slot: int, until: Nanos) -> bool:
-        return False
 
     def state(self) -> OrderState:
         return OrderState(idle=list(self._ticks), ranks=list(self._ticks.values()), clock=self._clock)

@@ -4,14 +4,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from penstock.blocks.block_table import BlockTable
-from penstock.blocks.eviction_order import OrderState
+from penstock.blocks.eviction_order import OrderState, OrderWithoutNotes
 from penstock.blocks.slot_heap import SlotHeap
 from penstock.kernel.machine import Nanos
 
 LOWEST = 0
 
 
-class PriorityOrder:
+class PriorityOrder(OrderWithoutNotes):
     """The lowest priority first; within one, the block that is idle for longest.
 
     A pinned block is not evicted until its time. Then it is demoted to the lowest priority, as the most recent of it.
@@ -29,15 +29,6 @@ class PriorityOrder:
 
     def __contains__(self, slot: object) -> bool:
         return slot in self._level_of or slot in self._pinned.ranks
-
-    def registered(self, slots: Sequence[int]) -> None:
-        pass
-
-    def unregistered(self, slots: Sequence[int]) -> None:
-        pass
-
-    def hit(self, slots: Sequence[int]) -> None:
-        pass
 
     def enter(self, slots: Sequence[int]) -> None:
         pinned, priorities = self._table.pinned_until, self._table.priority

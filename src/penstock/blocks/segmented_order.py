@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from penstock.blocks.block_key import BlockKey
 from penstock.blocks.block_table import BlockTable
-from penstock.blocks.eviction_order import OrderState
+from penstock.blocks.eviction_order import OrderState, OrderWithoutNotes
 from penstock.blocks.frequency_sketch import FrequencySketch
 from penstock.kernel.machine import Nanos
 
@@ -13,7 +13,7 @@ THRESHOLDS = (3, 8, 15)
 """Uses from which a block is warm, hot and very hot: Dynamo's KVBM has the same; no measurement of ours chose them."""
 
 
-class SegmentedOrder:
+class SegmentedOrder(OrderWithoutNotes):
     """Four segments by uses, the coldest first; within one, the block that is idle for longest.
 
     A block's segment is chosen when it becomes idle. A registration is a use, and so is each match.
@@ -33,9 +33,6 @@ class SegmentedOrder:
 
     def registered(self, slots: Sequence[int]) -> None:
         self.hit(slots)
-
-    def unregistered(self, slots: Sequence[int]) -> None:
-        pass
 
     def hit(self, slots: Sequence[int]) -> None:
         add = self._sketch.add
@@ -68,9 +65,6 @@ class SegmentedOrder:
 
     def clear(self) -> list[int]:
         return self.evict(len(self._segment_of), 0)
-
-    def pin(self, slot: int, until: Nanos) -> bool:
-        return False
 
     def state(self) -> OrderState:
         idle = [slot for segment in self._segments for slot in segment]

@@ -56,7 +56,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """Headings of the help, each with its commands."""
 HIDDEN = {"engine": "penstock.cli.engine", "frontend": "penstock.cli.frontend"}
 """Processes of the supervisor that can be run by hand."""
-COMPUTE = ("planner", "study", "simulate", "plan", "tune")
+COMPUTE = ("planner", "study", "simulate", "tune")
 """Commands that compute; none of them starts engines, which choose their threads themselves."""
 
 USER_ERROR = 2

@@ -1,4 +1,4 @@
-"""Questions to the planner of deployments that several tests ask, and a config.json of a small model."""
+"""Questions to the planner of deployments that several tests ask, and a folder of a small model."""
 
 import json
 from pathlib import Path
@@ -6,17 +6,7 @@ from typing import Any
 
 from penstock.kernel.values import Slo
 from penstock.profiler.deployment_plan.plan_request import PlanRequest, checked_request
-
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "torch_dtype": "bfloat16",
-}
+from tests.engine.models import LLAMA_8B
 
 
 def question(*, ttft: float = 0.5, itl: float = 0.02, **fields: Any) -> PlanRequest:
@@ -30,5 +20,5 @@ def model_folder(folder: Path) -> Path:
     """Write a model's folder, as it is downloaded without its weights."""
     model = folder / "my-model"
     model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps(CONFIG))
+    (model / "config.json").write_text(json.dumps(LLAMA_8B))
     return model

@@ -196,3 +196,26 @@ def test_a_planner_of_the_config_plans_in_the_trials(tmp_path: Path) -> None:
     assert done.exception is None, done.exception
     rows = json.loads(done.stdout)["settings"]
     assert all(row["searched"]["gpu_hours"] < 4 * 210 / 3600 for row in rows)
+
+
+def test_every_trial_has_the_config_that_came_on_standard_input(tmp_path: Path) -> None:
+    given = ["-", "--workload", "chat", "--rate", "6", "--duration", "60", "--trials", "4", "--out", str(tmp_path)]
+    two, one = (
+        CliRunner().invoke(command, [*given, *more], standalone_mode=False, input=PLAIN)
+        for more in (["--jobs", "2", "--json"], ["--jobs", "1", "--json"])
+    )
+    assert one.exception is None and two.exception is None, (one.exception, two.exception)
+    assert json.loads(one.stdout) == json.loads(two.stdout)
+    assert list(load(tmp_path / "tuned.yaml").settings.models) == ["m"]
+
+
+def test_what_follows_from_the_config_is_not_written_into_it(tmp_path: Path) -> None:
+    timing = "{kind: roofline, model: Llama-3.1-8B, gpu: h100}"
+    config = (
+        f"models: {{m: {{tokenizer: 'builtin:sim', pools: {{main: {{replicas: 1, sim: {{timing: {timing}}}}}}}}}}}\n"
+    )
+    vary = ["--vary", "models.m.pools.main.sim.max_num_batched_tokens=2048"]
+    done = tune(tmp_path, config, "--rate", "2", "--duration", "60", "--trials", "2", *vary, "--json")
+    assert done.exception is None, done.exception
+    assert {key for row in json.loads(done.stdout)["settings"] for key in row["changes"]} <= {vary[1].partition("=")[0]}
+    assert load(tmp_path / "out/tuned.yaml").settings.models["m"].pools["main"].sim.kv_blocks == "auto"

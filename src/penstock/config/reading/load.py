@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -22,6 +23,8 @@ from penstock.kernel.settings import Settings, is_group
 __all__ = ["Loaded", "cluster_env", "fill_empty_groups", "load", "load_group", "load_resolved", "resolved_yaml"]
 
 S = TypeVar("S", bound=Settings)
+_INPUTS: WeakKeyDictionary[object, bytes] = WeakKeyDictionary()
+"""What was read of each standard input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ def _file(path: str | Path) -> tuple[TreeNode | None, list[ConfigProblem]]:
     name = "standard input" if str(path) == "-" else str(path)
     whole = ValueOrigin("file", name)
     try:
-        data = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
+        data = _standard_input() if str(path) == "-" else Path(path).read_bytes()
         text = data.decode("utf-8-sig")
     except FileNotFoundError:
         return None, [ConfigProblem(whole, "", "is not there", "'penstock config init' prints one to start from")]
@@ -128,6 +131,13 @@ def _file(path: str | Path) -> tuple[TreeNode | None, list[ConfigProblem]]:
             ConfigProblem(at, "", "is no mapping of settings", "start with a line such as 'router:'"),
         ]
     return tree, problems
+
+
+def _standard_input() -> bytes:
+    """Return what came on standard input. It can be read once, and a comparison loads its config for each variant."""
+    if sys.stdin not in _INPUTS:
+        _INPUTS[sys.stdin] = sys.stdin.buffer.read()
+    return _INPUTS[sys.stdin]
 
 
 def _empty() -> TreeNode:

@@ -5,15 +5,13 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.config.files.timing_files import load_timing
 from penstock.config.settings.cluster_settings import PoolSettings
-from penstock.engine.kv_capacity import with_blocks
 from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import RequestShape
-from penstock.profiler.deployment_plan.engine_candidates import layouts
+from penstock.profiler.deployment_plan.engine_candidates import EngineCatalog
 from penstock.profiler.deployment_plan.plan_request import PlanRequest
-from penstock.profiler.deployment_plan.planned_traffic import BLOCK, traffic_of
+from penstock.profiler.deployment_plan.planned_traffic import BLOCK, PlannedTraffic, traffic_of
 from penstock.profiler.measurement.profile_run import ProfileOptions, run
 from penstock.profiler.measurement.sweep import SweepOptions
 
@@ -50,7 +48,8 @@ def with_measured(request: PlanRequest, output: Path | None) -> PlanRequest:
 
 def _options(request: PlanRequest, gpu: str, sizes: tuple[int, ...], folder: Path) -> ProfileOptions:
     rated = request.trace is not None or request.rate is not None
-    mix = traffic_of(request if rated else msgspec.structs.replace(request, rate=1.0)).mix
+    traffic = traffic_of(request if rated else msgspec.structs.replace(request, rate=1.0))
+    mix = traffic.mix
     simulated = request.engine == "sim"
     timing = TimingSettings(kind="roofline", model=request.path, gpu=gpu)
     sim = SimSettings(block_size=BLOCK, async_scheduling=True, timing=timing)
@@ -61,25 +60,14 @@ def _options(request: PlanRequest, gpu: str, sizes: tuple[int, ...], folder: Pat
         slo=request.slo,
         pool=pool,
         model=request.name,
-        sizes=sizes or (_simulated_sizes(request, gpu, sim) if simulated else ()),
+        sizes=sizes or (_simulated_sizes(request, traffic, gpu) if simulated else ()),
         seconds=SECONDS,
         gpus=request.max_gpus,
     )
 
 
-def _simulated_sizes(request: PlanRequest, gpu: str, sim: SimSettings) -> tuple[int, ...]:
+def _simulated_sizes(request: PlanRequest, traffic: PlannedTraffic, gpu: str) -> tuple[int, ...]:
     """Return the sizes of a simulated engine that fit its GPUs' memory; real ones are as many as the machine has."""
-    sizes = []
-    for tensor, expert in layouts(request.shape(), request.gpu(gpu), request.max_gpus):
-        timing = msgspec.structs.replace(sim.timing, tensor_parallel_size=tensor)
-        sized = msgspec.structs.replace(sim, timing=timing)
-        if expert == 1 and _fits(sized):
-            sizes.append(tensor)
-    return tuple(sizes)
-
-
-def _fits(sim: SimSettings) -> bool:
-    try:
-        return with_blocks(sim, load_timing(sim.timing)).capacity > 0
-    except ConfigError:
-        return False  # no room beside the weights
+    fitting = EngineCatalog(msgspec.structs.replace(request, profiles={}), traffic).candidates["aggregated"]
+    timings = [engine.sim.timing for engine in fitting if engine.gpu == gpu]
+    return tuple(sorted({each.tensor_parallel_size for each in timings if each.expert_parallel_size == 1}))

@@ -4,7 +4,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from penstock.profiler.tuning.tuning_space import Candidate, TuningSpace, space_
 from penstock.profiler.tuning.tuning_trial import TuningTask, TuningTrial, carry_out, gain
 from penstock.report.csv_file import write_csv
 from penstock.report.simulation.simulation_options import SimulateOptions
-from penstock.report.simulation.simulation_run import traffic_of, variants_of
+from penstock.report.simulation.simulation_run import SimulationVariant, traffic_of, variants_of
 from penstock.report.simulation.variant_processes import cores, in_processes
 from penstock.traffic import trace_slices
 from penstock.traffic.traffic_request import TrafficRequest
@@ -68,8 +68,7 @@ def main(options: TuneOptions) -> int:
     space = space_of(variant.settings, variant.plan.model, options.vary)
     make, notes = traffic_of(simulate)
     search, holdout = _parts(list(make()), options.hold_out)
-    refused: list[str] = []
-    trials = TrialRunner(options, space, search, holdout, refused)
+    trials = TrialRunner(simulate, space, search, holdout)
     scores = _search(options, space, trials)
     best = front(scores)[:FRONT_MAX]
     tried = trials.holdout([space.configured, *(one for one in best if one != space.configured)])
@@ -93,7 +92,7 @@ def main(options: TuneOptions) -> int:
         seconds=(search.seconds, holdout.seconds),
         axes=[axis.name for axis in space.axes],
         wanted=options.attainment,
-        notes=[*variant.notes, *notes, *refused[:1]],
+        notes=[*variant.notes, *notes, *trials.refused[:1]],
     )
     _write(options, outcome, _settings(simulate, space, outcome.proposed))
     if simulate.json:
@@ -112,25 +111,18 @@ class TrafficStretch:
 
 
 class TrialRunner:
-    """Carries trials out in processes, all on the same requests (common random numbers), each once.
-
-    Args:
-        refused: takes a sentence for each candidate whose settings contradict each other.
-    """
+    """Carries trials out in processes, all on the same requests (common random numbers), each once."""
 
     def __init__(
-        self,
-        options: TuneOptions,
-        space: TuningSpace,
-        search: TrafficStretch,
-        holdout: TrafficStretch,
-        refused: list[str],
+        self, options: SimulateOptions, space: TuningSpace, search: TrafficStretch, holdout: TrafficStretch
     ) -> None:
         self._options = options
         self._space = space
         self._search = search
         self._holdout = holdout
-        self._refused = refused
+        self._variants: dict[Candidate, SimulationVariant] = {}
+        self.refused: list[str] = []
+        """A sentence for each candidate whose settings contradict each other."""
         self.done: list[TuningTrial] = []
         """All trials, in the order in which they were carried out."""
         self.whole: dict[Candidate, TuningTrial] = {}
@@ -140,6 +132,17 @@ class TrialRunner:
     def requests(self) -> int:
         """Requests of the searched traffic."""
         return len(self._search.requests)
+
+    def variant(self, candidate: Candidate) -> SimulationVariant:
+        """Return a candidate as it is simulated.
+
+        Raises:
+            ConfigProblems: its settings contradict each other.
+        """
+        if candidate not in self._variants:
+            overrides = [*self._options.overrides, *self._space.overrides(candidate)]
+            (self._variants[candidate],) = variants_of(replace(self._options, overrides=overrides))
+        return self._variants[candidate]
 
     def evaluate(self, candidates: Sequence[Candidate], share: float) -> Mapping[Candidate, TrialScore]:
         """Return the scores of candidates on a share of the searched traffic."""
@@ -161,16 +164,17 @@ class TrialRunner:
         tasks = [
             TuningTask(
                 candidate=one,
-                overrides=self._space.overrides(one),
+                variant=self.variant(one),
                 seconds=seconds,
                 share=share,
                 holdout=holdout,
             )
             for one in candidates
         ]
-        simulate = self._options.simulate
-        work, jobs = partial(carry_out, simulate, requests), min(simulate.jobs or cores(), len(tasks))
-        trials = in_processes(work, tasks, jobs, quiet=simulate.json) if jobs > 1 else [work(task) for task in tasks]
+        work, jobs = partial(carry_out, requests), min(self._options.jobs or cores(), len(tasks))
+        trials = (
+            in_processes(work, tasks, jobs, quiet=self._options.json) if jobs > 1 else [work(task) for task in tasks]
+        )
         self.done += trials
         return {trial.candidate: trial for trial in trials}
 
@@ -183,9 +187,9 @@ class TrialRunner:
             if candidate in chosen:
                 continue
             try:
-                _settings(self._options.simulate, self._space, candidate)
+                self.variant(candidate)
             except ConfigProblems as error:
-                self._refused.append(f"left out: {'; '.join(str(each) for each in error.problems)}")
+                self.refused.append(f"left out: {'; '.join(str(each) for each in error.problems)}")
                 continue
             chosen[candidate] = None
         return list(chosen)
@@ -194,8 +198,7 @@ class TrialRunner:
 def _search(options: TuneOptions, space: TuningSpace, trials: TrialRunner) -> Mapping[Candidate, TrialScore]:
     """Return the scores of all that came to a last rung: of samples from everywhere, then of the front's neighbours."""
     rng = random.Random(options.simulate.seed)
-    most = trials.requests
-    rungs = [share for share in RUNGS if share * most >= RUNG_LEAST or share == 1.0]
+    rungs = [share for share in RUNGS if share * trials.requests >= RUNG_LEAST or share == 1.0]
     first = trials.valid(space.samples(rng), max(1, options.trials // 2))
     scores = dict(halve(first, rungs, trials.evaluate, space.configured))
     near = trials.valid(space.neighbours(front(scores), rng), max(1, options.trials - len(first)))
@@ -233,6 +236,7 @@ def _proposed(
 
 
 def _settings(simulate: SimulateOptions, space: TuningSpace, candidate: Candidate) -> ClusterSettings:
+    """Return a candidate's config as it is written: a variant's has what follows from it, such as KV blocks."""
     return load(simulate.config, [*simulate.overrides, *space.overrides(candidate)], os.environ).settings
 
 

@@ -1,7 +1,7 @@
 """Tuning trial: one candidate on a stretch of the traffic, in simulation, and the gain of one over another."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, sqrt
 
@@ -14,8 +14,7 @@ from penstock.kernel.values import Slo
 from penstock.profiler.tuning.successive_halving import TrialScore
 from penstock.profiler.tuning.tuning_space import Candidate
 from penstock.report.run.judged_slo import judged_by
-from penstock.report.simulation.simulation_options import SimulateOptions
-from penstock.report.simulation.simulation_run import planner_of, variants_of
+from penstock.report.simulation.simulation_run import SimulationVariant, planner_of
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.traffic.traffic_request import TrafficRequest
 
@@ -55,34 +54,32 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     high: float
 
 
-class TuningTask(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningTask:
     """One trial to be carried out. ``seconds``: length of the stretch; ``share`` and ``holdout``: as `TuningTrial`."""
 
     candidate: Candidate
-    overrides: tuple[str, ...]
+    variant: SimulationVariant
     seconds: float
     share: float
     holdout: bool
 
 
-def carry_out(options: SimulateOptions, traffic: Sequence[TrafficRequest], task: TuningTask) -> TuningTrial:
+def carry_out(traffic: Sequence[TrafficRequest], task: TuningTask) -> TuningTrial:
     """Simulate one candidate.
 
     Args:
-        traffic: the stretches' requests; only those before ``task.seconds`` arrive.
-    Raises:
-        ConfigError: the candidate's settings contradict each other.
+        traffic: the stretch's requests; only those before ``task.seconds`` arrive.
     """
-    overrides = [*options.overrides, *task.overrides]
-    (variant,) = variants_of(replace(options, overrides=overrides, duration=task.seconds))
-    slo = judged_by(variant.settings.slo)
+    settings, plan = task.variant.settings, msgspec.structs.replace(task.variant.plan, until=task.seconds)
+    slo = judged_by(settings.slo)
     ended: list[tuple[float, str, bool, float]] = []
 
     def end(record: RequestRecord) -> None:
         if record.outcome != "cancelled":
             ended.append((record.arrival, record.id, record.within(slo), _strain(record, slo)))
 
-    cluster = SimulatedCluster(variant.plan, traffic, planner=planner_of(variant.settings), record=end)
+    cluster = SimulatedCluster(plan, traffic, planner=planner_of(settings), record=end)
     cluster.run()
     ended.sort()
     strains = sorted(strain for *_, strain in ended)
