@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.discovery_settings import DiscoverySettings
 from penstock.config.settings.frontend_settings import FrontendSettings
 from penstock.config.settings.planning_settings import PlanningSettings
@@ -140,6 +141,7 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
             "ask for it."
         ),
     ] = None
+    cache: CacheSettings = CacheSettings()
     sim: SimSettings = SimSettings()
 
     @property
