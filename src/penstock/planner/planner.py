@@ -42,7 +42,7 @@ from penstock.planner.sizing.start_up_times import StartUpTimes
 from penstock.planner.tick import PlannerTick, open_stage, pools_within
 from penstock.planner.tick_record import ModelTick, Outcome, PoolTick, TickRecord, reason_about
 
-SNAPSHOT_VERSION = 6
+SNAPSHOT_VERSION = 7
 HISTORY = 1200.0
 """Seconds of observations that are kept for plugins; a plugin that looks further back keeps its own."""
 TICK_TIMEOUT = 30.0

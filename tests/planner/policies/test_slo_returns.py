@@ -80,8 +80,7 @@ def test_it_is_the_patience_that_would_have_cost_least() -> None:
             now = 2 if second >= gap else 1
             returns.look(at, used=now, now=now, order=now, needed=now, lead=LEAD, harm=lambda size: 4.0)
             at += TICK
-    seen = returns.snapshot()["seen"]
-    (kept,) = [each for size, each in seen if size == 2]
+    kept = returns.snapshot()["returns"][2]
 
     def cost(patience: float) -> float:
         total = NEVER * patience
@@ -96,6 +95,7 @@ def test_it_is_the_patience_that_would_have_cost_least() -> None:
 
 def test_what_is_kept_and_read_again_is_the_same() -> None:
     returns, at = taught(200.0, 60.0, harm=10.0)
-    again = ReturnTimes.restored(msgspec.json.decode(msgspec.json.encode(returns.snapshot())))
+    again = ReturnTimes()
+    again.restore(msgspec.json.decode(msgspec.json.encode(returns.snapshot())))
     assert again.snapshot() == returns.snapshot()
     assert again.worth_keeping(at, 2, 0.0, LEAD, 1) == returns.worth_keeping(at, 2, 0.0, LEAD, 1)

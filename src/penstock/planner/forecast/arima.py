@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.machine import Snapshot
 from penstock.planner.forecast.predictor import MODEL_ERRORS, PredictionSeries
 
 HINT = "pip install 'penstock[forecast]', or choose constant or kalman"
@@ -57,9 +58,6 @@ class ArimaPredictor(PredictionSeries):
                 self.failed(error)
         return self._forecast
 
-    def _become(self, state: object) -> None:
-        self._forecast = None  # it follows from the values, so it is not stored
-
     def _auto(self, terms: Sequence[float]) -> float:
         with warnings.catch_warnings(), self._library.StepwiseContext(max_steps=STEPS_MAX):
             warnings.simplefilter("ignore")
@@ -67,3 +65,7 @@ class ArimaPredictor(PredictionSeries):
                 list(terms), seasonal=False, suppress_warnings=True, error_action="ignore", stepwise=True
             )
             return float(fitted.predict(n_periods=1)[0])
+
+    def restore(self, state: Snapshot) -> None:
+        super().restore(state)
+        self._forecast = None  # it follows from the values, so it is not stored

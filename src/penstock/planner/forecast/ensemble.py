@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from penstock.kernel.machine import Snapshot
 from penstock.planner.forecast.experts import Expert, usual
+from penstock.planner.remembering import Remembering
 
 Floats = npt.NDArray[np.float64]
 
@@ -54,7 +54,7 @@ ASSUMED = 0.25
 """Relative spread of a rate that is assumed over `AHEAD`'s longest horizon before anything is learnt."""
 
 
-class RateForecast:
+class RateForecast(Remembering):
     """Forecasts the rate of one stream of arrivals.
 
     Args:
@@ -62,32 +62,49 @@ class RateForecast:
         experts: the forecasts to mix; by default `penstock.planner.forecast.experts.usual`.
     """
 
+    width: float
+    experts: list[Expert]
+    _open: float
+    """Arrivals of the open bin..."""
+    _filled: float
+    """... and its seconds."""
+    _bins: int
+    _rate: float
+    _recent: list[float]
+    """Rates of the last bins..."""
+    _highest: float
+    """... and their highest mean so far, fading."""
+    _loss: Floats
+    _judged: Floats
+    _next: float
+    """The mixture's forecast for the next bin..."""
+    _off: float
+    """... and the variance of its errors beside that of counting; of the square root, as everywhere here."""
+    _just: Floats
+    """Each expert's loss of the last few bins."""
+    _pending: list[list[tuple[int, list[float], float]]]
+    """Per horizon: (bin it is for, each expert's value or NaN, the mixture's)."""
+    _errors: list[list[float]]
+    _jumped: int
+    """Bin of the last jump."""
+
     def __init__(self, width: float = 15.0, experts: Sequence[Expert] | None = None) -> None:
         self.width = width
         self.experts = list(usual() if experts is None else experts)
         self._open = 0.0
-        """Arrivals of the open bin..."""
         self._filled = 0.0
-        """... and its seconds."""
         self._bins = 0
         self._rate = 0.0
-        self._recent: list[float] = []
-        """Rates of the last bins..."""
+        self._recent = []
         self._highest = 0.0
-        """... and their highest mean so far, fading."""
         self._loss = np.zeros((len(AHEAD), len(self.experts)))
         self._judged = np.zeros((len(AHEAD), len(self.experts)))
         self._next = 0.0
-        """The mixture's forecast for the next bin..."""
         self._off = 0.0
-        """... and the variance of its errors beside that of counting; of the square root, as everywhere here."""
         self._just = np.zeros(len(self.experts))
-        """Each expert's loss of the last few bins."""
-        self._pending: list[list[tuple[int, list[float], float]]] = [[] for _ in AHEAD]
-        """Per horizon: (bin it is for, each expert's value or NaN, the mixture's)."""
-        self._errors: list[list[float]] = [[] for _ in AHEAD]
+        self._pending = [[] for _ in AHEAD]
+        self._errors = [[] for _ in AHEAD]
         self._jumped = 0
-        """Bin of the last jump."""
 
     @property
     def bins(self) -> int:
@@ -262,41 +279,6 @@ class RateForecast:
         return list(np.maximum.accumulate(guess))
 
     # --- state --------------------------------------------------------------------------------------------------------
-
-    def snapshot(self) -> Snapshot:
-        """Return the state as plain data."""
-        return {
-            "width": self.width,
-            "open": self._open,
-            "filled": self._filled,
-            "bins": self._bins,
-            "rate": self._rate,
-            "recent": list(self._recent),
-            "highest": self._highest,
-            "loss": self._loss.tolist(),
-            "seen": self._judged.tolist(),
-            "just": self._just.tolist(),
-            "next": self._next,
-            "jumped": self._jumped,
-            "off": self._off,
-            "pending": [[list(entry) for entry in pending] for pending in self._pending],
-            "errors": [list(errors) for errors in self._errors],
-            "experts": {expert.name: expert.snapshot() for expert in self.experts},
-        }
-
-    def restore(self, state: Snapshot) -> None:
-        """Restore the state that `snapshot` wrote; the experts must be the same."""
-        self.width, self._open, self._filled = state["width"], state["open"], state["filled"]
-        self._bins, self._rate = state["bins"], state["rate"]
-        self._jumped = state["jumped"]
-        self._recent, self._highest = list(state["recent"]), state["highest"]
-        self._loss, self._judged = np.array(state["loss"]), np.array(state["seen"])
-        self._just = np.array(state["just"])
-        self._next, self._off = state["next"], state["off"]
-        self._pending = [[(at, list(values), mixed) for at, values, mixed in entry] for entry in state["pending"]]
-        self._errors = [list(errors) for errors in state["errors"]]
-        for expert in self.experts:
-            expert.restore(state["experts"][expert.name])
 
 
 def _normal(rank: float) -> float:

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from penstock.planner.remembering import Remembering
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -39,13 +41,16 @@ class Expert(Protocol):
         ...
 
 
-class LevelExpert:
+class LevelExpert(Remembering):
     """Level: a mean that forgets with a time constant of ``bins``."""
+
+    _level: float | None
+    _count: int
 
     def __init__(self, bins: float) -> None:
         self.name = f"level-{bins:g}"
         self._gain = 1.0 / max(1.0, bins)
-        self._level: float | None = None
+        self._level = None
         self._count = 0
 
     def add(self, value: float) -> None:
@@ -61,24 +66,22 @@ class LevelExpert:
     def path(self, steps: Sequence[int]) -> Floats | None:
         return None if self._level is None else np.full(len(steps), self._level)
 
-    def snapshot(self) -> Any:
-        return [self._level, self._count]
 
-    def restore(self, state: Any) -> None:
-        self._level, self._count = state
-
-
-class TrendExpert:
+class TrendExpert(Remembering):
     """Damped trend: level and slope, the slope fading (Gardner and McKenzie 1985).
 
     Args:
         level, slope: gains, 0..1; ``damping``: share of the slope left from one bin to the next, 0..1.
     """
 
+    _level: float | None
+    _slope: float
+    _count: int
+
     def __init__(self, level: float, slope: float, damping: float) -> None:
         self.name = f"trend-{level:g}-{slope:g}-{damping:g}"
         self._gains = (level, slope, damping)
-        self._level: float | None = None
+        self._level = None
         self._slope = 0.0
         self._count = 0
 
@@ -106,14 +109,8 @@ class TrendExpert:
         reach = ahead if damping == 1.0 else damping * (1.0 - damping**ahead) / (1.0 - damping)
         return np.maximum(0.0, self._level + self._slope * reach)
 
-    def snapshot(self) -> Any:
-        return [self._level, self._slope, self._count]
 
-    def restore(self, state: Any) -> None:
-        self._level, self._slope, self._count = state
-
-
-class CurveExpert:
+class CurveExpert(Remembering):
     """Curve: a parabola through the last values, the newest weighing most.
 
     Curvature and slope are shrunk towards zero, so that noise is not continued; it exceeds past values by little.
@@ -126,10 +123,12 @@ class CurveExpert:
     HIGHEST = 1.3
     """Limit, as a factor on the highest value remembered."""
 
+    _values: list[float]
+
     def __init__(self, memory: int) -> None:
         self.name = f"curve-{memory}"
         self._memory = memory
-        self._values: list[float] = []
+        self._values = []
 
     def add(self, value: float) -> None:
         self._values.append(value)
@@ -151,14 +150,8 @@ class CurveExpert:
         path: Floats = np.clip(np.vander(ahead, 3, increasing=True) @ bend, 0.0, self.HIGHEST * float(values.max()))
         return path
 
-    def snapshot(self) -> Any:
-        return list(self._values)
 
-    def restore(self, state: Any) -> None:
-        self._values = list(state)
-
-
-class SeasonalExpert:
+class SeasonalExpert(Remembering):
     """Season: the values of one period ago, shifted by the present difference.
 
     The period is the lag with the highest autocorrelation, once two such periods were observed.
@@ -171,13 +164,17 @@ class SeasonalExpert:
     LEAST = 0.5
     """Autocorrelation below which there is no period."""
 
+    _values: list[float]
+    period: int | None
+    """In bins; None until one is found."""
+    _next_search: int
+
     def __init__(self, longest: int = 12_000, group: int = 4) -> None:
         self.name = "seasonal"
-        self.period: int | None = None
-        """In bins; None until one is found."""
+        self.period = None
         self._longest = longest
         self._group = group
-        self._values: list[float] = []
+        self._values = []
         self._next_search = 8 * group
 
     def add(self, value: float) -> None:
@@ -232,12 +229,6 @@ class SeasonalExpert:
         if auto[best] < self.LEAST or best >= most:
             return None
         return best * group
-
-    def snapshot(self) -> Any:
-        return {"values": list(self._values), "period": self.period, "next": self._next_search}
-
-    def restore(self, state: Any) -> None:
-        self._values, self.period, self._next_search = list(state["values"]), state["period"], state["next"]
 
 
 def usual() -> list[Expert]:

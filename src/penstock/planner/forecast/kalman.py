@@ -1,9 +1,8 @@
 """Kalman filter over a level and its trend; it weighs each value by its noise."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
+from penstock.planner.forecast.experts import Floats
 from penstock.planner.forecast.predictor import PredictionSeries
 
 UNSURE = 1000.0
@@ -27,6 +26,10 @@ class KalmanPredictor(PredictionSeries):
 
     name = "kalman"
 
+    _count: int
+    _mean: Floats
+    _spread: Floats
+
     def __init__(self, *, log1p: bool = False) -> None:
         super().__init__(log1p=log1p)
         self._mean = np.zeros(2)
@@ -46,11 +49,3 @@ class KalmanPredictor(PredictionSeries):
 
     def _next(self) -> float | None:
         return None if self._count < VALUES_MIN else float((_STEP @ self._mean)[0])
-
-    def _state(self) -> list[object]:
-        return [self._count, self._mean.tolist(), self._spread.tolist()]
-
-    def _become(self, state: Sequence[object]) -> None:
-        count, mean, spread = state
-        assert isinstance(count, int)
-        self._count, self._mean, self._spread = count, np.asarray(mean, float), np.asarray(spread, float)

@@ -1,7 +1,6 @@
 """One-step predictors: the ensemble and its experts behind the classic predictors' protocol, one interval ahead."""
 
 from collections.abc import Callable
-from typing import Any
 
 from penstock.planner.forecast.ensemble import RateForecast
 from penstock.planner.forecast.experts import Expert, SeasonalExpert, TrendExpert
@@ -16,6 +15,8 @@ class ExpertPredictor(PredictionSeries):
         make: makes the expert.
     """
 
+    _expert: Expert
+
     def __init__(self, name: str, make: Callable[[], Expert], *, log1p: bool = False) -> None:
         super().__init__(log1p=log1p, values_max=1)
         self.name = name
@@ -28,17 +29,13 @@ class ExpertPredictor(PredictionSeries):
         path = self._expert.path((1,))
         return None if path is None else float(path[0])
 
-    def _state(self) -> Any:
-        return self._expert.snapshot()
-
-    def _become(self, state: Any) -> None:
-        self._expert.restore(state)
-
 
 class EnsemblePredictor(PredictionSeries):
     """All experts, weighted by their errors one interval ahead; the middle of the forecast counts."""
 
     name = "ensemble"
+
+    _forecast: RateForecast
 
     def __init__(self, *, log1p: bool = False) -> None:
         super().__init__(log1p=log1p, values_max=1)
@@ -49,12 +46,6 @@ class EnsemblePredictor(PredictionSeries):
 
     def _next(self) -> float | None:
         return float(self._forecast.quantiles((1.0,), (0.5,))[0, 0])
-
-    def _state(self) -> Any:
-        return self._forecast.snapshot()
-
-    def _become(self, state: Any) -> None:
-        self._forecast.restore(state)
 
 
 def seasonal(*, log1p: bool = False) -> ExpertPredictor:

@@ -5,13 +5,13 @@ and prompt and output lengths of an interval without requests are those of the o
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
 
-from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import RequestShape
+from penstock.planner.remembering import Remembering
 
 MODEL_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions of libraries for a series that they can't fit: they have no common base."""
@@ -46,7 +46,7 @@ class Predictor(Protocol):
         ...
 
 
-class PredictionSeries:
+class PredictionSeries(Remembering):
     """Common part of predictors: values cleaned, leading zeros skipped, forecasts clamped.
 
     Args:
@@ -56,13 +56,17 @@ class PredictionSeries:
 
     name = "series"
 
+    values: list[float]
+    """Values in order of arrival, cleaned."""
+    failures: dict[str, int]
+    """How often the last value was the forecast because the model failed, by reason."""
+    _idle: bool
+
     def __init__(self, *, log1p: bool = False, values_max: int = 1024) -> None:
         self.log1p = log1p
         self.values_max = values_max
-        self.values: list[float] = []
-        """Values in order of arrival, cleaned."""
-        self.failures: dict[str, int] = {}
-        """How often the last value was the forecast because the model failed, by reason."""
+        self.values = []
+        self.failures = {}
         self._idle = True
 
     def add(self, value: float) -> None:
@@ -91,19 +95,6 @@ class PredictionSeries:
     def skip_idle_again(self) -> None:
         self._idle = True
 
-    def snapshot(self) -> Snapshot:
-        return {
-            "values": list(self.values),
-            "idle": self._idle,
-            "failures": dict(self.failures),
-            "own": self._state(),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.values, self._idle = list(state["values"]), state["idle"]
-        self.failures = dict(state["failures"])
-        self._become(state["own"])
-
     def failed(self, error: Exception) -> None:
         """Count why the last value is the forecast instead of the model's."""
         reason = type(error).__name__
@@ -116,12 +107,6 @@ class PredictionSeries:
         """Return the next value on the same scale; None means the last one."""
         return None
 
-    def _state(self) -> Any:
-        return None
-
-    def _become(self, state: Any) -> None:
-        return None
-
 
 class IntervalCounts(msgspec.Struct, frozen=True):
     """One interval, observed or forecast: requests, and the mean of them."""
@@ -130,16 +115,19 @@ class IntervalCounts(msgspec.Struct, frozen=True):
     shape: RequestShape[float]
 
 
-class IntervalShape:
+class IntervalShape(Remembering):
     """Requests and both mean lengths, each with its own predictor.
 
     Args:
         make: makes one predictor.
     """
 
+    _predictors: dict[str, Predictor]
+    _last: RequestShape[float] | None
+
     def __init__(self, make: Callable[[], Predictor]) -> None:
         self._predictors = {part: make() for part in ("requests", "isl", "osl")}
-        self._last: RequestShape[float] | None = None
+        self._last = None
 
     @property
     def has_traffic(self) -> bool:
@@ -166,15 +154,6 @@ class IntervalShape:
         """Mark the end of a warm-up trace: idle time until the first request does not count."""
         for predictor in self._predictors.values():
             predictor.skip_idle_again()
-
-    def snapshot(self) -> Snapshot:
-        parts = {part: predictor.snapshot() for part, predictor in self._predictors.items()}
-        return {**parts, "last": msgspec.to_builtins(self._last)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        for part, predictor in self._predictors.items():
-            predictor.restore(state[part])
-        self._last = msgspec.convert(state["last"], RequestShape[float] | None)
 
 
 def _known(length: float | None, before: float) -> float:

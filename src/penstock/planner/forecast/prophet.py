@@ -26,6 +26,9 @@ class ProphetPredictor(PredictionSeries):
 
     name = "prophet"
 
+    _first: int
+    """Place of the oldest value on the time axis: a season keeps its place while the window moves on."""
+
     def __init__(self, step: float, window: int = 50, min_points: int = 5, *, log1p: bool = False) -> None:
         super().__init__(log1p=log1p, values_max=max(window, min_points))
         try:
@@ -35,7 +38,6 @@ class ProphetPredictor(PredictionSeries):
             raise ConfigError("the predictor is prophet, which is not installed", hint=HINT) from error
         self._step, self._min_points = step, min_points
         self._first = 0
-        """Place of the oldest value on the time axis: a season keeps its place while the window moves on."""
 
     def _learn(self, value: float) -> None:
         if len(self.values) == self.values_max:
@@ -59,9 +61,3 @@ class ProphetPredictor(PredictionSeries):
         except MODEL_ERRORS as error:  # the last value is the forecast, and the reason is counted
             self.failed(error)
             return None
-
-    def _state(self) -> int:
-        return self._first
-
-    def _become(self, state: int) -> None:
-        self._first = state

@@ -5,8 +5,6 @@ of measured to modelled time, before the model learns from it, is kept, so that 
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +13,7 @@ from penstock.kernel.statistics import percentile
 from penstock.kernel.values import StepStats
 from penstock.planner.performance.performance_model import Floats, Numbers, PerformanceModel, numbers
 from penstock.planner.performance.regressions import LEAST
+from penstock.planner.remembering import Remembering
 
 RATIOS_MAX = 256
 """Most ratios of measured to modelled seconds that are kept for quantiles."""
@@ -29,7 +28,7 @@ def is_informative(steps: StepStats | None) -> bool:
     return None not in (steps.prefill_tokens, steps.decode_seqs, steps.decode_kv)
 
 
-class LiveRegression:
+class LiveRegression(Remembering):
     """Seconds of a pass as base + a x prompt tokens + b x sequences + c x KV tokens, none of them below 0.
 
     Args:
@@ -37,6 +36,15 @@ class LiveRegression:
         memory: windows of passes after which an old one counts for 1/e.
         needed: fewest windows for an answer without a prior.
     """
+
+    learnt_of: str
+    count: int
+    _normal: Floats
+    _right: Floats
+    _most: list[float]
+    _log_ratio: float
+    _weight: float
+    _ratios: list[float]
 
     def __init__(self, prior: PerformanceModel | None = None, *, memory: float = 400.0, needed: int = 8) -> None:
         self.prior = prior
@@ -49,7 +57,7 @@ class LiveRegression:
         self._most = [0.0, 0.0, 0.0]
         self._log_ratio = 0.0
         self._weight = 0.0
-        self._ratios: list[float] = []
+        self._ratios = []
         self._fit: tuple[float, ...] | None = None
 
     @property
@@ -176,22 +184,6 @@ class LiveRegression:
         self._fit = tuple(coefficients)
         return self._fit
 
-    def snapshot(self) -> Snapshot:
-        """Return the learnt state as plain data; the prior is not part of it."""
-        return {
-            "count": self.count,
-            "learnt_of": self.learnt_of,
-            "normal": self._normal.tolist(),
-            "right": self._right.tolist(),
-            "most": list(self._most),
-            "log_ratio": self._log_ratio,
-            "weight": self._weight,
-            "ratios": list(self._ratios),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `snapshot` wrote."""
-        self.count, self._most, self.learnt_of = state["count"], list(state["most"]), state["learnt_of"]
-        self._normal, self._right = np.asarray(state["normal"]), np.asarray(state["right"])
-        self._log_ratio, self._weight = state["log_ratio"], state["weight"]
-        self._ratios, self._fit = list(state["ratios"]), None
+    def restore(self, state: Snapshot) -> None:
+        super().restore(state)
+        self._fit = None

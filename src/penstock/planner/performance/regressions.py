@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.kernel.machine import Snapshot
 from penstock.planner.performance.performance_model import Floats
 from penstock.planner.performance.sample_retention import SampleRetention
+from penstock.planner.remembering import Remembering
 
 LEAST = 1e-6
 """Least seconds of a pass; a fitted line may give less near 0."""
@@ -30,7 +30,7 @@ class EngineRate(NamedTuple):
     met: bool = True
 
 
-class FittedLine:
+class FittedLine(Remembering):
     """Seconds as a linear function of some inputs, from a bounded set of samples.
 
     Args:
@@ -38,14 +38,19 @@ class FittedLine:
         dropped: inputs whose coefficient may be set to 0 where the fit makes it negative.
     """
 
+    _samples: SampleRetention
+    _fit: tuple[float, ...] | None
+    _dirty: bool
+    most: tuple[float, ...]
+    """Highest observed value of each input."""
+
     def __init__(self, inputs: int, *, dropped: Sequence[int] = ()) -> None:
         self._dropped = tuple(dropped)
         self._inputs = inputs
         self._samples = SampleRetention(inputs)
-        self._fit: tuple[float, ...] | None = None
+        self._fit = None
         self._dirty = False
-        self.most: tuple[float, ...] = (0.0,) * inputs
-        """Highest observed value of each input."""
+        self.most = (0.0,) * inputs
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -91,15 +96,6 @@ class FittedLine:
             slopes = dict(zip(rest, part[1:], strict=True))
             line = (part[0], *(slopes.get(each, 0.0) for each in range(self._inputs)))
         return None if any(each < -1e-15 for each in line[1:]) else line
-
-    def snapshot(self) -> Snapshot:
-        fit = self.fit
-        return {"kept": self._samples.snapshot(), "most": list(self.most), "fit": None if fit is None else list(fit)}
-
-    def restore(self, state: Snapshot) -> None:
-        self._samples.restore(state["kept"])
-        self.most, self._dirty = tuple(state["most"]), False
-        self._fit = None if state["fit"] is None else tuple(state["fit"])
 
 
 def least_squares(inputs: Floats, seconds: Floats) -> tuple[float, ...]:

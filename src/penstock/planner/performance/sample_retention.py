@@ -5,11 +5,12 @@ there are too many samples the fullest bucket loses its oldest.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.planner.performance.performance_model import Floats
+from penstock.planner.remembering import Remembering
 
 SAMPLES_MAX = 64
 BUCKETS = 16
@@ -23,7 +24,7 @@ class PassSample(NamedTuple):
     seconds: float
 
 
-class SampleRetention:
+class SampleRetention(Remembering):
     """A bounded set of samples.
 
     Args:
@@ -31,10 +32,12 @@ class SampleRetention:
             square of them.
     """
 
+    _samples: list[PassSample]
+
     def __init__(self, dimensions: int, samples: int = SAMPLES_MAX, buckets: int = BUCKETS) -> None:
         self._dimensions, self._most = dimensions, samples
         self._per_axis = buckets if dimensions == 1 else round(buckets ** (1.0 / dimensions))
-        self._samples: list[PassSample] = []
+        self._samples = []
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -61,9 +64,3 @@ class SampleRetention:
         share = (inputs - low) / np.where(width > 0.0, width, 1.0)
         places = np.minimum(self._per_axis - 1, (share * self._per_axis).astype(np.int64))
         return [tuple(place) for place in places.tolist()]
-
-    def snapshot(self) -> list[Any]:
-        return [[list(sample.inputs), sample.seconds] for sample in self._samples]
-
-    def restore(self, state: Sequence[Any]) -> None:
-        self._samples = [PassSample(tuple(inputs), seconds) for inputs, seconds in state]

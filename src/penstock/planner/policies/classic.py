@@ -13,6 +13,7 @@ from penstock.planner.limits.gpu_budget import PoolPair, Widths, load_guard
 from penstock.planner.observation import EngineState, ModelState, Observation, PoolState
 from penstock.planner.plugins.plugin_context import PluginContext
 from penstock.planner.plugins.proposals import Accept, Override, PoolTarget, Reason, Result
+from penstock.planner.remembering import Remembering
 from penstock.planner.settings import BudgetSettings, PlannerMode, PoolLimits
 
 Loop = Literal["load", "throughput"]
@@ -149,11 +150,13 @@ def guarded(
 # --- passes -----------------------------------------------------------------------------------------------------------
 
 
-class PassTotals:
+class PassTotals(Remembering):
     """Windows of passes, each read once, from the observations that a plugin has not read yet."""
 
+    _until: float | None
+
     def __init__(self) -> None:
-        self._until: float | None = None
+        self._until = None
 
     def fresh(self, context: PluginContext) -> Iterator[Observation]:
         """Yield the observations since the last call, this tick's last."""
@@ -161,12 +164,6 @@ class PassTotals:
         for look in context.observations:
             if until is None or look.at > until + 1e-6:
                 yield look
-
-    def snapshot(self) -> float | None:
-        return self._until
-
-    def restore(self, state: float | None) -> None:
-        self._until = state
 
 
 def decode_kv_of(engine: EngineState) -> float | None:

@@ -1,6 +1,6 @@
 """Estimates of TTFT and ITL for one more request on an engine, from regressions over its role's passes."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -15,6 +15,7 @@ from penstock.planner.performance.regressions import (
     fresh,
 )
 from penstock.planner.policies.classic import decode_kv_of, mean
+from penstock.planner.remembering import Remembering
 
 Rule = Literal["all-under", "consolidation"]
 """How a step down is judged: by the present estimates, or by those with one engine fewer."""
@@ -33,14 +34,17 @@ class Estimate(msgspec.Struct, frozen=True):
     room_after: bool = True
 
 
-class RoleRegressions:
+class RoleRegressions(Remembering):
     """The regressions of one role's engines, and their estimates for one engine."""
+
+    line: FittedLine
+    beside: float
+    """Prompt tokens of the mean pass of an aggregated engine."""
 
     def __init__(self, role: Role, rule: Rule) -> None:
         self.role = role
         self._seqs = rule == "consolidation"
         """Whether decode seconds are a line over sequences too; the first generation used KV tokens alone."""
-        self.line: FittedLine
         if role == "prefill":
             self.line = PrefillRegression()
         elif role == "aggregated":
@@ -48,7 +52,6 @@ class RoleRegressions:
         else:
             self.line = DecodeRegression() if self._seqs else FittedLine(1)
         self.beside = 0.0
-        """Prompt tokens of the mean pass of an aggregated engine."""
 
     def learn(self, engine: EngineState) -> None:
         """Add an engine's window as its mean pass, which smooths single chunks."""
@@ -117,10 +120,3 @@ class RoleRegressions:
         else:
             seconds = self.line.seconds(seqs, kv) if self._seqs else self.line.seconds(kv)
         return seconds / max(1.0, typical.accept_length or 1.0)
-
-    def snapshot(self) -> Any:
-        return [self.line.snapshot(), self.beside]
-
-    def restore(self, state: Any) -> None:
-        line, self.beside = state
-        self.line.restore(line)

@@ -6,8 +6,8 @@ workers join or leave, and decides nothing in an interval in which they did.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.kernel.values import Role
 from penstock.planner.observation import ModelState
@@ -15,6 +15,7 @@ from penstock.planner.plugins.plugin_context import PluginContext
 from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec
 from penstock.planner.plugins.proposals import PoolTarget, Reason, Result
 from penstock.planner.policies.classic import RolePool, about, answer, hold_reason, in_progress, minimum_of, teams_of
+from penstock.planner.remembering import Remembering
 from penstock.planner.settings import PlannerSettings
 from penstock.planner.settings_classic import LOAD_SAMPLES
 
@@ -41,8 +42,10 @@ class LoadInterval:
     """Decisions in which no decode worker may be removed."""
 
 
-class LoadClassic:
+class LoadClassic(Remembering):
     """The plugin of policy load-classic."""
+
+    _models: dict[str, LoadInterval]
 
     def __init__(self, settings: PlannerSettings) -> None:
         options = settings.classic.load
@@ -54,7 +57,7 @@ class LoadClassic:
             needs=("engines",),
         )
         self._settings, self._options = settings, options
-        self._models: dict[str, LoadInterval] = {}
+        self._models = {}
 
     def evaluate(self, context: PluginContext) -> Result:
         targets: list[PoolTarget] = []
@@ -172,12 +175,6 @@ class LoadClassic:
             if team is not None and replicas[team.name] != team.replicas
         ]
         return _LoadSummary(targets, reasons)
-
-    def snapshot(self) -> Any:
-        return {name: asdict(state) for name, state in self._models.items()}
-
-    def restore(self, state: Any) -> None:
-        self._models = {name: LoadInterval(**fields) for name, fields in state.items()}
 
 
 class _LoadSummary(NamedTuple):

@@ -8,12 +8,11 @@ duration of the next token. Two generations:
   a step down that has been wanted for a whole interval is taken.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from penstock.kernel.values import RequestShape, Role
+from penstock.kernel.values import RequestShape
 from penstock.planner.plugins.plugin_context import PluginContext
 from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec
 from penstock.planner.plugins.proposals import PoolTarget, Reason, Result
@@ -32,10 +31,11 @@ from penstock.planner.policies.classic import (
 from penstock.planner.policies.estimates import Estimate, RoleRegressions, Rule
 from penstock.planner.policies.policy_inputs import PolicyInputs
 from penstock.planner.policies.throughput_fpm import ThroughputPropose
+from penstock.planner.remembering import Remembering
 from penstock.planner.settings import PlannerSettings
 
 
-class LoadFpm:
+class LoadFpm(Remembering):
     """The load loop.
 
     Args:
@@ -43,6 +43,13 @@ class LoadFpm:
         rule: how a way down is judged.
         floors: the throughput loop, where there is one; its floors are kept.
     """
+
+    _lines: dict[str, RoleRegressions]
+    _typical: dict[str, RequestShape[float]]
+    """Model -> its mean request, of the last values that were known."""
+    _passes: PassTotals
+    _proposed: dict[str, int]
+    """Pool -> a step down that was wanted while replicas started, at the last call."""
 
     def __init__(
         self, settings: PlannerSettings, inputs: PolicyInputs, rule: Rule, floors: ThroughputPropose | None = None
@@ -55,12 +62,10 @@ class LoadFpm:
             needs=("engines", "traffic"),
         )
         self._settings, self._inputs, self._rule, self._throughput = settings, inputs, rule, floors
-        self._lines: dict[str, RoleRegressions] = {}
-        self._typical: dict[str, RequestShape[float]] = {}
-        """Model -> its mean request, of the last values that were known."""
+        self._lines = {}
+        self._typical = {}
         self._passes = PassTotals()
-        self._proposed: dict[str, int] = {}
-        """Pool -> a step down that was wanted while replicas started, at the last call."""
+        self._proposed = {}
 
     def evaluate(self, context: PluginContext) -> Result:
         self._learn(context)
@@ -172,22 +177,8 @@ class LoadFpm:
                         accept_length=shape.accept_length or last.accept_length,
                     )
 
-    def snapshot(self) -> Any:
-        return {
-            "lines": {key: lines.snapshot() for key, lines in self._lines.items()},
-            "typical": {name: msgspec.to_builtins(each) for name, each in self._typical.items()},
-            "passes": self._passes.snapshot(),
-            "wished": dict(self._proposed),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        for key, saved in state["lines"].items():
-            role: Role = key.rpartition("|")[2]
-            self._lines[key] = RoleRegressions(role, self._rule)
-            self._lines[key].restore(saved)
-        self._typical = {name: msgspec.convert(saved, RequestShape[float]) for name, saved in state["typical"].items()}
-        self._passes.restore(state["passes"])
-        self._proposed = dict(state["wished"])
+    def part(self, name: str, key: str) -> RoleRegressions:
+        return RoleRegressions(key.rpartition("|")[2], self._rule)  # type: ignore[arg-type]
 
 
 def _range(values: list[float]) -> str:

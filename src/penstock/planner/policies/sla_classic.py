@@ -7,7 +7,6 @@ throughput that keeps the corrected ITL.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,6 +22,7 @@ from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec
 from penstock.planner.plugins.proposals import PoolTarget, Reason, Result
 from penstock.planner.policies.classic import RolePool, about, answer, hold_reason, minimum_of, teams_of
 from penstock.planner.policies.policy_inputs import PolicyInputs, predictor_of, shape_of
+from penstock.planner.remembering import Remembering
 from penstock.planner.settings import PlannerSettings
 
 Interpolator = PrefillInterpolator | DecodeInterpolator
@@ -57,16 +57,21 @@ def corrected_itl(itl: float, correction: float) -> float:
     return itl / correction if correction > 0.0 else itl
 
 
-@dataclass(slots=True)
-class _Model:
+class _Model(Remembering):
     """Memory of one model."""
 
     shape: IntervalShape
-    correction: Correction = Correction()
+    correction: Correction
+
+    def __init__(self, shape: IntervalShape) -> None:
+        self.shape = shape
+        self.correction = Correction()
 
 
-class SlaClassic:
+class SlaClassic(Remembering):
     """The plugin of policy sla-classic."""
+
+    _models: dict[str, _Model]
 
     def __init__(self, settings: PlannerSettings, inputs: PolicyInputs) -> None:
         self._options = settings.classic.sla
@@ -80,7 +85,7 @@ class SlaClassic:
         )
         self._settings, self._inputs = settings, inputs
         self._make = predictor_of(settings, self._options.adjustment_interval)
-        self._models: dict[str, _Model] = {}
+        self._models = {}
         self._profiles: dict[tuple[str, Role, int, int], Interpolator | None] = {}
 
     def evaluate(self, context: PluginContext) -> Result:
@@ -210,14 +215,8 @@ class SlaClassic:
                 decode = interpolator
         return prefill, decode
 
-    def snapshot(self) -> Any:
-        return {name: [state.shape.snapshot(), list(state.correction)] for name, state in self._models.items()}
-
-    def restore(self, state: Any) -> None:
-        for name, (shape, correction) in state.items():
-            restored = _Model(IntervalShape(self._make), Correction(*correction))
-            restored.shape.restore(shape)
-            self._models[name] = restored
+    def part(self, name: str, key: str) -> "_Model":
+        return _Model(IntervalShape(self._make))
 
 
 def _source(known: KnownSpeeds) -> str:

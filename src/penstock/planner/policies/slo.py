@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import LatencyTargets, Role
 from penstock.planner.observation import ModelState
 from penstock.planner.plugins.plugin_context import PluginContext
@@ -32,6 +33,7 @@ from penstock.planner.policies.slo_state import (
     waiting,
     work_waits,
 )
+from penstock.planner.remembering import Remembering
 from penstock.planner.settings import SloPolicySettings
 from penstock.planner.sizing.attainment import AttainmentModel
 from penstock.planner.sizing.fleet_sizing import Bounds, FleetCandidate, ShareTable, Sizing, UncertainDemand
@@ -65,7 +67,7 @@ SHORT = 0.005
 """Gain in attainment without limits from which they are reported as binding."""
 
 
-class SloPropose:
+class SloPropose(Remembering):
     """Sizes one model's pools.
 
     Args:
@@ -73,6 +75,10 @@ class SloPropose:
         settings: the price of a miss, and what else the policy may be told.
         inputs: the SLO, and known speeds of engines before they serve; the others are learnt from the observed passes.
     """
+
+    memory: SloMemory
+    speeds: RoleSpeeds
+    _made: float | None
 
     def __init__(self, model: str, settings: SloPolicySettings, inputs: PolicyInputs) -> None:
         self.spec = PluginSpec(
@@ -88,7 +94,7 @@ class SloPropose:
         self._inputs = inputs
         self.speeds = RoleSpeeds(inputs.of(model))
         self._sizing: Sizing | None = None
-        self._made: float | None = None
+        self._made = None
 
     def benchmarked(self, model: str, role: Role, metrics: Mapping[str, Any]) -> None:
         """Add a worker's own measurement."""
@@ -407,20 +413,12 @@ class SloPropose:
 
     # --- state --------------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Any:
-        sizing = None if self._sizing is None else self._sizing.snapshot()
-        return {
-            "memory": self.memory.snapshot(),
-            "speeds": self.speeds.snapshot(),
-            "sizing": sizing,
-            "made": self._made,
-        }
+    def snapshot(self) -> Snapshot:
+        return {**super().snapshot(), "sizing": None if self._sizing is None else self._sizing.snapshot()}
 
-    def restore(self, state: Any) -> None:
-        self.memory.restore(state["memory"])
-        self.speeds.restore(state["speeds"])
+    def restore(self, state: Snapshot) -> None:
+        super().restore(state)
         self._sizing = None if state["sizing"] is None else Sizing.restored(state["sizing"])
-        self._made = state["made"]
 
 
 def _none(fleet: FleetCandidate, bounds: Mapping[Role, Bounds]) -> FleetCandidate:

@@ -1,20 +1,17 @@
 """PREDICT step of policy slo: quantiles of the arrival rate at several horizons, and the present mix."""
 
-from typing import Any
-
-import msgspec
-
 from penstock.kernel.values import UNKNOWN_SHAPE, RequestShape
 from penstock.planner.forecast.ensemble import RANKS, RateForecast
 from penstock.planner.plugins.plugin_context import PluginContext
 from penstock.planner.plugins.plugin_registry import PluginSpec
 from penstock.planner.plugins.proposals import Predicted, Prediction, Result
+from penstock.planner.remembering import Remembering
 
 HORIZONS: tuple[float, ...] = (0.0, 15.0, 30.0, 60.0, 90.0, 120.0, 150.0, 180.0, 240.0, 300.0, 420.0, 600.0)
 """Horizons of the forecast in seconds from now."""
 
 
-class SloPredict:
+class SloPredict(Remembering):
     """Forecasts one model's arrivals.
 
     Args:
@@ -22,12 +19,15 @@ class SloPredict:
         width: seconds of a bin of the forecast.
     """
 
+    forecast: RateForecast
+    _shape: RequestShape[float | None]
+    """The mean request, each value the last one that was known."""
+
     def __init__(self, model: str, width: float = 15.0) -> None:
         self.spec = PluginSpec(id=f"slo_predict:{model}", stage="predict", needs=("traffic",))
         self.forecast = RateForecast(width)
         self._model = model
         self._shape = UNKNOWN_SHAPE
-        """The mean request, each value the last one that was known."""
 
     def evaluate(self, context: PluginContext) -> Result:
         """Return the prediction; without any traffic read so far there is none."""
@@ -57,10 +57,3 @@ class SloPredict:
                 )
             }
         )
-
-    def snapshot(self) -> Any:
-        return {"forecast": self.forecast.snapshot(), "shape": msgspec.to_builtins(self._shape)}
-
-    def restore(self, state: Any) -> None:
-        self.forecast.restore(state["forecast"])
-        self._shape = msgspec.convert(state["shape"], RequestShape[float | None])

@@ -8,10 +8,10 @@ a start-up ahead costs nothing but the start: so a slow wave teaches removal, an
 first return, a worker is kept for as long as a start takes: in any case that costs at most twice the minimum.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
-from penstock.kernel.machine import Snapshot
+from penstock.planner.remembering import Remembering
 
 RETURNS_MAX = 12
 """Return times that are remembered of each size."""
@@ -41,18 +41,24 @@ class _Begun(NamedTuple):
     cost: float = 0.0
 
 
-class ReturnTimes:
+class ReturnTimes(Remembering):
     """Return times of one role's workers."""
 
+    _last: dict[int, float]
+    """Size -> second when so many were last needed, or would be within a start-up time."""
+    _used: dict[int, float]
+    """Size -> second when the arrivals last needed so many: no margin, and no feared need."""
+    _returns: dict[int, list[ReturnTime]]
+    _begun: dict[int, _Begun]
+    _looked: float
+    """Second of the last update."""
+
     def __init__(self) -> None:
-        self._last: dict[int, float] = {}
-        """Size -> second when so many were last needed, or would be within a start-up time."""
-        self._used: dict[int, float] = {}
-        """Size -> second when the arrivals last needed so many: no margin, and no feared need."""
-        self._returns: dict[int, list[ReturnTime]] = {}
-        self._begun: dict[int, _Begun] = {}
+        self._last = {}
+        self._used = {}
+        self._returns = {}
+        self._begun = {}
         self._looked = 0.0
-        """Second of the last update."""
 
     def look(
         self,
@@ -127,24 +133,3 @@ class ReturnTimes:
             return total
 
         return min((0.0, *sorted(each.gap + 1.0 for each in returns if each.gap <= LONGEST)), key=cost)
-
-    def snapshot(self) -> Snapshot:
-        """Return the state as plain data."""
-        return {
-            "last": [[size, at] for size, at in self._last.items()],
-            "used": [[size, at] for size, at in self._used.items()],
-            "seen": [[size, [list(each) for each in returns]] for size, returns in self._returns.items()],
-            "begun": [[size, *each] for size, each in self._begun.items()],
-            "looked": self._looked,
-        }
-
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> "ReturnTimes":
-        """Return the object that `snapshot` wrote."""
-        made = cls()
-        made._last = {int(size): at for size, at in state["last"]}
-        made._used = {int(size): at for size, at in state["used"]}
-        made._returns = {int(size): [ReturnTime(*each) for each in returns] for size, returns in state["seen"]}
-        made._begun = {int(size): _Begun(*each) for size, *each in state["begun"]}
-        made._looked = state["looked"]
-        return made

@@ -16,6 +16,7 @@ from penstock.planner.performance.live_regression import LiveRegression, is_info
 from penstock.planner.performance.speed_sources import ORDER, KnownSpeeds, pick
 from penstock.planner.performance.streamed_answers import decode_row, prefill_row
 from penstock.planner.plugins.plugin_context import PluginContext
+from penstock.planner.remembering import Remembering
 
 ROLES: tuple[Role, ...] = ("aggregated", "prefill", "decode")
 
@@ -26,7 +27,7 @@ ANSWERS_OVER = 10.0
 """Seconds of answers that are learnt from at once, where engines report no passes."""
 
 
-class RoleSpeeds:
+class RoleSpeeds(Remembering):
     """A performance model per role.
 
     Args:
@@ -35,13 +36,18 @@ class RoleSpeeds:
         ConfigError: a source exists and is not as it must be.
     """
 
+    _benchmarks: dict[Role, dict[str, Any]]
+    """Workers' own measurements during this run."""
+    _of: dict[Role, LiveRegression]
+    _turn: int
+    _heard: float
+    """When answers were last used."""
+
     def __init__(self, known: Mapping[Role, KnownSpeeds]) -> None:
-        self._of: dict[Role, LiveRegression] = {}
+        self._of = {}
         self._turn = 0
         self._heard = 0.0
-        """When answers were last used."""
-        self._benchmarks: dict[Role, dict[str, Any]] = {}
-        """Workers' own measurements during this run."""
+        self._benchmarks = {}
         self._sure: set[Role] = set()
         """Roles whose workers have measured themselves."""
         for role in ROLES:
@@ -103,17 +109,7 @@ class RoleSpeeds:
                     speed.add(*row)
                     speed.learnt_of = "answers"
 
-    def snapshot(self) -> Snapshot:
-        return {
-            "turn": self._turn,
-            "heard": self._heard,
-            "told": dict(self._benchmarks),
-            "of": {role: model.snapshot() for role, model in self._of.items()},
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        for role, metrics in state["told"].items():
+    def restore(self, state: Snapshot) -> None:
+        for role, metrics in state["benchmarks"].items():
             self.benchmarked(role, metrics)
-        for role, model in self._of.items():
-            model.restore(state["of"][role])
-        self._turn, self._heard = state["turn"], state["heard"]
+        super().restore(state)

@@ -1,12 +1,11 @@
 """State of policy slo: its view of pools, and its memory of the mix, the model's error and the needed workers."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.kernel.latency_bins import Bins
-from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import USUAL_LIMITS, EngineLimits, Pool, Role, Traffic
 from penstock.planner.observation import ModelState, Observation, PoolState
 from penstock.planner.performance.performance_model import PerformanceModel
@@ -15,6 +14,7 @@ from penstock.planner.plugins.plugin_context import PluginContext
 from penstock.planner.policies.slo_flips import PAUSE
 from penstock.planner.policies.slo_returns import ReturnTimes
 from penstock.planner.policies.slo_speeds import ROLES
+from penstock.planner.remembering import Remembering
 from penstock.planner.sizing.fleet_sizing import Sizing
 from penstock.planner.sizing.load_correction import Floats, LoadCorrection
 from penstock.planner.sizing.workload_mix import DecayedWorkloadMix, WorkloadMix, shape_bin
@@ -152,27 +152,38 @@ def _sized(model: str, name: str, state: PoolState, context: PluginContext) -> S
     )
 
 
-class SloMemory:
+class SloMemory(Remembering):
     """Memory from tick to tick."""
+
+    shapes: DecayedWorkloadMix
+    stress: LoadCorrection
+    extra: float
+    """Seconds of TTFT that are neither waiting nor prefill."""
+    accept: float
+    first_fleet: dict[Role, int]
+    """The first workers: the operator's choice before anything was learnt."""
+    quiet_since: float | None
+    """When arrivals stopped; None while there are any."""
+    _first: float | None
+    """When traffic was first observed."""
+    _learnt: float
+    _returns: dict[Role, ReturnTimes]
+    changing: PendingChanges | None
+    """The last change of roles."""
 
     def __init__(self) -> None:
         self.shapes = DecayedWorkloadMix(MIX_FOR)
         self.stress = LoadCorrection()
         self.extra = 0.0
-        """Seconds of TTFT that are neither waiting nor prefill."""
         self.accept = 1.0
-        self.first_fleet: dict[Role, int] = {}
-        """The first workers: the operator's choice before anything was learnt."""
-        self.quiet_since: float | None = None
-        """When arrivals stopped; None while there are any."""
+        self.first_fleet = {}
+        self.quiet_since = None
         self._isl: float | None = None
         self._osl: float | None = None
-        self._first: float | None = None
-        """When traffic was first observed."""
-        self._learnt: float = 0.0
-        self._returns: dict[Role, ReturnTimes] = {}
-        self.changing: PendingChanges | None = None
-        """The last change of roles."""
+        self._first = None
+        self._learnt = 0.0
+        self._returns = {}
+        self.changing = None
 
     def look(self, at: float, observed: ModelState) -> None:
         """Add a tick's traffic."""
@@ -257,29 +268,6 @@ class SloMemory:
             return
         self._learnt = at
         self.stress.learn(in_slo, judged, expected)
-
-    def snapshot(self) -> Snapshot:
-        return {
-            "shapes": self.shapes.snapshot(),
-            "stress": self.stress.snapshot(),
-            "extra": self.extra,
-            "accept": self.accept,
-            "quiet_since": self.quiet_since,
-            "learnt": self._learnt,
-            "first": self._first,
-            "changing": self.changing,
-            "returns": {role: each.snapshot() for role, each in self._returns.items()},
-            "first_fleet": dict(self.first_fleet),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.shapes.restore(state["shapes"])
-        self.stress.restore(state["stress"])
-        self.extra, self.accept = state["extra"], state["accept"]
-        self.quiet_since, self._learnt = state["quiet_since"], state["learnt"]
-        self.changing = None if state["changing"] is None else PendingChanges(*state["changing"])
-        self._returns = {role: ReturnTimes.restored(each) for role, each in state["returns"].items()}
-        self._first, self.first_fleet = state["first"], dict(state["first_fleet"])
 
 
 def waiting(observed: ModelState, roles: Sequence[Role] = ROLES) -> float:

@@ -9,8 +9,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from penstock.kernel.values import UNKNOWN_SHAPE, USUAL_LIMITS, RequestShape, Role
 from penstock.planner.forecast.predictor import IntervalShape
 from penstock.planner.limits.gpu_budget import cap_change
@@ -38,11 +36,16 @@ from penstock.planner.policies.classic import (
     teams_of,
 )
 from penstock.planner.policies.policy_inputs import PolicyInputs, predictor_of, shape_of
+from penstock.planner.remembering import Remembering
 from penstock.planner.settings import PlannerSettings
 
 
-class ThroughputPredict:
+class ThroughputPredict(Remembering):
     """PREDICT: requests and lengths of the next interval; share of cache and accept length keep their last values."""
+
+    _shapes: dict[str, IntervalShape]
+    _last: dict[str, RequestShape[float | None]]
+    """Model -> its mean request, each value the last one that was known."""
 
     def __init__(self, settings: PlannerSettings, inputs: PolicyInputs) -> None:
         self._interval = settings.throughput_interval
@@ -57,9 +60,8 @@ class ThroughputPredict:
         self._inputs = inputs
         self._name = settings.classic.forecast.predictor
         self._make = predictor_of(settings, self._interval)
-        self._shapes: dict[str, IntervalShape] = {}
-        self._last: dict[str, RequestShape[float | None]] = {}
-        """Model -> its mean request, each value the last one that was known."""
+        self._shapes = {}
+        self._last = {}
 
     def evaluate(self, context: PluginContext) -> Result:
         predictions: dict[str, Prediction] = {}
@@ -84,23 +86,22 @@ class ThroughputPredict:
             )
         return Predicted(models=predictions)
 
-    def snapshot(self) -> Any:
-        shapes = {name: shape.snapshot() for name, shape in self._shapes.items()}
-        return {"shapes": shapes, "last": msgspec.to_builtins(self._last)}
-
-    def restore(self, state: Any) -> None:
-        self._last = msgspec.convert(state["last"], dict[str, RequestShape[float | None]])
-        for name, saved in state["shapes"].items():
-            self._shapes[name] = IntervalShape(self._make)
-            self._shapes[name].restore(saved)
+    def part(self, name: str, key: str) -> IntervalShape:
+        return IntervalShape(self._make)
 
 
-class ThroughputPropose:
+class ThroughputPropose(Remembering):
     """PROPOSE: replicas for the predicted demand.
 
     Args:
         floor: give only a lower bound, for a load loop to work above.
     """
+
+    _live: dict[str, LiveRegression]
+    """By model and role, as ``model|role``."""
+    _passes: PassTotals
+    floors: dict[str, int]
+    """Pool -> its last lower bound: 1 before any."""
 
     def __init__(self, settings: PlannerSettings, inputs: PolicyInputs, *, floor: bool = False) -> None:
         self.spec = PluginSpec(
@@ -113,11 +114,9 @@ class ThroughputPropose:
             needs=("engines",),
         )
         self._settings, self._inputs, self._floor = settings, inputs, floor
-        self._live: dict[str, LiveRegression] = {}
-        """By model and role, as ``model|role``."""
+        self._live = {}
         self._passes = PassTotals()
-        self.floors: dict[str, int] = {}
-        """Pool -> its last lower bound: 1 before any."""
+        self.floors = {}
 
     def evaluate(self, context: PluginContext) -> Result:
         self._learn(context)
@@ -238,19 +237,9 @@ class ThroughputPropose:
                     if engine.steps is not None:
                         self._model(model, engine.role).learn(engine.steps)
 
-    def snapshot(self) -> Any:
-        return {
-            "live": {key: live.snapshot() for key, live in self._live.items()},
-            "passes": self._passes.snapshot(),
-            "floors": dict(self.floors),
-        }
-
-    def restore(self, state: Any) -> None:
-        for key, saved in state["live"].items():
-            model, _, role = key.rpartition("|")
-            self._model(model, role).restore(saved)  # type: ignore[arg-type]
-        self._passes.restore(state["passes"])
-        self.floors = dict(state["floors"])
+    def part(self, name: str, key: str) -> LiveRegression:
+        model, _, role = key.rpartition("|")
+        return self._model(model, role)  # type: ignore[arg-type]
 
 
 def throughput_fpm(settings: PlannerSettings, inputs: PolicyInputs) -> list[PlannerPlugin]:

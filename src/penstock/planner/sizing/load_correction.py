@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from penstock.kernel.machine import Snapshot
+from penstock.planner.remembering import Remembering
 
 Floats = npt.NDArray[np.float64]
 
@@ -25,8 +25,11 @@ SLACK = 0.004
 """Share of misses that means nothing: single ones have reasons outside any model."""
 
 
-class LoadCorrection:
+class LoadCorrection(Remembering):
     """The factor for one model's fleet."""
+
+    _belief: Floats
+    windows: int
 
     def __init__(self) -> None:
         self._prior = -0.5 * (np.log(FACTORS) / SPREAD) ** 2
@@ -53,9 +56,3 @@ class LoadCorrection:
         likely = weight * (in_slo * np.log(share) + (judged - in_slo) * np.log(1.0 - share))
         self._belief = self._prior + FADE * (self._belief - self._prior) + likely - likely.max()
         self.windows += 1
-
-    def snapshot(self) -> Snapshot:
-        return {"belief": self._belief.tolist(), "windows": self.windows}
-
-    def restore(self, state: Snapshot) -> None:
-        self._belief, self.windows = np.array(state["belief"]), state["windows"]

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernel.latency_bins import Bins
+from penstock.planner.remembering import Remembering
 
 PER_OCTAVE = 4
 """Bins per doubling of a length: a bin's middle is at most 9 % off."""
@@ -89,13 +90,17 @@ class WorkloadMix(NamedTuple):
         return mix
 
 
-class DecayedWorkloadMix:
+class DecayedWorkloadMix(Remembering):
     """Recent mix: each count fades by half in ``half_life`` seconds."""
+
+    half_life: float
+    _bins: dict[int, float]
+    _at: float | None
 
     def __init__(self, half_life: float) -> None:
         self.half_life = half_life
-        self._bins: dict[int, float] = {}
-        self._at: float | None = None
+        self._bins = {}
+        self._at = None
 
     def add(self, at: float, bins: Bins) -> None:
         """Add the counts up to second ``at``."""
@@ -114,11 +119,3 @@ class DecayedWorkloadMix:
     def shapes(self) -> WorkloadMix | None:
         """Return the mix; None where it is empty."""
         return WorkloadMix.of_bins(self._bins) if self._bins else None
-
-    def snapshot(self) -> dict[str, object]:
-        return {"half_life": self.half_life, "bins": dict(self._bins), "at": self._at}
-
-    def restore(self, state: Mapping[str, object]) -> None:
-        self.half_life = state["half_life"]  # type: ignore[assignment]
-        self._bins = dict(state["bins"])  # type: ignore[call-overload]
-        self._at = state["at"]  # type: ignore[assignment]
