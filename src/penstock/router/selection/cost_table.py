@@ -90,6 +90,15 @@ class CostTable(Sequence[Cost]):
                 self._discounts[place] = left
         return self
 
+    def second(self, first: int) -> tuple[Target, float]:
+        """Return what `second_of` does, without a row."""
+        total = self.total
+        least = total[first]
+        total[first] = math.inf
+        second = int(total.argmin())
+        total[first] = least
+        return self._targets[second][0], total.item(second)
+
     def _row(self, place: int, numbers: Sequence[Any]) -> Cost:
         total, prefill, decode, queue, transfer, queued, requests, blocks, device, host, disk, source = numbers
         overlap = HeldBlocks(device, host, disk, SOURCES[source])
@@ -166,20 +175,18 @@ def active_requests_of(costs: Sequence[Cost]) -> list[int]:
     return costs.active_requests.tolist() if isinstance(costs, CostTable) else [one.active_requests for one in costs]
 
 
-def cheapest_of(costs: Sequence[Cost], but: int | None = None) -> Sequence[int]:
-    """Return the places of the candidates with the least total, rising; ``but``: without the one at this place."""
+def cheapest_of(costs: Sequence[Cost]) -> Sequence[int]:
+    """Return the places of the candidates with the least total, rising."""
     if isinstance(costs, CostTable):
         total = costs.total
-        if but is not None:
-            total = total.copy()
-            total[but] = np.inf
-        found: list[int] = (total == total[total.argmin()]).nonzero()[0].tolist()
-        return found
-    places: list[int] = []
-    least = math.inf
-    for place, one in enumerate(costs):
-        if one.total <= least and place != but:
-            if one.total < least:
-                least, places = one.total, []
-            places.append(place)
-    return places
+        places: list[int] = (total == total[total.argmin()]).nonzero()[0].tolist()
+        return places
+    least = min(one.total for one in costs)
+    return [place for place, one in enumerate(costs) if one.total == least]
+
+
+def second_of(costs: Sequence[Cost], first: int) -> tuple[Target, float]:
+    """Return the first candidate with the least total of all but the one at a place, and its total."""
+    if isinstance(costs, CostTable):
+        return costs.second(first)
+    return min(((one.target, one.total) for place, one in enumerate(costs) if place != first), key=lambda one: one[1])

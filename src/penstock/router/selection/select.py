@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.kernel.values import Target
 from penstock.router.events import Cost
-from penstock.router.selection.cost_table import CostTable, active_requests_of, cheapest_of, totals_of
+from penstock.router.selection.cost_table import CostTable, active_requests_of, cheapest_of, second_of, totals_of
 from penstock.router.settings import Mode
 
 SESSION_DISCOUNT = 0.3
@@ -87,8 +87,8 @@ def _cheapest(costs: Sequence[Cost], rng: random.Random) -> Selection:
         return Selection(chosen, f"{_price(chosen)}, drawn among {equal} equal ones")
     if len(costs) == 1:
         return Selection(chosen, f"{_price(chosen)}, the only candidate")
-    second = costs[cheapest_of(costs, but=ties[0])[0]]
-    return Selection(chosen, f"{_price(chosen)}, the least of {len(costs)}; next {second.target} at {second.total:.1f}")
+    second, total = second_of(costs, ties[0])
+    return Selection(chosen, f"{_price(chosen)}, the least of {len(costs)}; next {second} at {total:.1f}")
 
 
 def _sampled(costs: Sequence[Cost], rng: random.Random, temperature: float) -> Selection:
