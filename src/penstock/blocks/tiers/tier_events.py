@@ -144,13 +144,15 @@ class TierFound(Event, frozen=True, kw_only=True):
     """What a tier that survives a restart had when it was opened.
 
     Args:
-        keys, slots, parents: shape (n,) each, the longest unused first.
+        keys, slots, parents, generations: shape (n,) each, the longest unused first. A record can be read under its
+            own generation only, and the next block of that slot needs a higher one.
     """
 
     tier: TierName
     keys: Sequence[BlockKey]
     slots: Sequence[int]
     parents: Sequence[BlockKey | None]
+    generations: Sequence[int] = ()
 
 
 # --- effects ----------------------------------------------------------------------------------------------------------
@@ -165,6 +167,7 @@ class Move(Effect, frozen=True, kw_only=True):
     Args:
         keys, source_slots, target_slots: shape (n,) each; slots are rows of the region for ``engine``.
         generations: of the source slots for a read, of the target slots for a write (lower tiers check it).
+        parents: of the blocks, for a write to a tier that survives a restart; empty otherwise.
         peer: whose host tier, for a source ``peer``.
     """
 
@@ -175,6 +178,7 @@ class Move(Effect, frozen=True, kw_only=True):
     source_slots: Sequence[int]
     target_slots: Sequence[int]
     generations: Sequence[int]
+    parents: Sequence[BlockKey | None] = ()
     deadline: Nanos
     peer: str = ""
 
