@@ -143,7 +143,7 @@ def clear(path: Path | None, worker: str | None, tier: str | None) -> int:
 @_TIER
 @click.option("--rate", type=RATE, default="50MB/s", show_default=True, help="How fast it reads.")
 def verify(path: Path | None, worker: str | None, tier: str | None, rate: float) -> int:
-    """Read the blocks of lower tiers again and check them; wrong ones are dropped. Exit status 1 where there are any."""
+    """Read blocks again and check them; wrong ones are dropped, and the exit status is 1 where there are any."""
     from penstock.runtime.kv_tiers.tier_admin_protocol import AskStat, CacheStat, TierVerified, VerifyTier
 
     client = _client(path, worker)

@@ -145,9 +145,7 @@ class PlainEngine:
         self.begin_store(hashes, first_row=first_row, hints=hints)
         return self.wait(JobDone, job=self._jobs).done
 
-    def begin_store(
-        self, hashes: Sequence[bytes], *, first_row: int = 0, hints: RequestHints = RequestHints()
-    ) -> int:
+    def begin_store(self, hashes: Sequence[bytes], *, first_row: int = 0, hints: RequestHints = RequestHints()) -> int:
         for row, value in enumerate(hashes, first_row):
             self.fill(row, block_bytes(value, self.row_bytes))
         self._jobs += 1

@@ -54,9 +54,8 @@ async def run_tiers(settings: CacheSettings, socket: Path, *, host: str = "127.0
         url = f"http://{host}:{metrics_port}/metrics" if metrics_port else None
         sys.stdout.write(json.dumps({"pid": os.getpid(), "socket": str(socket), "metrics": url}) + "\n")
         sys.stdout.flush()
-        stop = asyncio.create_task(stopping.wait())
-        await asyncio.wait({stop, node.failed}, return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
+        node.failed.add_done_callback(lambda _: stopping.set())
+        await stopping.wait()
     finally:
         await server.close()
         if metrics is not None:
