@@ -4,7 +4,7 @@ The machine knows keys only. An engine's hash can't be computed from a key, so a
 announced to the engine once it asks for it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.blocks.block_key import BlockKey
@@ -104,12 +104,14 @@ class TierContents:
                     news.setdefault(tier, []).append(name)
         return news
 
-    def named(self) -> Iterator[tuple[TierName, BlockName]]:
-        """Yield every block of every tier that has a name."""
-        for block in self.blocks.values():
-            if block.name is not None:
-                for tier in block.tiers:
-                    yield tier, block.name
+    def named(self) -> list[tuple[TierName, BlockKey]]:
+        """Return every block of every tier that has a name."""
+        return [(tier, key) for key, block in self.blocks.items() if block.name is not None for tier in block.tiers]
+
+    def name_in(self, tier: TierName, key: BlockKey) -> BlockName | None:
+        """Return the name of a block that a tier still has."""
+        block = self.blocks.get(key)
+        return block.name if block is not None and tier in block.tiers else None
 
     def by_tier(self, keys: Sequence[BlockKey]) -> Mapping[TierName, int]:
         """Count blocks by the fastest tier that has them."""

@@ -118,7 +118,7 @@ class TierNode:
         log.info("engine %s is connected with %d rows of %d bytes", link.name, hello.rows, hello.row_bytes)
         assert self.tiers is not None
         link.send(TierWelcome(tiers=["host", *self.tiers.lower]))
-        self._announce_all(link)
+        announcing = asyncio.create_task(self._announce_all(link, stream), name=f"announcing-{link.number}")
         try:
             while (raw := await stream.read()) is not None:
                 self._take(link, _decode(raw))
@@ -126,6 +126,7 @@ class TierNode:
             log.error("engine %s sent what is no frame of a job, and is cut off: %s", link.name, error)
             self.metrics.refused.add("frame")
         finally:
+            announcing.cancel()
             await self._leave(link)
 
     async def close(self) -> None:
@@ -362,13 +363,18 @@ class TierNode:
             for link in links:
                 link.send(StoredBlocks(tier=tier, hashes=hashes, group=group))
 
-    def _announce_all(self, link: EngineLink) -> None:
-        """Tell an engine that is new, or came back, of all blocks whose names are known."""
-        names: dict[TierName, list[BlockName]] = {}
-        for tier, name in self.contents.named():
-            names.setdefault(tier, []).append(name)
-        for tier, every in names.items():
-            self._announce(tier, every, [link])
+    async def _announce_all(self, link: EngineLink, stream: FrameStream) -> None:
+        """Tell an engine that is new, or came back, of all blocks whose names are known, as fast as it reads."""
+        entries = sorted(self.contents.named())
+        for start in range(0, len(entries), NAMES_PER_FRAME):
+            names: dict[TierName, list[BlockName]] = {}
+            for tier, key in entries[start : start + NAMES_PER_FRAME]:
+                name = self.contents.name_in(tier, key)
+                if name is not None:
+                    names.setdefault(tier, []).append(name)
+            for tier, some in names.items():
+                self._announce(tier, some, [link])
+            await stream.drain()
 
 
 def _kind(hello: TierHello) -> str:
