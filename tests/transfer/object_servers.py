@@ -34,7 +34,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(command: list[str], port: int, folder: Path) -> Iterator[None]:
+def server(command: list[str], port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server until it listens, and end it afterwards."""
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -47,27 +47,23 @@ def server(command: list[str], port: int, folder: Path) -> Iterator[None]:
                 break
             except OSError:
                 time.sleep(0.05)
-        yield
+        yield process
     finally:
         process.kill()
         process.wait()
 
 
 @contextmanager
-def s3_server(folder: Path) -> Iterator[dict[str, str]]:
-    """Serve S3 with an empty bucket; yields the client's options."""
+def s3_server(folder: Path) -> Iterator[tuple[dict[str, str], int]]:
+    """Serve S3 with an empty bucket; yields the client's options and the server's process id."""
     if find_spec("moto") is None or find_spec("flask") is None:
         skip_or_fail("s3", "moto's server is not installed")
     port = free_port()
-    with server([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port, folder):
+    with server([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port, folder) as process:
         endpoint = f"http://127.0.0.1:{port}"
         urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT"), timeout=PATIENCE)
-        yield {
-            "endpoint": endpoint,
-            "access_key_id": "anybody",
-            "secret_access_key": "anything",
-            "region": "us-east-1",
-        }
+        options = {"access_key_id": "anybody", "secret_access_key": "anything", "region": "us-east-1"}
+        yield {"endpoint": endpoint, **options}, process.pid
 
 
 @contextmanager

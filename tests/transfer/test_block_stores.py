@@ -88,7 +88,7 @@ def name_of(path: str, slot: int) -> bool:
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     pytest.importorskip("obstore")
-    with s3_server(tmp_path_factory.mktemp("s3")) as options:
+    with s3_server(tmp_path_factory.mktemp("s3")) as (options, _):
         yield options
 
 
