@@ -5,6 +5,7 @@ vLLM 0.32 has ``TransferJob`` with ``chunk_ids``, and look-ups give a ``LookupRe
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Collection, Sequence
 from types import ModuleType
 from typing import Any
@@ -88,6 +89,23 @@ class TierSeam:
             return list(keys)
         some = set(getattr(result, "successful_keys", None) or ())
         return [key for key in keys if key in some]
+
+
+def row_layout(spec: Any, row_bytes: int) -> str:
+    """Return a name for all that decides the bytes of a row of vLLM's host memory besides its key."""
+    config = spec.config
+    parts = (
+        config.model,
+        [(group.group_id, group.tokens_per_block, group.layer_names) for group in config.groups],
+        config.cache,
+        config.parallel.tp_size,
+        config.parallel.pp_size,
+        config.replicated_layout,
+        config.canonical_layout,
+        config.kv_cache_layout,
+        row_bytes,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 _MEASURED = ("transfer_time", "transfer_bytes")

@@ -26,7 +26,7 @@ from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from penstock.inside.block_checksum import ALGORITHM, ALGORITHM_NAMES
 from penstock.inside.block_guard import BlockGuard, GuardedJob
 from penstock.inside.guard_index import GuardIndex
-from penstock.inside.tier_seam import TierSeam
+from penstock.inside.tier_seam import TierSeam, row_layout
 from penstock.kernel.errors import ConfigError
 
 log = logging.getLogger("vllm.penstock")
@@ -99,7 +99,7 @@ class GuardedTier(SecondaryTierManager):  # type: ignore[misc]
             self.cache_hit_source = self._inner.cache_hit_source
         self._flat = primary_kv_view.cast("B")
         self._index = GuardIndex(
-            Path(folder) / f"penstock-guard-{_namespace(offloading_spec, self.block_size_bytes)}.log"
+            Path(folder) / f"penstock-guard-{row_layout(offloading_spec, self.block_size_bytes)}.log"
         )
         self._guard = BlockGuard(self._index, self._row, self._discard)
         self._open: dict[int, _GuardedMove] = {}
@@ -345,20 +345,3 @@ class GuardedTier(SecondaryTierManager):  # type: ignore[misc]
             self.on_schedule_end(step)
             time.sleep(0.005)
         return False
-
-
-def _namespace(spec: Any, row_bytes: int) -> str:
-    """Return a name for all that decides the bytes of a row besides its key."""
-    config = spec.config
-    parts = (
-        config.model,
-        [(group.group_id, group.tokens_per_block, group.layer_names) for group in config.groups],
-        config.cache,
-        config.parallel.tp_size,
-        config.parallel.pp_size,
-        config.replicated_layout,
-        config.canonical_layout,
-        config.kv_cache_layout,
-        row_bytes,
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
