@@ -2,11 +2,10 @@
 
 import msgspec
 
+from penstock.kernel.message_version import NewerVersion, VersionedDecoder
 from penstock.transfer.descriptors import RegionInfo
 from penstock.transfer.layouts.kv_shape import KvShape
 from penstock.transfer.transfer_status import TransferRefused, TransferStatus
-
-METADATA_VERSION = 1
 
 
 class AgentMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,7 +16,7 @@ class AgentMetadata(msgspec.Struct, frozen=True, kw_only=True):
         parts: backend's name -> what a peer's backend of that name needs.
     """
 
-    version: int = METADATA_VERSION
+    version: int = 1
     name: str
     epoch: int
     digest: str
@@ -30,21 +29,19 @@ class AgentMetadata(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.msgpack.encode(self)
 
 
+_DECODER = VersionedDecoder(AgentMetadata, "the metadata of a transfer agent", binary=True)
+
+
 def decode_metadata(data: bytes) -> AgentMetadata:
     """Read metadata of a peer.
 
     Raises:
-        TransferRefused: it is damaged, of another version, or contradicts itself.
+        TransferRefused: it is damaged, of a newer version, or contradicts itself.
     """
     try:
-        version = msgspec.msgpack.decode(data, type=_Versioned).version
-        if version != METADATA_VERSION:
-            raise TransferRefused(
-                TransferStatus.MISMATCH,
-                f"the metadata has version {version}, this Penstock reads {METADATA_VERSION}",
-                hint="run the same version of Penstock on both sides",
-            )
-        metadata = msgspec.msgpack.decode(data, type=AgentMetadata)
+        metadata: AgentMetadata = _DECODER.decode(data)
+    except NewerVersion as error:
+        raise TransferRefused(TransferStatus.MISMATCH, error.message, hint=error.hint) from error
     except msgspec.MsgspecError as error:
         raise TransferRefused(TransferStatus.INVALID, "the metadata of a peer can't be read") from error
     if metadata.digest != ("" if metadata.shape is None else metadata.shape.digest):
@@ -52,10 +49,6 @@ def decode_metadata(data: bytes) -> AgentMetadata:
             TransferStatus.MISMATCH, f"the layout digest of {metadata.name!r} is not that of its shape"
         )
     return metadata
-
-
-class _Versioned(msgspec.Struct, frozen=True):
-    version: int
 
 
 def check_shapes(ours: KvShape | None, metadata: AgentMetadata) -> None:
