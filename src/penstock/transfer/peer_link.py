@@ -6,24 +6,28 @@ meanwhile is ``stale``; the reader compares the checksum that the owner took whe
 restarted since the question, on the same address too, answers ``stale`` for everything.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from penstock.kernel.secret import ClusterSecret
-from penstock.transfer.storage.block_store import BlockResult, Outcome
-from penstock.transfer.tcp.link_jobs import AskJob, BlockReadJob
-from penstock.transfer.tcp.tcp_frames import ITEMS_MAX, MoveOutcome, PeerBlock
-from penstock.transfer.tcp.tcp_link import TcpLink
+from penstock.transfer.storage.block_store import BlockResult
+from penstock.transfer.tcp.link_jobs import AskJob, BlockReadJob, Report, wait_for_jobs
+from penstock.transfer.tcp.tcp_frames import MoveOutcome, PeerBlock
+from penstock.transfer.tcp.tcp_link import SPLIT_BYTES, TcpLink
 from penstock.transfer.tcp.tcp_server import BlockOwner, LentBlock, TcpServer
 from penstock.transfer.tcp.tcp_stream import PeerIdentity
 
 __all__ = ["BlockOwner", "LentBlock", "PeerAnswer", "PeerBlock", "PeerIdentity", "PeerLink", "PeerServer"]
 
+PLACES_MAX = 1 << 17
+"""Slots of a peer's blocks that a link remembers between a question and the read, some 30 MB."""
+
 
 class PeerAnswer(NamedTuple):
-    """The leading blocks that a peer has. ``cause``: why there is no answer, in words; empty where there is one."""
+    """How many leading blocks a peer has. ``cause``: why there is no answer, in words; empty where there is one."""
 
-    blocks: Sequence[PeerBlock]
+    blocks: int
     cause: str = ""
 
 
@@ -66,6 +70,8 @@ class PeerLink:
 
     def __init__(self, address: tuple[str, int], secret: ClusterSecret, me: PeerIdentity, peer: str) -> None:
         self._link = TcpLink(address, secret, me, peer=peer)
+        self._epoch: int | None = None
+        self._places: dict[bytes, PeerBlock] = {}
 
     @property
     def address(self) -> tuple[str, int]:
@@ -73,30 +79,61 @@ class PeerLink:
         return self._link.address
 
     async def ask(self, keys: Sequence[bytes], seconds: float) -> PeerAnswer:
-        """Return the leading blocks of a chain that the peer has, of the first `ITEMS_MAX` keys."""
-        if not keys:
-            return PeerAnswer(())
+        """Return how many leading blocks of a chain the peer has, of the first `ITEMS_MAX` keys; keep their places."""
         causes: list[str] = []
         job = AskJob(keys, lambda _, outcome, cause: causes.append(cause or outcome), seconds)
         self._link.submit(job)
         await job.wait()
-        return PeerAnswer(job.blocks, "" if causes == ["ok"] else causes[0])
+        if causes != ["ok"]:
+            return PeerAnswer(0, causes[0])
+        if job.peer_epoch != self._epoch:
+            self._epoch, self._places = job.peer_epoch, {}
+        for block in job.blocks:
+            self._places.pop(block.key, None)
+            self._places[block.key] = block
+        while len(self._places) > PLACES_MAX:
+            del self._places[next(iter(self._places))]
+        return PeerAnswer(len(job.blocks))
 
-    async def read(
-        self, blocks: Sequence[PeerBlock], buffers: Sequence[memoryview], seconds: float
-    ) -> list[BlockResult]:
-        """Read blocks of an answer into buffers of the block's size.
+    async def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview], seconds: float) -> list[BlockResult]:
+        """Read blocks that an answer of `ask` had, into buffers of the block's size.
 
-        A buffer's content counts only where its result is ``ok``. Once this returns, also by cancellation, nothing
-        touches the buffers any more.
+        A buffer's content counts only where its result is ``ok``; the result has the block's checksum then. Once this
+        returns, also by cancellation, nothing touches the buffers any more.
         """
-        outcomes: list[tuple[MoveOutcome, str]] = [("failed", "")] * len(blocks)
-
-        def report(position: int, outcome: MoveOutcome, cause: str) -> None:
-            outcomes[position] = (outcome, cause)
-
-        share = -(-len(blocks) // self._link.streams)
-        if share * len(buffers[0]) < SPLIT_BYTES if blocks else True:
-            share = max(1, len(blocks))
+        results = [BlockResult("absent", "the peer did not say that it has this block")] * len(keys)
+        known = [position for position, key in enumerate(keys) if key in self._places]
+        # Large reads are divided among the connections; for a small one that would only be more frames.
+        parts = self._link.streams if sum(len(buffers[position]) for position in known) >= SPLIT_BYTES else 1
+        share = max(1, -(-len(known) // parts))
         jobs = []
-        return []
+        for start in range(0, len(known), share):
+            positions = known[start : start + share]
+            job = BlockReadJob(
+                [self._places[keys[position]] for position in positions],
+                [buffers[position] for position in positions],
+                _reporter(results, positions),
+                seconds,
+                self._epoch,
+            )
+            self._link.submit(job)
+            jobs.append((job, positions))
+        await wait_for_jobs([job for job, _ in jobs])
+        for job, positions in jobs:
+            for position, checksum in zip(positions, job.sums):
+                results[position] = results[position]._replace(checksum=checksum)
+        for key, result in zip(keys, results):
+            if result.outcome in ("absent", "corrupt", "stale"):
+                self._places.pop(key, None)
+        return results
+
+    async def close(self) -> None:
+        """End everything; afterwards nothing touches any buffer."""
+        await asyncio.to_thread(self._link.close)
+
+
+def _reporter(results: list[BlockResult], positions: Sequence[int]) -> Report:
+    def report(number: int, outcome: MoveOutcome, cause: str) -> None:
+        results[positions[number]] = BlockResult("failed" if outcome == "denied" else outcome, cause)
+
+    return report

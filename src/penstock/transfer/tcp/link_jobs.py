@@ -60,6 +60,8 @@ class LinkJob:
         self.epoch = epoch
         self.answered = False
         """Whether the peer answered anything: until then the job may go over another connection."""
+        self.peer_epoch = 0
+        """Of the peer that carried it out."""
         self._items, self._report, self._reported = items, report, 0
         self._lock = threading.Lock()
         self._stream: TcpStream | None = None
@@ -128,25 +130,37 @@ class LinkJob:
 
     async def wait(self) -> None:
         """Wait until nothing of the job touches its buffers; a cancelled task cancels the job first."""
-        ended = asyncio.wrap_future(self._ended)
-        cancelled = False
-        while not ended.done():
+        await wait_for_jobs([self])
+
+    @property
+    def over(self) -> asyncio.Future[None]:
+        """A future of the running event loop: done when nothing of the job touches its buffers any more."""
+        return asyncio.wrap_future(self._ended)
+
+
+async def wait_for_jobs(jobs: Sequence[LinkJob]) -> None:
+    """Wait until nothing of some jobs touches their buffers; a cancelled task cancels the jobs first."""
+    cancelled = False
+    for job in jobs:
+        over = job.over
+        while not over.done():
             try:
-                await asyncio.shield(ended)
+                await asyncio.shield(over)
             except asyncio.CancelledError:
-                self.cancel()
                 cancelled = True
-        if cancelled:
-            raise asyncio.CancelledError
+                for each in jobs:
+                    each.cancel()
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 class ReadJob(LinkJob):
     """Receive payloads into buffers of the same lengths; an item counts where its checksum is right."""
 
-    def __init__(
-        self, buffers: Sequence[memoryview], report: Report, seconds: float, epoch: int | None = None
-    ) -> None:
+    def __init__(self, buffers: Sequence[memoryview], report: Report, seconds: float, epoch: int | None = None) -> None:
         super().__init__(len(buffers), report, seconds, epoch)
+        self.sums: list[int] = []
+        """Checksums of what arrived, in order."""
         self._buffers = buffers
 
     def request(self, number: int, start: int, end: int) -> Frame:
@@ -171,7 +185,7 @@ class ReadJob(LinkJob):
                 if outcome == "ok" and checksum != right:
                     self.report("corrupt", "the bytes that arrived have another checksum")
                 else:
-                    self.report(outcome, "" if outcome == "ok" else "the peer's answer")
+                    self.report(outcome, "" if outcome == "ok" else f"the peer says {outcome}")
             if not frame.lengths:
                 return
             if position + len(frame.lengths) > len(buffers):
@@ -181,6 +195,7 @@ class ReadJob(LinkJob):
                 if length not in (0, len(buffer)):
                     raise StreamEnded(f"the peer announced {length} bytes where {len(buffer)} were asked for")
                 sums.append(stream.take_payload(buffer) if length else 0)
+            self.sums += sums
             position += len(sums)
 
 
@@ -255,7 +270,7 @@ class WriteJob(LinkJob):
             raise StreamEnded("the peer answered something else")
         self.answered = True
         for outcome in frame.outcomes:
-            self.report(outcome, "" if outcome == "ok" else "the peer's answer")
+            self.report(outcome, "" if outcome == "ok" else f"the peer says {outcome}")
 
 
 class NoticeJob(LinkJob):

@@ -24,6 +24,8 @@ from penstock.transfer.tcp.tcp_stream import (
 
 STREAMS = 2
 """Connections of a link: a long transfer is divided among them, and a short one passes it by."""
+SPLIT_BYTES = 8 << 20
+"""From this size on a transfer is divided among the connections."""
 JOBS_MAX = 256
 """Waiting jobs of a link; one more fails at once."""
 CONNECT_SECONDS = 3.0
@@ -113,6 +115,7 @@ class TcpLink:
                         fresh = True  # noqa: PLW2901 - a new connection gets no second attempt
                     if job.epoch not in (None, identity.epoch):
                         raise Unreached(f"{identity.name!r} was restarted", outcome="stale")
+                    job.peer_epoch = identity.epoch
                     job.carry(stream)
                     error = None
                 except TransferError as caught:
