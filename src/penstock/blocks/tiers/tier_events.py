@@ -151,7 +151,8 @@ class TierFound(Event, frozen=True, kw_only=True):
     """What a tier that survives a restart had when it was opened.
 
     Args:
-        keys, slots, generations, parents: shape (n,) each, the longest unused first.
+        keys, slots, generations, parents: shape (n,) each, the longest unused first. A record can be read under its
+            own generation only, and the next block of that slot needs a higher one.
     """
 
     tier: TierName

@@ -67,7 +67,7 @@ class RegionTable:
             region = self._regions.get(span.region)
             if region is None:
                 return "absent"
-            inside = 0 <= span.offset and 0 < span.length <= len(region.memory) - span.offset
+            inside = span.offset >= 0 and 0 < span.length <= len(region.memory) - span.offset
             if not inside or (write and not region.writable):
                 return "denied"
             region.users.append(user)

@@ -109,10 +109,11 @@ class TcpLink:
                 try:
                     if stream is not None and job.epoch not in (None, identity.epoch):
                         # The peer may have restarted since this connection was made.
-                        stream = self._drop(stream)
+                        self._drop(stream)
+                        stream = None
                     if stream is None:
                         stream, identity = self._connect(job)
-                        fresh = True  # noqa: PLW2901 - a new connection gets no second attempt
+                        fresh = True
                     if job.epoch not in (None, identity.epoch):
                         raise Unreached(f"{identity.name!r} was restarted", outcome="stale")
                     job.peer_epoch = identity.epoch
@@ -121,7 +122,8 @@ class TcpLink:
                 except TransferError as caught:
                     error = caught
                     if stream is not None and not isinstance(error, Unreached):
-                        stream = self._drop(stream)
+                        self._drop(stream)
+                        stream = None
                 # A connection that was idle may have ended since; nothing has happened then.
                 if not isinstance(error, StreamEnded) or fresh or job.answered or job.cancelled:
                     break

@@ -1,7 +1,7 @@
 """`TcpServer`: lets peers of the same cluster read and write registered regions, and read blocks of a host slab.
 
 One thread per connection, because on Linux a blocking receive into place is more than twice as fast as an event loop
-(docs/bench/transfer.md). Nothing is copied: payloads go from the region to the socket and from the socket to the region.
+(docs/bench/transfer.md). Payloads go from the region to the socket and from the socket to the region, without a copy.
 """
 
 import socket

@@ -191,9 +191,10 @@ class TcpStream:
                 raise StreamEnded("a frame has a wrong authentication code")
             self._received += 1
         try:
-            return self._decoder.decode(data)
+            frame: Frame = self._decoder.decode(data)
         except msgspec.MsgspecError as error:
             raise StreamEnded(f"what came is no frame: {error}") from error
+        return frame
 
     def _fill(self, view: memoryview, *, clean: bool = False) -> None:
         while view:
