@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import count
+from typing import NamedTuple
 
-from penstock.kernel.errors import TransferError
 from penstock.transfer.tcp.tcp_frames import (
     ITEMS_MAX,
     AskKeys,
@@ -37,12 +37,12 @@ Report = Callable[[int, MoveOutcome, str], None]
 _requests = count()
 
 
-class Unreached(TransferError):
-    """The peer can't be reached, or it lives another life than the job was for (``stale``)."""
+class JobFailure(NamedTuple):
+    """What came of the items without a report, and why. ``again``: nothing has happened yet, another try may do."""
 
-    def __init__(self, message: str, *, outcome: MoveOutcome = "failed") -> None:
-        super().__init__(message)
-        self.outcome = outcome
+    outcome: MoveOutcome
+    cause: str
+    again: bool = False
 
 
 class LinkJob:
@@ -117,16 +117,19 @@ class LinkJob:
         self._report(self._reported, outcome, cause)
         self._reported += 1
 
-    def end(self, error: TransferError | None = None) -> None:
+    def end(self, failure: JobFailure | None = None) -> None:
         """Report what was not reported; nothing of the job touches its buffers any more."""
-        if error is None and self._reported < self._items:
-            error = TransferError(f"the peer answered {self._reported} of {self._items} items")
-        outcome: MoveOutcome = "late" if isinstance(error, StreamLate) or self._cancelled else "failed"
-        if isinstance(error, Unreached):
-            outcome = error.outcome
+        if failure is None:
+            failure = JobFailure("failed", f"the peer answered {self._reported} of {self._items} items")
+        if self._cancelled:
+            failure = JobFailure("late", "the job was cancelled")
         while self._reported < self._items:
-            self.report(outcome, "" if error is None else error.message)
+            self.report(failure.outcome, failure.cause)
+        self.let_go()
         self._ended.set_result(None)
+
+    def let_go(self) -> None:
+        """Drop the buffers, so that their owner can unmap them."""
 
     async def wait(self) -> None:
         """Wait until nothing of the job touches its buffers; a cancelled task cancels the job first."""
@@ -162,6 +165,9 @@ class ReadJob(LinkJob):
         self.sums: list[int] = []
         """Checksums of what arrived, in order."""
         self._buffers = buffers
+
+    def let_go(self) -> None:
+        self._buffers = ()
 
     def request(self, number: int, start: int, end: int) -> Frame:
         """Return the request for items [start, end)."""
@@ -248,6 +254,9 @@ class WriteJob(LinkJob):
     ) -> None:
         super().__init__(len(spans), report, seconds, epoch)
         self._spans, self._buffers = spans, buffers
+
+    def let_go(self) -> None:
+        self._buffers = ()
 
     def run(self, stream: TcpStream) -> None:
         position = 0

@@ -8,10 +8,11 @@ import queue
 import socket
 import threading
 import time
+from dataclasses import dataclass
 
 from penstock.kernel.errors import TransferError
 from penstock.kernel.secret import ClusterSecret
-from penstock.transfer.tcp.link_jobs import LinkJob, Unreached
+from penstock.transfer.tcp.link_jobs import JobFailure, LinkJob
 from penstock.transfer.tcp.tcp_stream import (
     HANDSHAKE_SECONDS,
     PeerIdentity,
@@ -31,6 +32,10 @@ JOBS_MAX = 256
 CONNECT_SECONDS = 3.0
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.05, 5.0
 """Between failed connections; doubled with each one in a row."""
+
+
+class Unreached(TransferError):
+    """The peer can't be reached."""
 
 
 class TcpLink:
@@ -77,7 +82,7 @@ class TcpLink:
                 self._threads.append(thread)
                 thread.start()
         if full:
-            job.end(Unreached(full))
+            job.end(JobFailure("failed", full))
 
     def close(self) -> None:
         """End every job and connection; afterwards nothing touches any buffer."""
@@ -91,50 +96,53 @@ class TcpLink:
                 job = self._jobs.get_nowait()
             except queue.Empty:
                 break
-            if job is not None:
-                job.end(Unreached("the link is closed"))
+            if job is not None and job.begin():
+                job.end(JobFailure("failed", "the link is closed"))
         for _ in threads:
             self._jobs.put(None)
         for thread in threads:
             thread.join()
 
     def _work(self) -> None:
-        stream: TcpStream | None = None
-        identity = self._me
+        way = _Way()
         while (job := self._jobs.get()) is not None:
-            if not job.begin():
-                continue
-            error: TransferError | None = None
-            for fresh in (False, True):
-                try:
-                    if stream is not None and job.epoch not in (None, identity.epoch):
-                        # The peer may have restarted since this connection was made.
-                        self._drop(stream)
-                        stream = None
-                    if stream is None:
-                        stream, identity = self._connect(job)
-                        fresh = True
-                    if job.epoch not in (None, identity.epoch):
-                        raise Unreached(f"{identity.name!r} was restarted", outcome="stale")
-                    job.peer_epoch = identity.epoch
-                    job.carry(stream)
-                    error = None
-                except TransferError as caught:
-                    error = caught
-                    if stream is not None and not isinstance(error, Unreached):
-                        self._drop(stream)
-                        stream = None
-                # A connection that was idle may have ended since; nothing has happened then.
-                if not isinstance(error, StreamEnded) or fresh or job.answered or job.cancelled:
-                    break
-            job.end(error)
-        if stream is not None:
-            self._drop(stream)
+            if job.begin():
+                failure = self._attempt(job, way)
+                if failure is not None and failure.again:
+                    failure = self._attempt(job, way)
+                job.end(failure)
+            del job  # its owner may want to unmap the buffers
+        self._drop(way)
 
-    def _drop(self, stream: TcpStream) -> None:
-        stream.close()
-        with self._lock:
-            self._open.discard(stream)
+    def _attempt(self, job: LinkJob, way: "_Way") -> JobFailure | None:
+        """Carry a job out. No error outlives this call: its traceback would keep the job's buffers."""
+        fresh = way.stream is None
+        if way.stream is not None and job.epoch not in (None, way.peer.epoch):
+            # The peer may have restarted since this connection was made.
+            self._drop(way)
+            fresh = True
+        try:
+            if way.stream is None:
+                way.stream, way.peer = self._connect(job)
+            if job.epoch not in (None, way.peer.epoch):
+                return JobFailure("stale", f"{way.peer.name!r} was restarted")
+            job.peer_epoch = way.peer.epoch
+            job.carry(way.stream)
+        except Unreached as error:
+            return JobFailure("failed", error.message)
+        except TransferError as error:
+            self._drop(way)
+            # A connection that was idle may have ended since; nothing has happened then.
+            again = isinstance(error, StreamEnded) and not (fresh or job.answered or job.cancelled)
+            return JobFailure("late" if isinstance(error, StreamLate) else "failed", error.message, again)
+        return None
+
+    def _drop(self, way: "_Way") -> None:
+        stream, way.stream = way.stream, None
+        if stream is not None:
+            stream.close()
+            with self._lock:
+                self._open.discard(stream)
 
     def _connect(self, job: LinkJob) -> tuple[TcpStream, PeerIdentity]:
         if time.monotonic() < self._pause_end:
@@ -167,6 +175,14 @@ class TcpLink:
             if self.peer not in (None, identity.name):
                 raise StreamRefused(f"{identity.name!r} listens there, not {self.peer!r}")
         except TransferError:
-            self._drop(stream)
+            self._drop(_Way(stream))
             raise
         return stream, identity
+
+
+@dataclass(slots=True)
+class _Way:
+    """The connection of one thread. ``peer``: who is at its other end."""
+
+    stream: TcpStream | None = None
+    peer: PeerIdentity = PeerIdentity("", 0)
