@@ -149,8 +149,8 @@ async def test_another_secret_is_refused_by_both_ends(world: World) -> None:
 async def test_garbage_costs_one_connection_and_nothing_else(world: World, garbage: bytes) -> None:
     with socket.create_connection(world.address) as connection:
         connection.sendall(garbage)
-        connection.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(ConnectionResetError):
+        with contextlib.suppress(OSError):  # the owner may have hung up already
+            connection.shutdown(socket.SHUT_WR)
             assert await asyncio.to_thread(connection.recv, 1) == b""
     assert await world.read([Span(1, 0, 8)], bytearray(8)) == ["ok"]
 
