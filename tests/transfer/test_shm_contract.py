@@ -13,6 +13,7 @@ import pytest
 
 from penstock.testing.transfer_contract import *  # noqa: F403 - the suite
 from penstock.transfer.backends.shm_backend import ShmBackend
+from penstock.transfer.descriptors import Descriptor
 from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.transfer_agent import TransferAgent
 from penstock.transfer.transfer_status import TransferRefused, TransferState, TransferStatus
@@ -22,6 +23,7 @@ SIZE = 8 << 20
 PEER = """
 import asyncio, sys
 from penstock.transfer.backends.shm_backend import ShmBackend
+from penstock.transfer.descriptors import Descriptor
 from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.transfer_agent import TransferAgent
 
@@ -65,10 +67,8 @@ async def test_another_process_gets_bytes_and_notification_and_its_death_is_noti
         async with child(1) as (process, metadata):
             agent.add_remote(metadata)
             (theirs,) = agent.remote("child").regions
-            parts = (
-                region.blocks(range(32), SIZE // 32),
-                [type(region.descriptor())(theirs, at, SIZE // 32) for at in range(0, SIZE, SIZE // 32)],
-            )
+            there = [Descriptor(theirs, at, SIZE // 32) for at in range(0, SIZE, SIZE // 32)]
+            parts = region.blocks(range(32), SIZE // 32), there
             write = agent.prepare("write", *parts, "child", notification=b"sum")
             write.post()
             assert await write.wait() is TransferState.DONE
