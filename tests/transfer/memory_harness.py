@@ -11,15 +11,19 @@ import pytest
 from penstock.testing.transfer_contract import fill
 from penstock.transfer.backends import byte_copies
 from penstock.transfer.descriptors import MemoryRegion
+from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.transfer_agent import TransferAgent
 from penstock.transfer.transfer_backend import TransferBackend, TransferOrder
 
 
 class MemoryHarness:
-    """Agents of this process with memory; ``shared``: memory that other processes could map."""
+    """Agents of this process with memory; ``shared``: the target's could be mapped by other processes."""
 
-    def __init__(self, backend: Callable[[], TransferBackend], patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, backend: Callable[[], TransferBackend], patch: pytest.MonkeyPatch, *, shared: bool = False
+    ) -> None:
         self._backend = backend
+        self._shared = shared
         self._patch = patch
         self._agents: list[TransferAgent] = []
         self.capabilities = backend().capabilities
@@ -34,6 +38,8 @@ class MemoryHarness:
         return agent.register_memory(np.zeros(size, np.uint8), label="local")
 
     async def target_region(self, agent: TransferAgent, size: int, *, writable: bool = True) -> MemoryRegion:
+        if self._shared:
+            return agent.register_shared(SharedMemory.create(size), label="target", writable=writable)
         return agent.register_memory(np.zeros(size, np.uint8), label="target", writable=writable)
 
     async def put(self, region: MemoryRegion, data: bytes) -> None:

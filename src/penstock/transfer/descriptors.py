@@ -48,12 +48,13 @@ class MemoryRegion:
         array: dram: the bytes. Also what `SharedMemory` maps.
         path: of a file; for dram in shared memory, where other processes find it.
         descriptor_fd: open file of ``path``, or the memfd; -1 where there is none.
+        direct_fd: the same file, opened for direct I/O; -1 where it is not.
         key: of an object.
         tensor: vram: one-dimensional torch tensor of bytes.
         pins: transfers that may still touch it; it can't be deregistered meanwhile.
     """
 
-    __slots__ = ("array", "descriptor_fd", "info", "key", "path", "pins", "tensor")
+    __slots__ = ("array", "descriptor_fd", "direct_fd", "info", "key", "path", "pins", "tensor")
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class MemoryRegion:
         array: ByteArray | None = None,
         path: str = "",
         descriptor_fd: int = -1,
+        direct_fd: int = -1,
         key: str = "",
         tensor: Any = None,
     ) -> None:
@@ -69,6 +71,7 @@ class MemoryRegion:
         self.array = array
         self.path = path
         self.descriptor_fd = descriptor_fd
+        self.direct_fd = direct_fd
         self.key = key
         self.tensor = tensor
         self.pins = 0

@@ -1,5 +1,6 @@
 """`SharedMemory`: bytes that several processes of one host map, as a memfd or a file of /dev/shm."""
 
+import fcntl
 import mmap
 import os
 from pathlib import Path
@@ -26,8 +27,9 @@ class SharedMemory:
     @classmethod
     def create(cls, size: int, name: str = "penstock") -> "SharedMemory":
         """Make an anonymous one that goes with its processes: nothing to clean up after a kill."""
-        fileno = os.memfd_create(name, os.MFD_CLOEXEC)
+        fileno = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fileno, size)
+        fcntl.fcntl(fileno, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # a shrunk file would kill who copies from it
         return cls(fileno, f"/proc/{os.getpid()}/fd/{fileno}")
 
     @classmethod

@@ -69,7 +69,6 @@ class TransferAgent:
         if len(self._backends) < len(backends):
             raise TransferRefused(TransferStatus.INVALID, f"two backends of {name!r} have the same name")
         self._regions: dict[int, MemoryRegion] = {}
-        self._files: dict[int, int] = {}
         self._next_region = 1
         self._remotes: dict[str, RemoteAgent] = {}
         self._own = RemoteAgent(name, self.epoch, {}, {})
@@ -98,7 +97,7 @@ class TransferAgent:
         for backend in reversed(self._backends.values()):
             await backend.close()
         for region in list(self._regions.values()):
-            self.deregister(region)
+            self._drop(region)
 
     async def __aenter__(self) -> "TransferAgent":
         await self.start()
@@ -127,17 +126,28 @@ class TransferAgent:
         return self._register("dram", shared.array.size, label, writable, array=shared.array, **place)
 
     def register_file(
-        self, path: Path, *, size: int | None = None, label: str = "", writable: bool = True
+        self, path: Path, *, size: int | None = None, direct: bool = False, label: str = "", writable: bool = True
     ) -> MemoryRegion:
-        """Register a file; with ``size`` it is made that long first, and created where it is absent."""
+        """Register a file.
+
+        Args:
+            size: make the file that long first, and create it where it is absent; default: it is as long as it is.
+            direct: pass by the page cache where offset, length and memory are aligned to 4 KiB.
+        """
         flags = (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if size is not None else 0) | os.O_CLOEXEC
         file = os.open(path, flags, 0o600)
         if size is not None:
             os.ftruncate(file, size)
         length = os.fstat(file).st_size if size is None else size
-        region = self._register("file", length, label, writable, path=str(path), descriptor_fd=file)
-        self._files[region.id] = file
-        return region
+        try:
+            raw = os.open(path, flags | os.O_DIRECT) if direct else -1
+        except OSError as error:
+            os.close(file)
+            raise TransferRefused(
+                TransferStatus.NOT_SUPPORTED, f"{path} can't be opened for direct I/O", hint="leave direct out"
+            ) from error
+        place = {"path": str(path), "descriptor_fd": file, "direct_fd": raw}
+        return self._register("file", length, label, writable, **place)
 
     def register_object(self, key: str, size: int, *, label: str = "", writable: bool = True) -> MemoryRegion:
         """Register an object of the object store by its key; it need not exist yet."""
@@ -164,11 +174,16 @@ class TransferAgent:
                 f"{region.pins} transfers may still touch region {region.id} {region.info.label!r}",
                 hint="wait until their handles are not busy",
             )
+        self._drop(region)
+
+    def _drop(self, region: MemoryRegion) -> None:
         del self._regions[region.id], self._own.regions[region.id]
         for backend in self._backends.values():
             backend.deregistered(region)
-        if region.id in self._files:
-            os.close(self._files.pop(region.id))
+        if region.kind == "file":
+            for file in (region.descriptor_fd, region.direct_fd):
+                if file >= 0:
+                    os.close(file)
 
     def _register(self, kind: MemoryKind, size: int, label: str, writable: bool, **place: Any) -> MemoryRegion:
         if size <= 0:
