@@ -23,11 +23,14 @@ from penstock.runtime.kv_tiers.tier_server import TierServer
 from penstock.transfer.storage.block_store import BlockStore
 from penstock.transfer.storage.disk_store import DiskStore
 from penstock.transfer.storage.host_slab import HostSlab
+from penstock.transfer.storage.object_store import ObjectStore
 from penstock.transfer.storage.record_header import SECTOR
 from penstock.transfer.storage.slab_file import whole_sectors
 
 log = logging.getLogger("penstock.kv_tiers")
 
+OBJECT_BLOCKS = 1 << 18
+"""Blocks that one engine has in an object store at most: some 100 MB of index here, 512 GiB of blocks of 2 MiB."""
 BLOCKS_LEAST = 8
 """Blocks of the smallest host tier: what is under way and what is wanted must fit beside each other."""
 
@@ -81,6 +84,7 @@ def _open(settings: CacheSettings, hello: TierHello) -> OpenTiers:
     capacity: dict[TierName, int] = {
         "host": settings.host // whole_sectors(size),
         "disk": settings.disk // (SECTOR + whole_sectors(size)),
+        "object": 0 if settings.object_url is None else OBJECT_BLOCKS,
     }
     if capacity["host"] < BLOCKS_LEAST:
         raise ConfigError(
@@ -93,6 +97,7 @@ def _open(settings: CacheSettings, hello: TierHello) -> OpenTiers:
             block_tokens=hello.block_tokens,
             host_blocks=capacity["host"],
             disk_blocks=capacity["disk"],
+            object_blocks=capacity["object"],
             order=settings.order,
             offload=settings.offload,
             write=settings.write,
@@ -101,6 +106,8 @@ def _open(settings: CacheSettings, hello: TierHello) -> OpenTiers:
     lower: dict[TierName, BlockStore] = {}
     if capacity["disk"]:
         lower["disk"] = DiskStore([Path(folder) for folder in settings.disk_dirs], size, capacity["disk"])
+    if settings.object_url is not None:
+        lower["object"] = ObjectStore(settings.object_url, size, OBJECT_BLOCKS)
     slab = HostSlab(size, capacity["host"])
     return OpenTiers(machine, slab, lower, {tier: blocks for tier, blocks in capacity.items() if blocks})
 
