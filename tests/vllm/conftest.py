@@ -25,6 +25,7 @@ if not VENV:
         "planned",
         "profiled",
         "seeing",
+        "tiers",
         "test_publisher.py",
     ]  # one skip says it for all: test_environment.py
 

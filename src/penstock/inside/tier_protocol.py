@@ -4,6 +4,10 @@ A frame is u32le length, then msgpack of one of the structs below (tagged by ``t
 of shared memory that both have mapped; frames carry keys and row numbers only. Whoever loses the connection takes
 every job that is not ended as failed: for a load that is a miss, and the engine computes the blocks itself.
 
+The tier process closes its side only when it touches no row any more. So an engine that reads the end of the stream
+owns all its rows again, however that end came, kill -9 included. An engine that wants to end itself shuts its side
+down for writing and reads on until that end; before it, the rows of open jobs are not its own.
+
 Keys are the full hashes that the engine gives (`penstock.blocks.block_key.engine_keys` makes ours of them in the
 tier process), with the attention group.
 """
@@ -133,8 +137,9 @@ class JobDone(msgspec.Struct, frozen=True, kw_only=True, tag="done", tag_field="
 
 
 class RemovedBlocks(msgspec.Struct, frozen=True, kw_only=True, tag="removed", tag_field="t"):
-    """Blocks that no tier has any more, by the hashes that the engine gave them."""
+    """Blocks that a tier has no more, by the hashes that the engine gave them; another tier may still have them."""
 
+    tier: str
     hashes: list[bytes]
     group: int = 0
 

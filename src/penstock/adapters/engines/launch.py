@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.adapters.engines.dialects.kv_transfer_protocol import PP_SIZE, TP_SIZE
 from penstock.adapters.engines.pool_overrides import overrides_of, takes_priority
+from penstock.adapters.engines.vllm_kv_tiers import KV_TIER_ENV, KV_TIER_FLAGS, kv_transfer_config, with_handoff
 from penstock.config.settings.cluster_settings import START_TIMEOUT, PoolSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.pass_report import STATS_ENV
@@ -53,6 +54,7 @@ def launch_of(
     port: int,
     gpus: Sequence[int] = (),
     host: str = "127.0.0.1",
+    tiers: str | None = None,
 ) -> Launch:
     """Return how to start one engine of a pool.
 
@@ -62,18 +64,24 @@ def launch_of(
         port: where it listens; a simulated engine also takes 0, any free one.
         gpus: indices of the GPUs that it may use; empty leaves that to the environment.
         host: address of this machine on which it listens, with its events and statistics.
+        tiers: socket of its tier process; None where it has none.
     Raises:
         ConfigError: engines of this kind are not started here.
     """
     if pool.engine == "sim":
         return _sim(model, pool, port, host)
     if pool.engine == "vllm":
-        return _vllm(worker, model, pool, port, gpus, host)
+        return _vllm(worker, model, pool, port, gpus, host, tiers)
     if pool.engine == "llamacpp":
         return _llamacpp(model, pool, port, gpus, host)
     raise ConfigError(
         f"engines of kind {pool.engine} are not started here", hint="start the server yourself and give its URL"
     )
+
+
+def has_tier_process(pool: PoolSettings) -> bool:
+    """Return whether each engine of a pool has a tier process beside it; a simulated engine has tiers of its own."""
+    return pool.engine == "vllm" and not pool.urls and pool.cache.host > 0
 
 
 def _sim(model: str, pool: PoolSettings, port: int, host: str) -> Launch:
@@ -94,7 +102,9 @@ def _sim(model: str, pool: PoolSettings, port: int, host: str) -> Launch:
     )
 
 
-def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence[int], host: str) -> Launch:
+def _vllm(
+    worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence[int], host: str, tiers: str | None
+) -> Launch:
     if port == 0:
         raise ConfigError("vLLM does not say which port it took", hint="give it a free port")
     flags: dict[str, str | None] = {
@@ -130,14 +140,23 @@ def _vllm(worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence
             "topic": f"kv@{worker}",
         }
     )
+    transfer: dict[str, object] = {}
+    if tiers is not None:
+        transfer = kv_transfer_config(tiers, pool.cache)
+        flags |= KV_TIER_FLAGS
+        env |= KV_TIER_ENV
     if pool.role in ("prefill", "decode") or pool.handoff is not None:
         # Both roles: `penstock flip` changes what it does while it runs.
-        flags["--kv-transfer-config"] = json.dumps(
-            {"kv_connector": KV_CONNECTORS[pool.handoff or "completed"], "kv_role": "kv_both"}
-        )
+        handoff: dict[str, object] = {
+            "kv_connector": KV_CONNECTORS[pool.handoff or "completed"],
+            "kv_role": "kv_both",
+        }
+        transfer = with_handoff(handoff, transfer) if transfer else handoff
         # Other engines fetch KV from here; it also takes the ports behind it, one for each further rank.
         env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
         card["bootstrap"] = f"{host}:{env['VLLM_NIXL_SIDE_CHANNEL_PORT']}"
+    if transfer:
+        flags["--kv-transfer-config"] = json.dumps(transfer)
     if plugin_installed(pool.program, {**os.environ, **pool.env}):
         flags["--enable-logging-iteration-details"] = None
         env[STATS_ENV] = f"tcp://{host}:{free_port()}"

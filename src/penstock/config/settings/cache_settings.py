@@ -35,3 +35,11 @@ class CacheSettings(Settings, frozen=True, kw_only=True):
         Literal["through", "back"],
         Knob("When a block goes from host to disk or object store: at once, or when host memory evicts it."),
     ] = "through"
+    metrics_port: Annotated[
+        int,
+        Knob(
+            "Port of the metrics of the first engine's tier process, the next engine has the next port; 0 is none.",
+            ge=0,
+            le=65535,
+        ),
+    ] = 0

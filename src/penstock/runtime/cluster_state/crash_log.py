@@ -25,7 +25,7 @@ CRASHED = "crashed/"
 RECENT = 3600.0
 """Seconds after which a crash is not a finding any more; its count and reason stay in the status."""
 
-Kind = Literal["engine", "server", "frontend", "planner"]
+Kind = Literal["engine", "server", "frontend", "planner", "tiers"]
 """A server is an engine that another party runs: it came back, and this supervisor did not start it."""
 
 

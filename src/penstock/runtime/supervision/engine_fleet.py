@@ -19,16 +19,17 @@ from penstock.adapters.connectors.gpu_inventory import inventory
 from penstock.adapters.connectors.state_file import StateFile
 from penstock.adapters.engines.describe import describe, healthy, lacking
 from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
-from penstock.adapters.engines.launch import Launch, launch_of
+from penstock.adapters.engines.launch import Launch, has_tier_process, launch_of
 from penstock.adapters.engines.pool_overrides import overrides_of
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.config.cluster_secret_file import SECRET_ENV, without_secrets
+from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import PoolSettings, SuperviseSettings
-from penstock.fleet.events import Crashed
+from penstock.fleet.events import Crashed, Forget, Spawn
 from penstock.fleet.gpu_allocator import GpuAllocator
 from penstock.fleet.journal import KIND, FleetBook
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.machine import Event
+from penstock.kernel.machine import Effect, Event, Nanos
 from penstock.kernel.values import Pool, Replica, Role, WorkerCard, WorkerId
 from penstock.runtime.cluster_state.crash_log import CrashBook
 from penstock.runtime.cluster_state.desired_state import PoolStatus
@@ -36,6 +37,7 @@ from penstock.runtime.cluster_state.membership import MembershipEntry, key_of
 from penstock.runtime.cluster_state.membership_ack import acknowledged_by_all
 from penstock.runtime.cluster_state.store_watch import RETRY
 from penstock.runtime.kv_events.kv_event_relay import KvEventRelays
+from penstock.runtime.kv_tiers.tier_children import TierChildren
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.supervision.fleet_driver import FleetDriver, RequestCount
 from penstock.runtime.supervision.frontend_processes import FrontendProcesses
@@ -109,7 +111,12 @@ class EngineFleet:
             folder = journal / f"{KIND}-{os.getpid()}"
             self._journal = JournalWriter(folder, FleetBook(self.driver.fleet), wall_ns=time.time_ns())
             self._journal.begin(0)
-            self.driver.watched = self._journal.watch
+        self.driver.watched = self._watched
+        self._caches: dict[str, CacheSettings] = {}
+        """Of pools whose engines have a tier process each."""
+        self._tiers = TierChildren(
+            settings, state.path.parent, state.namespace, logs=logs, env=without_secrets(own), crashes=self.crashes
+        )
         self._statuses = StatusWriter(store, ttl)
         self._tasks: list[asyncio.Task[None]] = []
         self._cards: dict[str, WorkerCard] = {}
@@ -118,6 +125,7 @@ class EngineFleet:
 
     def use(self, settings: SuperviseSettings) -> None:
         """Use these settings from now on."""
+        self._tiers.settings = settings
         self.driver.use(settings)
 
     def post(self, event: Event) -> None:
@@ -141,6 +149,8 @@ class EngineFleet:
             if gpus is None:
                 gpus = int(pool.engine in GPU_ENGINES and bool(self.driver.fleet.state.gpus.all))
             template = EngineTemplate(base, self._launcher(model, pool), gpus)
+            if has_tier_process(pool):
+                self._caches[base] = pool.cache
             configured = msgspec.structs.replace(configured, gpus=max(1, gpus))
             return [WorkerId(worker) for worker in self.driver.add(base, template, configured)]
         servers = [
@@ -178,6 +188,7 @@ class EngineFleet:
         if self._relays is not None:
             await self._relays.close()
         await self.driver.close(at_once=at_once)
+        await self._tiers.stop()
         if self._journal is not None:
             await asyncio.to_thread(self._journal.flush)
         if self._http is not None:
@@ -259,13 +270,24 @@ class EngineFleet:
     def _launcher(self, model: str, pool: PoolSettings) -> Callable[[str, int, Sequence[int]], Launch]:
         def launch(worker: str, port: int, gpus: Sequence[int]) -> Launch:
             if pool.engine != "sim":
-                return launch_of(worker, model, pool, port=port, gpus=gpus, host=self._host)
+                tiers = self._tiers.socket(worker) if has_tier_process(pool) else None
+                return launch_of(worker, model, pool, port=port, gpus=gpus, host=self._host, tiers=tiers)
             # A simulated engine reports its port, and is trusted with the cluster's secret.
             made = launch_of(worker, model, pool, port=0, gpus=gpus, host=self._host)
             secret = {} if self._secret is None else {SECRET_ENV: self._secret}
             return msgspec.structs.replace(made, env={**made.env, **secret})
 
         return launch
+
+    def _watched(self, now: Nanos, machine: str, event: Event, effects: Sequence[Effect]) -> None:
+        """Start a tier process with its engine, and end it once that is gone for good: it outlives restarts."""
+        if self._journal is not None:
+            self._journal.watch(now, machine, event, effects)
+        for effect in effects:
+            if isinstance(effect, Spawn) and effect.pool in self._caches:
+                self._tiers.begin(effect.worker, self._caches[effect.pool], effect.number)
+            elif isinstance(effect, Forget) and effect.pool in self._caches:
+                self._tiers.end(effect.worker)
 
     async def _describe(self, engine: EngineProcess, role: Role) -> WorkerCard:
         # A restarted engine must be newer than its former self, also after a restart of this process.

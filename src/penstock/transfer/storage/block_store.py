@@ -14,20 +14,26 @@ class BlockIo(NamedTuple):
         slot: of the store.
         key: bytes of its `penstock.blocks.block_key.BlockKey`.
         generation: of the slot; a record of another one is stale.
-        buffer: the payload's memory, ``block_bytes`` long and page-aligned for direct I/O.
+        buffer: the payload's memory, ``block_bytes`` long, contiguous and page-aligned (another is copied once more).
+        parent: key of the block before it, stored beside it.
+        checksum: XXH3-64 of the payload where it is known, for a write: the record gets this one, so that a byte that
+            changed in memory since then is a miss later. None: the store computes it.
     """
 
     slot: int
     key: bytes
     generation: int
     buffer: memoryview
+    parent: bytes | None = None
+    checksum: int | None = None
 
 
 class BlockResult(NamedTuple):
-    """What came of one block. ``cause``: of a failure, in words."""
+    """What came of one block. ``cause``: of a failure, in words; ``checksum``: XXH3-64 of the payload, where ok."""
 
     outcome: Outcome
     cause: str = ""
+    checksum: int = 0
 
 
 class StoredRecord(NamedTuple):
@@ -69,5 +75,5 @@ class BlockStore(Protocol):
         ...
 
     async def close(self) -> None:
-        """Write what has to be, and stop."""
+        """Write what has to be, and stop; a second time does nothing."""
         ...

@@ -1,0 +1,45 @@
+"""What vLLM has to be started with for KV tiers of ours: its transfer configuration, flags and environment."""
+
+from penstock.config.settings.cache_settings import CacheSettings
+
+KV_TIER_FLAGS = {"--prefix-caching-hash-algo": "sha256_cbor"}
+"""vLLM's block hashes name stored KV, so they must be cryptographic and the same after a restart."""
+KV_TIER_ENV = {"PYTHONHASHSEED": "0"}
+"""Before 0.32 the first of vLLM's chained hashes was drawn at random unless this is set."""
+
+STAGING_SHARE, STAGING_MAX = 8, 4 << 30
+"""vLLM's own host memory, through which blocks go to the tier process: a part of the host tier, at most 4 GiB. What it
+keeps is kept twice, and what it can't hold while it moves is skipped."""
+STAGING_MIN = 256 << 20
+
+
+def kv_transfer_config(socket: str, cache: CacheSettings) -> dict[str, object]:
+    """Return ``--kv-transfer-config`` of a vLLM server whose tier process listens at a unix socket."""
+    staging = min(STAGING_MAX, max(STAGING_MIN, cache.host // STAGING_SHARE))
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "PenstockOffloadingSpec",
+            "spec_module_path": "penstock.inside.vllm_offload_spec",
+            "cpu_bytes_to_use": staging,
+            "self_describing_kv_events": True,
+            "secondary_tiers": [
+                {
+                    "type": "PenstockTier",
+                    "module_path": "penstock.inside.vllm_tier",
+                    "socket": socket,
+                    "hash_algorithm": KV_TIER_FLAGS["--prefix-caching-hash-algo"],
+                }
+            ],
+        },
+    }
+
+
+def with_handoff(handoff: dict[str, object], tiers: dict[str, object]) -> dict[str, object]:
+    """Return one configuration of two: prefill/decode hand-off and tiers. The hand-off is asked first."""
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [handoff, tiers]},
+    }

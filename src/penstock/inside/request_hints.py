@@ -1,0 +1,50 @@
+"""Hints of a request for its KV blocks, in ``kv_transfer_params``: ``{"penstock": {"priority": 3, "pin": 300}}``."""
+
+import logging
+from typing import Any
+
+import msgspec
+
+from penstock.inside.tier_protocol import RequestHints
+
+log = logging.getLogger("vllm.penstock")
+
+FIELD = "penstock"
+
+
+class TierParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The hints.
+
+    Args:
+        priority: of the request's blocks in the tiers; 0 is the lowest.
+        pin: seconds for which they are not evicted.
+        deadline: seconds that loading them may take; after that they are computed.
+        tenant: blocks are shared only within one.
+        prefetch: a further request for this prompt is likely: bring its blocks up once this one has ended.
+    """
+
+    priority: int = 0
+    pin: float = 0.0
+    deadline: float | None = None
+    tenant: str = ""
+    prefetch: bool = False
+
+    @property
+    def hints(self) -> RequestHints:
+        """As they go to the tier process."""
+        return RequestHints(priority=self.priority, pin=self.pin, deadline=self.deadline, tenant=self.tenant)
+
+
+_NONE = TierParams()
+
+
+def tier_params(params: Any) -> TierParams:
+    """Return a request's hints. Hints that can't be read are logged, and none of them counts."""
+    raw = params.get(FIELD) if isinstance(params, dict) else None
+    if raw is None:
+        return _NONE
+    try:
+        return msgspec.convert(raw, TierParams)
+    except msgspec.ValidationError as error:
+        log.warning("a request's hints for the KV tiers are not heeded: kv_transfer_params.%s: %s", FIELD, error)
+        return _NONE

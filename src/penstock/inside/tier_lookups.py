@@ -1,0 +1,111 @@
+"""What each request of an engine asked of the tiers, and what they answered."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+GROUP_BYTES = 4
+"""At the end of vLLM's offload keys: the attention group, big-endian; before it stands the block's hash."""
+
+
+class DueQuestion(NamedTuple):
+    """Keys that a request has asked for and nobody has sent yet, in order.
+
+    Args:
+        position: tokens of the prompt up to the end of the first key's block; None where vLLM does not say.
+    """
+
+    request: str
+    keys: list[bytes]
+    position: int | None
+
+
+class TierLookups:
+    """Look-ups by request: a key's first look-up is a question to the tier process, the next ones have its answer.
+
+    An answer holds for as long as its request lives. So a request sees one truth, and a load that failed is asked for
+    once.
+    """
+
+    def __init__(self) -> None:
+        self._verdicts: dict[str, dict[bytes, bool | None]] = {}
+        """None: asked, not answered."""
+        self._due: dict[str, DueQuestion] = {}
+        self._sent: dict[int, DueQuestion] = {}
+
+    def lookup(self, request: str, key: bytes, position: int | None = None) -> bool | None:
+        """Return whether the tiers have a block; None: not known yet."""
+        verdicts = self._verdicts.setdefault(request, {})
+        if key in verdicts:
+            return verdicts[key]
+        verdicts[key] = None
+        self._due.setdefault(request, DueQuestion(request, [], position)).keys.append(key)
+        return None
+
+    def due(self) -> list[DueQuestion]:
+        """Return what has to be asked now."""
+        due, self._due = self._due, {}
+        return list(due.values())
+
+    def sent(self, number: int, question: DueQuestion) -> None:
+        """A question is on its way."""
+        self._sent[number] = question
+
+    def answered(self, number: int, blocks: int) -> None:
+        """So many leading blocks of a question can be loaded."""
+        question = self._sent.pop(number, None)
+        if question is not None:
+            self.settle(question, blocks)
+
+    def settle(self, question: DueQuestion, blocks: int) -> None:
+        """Note the answer of a question, also of one that could not be sent."""
+        verdicts = self._verdicts.get(question.request)
+        if verdicts is not None:
+            for place, key in enumerate(question.keys):
+                if verdicts.get(key, False) is None:
+                    verdicts[key] = place < blocks
+
+    def missed(self, keys: Iterable[bytes]) -> None:
+        """These could not be loaded: they are misses for every request that lives."""
+        gone = set(keys)
+        for verdicts in self._verdicts.values():
+            for key in gone & verdicts.keys():
+                verdicts[key] = False
+
+    def gone(self, request: str) -> list[bytes]:
+        """Forget a request; return the keys that it asked for."""
+        self._due.pop(request, None)
+        return list(self._verdicts.pop(request, ()))
+
+    @property
+    def open(self) -> bool:
+        """Whether an answer is missing."""
+        return bool(self._due or self._sent)
+
+
+class ChainRun(NamedTuple):
+    """Blocks of a job that follow each other. ``parent``: hash of the block before the first one, where it is known."""
+
+    places: list[int]
+    parent: bytes | None
+
+
+def chain_runs(
+    keys: Sequence[bytes], ends: Sequence[int | None], chain: dict[int, bytes], stride: int
+) -> list[ChainRun]:
+    """Cut a job where its blocks do not follow each other.
+
+    Args:
+        ends: tokens of the prompt up to the end of each block, shape (n,); None where it is not known.
+        chain: end -> hash, of all blocks of the request that are known.
+        stride: tokens of a block.
+    """
+    runs: list[ChainRun] = []
+    last: int | None = None
+    for place in range(len(keys)):
+        end = ends[place]
+        if runs and end is not None and last is not None and end == last + stride:
+            runs[-1].places.append(place)
+        else:
+            runs.append(ChainRun([place], None if end is None else chain.get(end - stride)))
+        last = end
+    return runs

@@ -1,0 +1,320 @@
+"""Secondary tier for vLLM's native tiering: a thin client of the tier process, which has all tiers below vLLM's own.
+
+In ``kv_connector_extra_config`` of vLLM's ``OffloadingConnector``::
+
+    "secondary_tiers": [{"type": "PenstockTier", "module_path": "penstock.inside.vllm_tier", "socket": "/run/tiers"}]
+
+The tier process maps vLLM's own region in /dev/shm. It checks every block before it writes it there, so what it says
+is done is what was stored. While it is not there, everything is a miss.
+"""
+
+import hashlib
+import itertools
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import vllm
+from vllm.v1.kv_offload import base as offload_base
+from vllm.v1.kv_offload.tiering import base as tiering_base
+from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
+
+from penstock.inside.request_hints import TierParams, tier_params
+from penstock.inside.tier_client import TierClient
+from penstock.inside.tier_lookups import GROUP_BYTES, TierLookups, chain_runs
+from penstock.inside.tier_protocol import (
+    AnswerBlocks,
+    JobDone,
+    PrefetchBlocks,
+    RemovedBlocks,
+    StoredBlocks,
+    TierHello,
+    UsedBlocks,
+)
+from penstock.inside.tier_seam import TierSeam, row_layout
+from penstock.kernel.errors import ConfigError
+
+log = logging.getLogger("vllm.penstock")
+
+HASH_BYTES = 32
+"""Of a block hash that can name stored KV; vLLM's other hashes are shorter and not cryptographic."""
+START_LIMIT = 3.0
+"""Seconds that the start waits for a tier process, to prove the way there and back."""
+
+STORED, SERVED = "penstock_tier_stored_blocks", "penstock_tier_served_blocks"
+FAILED = "penstock_tier_failed_blocks"
+CONNECTED = "penstock_tier_connected"
+
+
+class _TierMove:
+    """A job of vLLM's. It may be several of ours; ``left`` counts those that are open."""
+
+    def __init__(self, job: int, keys: list[bytes], *, load: bool) -> None:
+        self.job = job
+        self.keys = keys
+        self.load = load
+        self.left = 0
+        self.right: list[bytes] = []
+        self.began = time.monotonic()
+
+
+class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
+    """The tiers of a tier process.
+
+    Args:
+        socket: path of its unix socket.
+        hash_algorithm: vLLM's ``--prefix-caching-hash-algo``.
+        worker: name of this engine.
+    Raises:
+        ConfigError: the model has several attention groups, or vLLM's seam is another one.
+    """
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        *,
+        socket: str,
+        hash_algorithm: str = "sha256_cbor",
+        worker: str = "",
+        locality: str | None = None,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self._seam = TierSeam(offload_base, tiering_base, vllm.__version__)
+        config = offloading_spec.config
+        if len(config.groups) != 1:
+            raise ConfigError(
+                f"{config.model.name} has {len(config.groups)} groups of attention layers; PenstockTier takes models "
+                "with one",
+                hint="hybrid models work with GuardedTier around vLLM's own tiers",
+            )
+        self._stride = config.groups[0].tokens_per_block * config.cache.blocks_per_chunk
+        self._flat = primary_kv_view.cast("B")
+        self._client = TierClient(
+            socket,
+            TierHello(
+                worker=worker,
+                model=config.model.name,
+                dtype=config.model.dtype,
+                layout=row_layout(offloading_spec, self.block_size_bytes),
+                block_tokens=self._stride,
+                hash_algorithm=hash_algorithm,
+                region=offloading_spec._scheduler_mmap.mmap_path,
+                rows=len(primary_kv_view),
+                row_bytes=self.block_size_bytes,
+            ),
+        )
+        self._lookups = TierLookups()
+        self._params: dict[str, TierParams] = {}
+        self._chains: dict[str, dict[int, bytes]] = {}
+        self._numbers = itertools.count(1)
+        self._moves: dict[int, tuple[_TierMove, list[bytes]]] = {}
+        self._ready: list[Any] = []
+        self._events: list[Any] = []
+        self._announces = bool(offloading_spec.kv_events_config.enable_kv_cache_events)
+        self._counts = {STORED: 0, SERVED: 0}
+        self._failures = {"store": 0, "load": 0}
+        self._usable = self._read_back()
+
+    # --- what vLLM asks -----------------------------------------------------------------------------------------------
+
+    def lookup(self, key: bytes, req_context: Any) -> Any:
+        """Return what the tier process answered; the first look-up of a key asks it at the end of the step."""
+        request = req_context.req_id
+        if not self._usable or len(key) != HASH_BYTES + GROUP_BYTES:
+            return self._seam.miss
+        verdict = self._lookups.lookup(request, key, self._note(key, req_context))
+        if verdict is None:
+            return self._seam.retry if self._client.connected else self._seam.miss
+        return self._seam.hit if verdict else self._seam.miss
+
+    def submit_store(self, job_metadata: Any) -> None:
+        """Offer blocks."""
+        keys, rows, context = list(job_metadata.keys), self._seam.rows(job_metadata), job_metadata.req_context
+        ends = [self._note(key, context) for key in keys]
+        chain = self._chains.get(context.req_id, {})
+        move = _TierMove(job_metadata.job_id, keys, load=False)
+        for run in chain_runs(keys, ends, chain, self._stride) if self._usable else ():
+            hashes = [keys[place][:-GROUP_BYTES] for place in run.places]
+            number = next(self._numbers)
+            if self._client.store(
+                number, hashes, [rows[place] for place in run.places], 0, run.parent, self._hints(context).hints
+            ):
+                self._moves[number] = (move, [keys[place] for place in run.places])
+                move.left += 1
+        if not move.left:
+            self._end(move)
+
+    def submit_load(self, job_metadata: Any) -> None:
+        """Want blocks."""
+        keys, rows, context = list(job_metadata.keys), self._seam.rows(job_metadata), job_metadata.req_context
+        move, number = _TierMove(job_metadata.job_id, keys, load=True), next(self._numbers)
+        hashes = [key[:-GROUP_BYTES] for key in keys]
+        if self._client.load(number, hashes, rows, 0, self._hints(context).hints):
+            self._moves[number] = (move, keys)
+            move.left = 1
+        else:
+            self._end(move)
+
+    def get_finished_jobs(self) -> Iterable[Any]:
+        """Return the jobs that are over, and take all else that came."""
+        for message in self._client.poll():
+            if isinstance(message, JobDone):
+                move, keys = self._moves.pop(message.job)
+                move.right += [key for key, done in zip(keys, message.done, strict=True) if done]
+                move.left -= 1
+                if not move.left:
+                    self._end(move)
+            elif isinstance(message, AnswerBlocks):
+                self._lookups.answered(message.id, message.blocks)
+            elif isinstance(message, StoredBlocks | RemovedBlocks):
+                self._announce(message)
+        ready, self._ready = self._ready, []
+        return ready
+
+    def drain_jobs(self) -> None:
+        """Wait until the tier process touches no row; the results come with the next `get_finished_jobs`."""
+        self._client.wait_idle()
+
+    def has_pending_work(self) -> bool:
+        """Return whether answers are missing or wait to be taken."""
+        return self._client.busy or bool(self._ready)
+
+    def take_events(self) -> Iterable[Any]:
+        """Return blocks that tiers have stored and lost."""
+        events, self._events = self._events, []
+        return events
+
+    def touch(self, keys: Collection[bytes], req_context: Any) -> None:
+        """Tell that blocks are used."""
+        for key in keys:
+            self._note(key, req_context)
+        if keys:
+            hashes = [key[:-GROUP_BYTES] for key in keys]
+            self._client.tell(UsedBlocks(hashes=hashes, hints=self._hints(req_context).hints))
+
+    def on_new_request(self, req_context: Any) -> Any:
+        """Read the request's hints."""
+        self._params[req_context.req_id] = tier_params(req_context.kv_transfer_params)
+        return offload_base.RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: Any) -> None:
+        """Forget the request; where its hints say so, have its blocks brought up."""
+        params = self._params.pop(req_context.req_id, None)
+        self._lookups.gone(req_context.req_id)
+        chain = self._chains.pop(req_context.req_id, {})
+        if params is not None and params.prefetch and chain:
+            hashes = [chain[end] for end in sorted(chain)]
+            self._client.tell(PrefetchBlocks(hashes=hashes, hints=params.hints))
+
+    def on_schedule_end(self, context: Any) -> None:
+        """Ask what the step's look-ups want to know."""
+        for question in self._lookups.due():
+            hashes = [key[:-GROUP_BYTES] for key in question.keys]
+            before = max(0, (question.position or 0) - self._stride)
+            hints = self._params.get(question.request, TierParams()).hints
+            number = self._client.ask(hashes, 0, before, hints)
+            if number is None:
+                self._lookups.settle(question, 0)
+            else:
+                self._lookups.sent(number, question)
+
+    def shutdown(self) -> None:
+        """End the connection, once the tier process touches no row."""
+        self._client.close()
+        self._flat.release()
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return our metrics."""
+        counter = offload_base.OffloadingCounterMetadata
+        return {
+            STORED: counter(documentation="KV blocks that the tier process took."),
+            SERVED: counter(documentation="KV blocks that the tier process gave back."),
+            FAILED: counter(
+                documentation="KV blocks that the tier process did not take or give, by direction.",
+                labelnames=("direction",),
+            ),
+            CONNECTED: offload_base.OffloadingGaugeMetadata(documentation="1 while a tier process is connected."),
+        }
+
+    def get_stats(self) -> Any:
+        """Return the observations since the last call."""
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+
+        stats = OffloadingConnectorStats()
+        for name, blocks in self._counts.items():
+            if blocks:
+                stats.increase_counter(name, blocks)
+        for direction, blocks in self._failures.items():
+            if blocks:
+                stats.increase_counter(FAILED, blocks, (direction,))
+        self._counts = dict.fromkeys(self._counts, 0)
+        self._failures = dict.fromkeys(self._failures, 0)
+        stats.set_gauge(CONNECTED, int(self._client.connected))
+        return stats
+
+    # --- helpers ------------------------------------------------------------------------------------------------------
+
+    def _hints(self, context: Any) -> TierParams:
+        return self._params.get(context.req_id) or tier_params(context.kv_transfer_params)
+
+    def _note(self, key: bytes, context: Any) -> int | None:
+        """Note where a key stands in its prompt: the tiers and the router keep blocks as chains."""
+        position = getattr(context, "get_offload_key_position", None)
+        end: int | None = None if position is None else position(key)
+        if end is not None and context.req_id in self._params:
+            self._chains.setdefault(context.req_id, {})[end] = key[:-GROUP_BYTES]
+        return end
+
+    def _end(self, move: _TierMove) -> None:
+        right = set(move.right)
+        wrong = [key for key in move.keys if key not in right]
+        if move.load:
+            self._lookups.missed(wrong)
+        self._counts[SERVED if move.load else STORED] += len(right)
+        self._failures["load" if move.load else "store"] += len(wrong)
+        self._ready.append(self._seam.result(move.job, move.right, wrong))
+
+    def _announce(self, message: StoredBlocks | RemovedBlocks) -> None:
+        if not self._announces:
+            return
+        host = message.tier == "host"
+        event = offload_base.OffloadingEvent(
+            keys=[offload_base.make_offload_key(value, message.group) for value in message.hashes],
+            medium=offload_base.Medium.CPU if host else offload_base.Medium.STORAGE,
+            removed=isinstance(message, RemovedBlocks),
+        )
+        if hasattr(event, "ownership"):
+            event.ownership = f"penstock-{message.tier}"
+        self._events.append(event)
+
+    def _read_back(self) -> bool:
+        """Store a block and load it again where a tier process is there. No request runs yet, so row 0 is free."""
+        end = time.monotonic() + START_LIMIT
+        while not self._client.connected:
+            if time.monotonic() > end:
+                log.warning("no tier process yet: all blocks are misses until there is one")
+                return True
+            time.sleep(0.01)
+        row = self._flat[: self.block_size_bytes]
+        pattern = hashlib.shake_128(b"penstock read-back").digest(self.block_size_bytes)
+        value = hashlib.sha256(b"penstock read-back").digest()
+        row[:] = pattern
+        stored = self._client.store(next(self._numbers), [value], [0]) and self._done()
+        row[:] = bytes(len(row))
+        loaded = stored and self._client.load(next(self._numbers), [value], [0]) and self._done()
+        right = not loaded or row == pattern
+        row[:] = bytes(len(row))
+        if not right:
+            log.error("the tier process gave back another block than the one stored: it is not used")
+        elif not loaded:
+            log.warning("the tier process did not %s the block of the read-back", "give back" if stored else "take")
+        return right
+
+    def _done(self) -> bool:
+        self._client.wait_idle()
+        return any(isinstance(message, JobDone) and all(message.done) for message in self._client.poll())

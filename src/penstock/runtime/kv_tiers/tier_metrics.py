@@ -1,0 +1,71 @@
+"""Metrics of a tier process: bytes, seconds, blocks, hits, misses, failures and occupancy per tier."""
+
+from collections.abc import Mapping
+
+from penstock.adapters.telemetry.prometheus_text import Counter, MetricRegistry
+from penstock.blocks.tiers.tier_events import Place, TierName
+
+SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+class TierMetrics:
+    """All metrics of one tier process; ``penstock_kv_tier_*``."""
+
+    def __init__(self) -> None:
+        self.registry = MetricRegistry("penstock_kv_tier_")
+        new, way = self.registry, ("source", "target")
+        self.bytes = new.counter("bytes_total", "Bytes of blocks that arrived, per way between two tiers.", *way)
+        self.seconds = new.histogram("move_seconds", "Duration of a move of one or more blocks.", SECONDS, *way)
+        self.blocks = new.counter("moved_blocks_total", "Blocks of moves, by what came of them.", *way, "outcome")
+        self.hits = new.counter(
+            "hits_total", "Blocks that an engine asked for and could load, by fastest tier.", "tier"
+        )
+        self.misses = new.counter(
+            "misses_total", "Blocks that an engine asked for and has to compute, by reason.", "reason"
+        )
+        self.stored = new.counter("stored_total", "Blocks that came into a tier.", "tier")
+        self.removed = new.counter("removed_total", "Blocks that left a tier.", "tier")
+        self.jobs = new.counter(
+            "job_blocks_total", "Blocks of engines' jobs, by whether they were done.", "job", "done"
+        )
+        self.refused = new.counter("refused_total", "Jobs and connections that were refused, by reason.", "reason")
+        self.present = new.gauge("blocks", "Blocks that a tier has.", "tier")
+        self.capacity = new.gauge("capacity_blocks", "Blocks that a tier has room for.", "tier")
+        self.open = new.gauge("open", "What is under way: jobs, moves, connections.", "what")
+
+    def render(
+        self, present: Mapping[TierName, int], capacity: Mapping[TierName, int], under_way: Mapping[str, int]
+    ) -> str:
+        """Return the text of a scrape."""
+        for tier, room in capacity.items():
+            self.capacity.set(tier, to=room)
+            self.present.set(tier, to=present.get(tier, 0))
+        for what, count in under_way.items():
+            self.open.set(what, to=count)
+        return self.registry.render()
+
+    def moved(
+        self, source: Place, target: Place, outcomes: Mapping[str, int], block_bytes: int, seconds: float
+    ) -> None:
+        """A move is over; ``outcomes``: how many blocks had which one."""
+        for outcome, count in outcomes.items():
+            self.blocks.add(source, target, outcome, by=count)
+        self.bytes.add(source, target, by=outcomes.get("ok", 0) * block_bytes)
+        self.seconds.observe(seconds, source, target)
+
+    def bytes_of(self, tier: str, *, into: bool) -> int:
+        """Return bytes that came into a tier, or that were read from it."""
+        return int(sum(cell.value for way, cell in self.bytes.cells.items() if way[into] == tier))
+
+    def failures(self, tier: str) -> dict[str, int]:
+        """Return blocks of moves to or from a tier that did not arrive, by outcome."""
+        counts: dict[str, int] = {}
+        for (source, target, outcome), cell in self.blocks.cells.items():
+            if tier in (source, target) and outcome != "ok":
+                counts[outcome] = counts.get(outcome, 0) + int(cell.value)
+        return counts
+
+
+def by_label(counter: Counter) -> dict[str, int]:
+    """Return a counter of one label as numbers."""
+    return {labels[0]: int(cell.value) for labels, cell in counter.cells.items()}

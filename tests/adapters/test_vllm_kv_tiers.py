@@ -1,0 +1,27 @@
+"""Does a vLLM server get the configuration that its tier process needs?"""
+
+import json
+
+from penstock.adapters.engines.vllm_kv_tiers import STAGING_MAX, STAGING_MIN, kv_transfer_config, with_handoff
+from penstock.config.settings.cache_settings import CacheSettings
+
+
+def staging(host: int) -> int:
+    config = json.loads(json.dumps(kv_transfer_config("/run/tier.sock", CacheSettings(host=host))))
+    (tier,) = config["kv_connector_extra_config"]["secondary_tiers"]
+    assert tier["socket"] == "/run/tier.sock" and tier["hash_algorithm"] == "sha256_cbor"
+    return int(config["kv_connector_extra_config"]["cpu_bytes_to_use"])
+
+
+def test_blocks_go_through_a_part_of_the_host_memory() -> None:
+    assert staging(1 << 20) == STAGING_MIN
+    assert staging(16 << 30) == 2 << 30
+    assert staging(1 << 40) == STAGING_MAX
+
+
+def test_a_hand_off_is_asked_before_the_tiers() -> None:
+    handoff: dict[str, object] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    tiers = kv_transfer_config("/run/tier.sock", CacheSettings(host=1 << 30))
+    both = with_handoff(handoff, tiers)
+    assert both["kv_connector"] == "MultiConnector"
+    assert both["kv_connector_extra_config"] == {"connectors": [handoff, tiers]}

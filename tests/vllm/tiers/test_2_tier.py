@@ -1,0 +1,147 @@
+"""Do blocks go to the tier process and come back, and is every loss of it a miss with right answers?
+
+One server for all, whose tier process is ended and started with other settings.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live.cluster import until
+from tests.vllm.asking import Answer
+from tests.vllm.tiers.processes import DISK, SMALL_HOST, TierProcess
+from tests.vllm.tiers.test_1_guard import texts
+from tests.vllm.tiers.tiered import CACHED, PROMPTS, TOKENS, Tiered, native, prompts, tiered
+
+BLOCKS = PROMPTS * TOKENS // 32
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierProcess]:
+    process = TierProcess(tmp_path_factory.mktemp("t"))
+    process.start()
+    yield process
+    process.kill()
+
+
+@pytest.fixture(scope="module")
+def server(
+    venv: Path, checkpoint: Path, process: TierProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Tiered]:
+    tier = {"type": "PenstockTier", "module_path": "penstock.inside.vllm_tier", "socket": str(process.socket)}
+    with tiered(venv, checkpoint, tmp_path_factory.mktemp("tier") / "log", native(tier)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+async def first(server: Tiered) -> list[Answer]:
+    """The answers that are computed, with all blocks stored after them."""
+    answers = await server.answers(prompts())
+    until(lambda: stored(server) >= BLOCKS - PROMPTS, 20.0)
+    assert max(answer.cached for answer in answers) == 0
+    return answers
+
+
+def stored(server: Tiered) -> float:
+    return server.counter("penstock_tier_stored_blocks_total")
+
+
+async def connected(server: Tiered) -> None:
+    """Wait until the server has its tier process; an idle one says so with its next step."""
+    for _ in range(100):
+        await server.answers([[5, 6, 7]], max_tokens=1)
+        if server.counter("penstock_tier_connected") == 1:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("the server is not connected to its tier process")
+
+
+async def ask_again(server: Tiered) -> list[Answer]:
+    server.forget()
+    return await server.answers(prompts())
+
+
+async def test_blocks_come_back_from_host_memory(server: Tiered, first: list[Answer]) -> None:
+    again = await ask_again(server)
+    assert texts(again) == texts(first)
+    assert min(answer.cached for answer in again) >= CACHED
+    assert server.counter("penstock_tier_served_blocks_total") >= BLOCKS - PROMPTS
+
+
+async def test_blocks_come_back_from_disk_and_after_a_kill(
+    server: Tiered, process: TierProcess, first: list[Answer]
+) -> None:
+    process.start(host=SMALL_HOST, disk=DISK)
+    await connected(server)
+    before = stored(server)
+    computed = await ask_again(server)
+    assert texts(computed) == texts(first)
+    until(lambda: stored(server) >= before + BLOCKS - PROMPTS, 20.0)
+    assert min(answer.cached for answer in await ask_again(server)) >= CACHED, "host memory has one prompt of five"
+    process.kill()
+    process.start(host=SMALL_HOST, disk=DISK)
+    await connected(server)
+    again = await ask_again(server)
+    assert texts(again) == texts(first)
+    assert sum(answer.cached for answer in again) >= CACHED * PROMPTS // 2, "the disk survives a kill"
+
+
+async def test_flipped_bytes_on_disk_are_never_served(
+    server: Tiered, process: TierProcess, first: list[Answer]
+) -> None:
+    process.kill()
+    rng = random.Random(3)
+    for file in process.disk.rglob("*"):
+        if file.is_file():
+            with file.open("r+b") as raw:
+                for place in range(8192, file.stat().st_size, 32 << 10):
+                    raw.seek(place + rng.randrange(4096))
+                    raw.write(rng.randbytes(8))
+    process.start(host=SMALL_HOST, disk=DISK)
+    await connected(server)
+    again = await ask_again(server)
+    assert texts(again) == texts(first)
+    assert max(answer.cached for answer in again) == 0
+
+
+@pytest.mark.parametrize("fault", ["slow", "full"])
+async def test_a_bad_disk_is_a_miss(server: Tiered, process: TierProcess, first: list[Answer], fault: str) -> None:
+    process.start(host=SMALL_HOST, disk=DISK, fault=fault)
+    await connected(server)
+    for _ in range(2):
+        server.forget()
+        began = time.monotonic()
+        answers = await server.answers(prompts(), kv_transfer_params={"penstock": {"deadline": 0.5}})
+        assert texts(answers) == texts(first)
+        assert time.monotonic() - began < 60.0
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.1, 0.4])
+async def test_a_kill_at_any_moment_is_a_miss(
+    server: Tiered, process: TierProcess, first: list[Answer], delay: float
+) -> None:
+    process.start()
+    await connected(server)
+    assert texts(await ask_again(server)) == texts(first)
+    server.forget()
+    asked = asyncio.create_task(server.answers(prompts()))
+    await asyncio.sleep(delay)
+    process.kill()
+    assert texts(await asked) == texts(first)
+    assert texts(await ask_again(server)) == texts(first)
+
+
+async def test_hints_reach_the_tiers(server: Tiered, process: TierProcess) -> None:
+    process.start(host=SMALL_HOST)
+    await connected(server)
+    pinned, others = prompts(11)[:1], prompts(12)[:3]
+    before = await server.answers(pinned, kv_transfer_params={"penstock": {"pin": 300, "priority": 5}})
+    await server.answers(others)
+    server.forget()
+    again = await server.answers(pinned)
+    assert texts(again) == texts(before)
+    assert again[0].cached >= CACHED, "three further prompts would have evicted it, but it is pinned"

@@ -1,0 +1,42 @@
+"""A tier process for tests, which can have a slow or a full disk.
+
+usage: python tier_child.py SOCKET SETTINGS FAULT      SETTINGS: JSON of CacheSettings; FAULT: none, slow or full
+"""
+
+import asyncio
+import errno
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from penstock.config.settings.cache_settings import CacheSettings
+from penstock.runtime.kv_tiers.tier_process import run_tiers
+from penstock.transfer.storage.slab_file import FileCalls
+
+SLOW = 10.0
+"""Seconds of each read."""
+
+
+def main(path: str, settings: str, fault: str) -> int:
+    """Serve until it is told to end."""
+    if fault == "slow":
+        read = FileCalls.preadv
+
+        def slowly(self: FileCalls, fd: int, buffers: Any, offset: int) -> int:
+            time.sleep(SLOW)
+            return read(self, fd, buffers, offset)
+
+        FileCalls.preadv = slowly  # type: ignore[method-assign]
+    if fault == "full":
+
+        def full(self: FileCalls, fd: int, buffers: Any, offset: int) -> int:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+        FileCalls.pwritev = full  # type: ignore[method-assign]
+    return asyncio.run(run_tiers(CacheSettings(**json.loads(settings)), Path(path)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))
