@@ -5,6 +5,7 @@ file-backed memory without a name (``memfd``), or a file below ``/dev/shm`` wher
 survive a restart.
 """
 
+import fcntl
 import logging
 import mmap
 import os
@@ -36,7 +37,7 @@ class HostSlab:
         path: of a file below /dev/shm, for others to map; None has no name, and others map `fd`.
 
     Raises:
-        ConfigError: there is not so much memory.
+        ConfigError: there is not so much memory, or a process that lives has the file.
     """
 
     def __init__(self, block_bytes: int, slots: int, *, path: Path | None = None) -> None:
@@ -46,19 +47,24 @@ class HostSlab:
         """Bytes from one slot to the next, from offset 0 of the file on."""
         self.path = path
         size = slots * self.stride
-        if path is None:
-            self.fd = os.memfd_create("penstock-host-slab", os.MFD_CLOEXEC)
-        else:
-            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        _check_memory(size)
+        self.fd = os.memfd_create("penstock-host-slab", os.MFD_CLOEXEC) if path is None else _create(path)
         try:
-            self._reserve(size)
+            # All pages now: memory that is not there is an error here, and no SIGBUS during a copy later.
+            os.posix_fallocate(self.fd, 0, size)
             self._map = mmap.mmap(self.fd, size)
-        except BaseException:
+        except OSError as error:
             os.close(self.fd)
             if path is not None:
                 path.unlink()
-            raise
-        self._map.madvise(mmap.MADV_HUGEPAGE)
+            raise ConfigError(
+                f"host tier: there is no shared memory of {size:,} bytes: {error.strerror}",
+                hint="make the host tier smaller, or the container's /dev/shm larger",
+            ) from error
+        try:
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        except OSError as error:
+            log.info("host tier: no huge pages: %s", error.strerror)
         self._view = memoryview(self._map)
         self._array = np.frombuffer(self._map, np.uint8)
         self._headers: list[RecordHeader | None] = [None] * slots
@@ -136,13 +142,52 @@ class HostSlab:
     def _erase(self, slot: int) -> None:
         self._headers[slot] = None
 
-    def _reserve(self, size: int) -> None:
-        """Get all pages now: memory that is not there is an error here, and no SIGBUS during a copy later."""
-        try:
-            os.ftruncate(self.fd, size)
-            os.posix_fallocate(self.fd, 0, size)
-        except OSError as error:
-            raise ConfigError(
-                f"host tier: there is no shared memory of {size:,} bytes: {error.strerror}",
-                hint="make the host tier smaller, or the container's /dev/shm larger",
-            ) from error
+
+def memory_limit() -> int:
+    """Return how many bytes this process may hope for: what is available, or its container's limit if that is less."""
+    available = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    limit = int(available.split()[1]) * 1024
+    try:
+        return min(limit, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no control group of version 2, or "max"
+        return limit
+
+
+def _check_memory(size: int) -> None:
+    """Refuse a slab that the kernel would grant and then kill this process for, or a neighbour.
+
+    Raises:
+        ConfigError: there is not so much memory.
+    """
+    limit = memory_limit()
+    if size > limit:
+        raise ConfigError(
+            f"host tier: {size:,} bytes are more than the {limit:,} bytes of memory that are available",
+            hint="make the host tier smaller, or the container's memory limit larger",
+        )
+
+
+def _create(path: Path) -> int:
+    """Make a file that nobody else uses; one that a killed process left is replaced.
+
+    Raises:
+        ConfigError: a process that lives has it, or it can't be made.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        if path.exists():
+            before = os.open(path, flags)
+            try:
+                fcntl.flock(before, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(before)
+        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(f"host tier: another process uses {path}", hint="name another file") from error
+    except OSError as error:
+        raise ConfigError(
+            f"host tier: {path} can't be made: {error.strerror}", hint="name a file below /dev/shm"
+        ) from error
+    return fd
