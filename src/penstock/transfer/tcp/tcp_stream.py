@@ -23,12 +23,12 @@ from penstock.kernel.secret import ClusterSecret
 from penstock.transfer.tcp.tcp_frames import (
     FRAME_MAX,
     VERSION,
+    CallerHello,
+    CallRefusal,
     Challenge,
     Frame,
-    CallerHello,
     Proof,
     Ready,
-    CallRefusal,
     ToCaller,
     ToListener,
 )
