@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 
 from penstock.kernel.errors import InvariantError
-from penstock.transfer.tcp.tcp_frames import MoveOutcome, Span
+from penstock.transfer.tcp.tcp_frames import MoveOutcome, RegionSpan
 from penstock.transfer.tcp.tcp_stream import TcpStream
 
 LEAVE_SECONDS = 5.0
@@ -61,7 +61,7 @@ class RegionTable:
                     raise InvariantError(f"a connection still touches region {region} after it was closed")
         gone.memory.release()
 
-    def use(self, span: Span, user: TcpStream, *, write: bool) -> RegionUse | MoveOutcome:
+    def use(self, span: RegionSpan, user: TcpStream, *, write: bool) -> RegionUse | MoveOutcome:
         """Lend the memory of a span for one call, or say why not; `leave` must follow where it is lent."""
         with self._changed:
             region = self._regions.get(span.region)

@@ -28,7 +28,7 @@ from penstock.transfer.tcp.tcp_frames import (
     PeerBlock,
     ReadBlocks,
     ReadSpans,
-    Span,
+    RegionSpan,
     WriteSpans,
     Wrote,
     span_groups,
@@ -192,7 +192,7 @@ class TcpServer:
             case _:
                 raise StreamEnded(f"{peer.name!r} sent a {type(frame).__name__}, which is not served here, or too long")
 
-    def _send_spans(self, stream: TcpStream, request: int, spans: Sequence[Span]) -> None:
+    def _send_spans(self, stream: TcpStream, request: int, spans: Sequence[RegionSpan]) -> None:
         ended: list[tuple[MoveOutcome, int]] = []
         for group in span_groups(spans):
             uses = [self.regions.use(span, stream, write=False) for span in group]
@@ -228,7 +228,7 @@ class TcpServer:
             ]
         stream.send(Part(request, ended, []))
 
-    def _take_spans(self, stream: TcpStream, request: int, spans: Sequence[Span]) -> None:
+    def _take_spans(self, stream: TcpStream, request: int, spans: Sequence[RegionSpan]) -> None:
         taken = [self._take(stream, span) for span in spans]
         sums = stream.receive()
         if not isinstance(sums, Checksums) or len(sums.sums) != len(spans):
@@ -239,7 +239,7 @@ class TcpServer:
         ]
         stream.send(Wrote(request, outcomes))
 
-    def _take(self, stream: TcpStream, span: Span) -> int | MoveOutcome:
+    def _take(self, stream: TcpStream, span: RegionSpan) -> int | MoveOutcome:
         """Receive a payload; return its checksum, or why it went nowhere."""
         use = self.regions.use(span, stream, write=True)
         if not isinstance(use, RegionUse):

@@ -23,12 +23,12 @@ from penstock.kernel.secret import ClusterSecret
 from penstock.transfer.tcp.tcp_frames import (
     FRAME_MAX,
     VERSION,
+    CallerHello,
+    CallRefusal,
     Challenge,
     Frame,
-    Hello,
     Proof,
     Ready,
-    Refusal,
     ToCaller,
     ToListener,
 )
@@ -228,10 +228,10 @@ def call(stream: TcpStream, secret: ClusterSecret, me: PeerIdentity, deadline: f
         StreamEnded, StreamLate: see there.
     """
     stream.expire_at(deadline)
-    hello = Hello(VERSION, me.name, me.epoch, secrets.token_bytes(32))
+    hello = CallerHello(VERSION, me.name, me.epoch, secrets.token_bytes(32))
     stream.send(hello)
     answer = stream.receive()
-    if isinstance(answer, Refusal):
+    if isinstance(answer, CallRefusal):
         raise StreamRefused(answer.reason)
     if not isinstance(answer, Challenge):
         raise StreamEnded("the listener did not answer with a challenge")
@@ -256,11 +256,11 @@ def answer_call(stream: TcpStream, secret: ClusterSecret, me: PeerIdentity) -> P
     """
     stream.expire_at(time.monotonic() + HANDSHAKE_SECONDS)
     hello = stream.receive()
-    if not isinstance(hello, Hello):
+    if not isinstance(hello, CallerHello):
         raise StreamEnded("the caller did not say hello")
     if hello.version != VERSION:
         reason = f"version {hello.version} of the TCP mover; {me.name} has {VERSION}"
-        stream.send(Refusal(reason))
+        stream.send(CallRefusal(reason))
         raise StreamRefused(reason)
     nonce = secrets.token_bytes(32)
     keys = _Keys(secret, hello, me, nonce)
@@ -277,7 +277,7 @@ def answer_call(stream: TcpStream, secret: ClusterSecret, me: PeerIdentity) -> P
 class _Keys:
     """Proofs and keys of one connection. Each has a label, so that none can be sent back as another."""
 
-    def __init__(self, secret: ClusterSecret, hello: Hello, listener: PeerIdentity, nonce: bytes) -> None:
+    def __init__(self, secret: ClusterSecret, hello: CallerHello, listener: PeerIdentity, nonce: bytes) -> None:
         key = secret.derive(_PURPOSE)
         transcript = _encoder.encode((hello, listener.name, listener.epoch, nonce))
         labels = (b"listener proof", b"caller proof", b"to listener", b"to caller")
