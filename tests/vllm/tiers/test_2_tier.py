@@ -38,9 +38,9 @@ def server(
 
 
 @pytest.fixture(scope="module")
-async def first(server: Tiered) -> list[Answer]:
+def first(server: Tiered) -> list[Answer]:
     """The answers that are computed, with all blocks stored after them."""
-    answers = await server.answers(prompts())
+    answers = asyncio.run(server.answers(prompts()))
     until(lambda: stored(server) >= BLOCKS - PROMPTS, 20.0)
     assert max(answer.cached for answer in answers) == 0
     return answers
