@@ -60,6 +60,16 @@ class Duplicate(NamedTuple):
     existing: int
 
 
+class BlockColumns(msgspec.Struct):
+    """Blocks by column, shape (n,) each, as they go from one tier to another."""
+
+    keys: list[BlockKey] = []
+    parents: list[BlockKey | None] = []
+    priorities: list[int] = []
+    pins: list[Nanos] = []
+    """Pinned until then; 0 is not pinned."""
+
+
 class BlockRow(msgspec.Struct, frozen=True):
     """A block that is not empty, as a snapshot has it."""
 
@@ -214,6 +224,67 @@ class BlockManager:
         self.counts.allocated += count
         return self._opened(slots, evicted, owner, now)
 
+    def vacate(
+        self, count: int, dirty: Callable[[BlockKey], bool], owner: str, now: Nanos
+    ) -> tuple[BlockHandle, BlockColumns]:
+        """Evict up to ``count`` idle blocks before anybody needs their slots.
+
+        Args:
+            dirty: whether a block's bytes must be saved first.
+        Returns: a handle of the dirty ones, whose slots are free after its release, and what they were. The handle's
+            ``evicted`` are all.
+        """
+        slots = self._order.evict(count, now)
+        saved = [slot for slot in slots if dirty(self._name(slot))]
+        columns = self.columns(saved)
+        evicted = self._forget(slots)
+        self.counts.evicted += len(evicted)
+        del self._free[len(self._free) - len(slots) :]
+        waiting = set(saved)
+        self._free += [slot for slot in slots if slot not in waiting]
+        for slot in saved:
+            self.table.holders[slot] = 1
+        return self._opened(saved, evicted, owner, now), columns
+
+    def columns(self, slots: Sequence[int]) -> BlockColumns:
+        """Return what registered blocks are. Reads only."""
+        table = self.table
+        return BlockColumns(
+            keys=[self._name(slot) for slot in slots],
+            parents=[table.parent[slot] for slot in slots],
+            priorities=[table.priority[slot] for slot in slots],
+            pins=[table.pinned_until[slot] for slot in slots],
+        )
+
+    def adopt(
+        self,
+        keys: Sequence[BlockKey],
+        slots: Sequence[int],
+        generations: Sequence[int],
+        parents: Sequence[BlockKey | None],
+    ) -> list[int]:
+        """Make free slots the idle blocks that they were before a restart, in that order.
+
+        Returns: positions that can't be: no such free slot, or the key is registered.
+        """
+        table = self.table
+        free, refused, adopted = set(self._free), [], []
+        for position, (key, slot) in enumerate(zip(keys, slots, strict=True)):
+            if slot not in free or key in table.index:
+                refused.append(position)
+                continue
+            free.discard(slot)
+            adopted.append(slot)
+            table.state[slot], table.tokens[slot] = REGISTERED, table.block_size
+            table.key[slot], table.parent[slot] = key, parents[position]
+            table.generation[slot] = generations[position]
+            table.index[key] = slot
+        self._free = [slot for slot in self._free if slot in free]
+        self._order.registered(adopted)
+        self._order.enter(adopted)
+        self.counts.registered += len(adopted)
+        return refused
+
     def add_tokens(self, handle: BlockHandle, position: int, count: int) -> None:
         """Note ``count`` more tokens in a block, one that is not shared."""
         slot = self._own(handle, position)
@@ -327,6 +398,16 @@ class BlockManager:
                     raise ConfigError(f"eviction order {self.order_name!r} has no pins", hint="use order 'priority'")
                 pinned += 1
         return pinned
+
+    def prefer(self, keys: Sequence[BlockKey], priority: int) -> None:
+        """Give registered blocks at least a priority."""
+        table = self.table
+        slots = [slot for slot in map(table.index.get, keys) if slot is not None and table.priority[slot] < priority]
+        idle = [slot for slot in slots if not table.holders[slot]]
+        self._order.leave(idle)
+        for slot in slots:
+            table.priority[slot] = priority
+        self._order.enter(idle)
 
     def invalidate(self, key: BlockKey) -> bool:
         """Make a block unmatchable at once, because its bytes are wrong; True where it was registered.
@@ -546,11 +627,14 @@ class BlockManager:
         self._free += slots
         return evicted
 
+    def _name(self, slot: int) -> BlockKey:
+        key = self.table.key[slot]
+        assert key is not None, "only registered blocks have a name"
+        return key
+
     def _unname(self, slot: int) -> None:
         table = self.table
-        key = table.key[slot]
-        assert key is not None, "only registered blocks have a name to lose"
-        del table.index[key]
+        del table.index[self._name(slot)]
         table.key[slot] = table.parent[slot] = None
 
     def _empty(self, slot: int) -> None:

@@ -109,6 +109,12 @@ class BlocksPinned(Event, frozen=True, kw_only=True):
     until: Nanos
 
 
+class PeersChanged(Event, frozen=True, kw_only=True):
+    """These are the other workers' host tiers that can be asked from now on, the nearest first."""
+
+    peers: Sequence[str]
+
+
 class TierCleared(Event, frozen=True, kw_only=True):
     """Drop what a tier has; None is all tiers."""
 
@@ -123,8 +129,9 @@ class MoveEnded(Event, frozen=True, kw_only=True):
 
     Args:
         done: per block, whether it arrived and its checksum, key and generation are right.
-        corrupt: positions of blocks whose bytes at the source are wrong: they must never be read again.
-        seconds: from post to end.
+        corrupt: positions of blocks whose bytes at the source are wrong, absent or stale: they must never be read
+            again. Every other block that is not done may be there at another time.
+        seconds: from post to end; 0 is not measured.
     """
 
     id: int
@@ -144,12 +151,13 @@ class TierFound(Event, frozen=True, kw_only=True):
     """What a tier that survives a restart had when it was opened.
 
     Args:
-        keys, slots, parents: shape (n,) each, the longest unused first.
+        keys, slots, generations, parents: shape (n,) each, the longest unused first.
     """
 
     tier: TierName
     keys: Sequence[BlockKey]
     slots: Sequence[int]
+    generations: Sequence[int]
     parents: Sequence[BlockKey | None]
 
 
@@ -163,8 +171,10 @@ class Move(Effect, frozen=True, kw_only=True):
     until the call returns.
 
     Args:
-        keys, source_slots, target_slots: shape (n,) each; slots are rows of the region for ``engine``.
+        keys, source_slots, target_slots: shape (n,) each; slots are rows of the region for ``engine``, and -1 for
+            ``peer``, which knows its blocks by their keys.
         generations: of the source slots for a read, of the target slots for a write (lower tiers check it).
+        parents: key of the block before each; empty where nothing is written that survives a restart.
         peer: whose host tier, for a source ``peer``.
     """
 
@@ -177,6 +187,7 @@ class Move(Effect, frozen=True, kw_only=True):
     generations: Sequence[int]
     deadline: Nanos
     peer: str = ""
+    parents: Sequence[BlockKey | None] = ()
 
 
 class CancelMove(Effect, frozen=True, kw_only=True):

@@ -1,0 +1,96 @@
+"""`Edge`: the way from one place to another, what is under way there, and how long a move takes, as measured."""
+
+import msgspec
+
+from penstock.blocks.tiers.tier_events import Place
+from penstock.kernel.machine import Nanos
+
+FADE = 0.9
+"""A measured move counts so much of the next one: the last ten decide."""
+PRIOR_WEIGHT = 0.5
+"""Of each of the prior's two points, of a real move's 1: the first measured move outweighs it."""
+PRIOR_BYTES = 64 << 20
+
+
+class EdgeSpeed(msgspec.Struct, frozen=True):
+    """What is assumed until it is measured."""
+
+    latency: float
+    """seconds"""
+    rate: float
+    """bytes per second"""
+
+
+PRIORS = {
+    "engine>host": EdgeSpeed(0.0001, 10e9),
+    "host>engine": EdgeSpeed(0.0001, 10e9),
+    "host>disk": EdgeSpeed(0.001, 1e9),
+    "disk>host": EdgeSpeed(0.001, 1e9),
+    "host>object": EdgeSpeed(0.03, 0.1e9),
+    "object>host": EdgeSpeed(0.03, 0.1e9),
+    "peer>host": EdgeSpeed(0.002, 1e9),
+}
+"""Of one core's memcpy, one virtual disk, an object store in the same region and a TCP connection of 10 Gbit/s."""
+
+
+class Edge(msgspec.Struct, kw_only=True):
+    """One direction between two places.
+
+    Seconds of a move are a line over its bytes, fitted by least squares to the moves that came through whole: the
+    older a move, the less it counts. Two points of the prior keep the fit determined when all moves are of one size.
+
+    Args:
+        peer: of which peer; empty for the others.
+        queue, ahead: ids of fetches that wait, those that a load wants and those that are prefetched.
+        rest_until: after a failure.
+    """
+
+    source: Place
+    target: Place
+    peer: str = ""
+    in_flight: int = 0
+    """bytes"""
+    queue: list[int] = []
+    ahead: list[int] = []
+    queued: int = 0
+    """bytes of ``queue``"""
+    rest_until: Nanos = 0
+    moves: int = 0
+    sums: list[float] = msgspec.field(default_factory=lambda: [0.0] * 5)
+    """Of weight, bytes, seconds, bytes squared and bytes times seconds."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.source}>{self.target}"
+
+    def measured(self, size: int, seconds: float) -> None:
+        """Take note of a move of so many bytes that came through whole."""
+        self.moves += 1
+        for number, term in enumerate((1.0, size, seconds, size * size, size * seconds)):
+            self.sums[number] = self.sums[number] * FADE + term
+
+    def speed(self) -> EdgeSpeed:
+        """Return latency and rate as they are now."""
+        prior = PRIORS[self.name]
+        weight, x, y, xx, xy = self.sums
+        far = prior.latency + PRIOR_BYTES / prior.rate
+        weight += 2 * PRIOR_WEIGHT
+        x += PRIOR_WEIGHT * PRIOR_BYTES
+        y += PRIOR_WEIGHT * (prior.latency + far)
+        xx += PRIOR_WEIGHT * PRIOR_BYTES * PRIOR_BYTES
+        xy += PRIOR_WEIGHT * PRIOR_BYTES * far
+        slope = (weight * xy - x * y) / (weight * xx - x * x)
+        if slope <= 0:  # longer moves took less time: the whole time is latency
+            return EdgeSpeed(y / weight, PRIOR_BYTES / far)
+        latency = (y - slope * x) / weight
+        if latency < 0:  # a line through zero then
+            return EdgeSpeed(0.0, xx / xy)
+        return EdgeSpeed(latency, 1 / slope)
+
+    def seconds(self, size: int) -> float:
+        """Return how long a move of so many bytes would take, behind what is under way."""
+        speed = self.speed()
+        return speed.latency + (self.in_flight + self.queued + size) / speed.rate
+
+    def rests(self, now: Nanos) -> bool:
+        return now < self.rest_until

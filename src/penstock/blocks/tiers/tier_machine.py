@@ -1,0 +1,302 @@
+"""`TierMachine`: the tiers below one engine's KV memory: what is offloaded, loaded, evicted and announced, and when.
+
+It moves no bytes. Whoever drives it carries out every `Move` and answers with `MoveEnded`; a block counts as arrived
+only where that says so.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.blocks.tiers import tier_events as events
+from penstock.blocks.tiers.block_tier import BlockTier
+from penstock.blocks.tiers.fetches import Arrival, Fetches, Source
+from penstock.blocks.tiers.load_gate import LoadGate
+from penstock.blocks.tiers.load_jobs import LoadJobs
+from penstock.blocks.tiers.lower_writes import LowerWrites
+from penstock.blocks.tiers.store_jobs import StoreJobs
+from penstock.blocks.tiers.tier_counts import TierCounts
+from penstock.blocks.tiers.tier_moves import TierMoves
+from penstock.blocks.tiers.tier_settings import AHEAD_FETCHES, TierSettings
+from penstock.blocks.tiers.tier_state import Fetch, LoadMove, StoreMove, TierState, WriteMove
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, check_version
+
+VERSION = 1
+
+
+class TierMachine:
+    """The tiers of one engine. `penstock.blocks.tiers.tier_events` is its vocabulary."""
+
+    def __init__(self, settings: TierSettings) -> None:
+        self.settings = settings
+        self._handlers: dict[type[Event], Callable[[Nanos, Any], None]] = {
+            events.BlocksAsked: self._query,
+            events.BlocksOffered: self._offered,
+            events.BlocksWanted: self._wanted,
+            events.JobCancelled: self._cancelled,
+            events.BlocksUsed: self._used,
+            events.PrefetchWanted: self._prefetch,
+            events.EngineSpeed: self._speed,
+            events.BlocksPinned: self._pinned,
+            events.TierCleared: self._cleared,
+            events.TierFound: self._adopted,
+            events.MoveEnded: self._move_ended,
+            Woken: self._woken,
+        }
+        self._assemble(TierState())
+
+    def _assemble(self, state: TierState) -> None:
+        settings = self.settings
+        self.state = state
+        self._effects: list[Effect] = []
+        self.tiers: dict[events.TierName, BlockTier] = {}
+        sizes: list[tuple[events.TierName, int]] = [
+            ("host", settings.host_blocks),
+            ("disk", settings.disk_blocks),
+            ("object", settings.object_blocks),
+        ]
+        for name, blocks in sizes:
+            counts = state.tiers.setdefault(name, TierCounts())
+            if blocks:
+                self.tiers[name] = BlockTier(name, blocks, settings, counts, self._effects)
+        state.tiers.setdefault("peer", TierCounts())
+        self._moves = TierMoves(settings, state, self.tiers, self._effects)
+        self._fetches = Fetches(self._moves)
+        self._gate = LoadGate(self._moves, self._fetches)
+        self._stores = StoreJobs(self._moves)
+        self._loads = LoadJobs(self._moves, self._fetches)
+        self._writes = LowerWrites(self._moves)
+
+    def handle(self, now: Nanos, event: Event) -> Sequence[Effect]:
+        """Take one event.
+
+        Raises:
+            KeyError: an event of a type that is none of the machine's.
+        """
+        self._handlers[type(event)](now, event)
+        self._writes.pump(now)
+        while arrivals := self._fetches.pump(now):
+            self._deliver(now, arrivals)
+        self._wake()
+        effects = self._effects[:]
+        self._effects.clear()
+        return effects
+
+    # --- what an engine wants -----------------------------------------------------------------------------------------
+
+    def _query(self, now: Nanos, event: events.BlocksAsked) -> None:
+        blocks, reason = self._gate.worth(now, event.keys, event.hints)
+        counts = self.state.counts
+        counts.queried += len(event.keys)
+        counts.answered += blocks
+        if blocks < len(event.keys):
+            counts.refuse(reason, len(event.keys) - blocks)
+        self._effects.append(events.BlocksAnswered(query=event.query, blocks=blocks, reason=reason))
+
+    def _offered(self, now: Nanos, event: events.BlocksOffered) -> None:
+        if event.job in self.state.stores or event.job in self.state.loads:
+            self.state.counts.unknown += 1
+            return
+        self._writes.used(self._stores.begin(now, event))
+
+    def _wanted(self, now: Nanos, event: events.BlocksWanted) -> None:
+        if event.job in self.state.stores or event.job in self.state.loads:
+            self.state.counts.unknown += 1
+            return
+        self._writes.used(self._loads.begin(now, event))
+
+    def _cancelled(self, now: Nanos, event: events.JobCancelled) -> None:
+        if event.job in self.state.loads:
+            self._loads.cancel(event.job)
+        elif event.job in self.state.stores:
+            self._moves.cancel(self.state.stores[event.job])
+        else:  # it has ended, and its `JobEnded` met the cancellation on the way
+            self.state.counts.unknown += 1
+
+    def _used(self, now: Nanos, event: events.BlocksUsed) -> None:
+        self._stores.used(event.keys)
+        for tier in self.tiers.values():
+            here = tier.touch(event.keys, now, events.BlockHints())
+            if tier.name == "host":
+                self._writes.used(here)
+
+    def _prefetch(self, now: Nanos, event: events.PrefetchWanted) -> None:
+        host = self.tiers["host"]
+        wanted: list[tuple[int, Source]] = []
+        for position, key in enumerate(event.keys):
+            if key in host.index:
+                continue
+            source = self._fetches.source(now, key)
+            if isinstance(source, str):
+                break
+            wanted.append((position, source))
+        host.touch(event.keys, now, event.hints)
+        queued = sum(len(edge.ahead) for edge in self.state.edges.values())
+        room = max(0, AHEAD_FETCHES - queued) * self.settings.move_blocks
+        host.counts.skip("busy", len(wanted) - min(room, len(wanted)))
+        self._fetches.want(now, event.keys, wanted[:room], event.hints, None)
+
+    def _speed(self, now: Nanos, event: events.EngineSpeed) -> None:
+        self.state.seconds_per_token = event.seconds_per_token
+
+    # --- what an operator wants ---------------------------------------------------------------------------------------
+
+    def _pinned(self, now: Nanos, event: events.BlocksPinned) -> None:
+        for tier in self.tiers.values():
+            if tier.ranked:
+                tier.manager.pin(event.keys, event.until)
+            else:
+                tier.counts.hints_ignored += len(tier.manager.scan(event.keys))
+
+    def _cleared(self, now: Nanos, event: events.TierCleared) -> None:
+        """Drop what tiers have. What is under way into one of them ends as nothing.
+
+        Where all are cleared, the engine's KV itself may have changed its meaning: loads under way end as misses, too.
+        """
+        state, every = self.state, event.tier is None
+        for name, tier in self.tiers.items():
+            if every or name == event.tier:
+                tier.clear()
+        for name, queue in state.lower.items():
+            if every or name == event.tier:
+                queue.waiting.clear()
+        if every:
+            state.once.clear()
+        arrivals: list[Arrival] = []
+        for id, move in list(state.moves.items()):
+            edge = state.edges[move.edge]
+            into = every or edge.target == event.tier
+            if isinstance(move, Fetch):
+                if into or (edge.source == event.tier and not move.handle):
+                    arrivals += self._fetches.void(id, move, "cleared")
+            elif into:
+                move.void = True
+                if isinstance(move, StoreMove):
+                    self._moves.arrived(id, move.blocks.keys)
+        self._deliver(now, arrivals)
+
+    # --- what a carrier answers ---------------------------------------------------------------------------------------
+
+    def _adopted(self, now: Nanos, event: events.TierFound) -> None:
+        self.tiers[event.tier].adopt(event)
+
+    def _move_ended(self, now: Nanos, event: events.MoveEnded) -> None:
+        move = self._moves.ended(now, event)
+        match move:
+            case StoreMove():
+                self._writes.stored(self._stores.ended(event.id, move, event))
+            case LoadMove():
+                self._loads.ended(event.id, move, event)
+            case WriteMove():
+                self._writes.ended(event.id, move, event)
+            case Fetch():
+                fresh, arrivals = self._fetches.ended(event.id, move, event)
+                self._deliver(now, arrivals)
+                self._writes.stored(fresh)
+
+    def _woken(self, now: Nanos, event: Woken) -> None:
+        state = self.state
+        state.wake_at = None
+        while state.timers and state.timers[0][0] <= now:
+            _, what, id = heapq.heappop(state.timers)
+            if what == "load":
+                self._loads.due(now, id)
+                continue
+            match state.moves.get(id):
+                case Fetch() as fetch:
+                    self._deliver(now, self._fetches.late(now, id, fetch))
+                case WriteMove() as write:
+                    self._moves.late(now, write)
+
+    def _deliver(self, now: Nanos, arrivals: Sequence[Arrival]) -> None:
+        for arrival in arrivals:
+            self._loads.arrived(now, arrival)
+
+    def _wake(self) -> None:
+        """Ask to be woken for the earliest deadline that still matters."""
+        state, timers = self.state, self.state.timers
+        while timers and timers[0][2] not in (state.loads if timers[0][1] == "load" else state.moves):
+            heapq.heappop(timers)
+        if timers and timers[0][0] != state.wake_at:
+            state.wake_at = timers[0][0]
+            self._effects.append(Wake(at=state.wake_at))
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """Return the whole state as plain data."""
+        tiers = {name: tier.manager.snapshot() for name, tier in self.tiers.items()}
+        return {"version": VERSION, "state": msgspec.to_builtins(self.state), "tiers": tiers}
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Become the machine that wrote ``snapshot``, of the same settings.
+
+        Raises:
+            ValueError: it is of another version.
+        """
+        check_version(snapshot, VERSION, "the tier machine")
+        self._assemble(msgspec.convert(snapshot["state"], TierState))
+        for name, tier in self.tiers.items():
+            tier.manager.restore(snapshot["tiers"][name])
+            tier.reopened()
+
+    def check(self) -> None:
+        """Compare with a recount. Cost: walks all blocks, moves and jobs.
+
+        Raises:
+            InvariantError: a handle is lost or open twice, or bytes, queues, jobs or deadlines contradict the moves.
+        """
+        state, block_bytes = self.state, self.settings.block_bytes
+        handles: Counter[tuple[str, int]] = Counter()
+        in_flight: Counter[str] = Counter()
+        for id, move in state.moves.items():
+            size = len(move.blocks.keys) * block_bytes
+            match move:
+                case StoreMove():
+                    handles["host", move.handle] += 1
+                    if state.stores.get(move.job) != id:
+                        raise InvariantError(f"move {id} is of store job {move.job}, which has another")
+                case LoadMove():
+                    handles["host", move.handle] += 1
+                    if id not in state.loads[move.job].moves:
+                        raise InvariantError(f"move {id} is of load job {move.job}, which has no such move")
+                case WriteMove():
+                    handles["host", move.host_handle] += 1
+                    handles[move.target, move.handle] += 1
+                case Fetch():
+                    if move.source_handle:
+                        handles[move.source, move.source_handle] += 1
+                    edge = state.edges[move.edge]
+                    if move.handle:
+                        handles["host", move.handle] += 1
+                    elif (edge.queue + edge.ahead).count(id) != 1:
+                        raise InvariantError(f"fetch {id} is neither posted nor queued")
+                    for job in move.waiters:
+                        if id not in state.loads[job].fetches:
+                            raise InvariantError(f"load job {job} waits for fetch {id} and does not know")
+            if not (isinstance(move, Fetch) and not move.handle):
+                in_flight[move.edge] += size
+        for name, edge in state.edges.items():
+            if edge.in_flight != in_flight[name]:
+                raise InvariantError(f"{name}: {edge.in_flight} bytes in flight, {in_flight[name]} counted")
+            queued = sum(len(state.moves[id].blocks.keys) for id in edge.queue) * block_bytes
+            if edge.queued != queued:
+                raise InvariantError(f"{name}: {edge.queued} bytes queued, {queued} counted")
+        for tier in self.tiers.values():
+            tier.manager.check()
+            expected = {handle for name, handle in handles if name == tier.name}
+            if tier.handles != expected or any(count > 1 for count in handles.values()):
+                raise InvariantError(f"{tier.name}: handles {tier.handles} are open, moves have {expected}")
+        for id, load in state.loads.items():
+            if not load.moves and not load.fetches:
+                raise InvariantError(f"load job {id} has nothing under way and has not ended")
+            if load.fetches and not any(what == "load" and job == id for _, what, job in state.timers):
+                raise InvariantError(f"load job {id} waits without a deadline")
+        if any(move not in state.moves for move in state.incoming.values()):
+            raise InvariantError("a block is on its way by a move that is none")
+        if state.timers and (state.wake_at is None or state.wake_at > state.timers[0][0]):
+            raise InvariantError("nobody wakes the machine for its next deadline")
