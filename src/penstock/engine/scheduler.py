@@ -548,6 +548,9 @@ class Scheduler:
         self.counters.generated += request.generated - before
 
     def _finish(self, request: EngineRequest, at: Nanos, reason: EndReason, retained: int = 0) -> None:
+        if self.tiers is not None and request.named:
+            # Its first blocks were stored first. Used last, they outlive the later ones, which are of no use without.
+            self.tiers.use(request.chain, request.named, at)
         request.state = "gone"
         del self.requests[request.submit.id]
         self.counters.ended[reason] += 1

@@ -21,6 +21,7 @@ from penstock.blocks.tiers.tier_events import (
     BlocksStored,
     BlocksUsed,
     BlocksWanted,
+    EdgeMeasured,
     EngineSpeed,
     JobCancelled,
     JobEnded,
@@ -41,6 +42,8 @@ from penstock.simulate.tier_carriers import TierCarriers
 
 ANNOUNCED: dict[str, Tier] = {"host": "host", "disk": "disk"}
 """Tiers that routers know; what lies in an object store is as near to one worker as to another."""
+MEASURED = 10
+"""Moves of each size by which the machine knows an edge beforehand, as after a read-back at the start."""
 _HEAD = bytes((OF_ENGINE_HASH, VERSION)) + bytes(PREFIX - 2)
 _NO_HINTS = BlockHints()
 
@@ -89,6 +92,11 @@ class SimulatedTiers:
         if peers is not None:
             peers[name] = self
         self._post(0, EngineSpeed(seconds_per_token=seconds_per_token))
+        for source, target in self.carriers.edges:
+            for blocks in (1, settings.move_blocks) * MEASURED:
+                took = self.carriers.seconds(source, target, blocks)
+                size = blocks * settings.block_bytes
+                self._post(0, EdgeMeasured(source=source, target=target, size=size, seconds=took))
 
     # --- what the engine's scheduler asks ---------------------------------------------------------------------------
 

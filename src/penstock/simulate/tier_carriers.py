@@ -29,6 +29,11 @@ class TierCarriers:
         self._block_bytes = block_bytes
         self._free: dict[tuple[Place, Place], Nanos] = {}
 
+    @property
+    def edges(self) -> list[tuple[Place, Place]]:
+        """Ways that are known before a move; peers are met later."""
+        return [edge for edge in self._speeds if edge[0] != "peer"]
+
     def seconds(self, source: Place, target: Place, blocks: int) -> float:
         """Return how long a move takes whose link is free."""
         rate, latency = self._speeds[source, target]
