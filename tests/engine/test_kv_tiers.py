@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.engine.engine import Engine
 from penstock.engine.events import AbortRequest, ClearCache, EngineFinished, EngineFirstToken, KvChanged, SubmitRequest
-from penstock.engine.kv_tiers import LoadedBlocks
+from penstock.engine.external_kv.kv_tiers import LoadedBlocks
 from penstock.engine.settings import SimSettings
 from penstock.kernel.machine import MILLISECOND, Nanos, Snapshot, Wake, Woken
 from penstock.kernel.values import KvEvent, KvStored

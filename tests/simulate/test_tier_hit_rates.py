@@ -13,7 +13,7 @@ from penstock.kernel.request_record import RequestRecord
 from penstock.router.settings import RouterSettings
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
-from penstock.simulate.tier_plan import TierPlan
+from penstock.simulate.tiers.tier_plan import TierPlan
 from penstock.traffic.formats.mooncake import MooncakeTrace
 from penstock.traffic.traffic_request import TrafficRequest
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine import remote_prefill
 from penstock.engine.block_allocation import KvCache
 from penstock.engine.block_cache import BlockCache
 from penstock.engine.engine_request import EngineRequest
@@ -28,10 +27,11 @@ from penstock.engine.events import (
     ReleaseKv,
     SubmitRequest,
 )
+from penstock.engine.external_kv import remote_prefill
+from penstock.engine.external_kv.kv_tiers import KvTiers
 from penstock.engine.forward_pass import ForwardPass
 from penstock.engine.itl_histogram import ItlHistogram
 from penstock.engine.kv_capacity import with_blocks
-from penstock.engine.kv_tiers import KvTiers
 from penstock.engine.scheduler import Scheduler, fits, running
 from penstock.engine.settings import SimSettings, checked
 from penstock.engine.simulated_output import PLAIN, SimulatedOutput, Words

@@ -19,7 +19,6 @@ is needed that is not there, or a request arrives: those are one `ForwardPass` o
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.engine import kv_tiers, remote_prefill
 from penstock.engine.block_allocation import BlockAllocation, KvCache
 from penstock.engine.decode_batch import DecodeBatch, SpeculativeDecodeBatch
 from penstock.engine.engine_request import ByPriority, EngineRequest, Fcfs, WaitingQueue, rank
@@ -30,10 +29,11 @@ from penstock.engine.events import (
     EngineFirstToken,
     EngineStarted,
 )
+from penstock.engine.external_kv import kv_tiers, remote_prefill
+from penstock.engine.external_kv.kv_handoff import KvHandoffs, KvHold
+from penstock.engine.external_kv.kv_tiers import KvTiers
 from penstock.engine.forward_pass import ForwardPass
 from penstock.engine.itl_histogram import ItlHistogram
-from penstock.engine.kv_handoff import KvHandoffs, KvHold
-from penstock.engine.kv_tiers import KvTiers
 from penstock.engine.settings import SimSettings
 from penstock.engine.timing.timing_model import TimingModel
 from penstock.kernel.machine import Effect, Nanos, nanos

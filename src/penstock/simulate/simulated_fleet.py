@@ -15,9 +15,9 @@ from penstock.engine.run_cache import RunCache
 from penstock.kernel.hashing import SCHEME
 from penstock.kernel.machine import SECOND, Nanos, nanos
 from penstock.kernel.values import RequestId, Role, WorkerCard, WorkerId
-from penstock.simulate.simulated_tiers import SimulatedTiers
 from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
-from penstock.simulate.tier_assembly import tiers_of
+from penstock.simulate.tiers.simulated_tiers import SimulatedTiers
+from penstock.simulate.tiers.tier_assembly import tiers_of
 
 State = Literal["starting", "ready", "draining"]
 

@@ -11,7 +11,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import HandoffProtocol, Role, Slo, WorkerId
 from penstock.router.requests.stage_graph import FINAL
 from penstock.router.settings import RouterSettings
-from penstock.simulate.tier_plan import TierPlan
+from penstock.simulate.tiers.tier_plan import TierPlan
 
 FaultKind = Literal["fail", "drain", "undrain", "add", "cordon", "uncordon", "flip", "restart"]
 

@@ -1,7 +1,7 @@
 """Tier plans: what a pool's ``cache`` settings mean for its simulated engines."""
 
 from penstock.config.settings.cache_settings import CacheSettings
-from penstock.simulate.tier_plan import TierPlan
+from penstock.simulate.tiers.tier_plan import TierPlan
 
 
 def tier_plan(cache: CacheSettings) -> TierPlan:

@@ -30,8 +30,8 @@ from penstock.engine.settings import SimSettings
 from penstock.engine.simulated_output import SimulatedOutput, Words
 from penstock.kernel.machine import MILLISECOND, Event, Nanos, Wake, Woken, nanos
 from penstock.kernel.values import KvEvent, RequestId, StepStats
-from penstock.simulate.tier_assembly import tiers_of
-from penstock.simulate.tier_plan import TierPlan
+from penstock.simulate.tiers.tier_assembly import tiers_of
+from penstock.simulate.tiers.tier_plan import TierPlan
 
 Publish = Callable[[list[KvEvent]], None]
 TICK = 4 * MILLISECOND

@@ -16,7 +16,7 @@ from penstock.adapters.engines.sim.transfer_params import ROLES
 from penstock.config.cluster_secret_file import secret_of_env
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
-from penstock.simulate.tier_plan import TierPlan
+from penstock.simulate.tiers.tier_plan import TierPlan
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -32,7 +32,7 @@ from penstock.kernel.errors import ClientError
 from penstock.kernel.hashing import SCHEME
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import JsonObject, KvEvent
-from penstock.simulate.tier_plan import TierPlan
+from penstock.simulate.tiers.tier_plan import TierPlan
 
 DIMENSIONS = 64
 BODY_MAX = 64 * 1024 * 1024

@@ -9,8 +9,8 @@ from penstock.engine.settings import SimSettings
 from penstock.engine.timing.timing_model import TimingModel
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import SECOND
-from penstock.simulate.simulated_tiers import SimulatedTiers
-from penstock.simulate.tier_plan import TierPlan
+from penstock.simulate.tiers.simulated_tiers import SimulatedTiers
+from penstock.simulate.tiers.tier_plan import TierPlan
 
 STORE_BLOCKS = 1 << 20
 """Blocks of an engine in an object store, which has no limit of its own: more than an engine computes in a day."""

@@ -33,12 +33,12 @@ from penstock.blocks.tiers.tier_events import (
 from penstock.blocks.tiers.tier_machine import TierMachine
 from penstock.blocks.tiers.tier_settings import TierSettings
 from penstock.engine.events import SubmitRequest
-from penstock.engine.kv_tiers import LoadedBlocks
+from penstock.engine.external_kv.kv_tiers import LoadedBlocks
 from penstock.engine.settings import TierLinks
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, seconds
 from penstock.kernel.values import KvEvent, KvRemoved, KvStored, Tier
-from penstock.simulate.tier_carriers import TierCarriers
+from penstock.simulate.tiers.tier_carriers import TierCarriers
 
 ANNOUNCED: dict[str, Tier] = {"host": "host", "disk": "disk"}
 """Tiers that routers know; what lies in an object store is as near to one worker as to another."""
@@ -49,7 +49,7 @@ _NO_HINTS = BlockHints()
 
 
 class SimulatedTiers:
-    """Tiers below one engine: a `penstock.engine.kv_tiers.KvTiers`.
+    """Tiers below one engine: a `penstock.engine.external_kv.kv_tiers.KvTiers`.
 
     Args:
         settings: of the machine.

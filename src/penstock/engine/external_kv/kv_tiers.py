@@ -2,8 +2,8 @@
 
 A request that is about to be admitted asks for the blocks behind those of the engine's own cache. Where loading them
 is cheaper than computing them, its blocks are reserved and it waits as one whose KV another engine has does
-(`penstock.engine.kv_handoff`): pulling, landed, running. Other requests go on meanwhile. What a pass has computed is
-offered to the tiers at its end. `penstock.simulate.simulated_tiers` is what answers.
+(`penstock.engine.external_kv.kv_handoff`): pulling, landed, running. Other requests go on meanwhile. What a pass has
+computed is offered to the tiers at its end. `penstock.simulate.tiers.simulated_tiers` is what answers.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from penstock.engine.block_allocation import BlockAllocation, KvCache
 from penstock.engine.engine_request import EngineRequest
 from penstock.engine.events import EngineCounters, SubmitRequest
-from penstock.engine.kv_handoff import KvHandoffs
+from penstock.engine.external_kv.kv_handoff import KvHandoffs
 from penstock.engine.settings import SimSettings
 from penstock.kernel.machine import Effect, Nanos, Snapshot
 from penstock.kernel.values import KvEvent
