@@ -121,7 +121,7 @@ class World:
             source, target = (move.source, move.source_slots[position]), (move.target, move.target_slots[position])
             generation = move.generations[position]
             if move.source == "peer":
-                right = True
+                right = not self.faults or self.rng.random() < 0.9  # else the peer has evicted it
             elif move.source in LOWER:
                 record = self.records.get(source)
                 right = record is not None and record.key == key and record.generation == generation
@@ -328,7 +328,9 @@ def random_step(world: World) -> None:
     first, count = rng.randrange(12), rng.randint(1, 8)
     keys = CHAINS[chain][first : first + count]
     dice = rng.random()
-    if world.open_moves and dice < 0.45:
+    if world.asks and rng.random() < 0.5:
+        world.answer_peer(rng.choice(sorted(world.asks)), rng.choice((0, 2, 100)))
+    elif world.open_moves and dice < 0.45:
         faulty = rng.random() < world.faults
         share = rng.choice((0.2, 1.0))
         world.end_move(
@@ -357,6 +359,8 @@ def random_step(world: World) -> None:
         world.damage()
     elif dice < 0.95:
         world.post(events.EngineSpeed(seconds_per_token=rng.choice((0.0, 1e-6, 1e-3))))
+    elif dice < 0.96:
+        world.post(events.PeersChanged(peers=rng.choice(((), PEERS[:1], PEERS, PEERS[::-1]))))
     elif dice < 0.97:
         world.restart()
     elif dice < 0.975:

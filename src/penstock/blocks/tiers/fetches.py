@@ -54,6 +54,11 @@ class Fetches:
                 if not moves.edge(name, "host")[1].rests(now):
                     return Source(name, "", 0)
                 reason = "resting"
+        block = moves.state.peer_blocks.get(key)
+        if block is not None and block.peer and block.until > now:
+            if not moves.edge("peer", "host", block.peer)[1].rests(now):
+                return Source("peer", block.peer, 0)
+            reason = "resting"
         return reason
 
     def want(
@@ -147,7 +152,7 @@ class Fetches:
     def pump(self, now: Nanos) -> list[Arrival]:
         """Post what there is room for; returns what can't be fetched."""
         arrivals: list[Arrival] = []
-        for edge in self._moves.state.edges.values():
+        for edge in list(self._moves.state.edges.values()):
             for queue in (edge.queue, edge.ahead):
                 while queue:
                     fetch = self._moves.state.moves[queue[0]]
@@ -200,6 +205,10 @@ class Fetches:
             source = moves.tiers[fetch.source]
             source.invalidate(fetch.source_handle, event.corrupt, fetch.blocks)
             source.release(fetch.source_handle)
+        else:  # what a peer did not bring now is not expected from it again
+            for key, done in zip(fetch.blocks.keys, event.done, strict=True):
+                if not done:
+                    moves.state.peer_blocks.pop(key, None)
         if fetch.void:
             host.release(fetch.handle)
             return [], []

@@ -34,6 +34,8 @@ PEER_DEADLINE: Nanos = 20 * MILLISECOND
 """Of a peer's answer, which a request's placement waits for: a round trip and a busy event loop."""
 PEERS_ASKED = 4
 """Peers that are asked for one prompt."""
+PEER_QUERIES = 256
+"""Queries that wait for peers at most; more are answered without them."""
 PEER_MEMORY: Nanos = 2 * SECOND
 """A peer's answer counts for so long: engines ask again while a request waits, and peers evict."""
 PEER_MEMORY_BLOCKS = 100_000
