@@ -1,6 +1,6 @@
 """Do KV tiers pay? Simulates traces with and without them, per size and eviction order, and prints where they do not.
 
-usage: python bench/tiers/run.py [--traces FOLDER] [--requests 1200] [--docs FILE]
+usage: python bench/tiers/run.py [--traces FOLDER] [--requests 4000] [--docs FILE]
 
 The machine that decides about blocks is the one that serves; engines are the roofline of a model on a GPU, links are
 the defaults of ``sim.tier_links``. The Mooncake trace is that of --traces, PENSTOCK_TRACES or ../shared/traces; where
@@ -143,7 +143,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     traces = Path(os.environ.get("PENSTOCK_TRACES") or ROOT.parent / "shared" / "traces")
     parser.add_argument("--traces", type=Path, default=traces)
-    parser.add_argument("--requests", type=int, default=1200)
+    parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--docs", type=Path)
     return parser.parse_args(arguments)
 
