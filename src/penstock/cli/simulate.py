@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.shared.amount import SECONDS
+from penstock.cli.shared.amount import BYTES, SECONDS
 from penstock.cli.shared.output import json_option
 from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
 from penstock.cli.shared.traffic_flags import check_traffic, html_option, out_option, traffic_options
@@ -16,6 +16,7 @@ Examples:
   penstock simulate cluster.yaml --trace conversation_trace.jsonl --compare router.mode=kv,round_robin
   penstock simulate --workload agent --workers 8 --compare router.cost.overlap_credit=0,1,2 --json
   penstock simulate --workload rag --rate 4 --prefill 2 --decode 2
+  penstock simulate --workload agent --host-cache 64GiB --disk-cache 2TiB --compare router.mode=kv,round_robin
   penstock simulate --model Qwen3-32B --gpu h100 --gpus 2 --concurrency 32 --workload fixed --prompt 1k --answer 256
   penstock simulate --workload rag --hours 1 --fault at=600,kind=fail,worker=main-0 --start-up 90s
   penstock simulate --workload chat --hours 24 --policy my_policies:Reactive --policy-interval 30s
@@ -32,6 +33,8 @@ computer's own. Each variant leaves a run folder with the files of a live run an
 @traffic_options
 @click.option("--hours", type=click.FloatRange(0, min_open=True), help="End of arrivals: --duration in hours.")
 @click.option("--workers", type=click.IntRange(1), help="Engines of every pool, instead of the config's.")
+@click.option("--host-cache", type=BYTES, help="Host memory of each engine for KV blocks, such as 256GiB.")
+@click.option("--disk-cache", type=BYTES, help="Disk of each engine for KV blocks, such as 2TiB; needs --host-cache.")
 @click.option("--prefill", type=click.IntRange(1), help="Engines that only prefill; needs --decode.")
 @click.option("--decode", type=click.IntRange(1), help="Engines that go on with what those have prefilled.")
 @click.option(

@@ -55,6 +55,8 @@ class BlockAllocation:
         self.notify = True
         """Whether there is a listener for what changes."""
         self.changes: list[KvEvent] = []
+        self.fresh: list[tuple[EngineRequest, int, int]] | None = None
+        """(request, from, to): blocks named since the tiers had them offered; None where there are no tiers."""
         self.decoded = settings.emit_decode_blocks and settings.enable_prefix_caching
         """Whether blocks of generated tokens are named."""
         self._settings = settings
@@ -82,7 +84,11 @@ class BlockAllocation:
         request.named = end
         request.private -= end - start
         start += known
-        if start == end or not self.notify:
+        if start == end:
+            return
+        if self.fresh is not None:
+            self.fresh.append((request, start, end))
+        if not self.notify:
             return
         size, submit = self._settings.block_size, request.submit
         self.changes.append(

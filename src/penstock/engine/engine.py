@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine import remote_prefill
 from penstock.engine.block_allocation import KvCache
 from penstock.engine.block_cache import BlockCache
 from penstock.engine.engine_request import EngineRequest
@@ -28,6 +27,8 @@ from penstock.engine.events import (
     ReleaseKv,
     SubmitRequest,
 )
+from penstock.engine.external_kv import remote_prefill
+from penstock.engine.external_kv.kv_tiers import KvTiers
 from penstock.engine.forward_pass import ForwardPass
 from penstock.engine.itl_histogram import ItlHistogram
 from penstock.engine.kv_capacity import with_blocks
@@ -41,7 +42,7 @@ from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, check_version
 from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, RequestId, StepStats
 
-VERSION = 4
+VERSION = 5
 _PendingEffect = EngineStarted | EngineFirstToken | EngineFinished | PullKv | EngineRejected | KvChanged
 
 
@@ -56,6 +57,7 @@ class Engine:
         turn: token id after which the model's turn begins; None takes every prompt as a whole one.
         cache: class of its block cache, and so the form in which prompts come: hashes or tokens, or with `RunCache` as
             `penstock.kernel.block_runs.Chain`.
+        tiers: makes the tiers below its memory for the settings and the timing model; None where there are none.
     Raises:
         ConfigError: the settings contradict each other.
     Cost: per request, not per token: 3 or 4 events and a few microseconds for each 64 blocks of prompt.
@@ -70,6 +72,7 @@ class Engine:
         end: int | None = None,
         turn: int | None = None,
         cache: Callable[[int], KvCache] = BlockCache,
+        tiers: Callable[[SimSettings, TimingModel], KvTiers | None] | None = None,
     ) -> None:
         settings = self.settings = with_blocks(checked(settings), table)
         self.timing: TimingModel = timing_of(settings.timing, settings.capacity, table)
@@ -77,7 +80,8 @@ class Engine:
         self._end = end
         self._turn = turn
         self._cache = cache
-        self._core = Scheduler(settings, self.timing, cache(settings.blocks))
+        self.tiers = None if tiers is None else tiers(settings, self.timing)
+        self._core = Scheduler(settings, self.timing, cache(settings.blocks), self.tiers)
         self._serial = 0
         self._wake: Nanos | None = None
         self._now: Nanos = 0
@@ -109,7 +113,8 @@ class Engine:
         elif isinstance(event, ClearCache):
             core.advance(now, False)
             self._clear(now)
-        out, op, due = core.out, core.op, core.handoffs.due
+        out, op = core.out, core.op
+        due = core.handoffs.due if core.tiers is None else core.due
         core.out = []
         wake = op.end if op is not None else None if core.blocked else max(now, core.ready)
         if due is not None and (wake is None or due < wake):
@@ -230,7 +235,7 @@ class Engine:
         known = self._core.counters
         over = 0 if op is None else max(0, op.within(now) - op.done)
         counters = msgspec.structs.replace(known, generated=known.generated + ahead, passes=known.passes + over)
-        counters.ended = dict(counters.ended)
+        counters.ended, counters.tier_hits = dict(counters.ended), dict(counters.tier_hits)
         return counters
 
     def take_stats(self, now: Nanos) -> StepStats:
@@ -270,6 +275,8 @@ class Engine:
             "partial": core.partial.id if core.partial is not None else None,
             "handoffs": core.handoffs.snapshot(),
             "cache": core.cache.snapshot(),
+            "tiers": None if core.tiers is None else core.tiers.snapshot(),
+            "fresh": [[request.id, start, end] for request, start, end in core.holdings.fresh or ()],
             "counters": msgspec.to_builtins(core.counters),
             "window": dict(core.window),
             "timing": [self.timing.lookups, self.timing.extrapolated],
@@ -297,7 +304,7 @@ class Engine:
         """
         check_version(snapshot, VERSION, "an engine")
         gaps, tells = self._core.gaps, self._core.holdings.notify
-        core = self._core = Scheduler(self.settings, self.timing, self._cache(self.settings.blocks))
+        core = self._core = Scheduler(self.settings, self.timing, self._cache(self.settings.blocks), self.tiers)
         core.gaps, core.holdings.notify = gaps, tells
         self._now, self._serial, self._wake = snapshot["now"], snapshot["serial"], snapshot["wake"]
         core.ready, core.stuck, core.admissions = snapshot["ready"], snapshot["stuck"], snapshot["admissions"]
@@ -312,6 +319,9 @@ class Engine:
         core.partial = core.requests[snapshot["partial"]] if snapshot["partial"] is not None else None
         core.handoffs.restore(snapshot["handoffs"], core.requests, chain)
         core.cache.restore(snapshot["cache"])
+        if core.tiers is not None:
+            core.tiers.restore(snapshot["tiers"])
+            core.holdings.fresh = [(core.requests[id], start, end) for id, start, end in snapshot["fresh"]]
         core.counters = msgspec.convert(snapshot["counters"], EngineCounters)
         core.window = dict(snapshot["window"])
         self.timing.lookups, self.timing.extrapolated = snapshot["timing"]
@@ -360,6 +370,8 @@ class Engine:
         private += sum(request.private for request in core.leaving)
         core.cache.check(holders, private)
         core.handoffs.check()
+        if core.tiers is not None:
+            core.tiers.check()
         if len(group) + sum(r.state == "prefilling" for r in core.requests.values()) != self.running:
             raise InvariantError(f"{self.running} requests run, but not all of them decode or prefill")
         if len(group) > self.settings.max_num_seqs:
@@ -408,7 +420,7 @@ class Engine:
         names = core.cache.drop_idle()
         if not core.holdings.notify:
             return
-        if not core.cache.cached:
+        if not core.cache.cached and core.tiers is None:
             event: KvEvent = KvCleared()
         elif names:
             event = KvRemoved(hashes=names)

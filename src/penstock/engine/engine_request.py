@@ -14,6 +14,7 @@ from penstock.engine.simulated_output import SimulatedOutput
 from penstock.kernel.machine import Nanos, Snapshot
 from penstock.kernel.values import Prompt
 
+_NOTHING: dict[str, int] = {}
 State = Literal["waiting", "pulling", "landed", "prefilling", "decoding", "gone"]
 
 
@@ -51,6 +52,12 @@ class EngineRequest:
         """Prompt tokens that were, or are on their way; 0 after a preemption."""
         self.pulled = 0
         """Prompt tokens that its first pass found brought."""
+        self.loading = 0
+        """Blocks that are on their way from the tiers below."""
+        self.tried = False
+        """Whether that failed, so that it is computed."""
+        self.sources = _NOTHING
+        """tier -> prompt tokens that its first pass had from there; they count as cached, too."""
         self.started: Nanos | None = None
         self.first: Nanos | None = None
         self.preemptions = 0
@@ -108,6 +115,9 @@ _DUMPED = (
     "remote",
     "brought",
     "pulled",
+    "loading",
+    "tried",
+    "sources",
     "started",
     "first",
     "preemptions",

@@ -26,6 +26,9 @@ class SubmitRequest(Event, frozen=True, kw_only=True):
 
     ``media``: images and the like, by their ids and the tokens that stand for them.
 
+    ``pin``, ``keep``: hints for tiers below the engine's memory: seconds for which they are to keep its blocks, and
+    how much they are worth there (0 is the least).
+
     ``hold``: another engine goes on with this request. It ends with its first token, whatever ``max_tokens`` says, and
     keeps the blocks of its prompt until `ReleaseKv`. ``remote``: prompt tokens whose KV another engine holds; `PullKv`
     asks the driver to bring it.
@@ -45,6 +48,8 @@ class SubmitRequest(Event, frozen=True, kw_only=True):
     variant: int = 0
     hold: bool = False
     remote: int = 0
+    pin: float = 0.0
+    keep: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -98,8 +103,9 @@ class EngineFirstToken(Effect, frozen=True, kw_only=True):
 class EngineFinished(Effect, frozen=True, kw_only=True):
     """A request ended with ``tokens`` of output; ``started`` and ``first`` are None where it did not come so far.
 
-    Tokens: ``prompt`` of which ``cached`` were not computed at its first admission. ``pulled`` came
-    from another engine. ``blocks_retained``: blocks that it keeps for another engine until `ReleaseKv`.
+    Tokens: ``prompt`` of which ``cached`` were not computed at its first admission. ``sources``: tier -> those of them
+    that were loaded from it; the others were in the engine's own cache. ``pulled`` came from another engine.
+    ``blocks_retained``: blocks that it keeps for another engine until `ReleaseKv`.
     """
 
     id: RequestId
@@ -114,6 +120,7 @@ class EngineFinished(Effect, frozen=True, kw_only=True):
     preemptions: int = 0
     pulled: int = 0
     blocks_retained: int = 0
+    sources: dict[str, int] = {}
 
 
 class PullKv(Effect, frozen=True, kw_only=True):
@@ -159,6 +166,12 @@ class EngineCounters(msgspec.Struct, kw_only=True):
     """... and those of them that were requested."""
     pulls_failed: int = 0
     """Requests that were computed here because their KV did not come."""
+    tier_queries: int = 0
+    """Prompt tokens that the engine's own cache did not have, and the tiers were asked for..."""
+    tier_hits: dict[str, int] = {}
+    """... and those that were loaded, by tier."""
+    loads_failed: int = 0
+    """Requests that were computed because nothing came of what was to be loaded."""
     hold_expired: int = 0
     """Held requests whose blocks were not released in time."""
     ended: dict[str, int] = msgspec.field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})

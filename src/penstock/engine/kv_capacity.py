@@ -14,6 +14,8 @@ DRIVER = 0.5 * GIB
 """Bytes of a GPU that its driver keeps: an RTX 4090 of 24 GiB shows 23.5 to a program, an H100 of 79.6 shows 79.2."""
 CONTEXT = 0.75 * GIB
 """Bytes for the CUDA context, work spaces of libraries and CUDA graphs: chosen so that an RTX 4090 comes near."""
+LENGTH = 4096
+"""Tokens of a typical sequence."""
 UTILISATION = 0.9
 """Share of the memory that an engine may use: vLLM's default."""
 
@@ -31,7 +33,7 @@ def kv_blocks_of(
     reserved: float | None = None,
     tokens: int = 8192,
     seqs: int = 256,
-    length: int = 4096,
+    length: int = LENGTH,
 ) -> int:
     """Return the blocks of an engine's KV cache.
 
@@ -54,11 +56,7 @@ def kv_blocks_of(
             f"{gpu.name}, of which {usable / GIB:.1f} GiB can be used",
             hint="raise tensor_parallel_size or take a narrower weight_dtype",
         )
-    far, near = shape.layers - shape.window_layers, shape.window_layers
-    layers = far if shape.window is None else far + near * min(1.0, shape.window / length)
-    per_token = (
-        layers * shape.kv_values * BYTES[kv_cache_dtype or shape.dtype] / min(tensor_parallel_size, shape.kv_heads)
-    )
+    per_token = _kv_bytes(shape, kv_cache_dtype, length) / min(tensor_parallel_size, shape.kv_heads)
     replicas = max(tensor_parallel_size, expert_parallel_size) // tensor_parallel_size
     return int(room * replicas / per_token) // block_size
 
@@ -120,6 +118,24 @@ def with_blocks(settings: SimSettings, table: Mapping[str, Any] | None) -> SimSe
             hint="set kv_blocks to auto, which leaves what engines leave for activations",
         )
     return settings
+
+
+def kv_bytes_per_token(settings: SimSettings, table: Mapping[str, Any] | None) -> int:
+    """Return the KV bytes of one token, all layers and GPUs together: the model's where it is known, else as set.
+
+    Args:
+        table: as for `with_blocks`.
+    """
+    if table is None or "model" not in table:
+        return settings.transfer.kv_bytes_per_token
+    shape = shape_of(table["model"], settings.timing.model or "config.json")
+    return round(_kv_bytes(shape, settings.timing.kv_cache_dtype, LENGTH))
+
+
+def _kv_bytes(shape: ModelShape, kv_cache_dtype: Dtype | None, length: int) -> float:
+    far, near = shape.layers - shape.window_layers, shape.window_layers
+    layers = far if shape.window is None else far + near * min(1.0, shape.window / length)
+    return layers * shape.kv_values * BYTES[kv_cache_dtype or shape.dtype]
 
 
 def weight_bytes_per_gpu(

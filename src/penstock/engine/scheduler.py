@@ -19,7 +19,6 @@ is needed that is not there, or a request arrives: those are one `ForwardPass` o
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.engine import remote_prefill
 from penstock.engine.block_allocation import BlockAllocation, KvCache
 from penstock.engine.decode_batch import DecodeBatch, SpeculativeDecodeBatch
 from penstock.engine.engine_request import ByPriority, EngineRequest, Fcfs, WaitingQueue, rank
@@ -30,9 +29,11 @@ from penstock.engine.events import (
     EngineFirstToken,
     EngineStarted,
 )
+from penstock.engine.external_kv import kv_tiers, remote_prefill
+from penstock.engine.external_kv.kv_handoff import KvHandoffs, KvHold
+from penstock.engine.external_kv.kv_tiers import KvTiers
 from penstock.engine.forward_pass import ForwardPass
 from penstock.engine.itl_histogram import ItlHistogram
-from penstock.engine.kv_handoff import KvHandoffs, KvHold
 from penstock.engine.settings import SimSettings
 from penstock.engine.timing.timing_model import TimingModel
 from penstock.kernel.machine import Effect, Nanos, nanos
@@ -42,7 +43,9 @@ from penstock.kernel.values import STEP_SUMS, StepStats
 class Scheduler:
     """The engine's state and how it moves from pass to pass; effects collect in ``out``."""
 
-    def __init__(self, settings: SimSettings, timing: TimingModel, cache: KvCache) -> None:
+    def __init__(
+        self, settings: SimSettings, timing: TimingModel, cache: KvCache, tiers: KvTiers | None = None
+    ) -> None:
         self.settings = settings
         self.timing = timing
         self.out: list[Effect] = []
@@ -52,6 +55,9 @@ class Scheduler:
         self.handoffs = KvHandoffs(line())
         self.holdings = BlockAllocation(settings, cache)
         self.cache = self.holdings.cache
+        self.tiers = tiers
+        if tiers is not None:
+            self.holdings.fresh = []
         fills = self._exact = self.holdings.decoded
         self.group = (
             SpeculativeDecodeBatch(settings.block_size, fills, settings.num_speculative_tokens, settings.accept_rate)
@@ -86,14 +92,24 @@ class Scheduler:
         """Whether no pass can begin before something happens."""
         return self.stuck or len(self.requests) == len(self.handoffs.pulling)
 
+    @property
+    def due(self) -> Nanos | None:
+        """When something is over next that is no pass: what is held for another engine, or a move of the tiers."""
+        due = self.handoffs.due
+        at = None if self.tiers is None else self.tiers.due
+        return due if at is None or (due is not None and due <= at) else at
+
     # --- time -------------------------------------------------------------------------------------------------------
 
     def advance(self, now: Nanos, inclusive: bool) -> None:
         """Run what lies before ``now``: passes that end by then, and passes that begin before (or at) it."""
         while True:
             op = self.op
-            due = self.handoffs.due
+            due = self.handoffs.due if self.tiers is None else self.due
             if due is not None and due <= now and self._comes_next(due):
+                if self.tiers is not None and due != self.handoffs.due:
+                    kv_tiers.advance(self, self.tiers, due)
+                    continue
                 self.counters.hold_expired += 1
                 self.release(next(iter(self.handoffs.retained)), due)
                 continue
@@ -106,7 +122,7 @@ class Scheduler:
             if self.ready > now or (self.ready == now and not inclusive):
                 return
             self._start(self.ready)
-            if self.op is None and ((due := self.handoffs.due) is None or due > now):
+            if self.op is None and ((due := self.due) is None or due > now):
                 return
 
     def _comes_next(self, at: Nanos) -> bool:
@@ -163,6 +179,8 @@ class Scheduler:
                 self.handoffs.landed.remove(request)
             else:
                 del self.handoffs.pulling[request.submit.id]
+                if self.tiers is not None and request.loading:
+                    self.tiers.cancel(request.submit.id, now)
             self.cache.release(request.chain, request.named, request.private)
         else:
             self.cut()
@@ -174,6 +192,8 @@ class Scheduler:
             elif request is self.partial:
                 self.partial = None
             self.cache.release(request.chain, request.named, request.private)
+        if self.holdings.fresh:
+            self.holdings.fresh = [blocks for blocks in self.holdings.fresh if blocks[0] is not request]
         self._finish(request, now, "abort")
         self.stir(now)
 
@@ -227,6 +247,8 @@ class Scheduler:
             if left:
                 self._let_leave()
             self.planned = None
+            if self.tiers is not None:
+                kv_tiers.announce(self, self.tiers)
             if holdings.changes:
                 self.out.append(holdings.take_changes(at))
             if op is not None:
@@ -278,7 +300,7 @@ class Scheduler:
             prefills.append((partial, chunk))
             budget -= chunk
         if not preempted:
-            if self.counters.remote_queries and self.handoffs.landed:
+            if (self.tiers is not None or self.counters.remote_queries) and self.handoffs.landed:
                 budget = remote_prefill.resume(self, at, budget, prefills)
             if self.queued:
                 self._admit(at, budget, prefills)
@@ -314,10 +336,14 @@ class Scheduler:
             request.started = at
             request.cached = cached
             counters = self.counters
+            own = cached
+            for tier, tokens in request.sources.items():
+                counters.tier_hits[tier] = counters.tier_hits.get(tier, 0) + tokens
+                own -= tokens
             counters.prefix_queries += request.prompt
-            counters.prefix_hits += cached
+            counters.prefix_hits += own
             counters.prompt += request.prompt
-            counters.prompt_cached += cached
+            counters.prompt_cached += own
             self.out.append(EngineStarted(id=request.submit.id, at=at, cached=cached))
 
     def _admit(self, at: Nanos, budget: int, prefills: list[tuple[EngineRequest, int]]) -> None:
@@ -350,10 +376,16 @@ class Scheduler:
             reserved = remote_prefill.unfinished(self) if request.remote else 0
             if -(-known // size) - referenced > cache.available - self._spare - reserved:
                 return
+            tiers, more = self.tiers, 0
+            if tiers is not None and not request.remote:
+                more = kv_tiers.missing(self, tiers, request, at, hit)
             self.waiting.remove(request)
             self._count_waiting(request, -1)
             if hit:
                 cache.hold(request.chain, 0, hit)
+            if tiers is not None and more:
+                kv_tiers.reserve(self, tiers, request, at, hit, more)
+                continue
             if request.remote:
                 remote_prefill.reserve(self, request, at, hit)
                 continue
@@ -374,6 +406,8 @@ class Scheduler:
 
     def _complete(self, op: ForwardPass) -> None:
         self._commit(op, op.steps)
+        if self.tiers is not None and self.holdings.fresh:
+            kv_tiers.store(self, self.tiers, op.end)
         self.op = None
         self.ready = op.end
         if self.settings.async_scheduling:
@@ -500,6 +534,7 @@ class Scheduler:
         self.cache.release(request.chain, request.named, request.private)
         request.state = "waiting"
         request.named = request.private = request.computed = request.brought = 0
+        request.tried = False
         request.preemptions += 1
         if request.paused is None and request.generated:
             request.paused = self.ready
@@ -513,6 +548,9 @@ class Scheduler:
         self.counters.generated += request.generated - before
 
     def _finish(self, request: EngineRequest, at: Nanos, reason: EndReason, retained: int = 0) -> None:
+        if self.tiers is not None and request.named:
+            # Its first blocks were stored first. Used last, they outlive the later ones, which are of no use without.
+            self.tiers.use(request.chain, request.named, at)
         request.state = "gone"
         del self.requests[request.submit.id]
         self.counters.ended[reason] += 1
@@ -530,6 +568,7 @@ class Scheduler:
                 preemptions=request.preemptions,
                 pulled=request.pulled,
                 blocks_retained=retained,
+                sources=request.sources,
             )
         )
 

@@ -195,6 +195,59 @@ class TransferSettings(Settings, frozen=True, kw_only=True):
     ] = 480.0
 
 
+class TierLinks(Settings, frozen=True, kw_only=True):
+    """How fast simulated KV goes between an engine's memory and the tiers below it; each way has its own queue."""
+
+    host_bandwidth: Annotated[
+        float,
+        Knob(
+            "Between one GPU and host memory, each way. The default is what PCIe 5.0 x16 reaches of its 64 GB/s; GPUs "
+            "of one engine have a link each.",
+            unit="bytes/s",
+            gt=0,
+        ),
+    ] = 55e9
+    host_latency: Annotated[
+        float, Knob("What a copy between GPU and host takes before its first byte.", unit="s", ge=0)
+    ] = 1e-5
+    disk_read: Annotated[
+        float, Knob("From disk to host. The default is one NVMe drive of PCIe 4.0.", unit="bytes/s", gt=0)
+    ] = 7e9
+    disk_write: Annotated[
+        float,
+        Knob(
+            "From host to disk. The default is such a drive's sustained rate; less lets blocks miss the disk, since a "
+            "full queue skips them.",
+            unit="bytes/s",
+            gt=0,
+        ),
+    ] = 5e9
+    disk_latency: Annotated[float, Knob("What a read or a write takes before its first byte.", unit="s", ge=0)] = 1e-4
+    object_bandwidth: Annotated[
+        float,
+        Knob(
+            "Between host and object store, each way. The default is 16 connections of 90 MB/s, which is what one "
+            "connection to S3 gives.",
+            unit="bytes/s",
+            gt=0,
+        ),
+    ] = 1.4e9
+    object_latency: Annotated[
+        float, Knob("What a request to the object store takes before its first byte.", unit="s", ge=0)
+    ] = 0.03
+    peer_bandwidth: Annotated[
+        float,
+        Knob(
+            "From another worker's host memory. The default is what a network of 100 Gb/s leaves of its 12.5 GB/s.",
+            unit="bytes/s",
+            gt=0,
+        ),
+    ] = 11e9
+    peer_latency: Annotated[
+        float, Knob("What a peer takes before its first byte, the question included.", unit="s", ge=0)
+    ] = 2e-4
+
+
 class SimSettings(Settings, frozen=True, kw_only=True):
     """A simulated engine: scheduler, cache and speed."""
 
@@ -264,6 +317,7 @@ class SimSettings(Settings, frozen=True, kw_only=True):
     seed: Annotated[int, Knob("Seed of generated text and of accepted drafts.", ge=0)] = 0
     timing: TimingSettings = TimingSettings()
     transfer: TransferSettings = TransferSettings()
+    tier_links: TierLinks = TierLinks()
 
     @property
     def blocks(self) -> int:

@@ -47,6 +47,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """One request from arrival to its end.
 
     ``isl``, ``osl``, ``cached``, ``expected_cached``: tokens. What was not measured is None: unknown is not zero.
+    ``cached_by_tier``: those of ``cached`` that came from tiers below the engine's memory.
     ``ttft``: first output token less arrival, queueing included. ``e2e``: last output token less arrival.
     ``queued``: seconds it waited for a worker. ``lateness``: how late a load generator sent it against its own plan.
     """
@@ -62,6 +63,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     osl_requested: int | None = None
     cached: int | None = None
     expected_cached: int | None = None
+    cached_by_tier: dict[str, int] | None = None
     blocks: Sequence[int] | None = None
     legs: list[RequestLeg] = []
     ttft: float | None = None

@@ -39,6 +39,8 @@ class OpenRequest:
 
     request: TrafficRequest
     blocks: Sequence[int]
+    sources: dict[str, int] | None = None
+    """tier -> prompt tokens that were loaded from it; None where its worker has no tiers."""
     got: int = 0
     """Output tokens of the legs that are over."""
     first: Nanos | None = None
@@ -78,6 +80,7 @@ class EffectHandlers:
         self.notes: dict[str, int] = {}
         """How often each kind of note was taken."""
         self._plan = plan
+        self._single_blocks = plan.single_blocks
         self._router = router
         self._fleet = fleet
         self._record = record
@@ -118,7 +121,7 @@ class EffectHandlers:
         id = RequestId(f"r{self.submitted}")
         self.submitted += 1
         blocks: Sequence[int] = self._names.blocks(request)
-        if self._plan.by_block:
+        if self._single_blocks:
             blocks = list(blocks)
         self.open[id] = OpenRequest(request, blocks)
         for looker in self.lookers:
@@ -248,6 +251,8 @@ class EffectHandlers:
             opened = self.open[id]
             opened.got += effect.tokens
             opened.last = effect.at
+            if worker.engine.tiers is not None:
+                opened.sources = effect.sources
             self._made += effect.tokens
             done = routing.Finished(id=id, attempt=_attempt(effect.id), tokens=opened.got, cached=effect.cached)
             answers.append((effect.at, ROUTER, done))
@@ -347,6 +352,7 @@ def _record(closed: routing.Closed, opened: OpenRequest) -> RequestRecord:
         service_class=opened.request.kind,
         osl_requested=opened.request.osl,
         turn=opened.request.turn if opened.request.session is not None else None,
+        cached_by_tier=opened.sources,
     )
 
 

@@ -74,7 +74,7 @@ class SimulatedCluster:
     ) -> None:
         self.plan = checked(plan)
         self.router = Router(
-            plan.router, slo=plan.slo, name=ROUTER, seed=plan.seed, form=BLOCKS if plan.by_block else RUNS
+            plan.router, slo=plan.slo, name=ROUTER, seed=plan.seed, form=BLOCKS if plan.single_blocks else RUNS
         )
         self.fleet = SimulatedFleet(plan, random.Random(plan.seed + 1))
         self.supervisor = Fleet(FleetTimes(restart_backoff=plan.restart_backoff, drain_timeout=plan.drain_timeout))

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -15,6 +16,8 @@ from penstock.kernel.hashing import SCHEME
 from penstock.kernel.machine import SECOND, Nanos, nanos
 from penstock.kernel.values import RequestId, Role, WorkerCard, WorkerId
 from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
+from penstock.simulate.tiers.simulated_tiers import SimulatedTiers
+from penstock.simulate.tiers.tier_assembly import tiers_of
 
 State = Literal["starting", "ready", "draining"]
 
@@ -83,6 +86,8 @@ class SimulatedFleet:
         self.plan = plan
         self.workers: dict[WorkerId, SimulatedWorker] = {}
         self.lives: list[PaidLife] = []
+        self.peers: dict[str, SimulatedTiers] = {}
+        """Tiers of the engines that fetch from each other."""
         self.gaps: list[ItlHistogram] = []
         """Waits between tokens, of every engine that ever ran; none of those that speculate."""
         self._rng = rng
@@ -95,7 +100,9 @@ class SimulatedFleet:
         kind = self.plan.pools[pool]
         life = PaidLife(worker, pool, kind.gpus, now)
         self.lives.append(life)
-        engine = Engine(kind.sim, table=kind.table, cache=BlockCache if self.plan.by_block else RunCache)
+        form = BlockCache if self.plan.single_blocks else RunCache
+        tiers = partial(tiers_of, kind.cache, table=kind.table, name=worker, peers=self.peers)
+        engine = Engine(kind.sim, table=kind.table, cache=form, tiers=tiers)
         if not self.plan.router.hears_engines:
             engine.mute_kv_events()
         card = _card(self.plan.model, worker, epoch, kind)
@@ -109,6 +116,7 @@ class SimulatedFleet:
     def end(self, worker: SimulatedWorker, now: Nanos, why: str) -> None:
         """Forget a worker."""
         del self.workers[worker.id]
+        self.peers.pop(worker.id, None)
         worker.life.ended = now
         worker.life.why = why
 

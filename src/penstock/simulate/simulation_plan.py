@@ -11,6 +11,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import HandoffProtocol, Role, Slo, WorkerId
 from penstock.router.requests.stage_graph import FINAL
 from penstock.router.settings import RouterSettings
+from penstock.simulate.tiers.tier_plan import TierPlan
 
 FaultKind = Literal["fail", "drain", "undrain", "add", "cordon", "uncordon", "flip", "restart"]
 
@@ -55,6 +56,8 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
     role: Role = "aggregated"
     handoff: HandoffProtocol | None = "completed"
     table: Mapping[str, Any] | None = None
+    cache: TierPlan = TierPlan()
+    """Tiers below each engine's memory."""
 
 
 class SimulationPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +81,11 @@ class SimulationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Let engines and router keep every block by itself, as live ones do: the yardstick for runs of blocks; slow."""
     checked: bool = False
     """Let every machine check its invariants after each event: for tests, it is slow."""
+
+    @property
+    def single_blocks(self) -> bool:
+        """Whether prompts are kept block by block: ``by_block``, or some pool has tiers, which leave holes in runs."""
+        return self.by_block or any(pool.cache.host for pool in self.pools.values())
 
     @property
     def block_size(self) -> int:

@@ -14,6 +14,7 @@ import msgspec
 from penstock.adapters.engines.dialects.kv_transfer_protocol import PP_SIZE, TP_SIZE
 from penstock.adapters.engines.pool_overrides import overrides_of, takes_priority
 from penstock.adapters.engines.vllm_kv_tiers import KV_TIER_ENV, KV_TIER_FLAGS, kv_transfer_config, with_handoff
+from penstock.config.derived.tier_plans import tier_plan
 from penstock.config.settings.cluster_settings import START_TIMEOUT, PoolSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.pass_report import STATS_ENV
@@ -87,10 +88,12 @@ def has_tier_process(pool: PoolSettings) -> bool:
 def _sim(model: str, pool: PoolSettings, port: int, host: str) -> Launch:
     settings = json.dumps(msgspec.to_builtins(pool.sim))
     module = "penstock.adapters.engines.sim.sim_process"
+    cache = tier_plan(pool.cache)
     return Launch(
         argv=(
             *(sys.executable, "-m", module, "--model", model, "--host", host, "--port", str(port)),
             *("--settings", settings),
+            *(("--cache", msgspec.json.encode(cache).decode()) if cache.host else ()),
             *(() if pool.role in ("aggregated", "encode") else ("--role", pool.role)),
         ),
         card={

@@ -147,6 +147,21 @@ class PeerAnswered(Event, frozen=True, kw_only=True):
     blocks: int
 
 
+class EdgeMeasured(Event, frozen=True, kw_only=True):
+    """Measured apart from any `Move`, such as by a read-back at the start: without it, an edge that is assumed to be
+    slow would never be used, and so never be measured.
+
+    Args:
+        size: bytes that were moved at once.
+    """
+
+    source: Place
+    target: Place
+    size: int
+    seconds: float
+    peer: str = ""
+
+
 class TierFound(Event, frozen=True, kw_only=True):
     """What a tier that survives a restart had when it was opened.
 

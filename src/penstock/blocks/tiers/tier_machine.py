@@ -46,6 +46,7 @@ class TierMachine:
             events.TierCleared: self._cleared,
             events.TierFound: self._adopted,
             events.MoveEnded: self._move_ended,
+            events.EdgeMeasured: self._measured,
             events.PeerAnswered: self._peer_answered,
             events.PeersChanged: self._peers_changed,
             Woken: self._woken,
@@ -205,6 +206,9 @@ class TierMachine:
 
     def _adopted(self, now: Nanos, event: events.TierFound) -> None:
         self.tiers[event.tier].adopt(event)
+
+    def _measured(self, now: Nanos, event: events.EdgeMeasured) -> None:
+        self._moves.edge(event.source, event.target, event.peer)[1].measured(event.size, event.seconds)
 
     def _move_ended(self, now: Nanos, event: events.MoveEnded) -> None:
         move = self._moves.ended(now, event)

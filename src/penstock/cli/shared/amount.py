@@ -15,7 +15,7 @@ class Amount(_FloatType):
 
     def __init__(self, unit: Any) -> None:
         self.unit = unit
-        self.name = "duration" if unit == "s" else "number"
+        self.name = {"s": "duration", "bytes": "size"}.get(unit, "number")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, int | float):
@@ -29,3 +29,4 @@ class Amount(_FloatType):
 
 
 SECONDS = Amount("s")
+BYTES = Amount("bytes")

@@ -40,6 +40,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     ``in_slo``: answered in full, TTFT within and mean ITL within; ``goodput_share``: its share of all submitted but
     those that the client cancelled. ``hit_rate``: cached over prompt tokens of answered requests that report both.
+    ``cached_by_tier``: cached tokens that came from tiers below the engines' memory; empty where there are none.
     """
 
     submitted: int
@@ -52,6 +53,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None
+    cached_by_tier: dict[str, int]
     hit_rate: float | None
     short_outputs: int
     in_slo: int
@@ -79,6 +81,7 @@ class RunTally:
         self._first, self._last, self._end = inf, -inf, -inf
         self._ttft, self._itl_mean, self._tpot, self._e2e, self._queued, self._lateness = (array("d") for _ in range(6))
         self._workers: dict[str, _WorkerSums] = {}
+        self._tiers = Counter[str]()
 
     def add(self, records: Sequence[RequestRecord]) -> None:
         """Take more records; many at once cost less than one by one."""
@@ -106,6 +109,8 @@ class RunTally:
             worker.requests += 1
             worker.output += record.osl
             worker.prompt += record.isl or 0
+            if record.cached_by_tier:
+                self._tiers.update(record.cached_by_tier)
             if record.cached is not None and record.isl:
                 worker.known += record.isl
                 worker.cached += record.cached
@@ -128,6 +133,7 @@ class RunTally:
             prompt_tokens=sum(worker.prompt for worker in workers),
             output_tokens=self._output,
             cached_tokens=cached,
+            cached_by_tier=dict(sorted(self._tiers.items())),
             hit_rate=None if cached is None else cached / known,
             short_outputs=self._short,
             in_slo=self._in_slo,

@@ -17,6 +17,7 @@ class SimulateOptions(TrafficOptions):
         overrides: ``name=value`` for every variant.
         compare: ``name=value,value``: a variant for each value, and for each combination of several such.
         workers: engines of every pool, instead of the number in the config.
+        host_cache, disk_cache: bytes of each engine's tiers, instead of the config's.
         prefill, decode: engines with only that role; where the config has no such pools, its one pool is split in two.
         closed_loop: a session's next turn comes a pause after the answer before it, not at its planned time.
         model: which of the config's models; unset where there is only one. With ``gpu``, a known model or a file.
@@ -34,6 +35,8 @@ class SimulateOptions(TrafficOptions):
     compare: Sequence[str] = ()
     closed_loop: bool = False
     workers: int | None = None
+    host_cache: float | None = None
+    disk_cache: float | None = None
     prefill: int | None = None
     decode: int | None = None
     model: str | None = None

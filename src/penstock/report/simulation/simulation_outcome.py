@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -67,6 +68,7 @@ def as_dict(outcome: SimulationOutcome) -> dict[str, Any]:
             "prompt": summary.prompt_tokens,
             "output": summary.output_tokens,
             "cached": summary.cached_tokens,
+            "cached_by_tier": summary.cached_by_tier,
         },
         "hit_rate": summary.hit_rate,
         "in_slo": summary.in_slo,
@@ -171,8 +173,18 @@ def _rows(outcomes: Sequence[SimulationOutcome]) -> Iterator[list[str]]:
             ),
             "KV handed over (GB)": lambda o: f"{o.bytes_handed / 1e9:,.1f}",
         }
+    for tier in sorted({tier for outcome in outcomes for tier in outcome.summary.cached_by_tier}):
+        facts = {**facts, f"of that, loaded from {tier}": partial(_from_tier, tier)}
     for label, tell in facts.items():
         yield [label, *(tell(outcome) for outcome in outcomes)]
+
+
+def _from_tier(tier: str, outcome: SimulationOutcome) -> str:
+    summary = outcome.summary
+    loaded = summary.cached_by_tier.get(tier, 0)
+    if not summary.cached_tokens or summary.hit_rate is None:
+        return "-"
+    return _percent(summary.hit_rate * loaded / summary.cached_tokens)
 
 
 def _percent(share: float | None) -> str:

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
+from penstock.config.derived.tier_plans import tier_plan
 from penstock.config.files.timing_files import load_timing
 from penstock.config.reading.load import load, resolved_yaml
 from penstock.config.settings.cluster_settings import ClusterSettings, PoolSettings
@@ -146,7 +147,8 @@ def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> 
     if model not in settings.models:
         raise ConfigError(f"the config has no model {model!r}", hint=f"it has {', '.join(settings.models)}")
     settings = msgspec.structs.replace(
-        _with_blocks(settings, model), slo=settings.slo.otherwise(options.slo_ttft, options.slo_itl)
+        _with_blocks(_with_cache(options, settings, model), model),
+        slo=settings.slo.otherwise(options.slo_ttft, options.slo_itl),
     )
     prefix = pool_prefix(model, len(settings.models))
     notes: list[str] = []
@@ -166,6 +168,7 @@ def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> 
             role=pool.role,
             handoff=pool.handoff or (None if pool.role == "aggregated" else USUAL.get(pool.engine, "completed")),
             table=load_timing(timing),
+            cache=tier_plan(pool.cache),
         )
     plan = SimulationPlan(
         model=model,
@@ -181,6 +184,17 @@ def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> 
         slo=settings.slo,
     )
     return SimulationVariant(name, settings, checked(plan), notes)
+
+
+def _with_cache(options: SimulateOptions, settings: ClusterSettings, model: str) -> ClusterSettings:
+    """Return the settings with the tiers that the options request, for every pool of the model."""
+    sizes = {"host": options.host_cache, "disk": options.disk_cache}
+    wanted = {tier: int(size) for tier, size in sizes.items() if size is not None}
+    if not wanted:
+        return settings
+    replace, chosen = msgspec.structs.replace, settings.models[model]
+    pools = {name: replace(pool, cache=replace(pool.cache, **wanted)) for name, pool in chosen.pools.items()}
+    return replace(settings, models={**settings.models, model: replace(chosen, pools=pools)})
 
 
 def _with_blocks(settings: ClusterSettings, model: str) -> ClusterSettings:

@@ -18,6 +18,7 @@ def record_of(
     service_class: str | None,
     osl_requested: int | None = None,
     turn: int | None = None,
+    cached_by_tier: dict[str, int] | None = None,
 ) -> RequestRecord:
     """Write one request down.
 
@@ -38,6 +39,7 @@ def record_of(
         osl_requested=osl_requested,
         cached=closed.cached,
         expected_cached=closed.expected_cached,
+        cached_by_tier=cached_by_tier,
         blocks=blocks,
         legs=[
             RequestLeg(

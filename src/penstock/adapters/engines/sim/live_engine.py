@@ -7,6 +7,7 @@ timer wakes at the next end of a pass, or at the end of the engine's run of pass
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from penstock.adapters.engines.sim.kv_transfer import KvTransferServer
@@ -29,6 +30,8 @@ from penstock.engine.settings import SimSettings
 from penstock.engine.simulated_output import SimulatedOutput, Words
 from penstock.kernel.machine import MILLISECOND, Event, Nanos, Wake, Woken, nanos
 from penstock.kernel.values import KvEvent, RequestId, StepStats
+from penstock.simulate.tiers.tier_assembly import tiers_of
+from penstock.simulate.tiers.tier_plan import TierPlan
 
 Publish = Callable[[list[KvEvent]], None]
 TICK = 4 * MILLISECOND
@@ -67,6 +70,7 @@ class LiveEngine:
     """The engine of one server.
 
     Args:
+        cache: simulated tiers below its memory, of this process alone.
         publish: takes the KV events of one change; None where they are not published.
     """
 
@@ -78,10 +82,12 @@ class LiveEngine:
         end: int | None,
         turn: int | None = None,
         table: Mapping[str, Any] | None = None,
+        cache: TierPlan | None = None,
         publish: Publish | None = None,
     ) -> None:
         self.settings = settings
-        self.engine = Engine(settings, table=table, words=words, end=end, turn=turn)
+        tiers = partial(tiers_of, cache, table=table) if cache is not None and cache.host else None
+        self.engine = Engine(settings, table=table, words=words, end=end, turn=turn, tiers=tiers)
         self.metrics = SimMetrics(settings.max_model_len)
         self.exchange = KvTransferServer(self)
         self._publish = publish

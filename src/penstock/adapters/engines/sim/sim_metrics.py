@@ -110,7 +110,9 @@ def render(metrics: SimMetrics, engine: Engine, settings: SimSettings, model: st
             lines.append(f"{full}{{{labels}{',' + extra if extra else ''}}} {float(value)}")
 
     running, waiting = engine.running, engine.waiting
-    computed = counters.prompt - counters.prompt_cached - counters.pulled
+    loaded = sum(counters.tier_hits.values())
+    outside = counters.pulled + loaded
+    computed = counters.prompt - counters.prompt_cached - outside
     put("num_requests_running", "gauge", "Requests that run.", {"": running})
     put("num_requests_waiting", "gauge", "Requests in line.", {"": waiting + engine.pulling})
     put(
@@ -122,8 +124,9 @@ def render(metrics: SimMetrics, engine: Engine, settings: SimSettings, model: st
     put("kv_cache_usage_perc", "gauge", "Share of KV blocks in use; 1 is all.", {"": engine.kv_usage})
     put("prefix_cache_queries_total", "counter", "Prompt tokens looked up.", {"": counters.prefix_queries})
     put("prefix_cache_hits_total", "counter", "Prompt tokens found cached.", {"": counters.prefix_hits})
-    put("external_prefix_cache_queries_total", "counter", "Tokens looked up elsewhere.", {"": counters.remote_queries})
-    put("external_prefix_cache_hits_total", "counter", "Tokens found elsewhere.", {"": counters.remote_hits})
+    asked, hits = counters.remote_queries + counters.tier_queries, counters.remote_hits + loaded
+    put("external_prefix_cache_queries_total", "counter", "Tokens looked up elsewhere.", {"": asked})
+    put("external_prefix_cache_hits_total", "counter", "Tokens found elsewhere.", {"": hits})
     put("num_preemptions_total", "counter", "Preemptions.", {"": counters.preemptions})
     put("prompt_tokens_total", "counter", "Prompt tokens.", {"": counters.prompt})
     put(
@@ -133,10 +136,10 @@ def render(metrics: SimMetrics, engine: Engine, settings: SimSettings, model: st
         {
             'source="local_compute"': computed,
             'source="local_cache_hit"': counters.prompt_cached,
-            'source="external_kv_transfer"': counters.pulled,
+            'source="external_kv_transfer"': outside,
         },
     )
-    spared = counters.prompt_cached + counters.pulled
+    spared = counters.prompt_cached + outside
     put("prompt_tokens_cached_total", "counter", "Prompt tokens not computed here.", {"": spared})
     failed, expired = metrics.transfers_failed, counters.hold_expired
     put(
@@ -177,6 +180,15 @@ def render(metrics: SimMetrics, engine: Engine, settings: SimSettings, model: st
         f'max_num_seqs="{settings.max_num_seqs}",max_num_batched_tokens="{settings.max_num_batched_tokens}"'
     )
     put("cache_config_info", "gauge", "Settings of the cache.", {config: 1})
+    if engine.tiers is not None:
+        sizes = engine.tiers.blocks()
+        for name, kind, help, values in (
+            ("tokens_loaded_total", "counter", "Prompt tokens loaded from a tier.", counters.tier_hits),
+            ("blocks", "gauge", "Blocks that a tier has.", {tier: used for tier, (used, _) in sizes.items()}),
+            ("blocks_max", "gauge", "Blocks that a tier can have.", {tier: room for tier, (_, room) in sizes.items()}),
+        ):
+            lines.append(f"# HELP penstock_sim_tier_{name} {help}\n# TYPE penstock_sim_tier_{name} {kind}")
+            lines += [f'penstock_sim_tier_{name}{{{labels},tier="{tier}"}} {float(n)}' for tier, n in values.items()]
     timing = engine.timing
     lines.append(
         "# HELP penstock_sim_timing_lookups_total Look-ups of the timing table, and those outside of what it covers.\n"

@@ -16,6 +16,7 @@ from penstock.adapters.engines.sim.transfer_params import ROLES
 from penstock.config.cluster_secret_file import secret_of_env
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
+from penstock.simulate.tiers.tier_plan import TierPlan
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,6 +28,10 @@ def main(argv: list[str] | None = None) -> int:
         return _refuse(f"--settings: {error}")
     except msgspec.DecodeError as error:
         return _refuse(f"--settings is not JSON: {error}")
+    try:
+        options["cache"] = msgspec.json.decode(options["cache"], type=TierPlan)
+    except msgspec.MsgspecError as error:
+        return _refuse(f"--cache: {error}")
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, secret=secret_of_env(os.environ), **options))
@@ -56,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="port; 0 lets the system choose")
     parser.add_argument("--settings", default="{}", help="JSON of SimSettings")
+    parser.add_argument("--cache", default="{}", help="JSON of TierPlan: simulated tiers below its memory")
     parser.add_argument(
         "--adapter", dest="adapters", action="append", default=[], help="LoRA name served beside the model; repeatable"
     )

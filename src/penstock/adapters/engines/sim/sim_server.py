@@ -32,11 +32,13 @@ from penstock.kernel.errors import ClientError
 from penstock.kernel.hashing import SCHEME
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import JsonObject, KvEvent
+from penstock.simulate.tiers.tier_plan import TierPlan
 
 DIMENSIONS = 64
 BODY_MAX = 64 * 1024 * 1024
 SPOILT_BUFFER_STEPS = 1_000_000
 """Batches of KV events kept where faults may be switched on: a test then compares an index with all of them."""
+_NO_TIERS = TierPlan()
 _json = msgspec.json.Encoder()
 
 
@@ -51,6 +53,7 @@ class ServerOptions(TypedDict, total=False):
     kv_events: bool
     role: Role
     secret: ClusterSecret | None
+    cache: TierPlan
 
 
 class RunningServer:
@@ -110,6 +113,7 @@ class SimServer:
         role: which leg a request with bootstrap fields is; ``kv_transfer_params`` state it themselves.
         secret: of the cluster; subscribers of its KV events then need it.
         host: address on which it listens, with its KV events.
+        cache: simulated tiers below its memory.
     """
 
     def __init__(
@@ -124,7 +128,9 @@ class SimServer:
         role: Role = "aggregated",
         secret: ClusterSecret | None = None,
         host: str = "127.0.0.1",
+        cache: TierPlan = _NO_TIERS,
     ) -> None:
+        self._cache = cache
         self.table = load_timing(settings.timing)
         settings = self.settings = with_blocks(settings, self.table)
         self.model = model
@@ -188,6 +194,7 @@ class SimServer:
             end=self.text.end,
             turn=self.text.turn,
             table=self.table,
+            cache=self._cache,
             publish=self._publish if self.publisher is not None else None,
         )
         self.generator = Generator(self)

@@ -1,6 +1,7 @@
 """Remote prefill: the scheduler's further steps for a request whose KV another engine made.
 
-Its blocks are reserved, then it lands or is given up, then it resumes; `penstock.engine.kv_handoff` has the states.
+Its blocks are reserved, then it lands or is given up, then it resumes; `penstock.engine.external_kv.kv_handoff` has
+the states.
 """
 
 from typing import Protocol
@@ -9,7 +10,7 @@ from penstock.engine.block_allocation import BlockAllocation, KvCache
 from penstock.engine.decode_batch import DecodeBatch
 from penstock.engine.engine_request import EngineRequest
 from penstock.engine.events import EngineCounters, PullKv
-from penstock.engine.kv_handoff import KvHandoffs
+from penstock.engine.external_kv.kv_handoff import KvHandoffs
 from penstock.engine.settings import SimSettings
 from penstock.engine.timing.timing_model import TimingModel
 from penstock.kernel.machine import Effect, Nanos

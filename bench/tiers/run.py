@@ -1,0 +1,152 @@
+"""Do KV tiers pay? Simulates traces with and without them, per size and eviction order, and prints where they do not.
+
+usage: python bench/tiers/run.py [--traces FOLDER] [--requests 4000] [--docs FILE]
+
+The machine that decides about blocks is the one that serves; engines are the roofline of a model on a GPU, links are
+the defaults of ``sim.tier_links``. The Mooncake trace is that of --traces, PENSTOCK_TRACES or ../shared/traces; where
+it is absent, our own agent workload is all that there is.
+"""
+
+import argparse
+import os
+import platform
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from table import Cell, break_even, cells, page_with
+
+import penstock
+from penstock.config.files.timing_files import load_timing
+from penstock.engine.kv_capacity import with_blocks
+from penstock.engine.settings import SimSettings, TimingSettings
+from penstock.simulate.simulated_cluster import SimulatedCluster
+from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
+from penstock.simulate.tiers.tier_plan import TierPlan
+from penstock.traffic.formats.mooncake import MooncakeTrace
+from penstock.traffic.traffic_request import TrafficRequest
+
+ROOT = Path(__file__).resolve().parents[2]
+GIB = 1 << 30
+ENGINES = 4
+BLOCK = 128
+"""Tokens: a quarter of the trace's own block, and few enough blocks for a run of half a minute."""
+HOST = TierPlan(host=128 * GIB, order="lru")
+BOTH = TierPlan(host=128 * GIB, disk=2048 * GIB, order="lru")
+PLANS = {
+    "none": TierPlan(),
+    "host 128 GiB": HOST,
+    "host + disk 2 TiB": BOTH,
+    "host + peers": TierPlan(host=128 * GIB, order="lru", peers=True),
+    "host 32 GiB, lru": TierPlan(host=32 * GIB, order="lru"),
+    "host 32 GiB, lineage": TierPlan(host=32 * GIB, order="lineage"),
+    "host 32 GiB, segmented": TierPlan(host=32 * GIB, order="segmented"),
+    "host 32 GiB, priority": TierPlan(host=32 * GIB, order="priority"),
+}
+MODELS = {"Llama-3.1-8B": 1, "Llama-3.1-70B": 4}
+"""Model -> H100 of one engine."""
+RATES = {("conversation", "Llama-3.1-8B"): 2.0, ("agent", "Llama-3.1-8B"): 5.0}
+"""Requests per second at which these engines are busy and keep up; others get `RATE`."""
+RATE = 1.5
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    traffic: dict[str, Callable[[float], Iterator[TrafficRequest]]] = {"agent": agent}
+    trace = options.traces / "mooncake_conversation_first6000.jsonl"
+    if trace.exists():
+        traffic = {"conversation": lambda rate: conversation(trace, rate), **traffic}
+    else:
+        print(f"no trace {trace}: name its folder with --traces or PENSTOCK_TRACES", file=sys.stderr)
+    found: list[Cell] = []
+    for model, gpus in MODELS.items():
+        for name, make in traffic.items():
+            rate = RATES.get((name, model), RATE)
+            for label, plan in PLANS.items():
+                if gpus > 1 and "32 GiB" in label:
+                    continue  # orders are compared on one model
+                requests = list(islice(make(rate), options.requests))
+                cell = run(name, model, gpus, label, plan, requests)
+                found.append(cell)
+                print(cell, flush=True)
+    text = "\n\n".join((about(options), cells(found), break_even()))
+    print(text)
+    if options.docs is not None:
+        options.docs.write_text(page_with(options.docs.read_text(), text))
+    return 0
+
+
+def run(traffic: str, model: str, gpus: int, label: str, plan: TierPlan, requests: list[TrafficRequest]) -> Cell:
+    """Simulate one cell."""
+    timing = TimingSettings(kind="roofline", model=model, gpu="h100", tensor_parallel_size=gpus)
+    sim = SimSettings(block_size=BLOCK, async_scheduling=True, max_model_len=1_000_000, timing=timing)
+    table = load_timing(timing)
+    sim = with_blocks(sim, table)
+    pool = PoolPlan(sim=sim, replicas=ENGINES, gpus=gpus, table=table, cache=plan)
+    ended: list[penstock.RequestRecord] = []
+    router = penstock.RouterSettings(mode="kv", request_timeout=100_000.0)
+    cluster = SimulatedCluster(
+        SimulationPlan(model="m", pools={"main": pool}, router=router), iter(requests), record=ended.append
+    )
+    began = time.perf_counter()
+    cluster.run()
+    wall = time.perf_counter() - began
+    busy = sum(worker.engine.take_stats(cluster.end).wall or 0.0 for worker in cluster.fleet.workers.values())
+    prompt = sum(each.isl or 0 for each in ended)
+    ttfts = sorted(each.ttft for each in ended if each.ttft is not None)
+    tiers: dict[str, int] = {}
+    for each in ended:
+        for tier, tokens in (each.cached_by_tier or {}).items():
+            tiers[tier] = tiers.get(tier, 0) + tokens
+    return Cell(
+        traffic=traffic,
+        model=model,
+        gpus=gpus,
+        label=label,
+        requests=len(ended),
+        hit_rate=sum(each.cached or 0 for each in ended) / prompt,
+        tiers={tier: tokens / prompt for tier, tokens in tiers.items()},
+        ttft_mean=sum(ttfts) / len(ttfts),
+        ttft_p90=ttfts[int(0.9 * len(ttfts))],
+        gpu_hours=busy * gpus / 3600,
+        wall=wall,
+    )
+
+
+def conversation(trace: Path, rate: float) -> Iterator[TrafficRequest]:
+    """Yield the trace at another mean rate."""
+    with trace.open("rb") as lines:
+        rows = list(MooncakeTrace(lines))
+    slower = (len(rows) - 1) / (rows[-1].at - rows[0].at) / rate
+    for row in rows:
+        yield TrafficRequest(
+            at=row.at * slower, isl=row.isl, osl=row.osl, hash_ids=row.hash_ids, block_size=row.block_size
+        )
+
+
+def agent(rate: float) -> Iterator[TrafficRequest]:
+    return penstock.workload("agent", rate, random.Random(1))
+
+
+def about(options: argparse.Namespace) -> str:
+    day = time.strftime("%Y-%m-%d")
+    return (
+        f"{day}, Python {platform.python_version()}, {os.cpu_count()} cores; {options.requests:,} requests per cell, "
+        f"{ENGINES} engines, blocks of {BLOCK} tokens, KV-aware routing."
+    )
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    traces = Path(os.environ.get("PENSTOCK_TRACES") or ROOT.parent / "shared" / "traces")
+    parser.add_argument("--traces", type=Path, default=traces)
+    parser.add_argument("--requests", type=int, default=4000)
+    parser.add_argument("--docs", type=Path)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""Tables of the tiers' bench: what each size of cache gains, and the bandwidth from which loading beats computing."""
+
+from typing import NamedTuple
+
+from penstock.config.files.timing_files import load_timing
+from penstock.engine.kv_capacity import kv_bytes_per_token
+from penstock.engine.settings import SimSettings, TierLinks, TimingSettings
+from penstock.engine.timing.timing_model import timing_of
+from penstock.kernel.machine import SECOND
+
+BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
+ENGINES = {
+    "Llama-3.2-1B": 1,
+    "Llama-3.1-8B": 1,
+    "Qwen3-32B": 2,
+    "Llama-3.1-70B": 4,
+    "Qwen3-30B-A3B": 1,
+    "Mixtral-8x7B": 2,
+}
+"""Model -> H100 of one engine."""
+DEPTHS = (2_000, 16_000, 64_000)
+"""Tokens before the ones that are computed: attention makes later ones dearer."""
+CHUNK = 2_048
+
+
+class Cell(NamedTuple):
+    """One simulated run; shares of prompt tokens, seconds."""
+
+    traffic: str
+    model: str
+    gpus: int
+    label: str
+    requests: int
+    hit_rate: float
+    tiers: dict[str, float]
+    ttft_mean: float
+    ttft_p90: float
+    gpu_hours: float
+    wall: float
+
+
+def cells(found: list[Cell]) -> str:
+    """Return a table per traffic and model."""
+    parts: list[str] = []
+    for traffic, model in dict.fromkeys((cell.traffic, cell.model) for cell in found):
+        mine = [cell for cell in found if (cell.traffic, cell.model) == (traffic, model)]
+        plain = mine[0]
+        rows = [
+            f"**{traffic}, {model} on {plain.gpus} H100 per engine, {plain.requests:,} requests**",
+            "",
+            "| tiers | hit rate | of it host, disk, peers | TTFT mean | TTFT p90 | busy GPU-hours |",
+            "|---|---:|---|---:|---:|---:|",
+        ]
+        for cell in mine:
+            shares = ", ".join(f"{cell.tiers.get(tier, 0.0):.1%}" for tier in ("host", "disk", "peer"))
+            gain = "" if cell is plain else f" ({cell.gpu_hours / plain.gpu_hours - 1:+.0%})"
+            rows.append(
+                f"| {cell.label} | {cell.hit_rate:.1%} | {shares} | {cell.ttft_mean * 1e3:,.0f} ms | "
+                f"{cell.ttft_p90 * 1e3:,.0f} ms | {cell.gpu_hours:.3f}{gain} |"
+            )
+        parts.append("\n".join(rows))
+    return "\n\n".join(parts)
+
+
+def break_even() -> str:
+    """Return, per model, the GB/s from which loading a block beats computing it, and whether each link reaches it."""
+    links = TierLinks()
+    rows = [
+        "**Break-even bandwidth on H100**: KV bytes of a token by the seconds that computing it takes, behind so many "
+        "tokens of the same prompt.",
+        "",
+        f"| model | GPUs | KV per token | {' | '.join(f'behind {depth:,}' for depth in DEPTHS)} | pays from |",
+        f"|---|---:|---:|{'---:|' * len(DEPTHS)}---|",
+    ]
+    for model, gpus in ENGINES.items():
+        timing = TimingSettings(kind="roofline", model=model, gpu="h100", tensor_parallel_size=gpus)
+        table = load_timing(timing)
+        engine = timing_of(timing, 1 << 20, table)
+        size = kv_bytes_per_token(SimSettings(timing=timing), table)
+        needs = [size / (engine.mixed(CHUNK, [(depth, CHUNK)], 0, 0) / CHUNK / SECOND) for depth in DEPTHS]
+        worst = max(needs)
+        ways = {
+            "host": links.host_bandwidth * gpus,
+            "peers at 100 Gb/s": links.peer_bandwidth,
+            "one NVMe drive": links.disk_read,
+            "S3": links.object_bandwidth,
+        }
+        pays = ", ".join(
+            name if rate > worst else f"{name} (long prompts)" for name, rate in ways.items() if rate > min(needs)
+        )
+        figures = " | ".join(f"{need / 1e9:.1f} GB/s" for need in needs)
+        rows.append(f"| {model} | {gpus} | {size / 1024:.0f} KiB | {figures} | {pays or 'nothing'} |")
+    return "\n".join(rows)
+
+
+def page_with(page: str, text: str) -> str:
+    """Return the page with the measured part between its markers replaced."""
+    head, _, rest = page.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}"

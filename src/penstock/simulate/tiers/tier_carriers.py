@@ -1,0 +1,66 @@
+"""Tier carriers of a simulation: how long each move of a tier machine takes, behind those that use the same link."""
+
+from penstock.blocks.tiers.tier_events import Move, Place
+from penstock.engine.settings import TierLinks
+from penstock.kernel.machine import SECOND, Nanos, nanos
+
+
+class TierCarriers:
+    """The links of one engine's tiers. A link carries one move after the other, and each way has its own.
+
+    Args:
+        links: their speeds.
+        block_bytes: of a whole block, all GPUs together.
+        gpus: of the engine; each has a link to host memory.
+    """
+
+    def __init__(self, links: TierLinks, block_bytes: int, gpus: int = 1) -> None:
+        host = links.host_bandwidth * gpus, links.host_latency
+        store = links.object_bandwidth, links.object_latency
+        self._speeds: dict[tuple[Place, Place], tuple[float, float]] = {
+            ("engine", "host"): host,
+            ("host", "engine"): host,
+            ("host", "disk"): (links.disk_write, links.disk_latency),
+            ("disk", "host"): (links.disk_read, links.disk_latency),
+            ("host", "object"): store,
+            ("object", "host"): store,
+            ("peer", "host"): (links.peer_bandwidth, links.peer_latency),
+        }
+        self._block_bytes = block_bytes
+        self._free: dict[tuple[Place, Place], Nanos] = {}
+
+    @property
+    def edges(self) -> list[tuple[Place, Place]]:
+        """Ways that are known before a move; peers are met later."""
+        return [edge for edge in self._speeds if edge[0] != "peer"]
+
+    def seconds(self, source: Place, target: Place, blocks: int) -> float:
+        """Return how long a move takes whose link is free."""
+        rate, latency = self._speeds[source, target]
+        return latency + blocks * self._block_bytes / rate
+
+    def carry(self, now: Nanos, move: Move, sender: "TierCarriers | None" = None) -> tuple[Nanos, Nanos]:
+        """Put a move behind what its link carries already.
+
+        Args:
+            sender: of the peer that the blocks come from; it sends to one peer at a time.
+        Returns: when it begins, and when its last byte is there.
+        """
+        edge = (move.source, move.target)
+        rate, latency = self._speeds[edge]
+        begins = max(now, self._free.get(edge, 0))
+        if sender is not None:
+            begins = max(begins, sender._free.get(("host", "peer"), 0))
+        lasts = round(len(move.keys) * self._block_bytes / rate * SECOND)
+        self._free[edge] = begins + lasts
+        if sender is not None:
+            sender._free["host", "peer"] = begins + lasts
+        return begins, begins + lasts + nanos(latency)
+
+    def snapshot(self) -> list[list[object]]:
+        """Return the state as plain data."""
+        return [[source, target, at] for (source, target), at in self._free.items()]
+
+    def restore(self, state: list[list[object]]) -> None:
+        """Become what `snapshot` wrote."""
+        self._free = {(source, target): at for source, target, at in state}  # type: ignore[misc]
