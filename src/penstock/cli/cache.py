@@ -48,7 +48,7 @@ def _target(function: Any) -> Any:
 _TIER = click.option("--tier", type=click.Choice(["host", "disk", "object"]), help="Only this tier.")
 
 
-@command.command("stat")
+@command.command("stat", epilog=EPILOG)
 @_target
 @json_option
 def stat(path: Path | None, worker: str | None, as_json: bool) -> int:
@@ -60,7 +60,7 @@ def stat(path: Path | None, worker: str | None, as_json: bool) -> int:
     return 0
 
 
-@command.command("ls")
+@command.command("ls", epilog=EPILOG)
 @_target
 @_TIER
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Most blocks shown.")
@@ -85,7 +85,7 @@ def ls(path: Path | None, worker: str | None, tier: str | None, limit: int, as_j
     return 0
 
 
-@command.command("pin")
+@command.command("pin", epilog=EPILOG)
 @_target
 @click.argument("keys", nargs=-1)
 @click.option("--prompt", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File with a prompt.")
@@ -126,7 +126,7 @@ def pin(
     return 0 if count else 1
 
 
-@command.command("clear")
+@command.command("clear", epilog=EPILOG)
 @_target
 @_TIER
 def clear(path: Path | None, worker: str | None, tier: str | None) -> int:
@@ -138,7 +138,7 @@ def clear(path: Path | None, worker: str | None, tier: str | None) -> int:
     return 0
 
 
-@command.command("verify")
+@command.command("verify", epilog=EPILOG)
 @_target
 @_TIER
 @click.option("--rate", type=RATE, default="50MB/s", show_default=True, help="How fast it reads.")
@@ -166,14 +166,19 @@ def verify(path: Path | None, worker: str | None, tier: str | None, rate: float)
     return 1 if wrong else 0
 
 
-@command.command("serve")
+@command.command("serve", epilog=EPILOG)
 @click.option("--socket", "path", type=click.Path(path_type=Path), required=True, help="Where engines connect.")
 @click.option("--settings", "given", help="Settings of the tiers as JSON, instead of the options below.")
 @click.option("--host", "host", type=BYTES, help="Host memory for blocks, such as 8GiB.")
 @click.option("--disk", type=BYTES, default=0, help="Disk for blocks.")
 @click.option("--disk-dir", "folders", multiple=True, help="Folder of the disk tier; one for each device.")
 @click.option("--object-url", help="Object store, such as s3://BUCKET/PREFIX.")
-@click.option("--order", type=click.Choice(["lru", "lineage", "segmented", "priority"]), default="priority")
+@click.option(
+    "--order",
+    type=click.Choice(["lru", "lineage", "segmented", "priority"]),
+    default="priority",
+    help="Which block gives way.",
+)
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Where Prometheus reads; 0 is nowhere.")
 def serve(
     path: Path,
