@@ -5,6 +5,7 @@ does, but a wrong block that nobody damaged on purpose fails the test: the machi
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -66,6 +67,9 @@ class World:
     free_rows: list[int] = field(default_factory=lambda: list(range(200)))
     wake_at: Nanos | None = None
     next_id: int = 1
+    hits: Counter[str] = field(default_factory=Counter)
+    missed: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
     log: list[Effect] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -182,6 +186,7 @@ class World:
 
     def crash(self) -> None:
         """Kill the process: what is in memory is lost, and a new machine is told what the media have."""
+        self.tally()
         for job in self.jobs.values():
             self.free_rows += job.rows
         self.open_moves, self.jobs, self.queries, self.asks, self.announced = {}, {}, {}, {}, {}
@@ -200,6 +205,14 @@ class World:
                         parents=[PARENTS[record.key] for _, record in rows],
                     )
                 )
+
+    def tally(self) -> None:
+        """Add the machine's counters to ours."""
+        state = self.machine.state
+        self.missed.update(state.counts.missed)
+        for name, counts in state.tiers.items():
+            self.hits[name] += counts.hits
+            self.skipped.update(counts.skipped)
 
     # --- what the machine wants
 
@@ -342,11 +355,11 @@ def random_step(world: World) -> None:
         world.store(chain, rng.choice((0, first)), count, priority=rng.randrange(3), pin=rng.choice((0, 0, 0, 0.005)))
     elif dice < 0.72 and len(world.free_rows) > 20:
         deadline = {"deadline": rng.choice((0.001, 0.01))} if rng.random() < 0.3 else {}
-        world.load(CHAINS[chain][: first + count], priority=rng.randrange(2), **deadline)
+        world.load(CHAINS[chain][rng.choice((0, first)) :][:count], priority=rng.randrange(2), **deadline)
     elif dice < 0.78:
         world.ask(CHAINS[chain][: first + count])
     elif dice < 0.82:
-        world.pass_time(rng.choice((1, 5, 100, 12_000)) * MILLISECOND)
+        world.pass_time(rng.choice((1, 1, 1, 5, 5, 5, 100, 12_000)) * MILLISECOND)
     elif dice < 0.85:
         world.post(events.PrefetchWanted(keys=CHAINS[chain][: first + count]))
     elif dice < 0.88 and world.jobs:

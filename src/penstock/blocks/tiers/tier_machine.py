@@ -50,9 +50,10 @@ class TierMachine:
             events.PeersChanged: self._peers_changed,
             Woken: self._woken,
         }
-        self._assemble(TierState())
+        self._assemble(TierState(), {})
 
-    def _assemble(self, state: TierState) -> None:
+    def _assemble(self, state: TierState, blocks: Snapshot) -> None:
+        """Put the machine together. ``blocks``: snapshots of its managers, restored first: parts refer to indices."""
         settings = self.settings
         self.state = state
         self._effects: list[Effect] = []
@@ -62,10 +63,12 @@ class TierMachine:
             ("disk", settings.disk_blocks),
             ("object", settings.object_blocks),
         ]
-        for name, blocks in sizes:
+        for name, size in sizes:
             counts = state.tiers.setdefault(name, TierCounts())
-            if blocks:
-                self.tiers[name] = BlockTier(name, blocks, settings, counts, self._effects)
+            if size:
+                self.tiers[name] = tier = BlockTier(name, size, settings, counts, self._effects)
+                if name in blocks:
+                    tier.restore(blocks[name])
         state.tiers.setdefault("peer", TierCounts())
         self._moves = TierMoves(settings, state, self.tiers, self._effects)
         self._fetches = Fetches(self._moves)
@@ -116,7 +119,11 @@ class TierMachine:
         if event.job in self.state.stores or event.job in self.state.loads:
             self.state.counts.unknown += 1
             return
-        self._writes.used(self._loads.begin(now, event))
+        here = self._loads.begin(now, event)
+        for tier in self.tiers.values():
+            if tier.name != "host":
+                tier.touch(here, now, event.hints)
+        self._writes.used(here)
 
     def _cancelled(self, now: Nanos, event: events.JobCancelled) -> None:
         if event.job in self.state.loads:
@@ -274,10 +281,7 @@ class TierMachine:
             ValueError: it is of another version.
         """
         check_version(snapshot, VERSION, "the tier machine")
-        self._assemble(msgspec.convert(snapshot["state"], TierState))
-        for name, tier in self.tiers.items():
-            tier.manager.restore(snapshot["tiers"][name])
-            tier.reopened()
+        self._assemble(msgspec.convert(snapshot["state"], TierState), snapshot["tiers"])
 
     def check(self) -> None:
         """Compare with a recount. Cost: walks all blocks, moves and jobs.
