@@ -2,6 +2,7 @@
 
 import msgspec
 
+from penstock.kernel.errors import ConfigError
 from penstock.kernel.message_version import NewerVersion, VersionedDecoder
 from penstock.transfer.descriptors import RegionInfo
 from penstock.transfer.layouts.kv_shape import KvShape
@@ -42,7 +43,7 @@ def decode_metadata(data: bytes) -> AgentMetadata:
         metadata: AgentMetadata = _DECODER.decode(data)
     except NewerVersion as error:
         raise TransferRefused(TransferStatus.MISMATCH, error.message, hint=error.hint) from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ConfigError) as error:
         raise TransferRefused(TransferStatus.INVALID, "the metadata of a peer can't be read") from error
     if metadata.digest != ("" if metadata.shape is None else metadata.shape.digest):
         raise TransferRefused(

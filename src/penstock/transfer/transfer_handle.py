@@ -162,8 +162,9 @@ class TransferHandle:
 
     def release(self) -> None:
         """Give the handle up; an active transfer is cancelled. Never blocks, and is final."""
-        self.cancel()
-        if self.state is not TransferState.RELEASED:
+        if self.state is TransferState.POSTED:
+            self._end("release", None, TransferStatus.CANCELLED)
+        elif self.state is not TransferState.RELEASED:
             self.state = self._after("release")
 
     def _after(self, trigger: str) -> TransferState:

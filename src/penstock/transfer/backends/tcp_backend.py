@@ -9,7 +9,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.secret import ClusterSecret
 from penstock.transfer.descriptors import MemoryRegion, RegionInfo
 from penstock.transfer.tcp.link_jobs import LinkJob, NoticeJob, SpanReadJob, WriteJob, wait_for_jobs
-from penstock.transfer.tcp.tcp_frames import MoveOutcome, Span
+from penstock.transfer.tcp.tcp_frames import MoveOutcome, RegionSpan
 from penstock.transfer.tcp.tcp_link import SPLIT_BYTES, TcpLink
 from penstock.transfer.tcp.tcp_server import TcpServer
 from penstock.transfer.tcp.tcp_stream import PeerIdentity
@@ -99,7 +99,7 @@ class TcpBackend:
         jobs: list[LinkJob] = []
         for positions in _shares(order, link.streams):
             pieces = [order.pieces[position] for position in positions]
-            spans = [Span(piece.remote.id, piece.remote_offset, piece.length) for piece in pieces]
+            spans = [RegionSpan(piece.remote.id, piece.remote_offset, piece.length) for piece in pieces]
             buffers = [
                 piece.local.bytes_of().data[piece.local_offset : piece.local_offset + piece.length] for piece in pieces
             ]

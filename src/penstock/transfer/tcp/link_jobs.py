@@ -21,7 +21,7 @@ from penstock.transfer.tcp.tcp_frames import (
     PeerBlock,
     ReadBlocks,
     ReadSpans,
-    Span,
+    RegionSpan,
     WriteSpans,
     Wrote,
     span_groups,
@@ -210,7 +210,7 @@ class SpanReadJob(ReadJob):
 
     def __init__(
         self,
-        spans: Sequence[Span],
+        spans: Sequence[RegionSpan],
         buffers: Sequence[memoryview],
         report: Report,
         seconds: float,
@@ -246,7 +246,7 @@ class WriteJob(LinkJob):
 
     def __init__(
         self,
-        spans: Sequence[Span],
+        spans: Sequence[RegionSpan],
         buffers: Sequence[memoryview],
         report: Report,
         seconds: float,
