@@ -46,7 +46,8 @@ log = logging.getLogger("vllm.penstock")
 
 ASK_LIMIT = 2.0
 """Seconds after which a question counts as answered with 0 blocks: computing them costs less than waiting longer."""
-WELCOME_LIMIT = 5.0
+WELCOME_STEP = 0.5
+"""Seconds between looks whether this engine ends while the tier process opens its tiers; a long index takes a while."""
 BACKOFF_FIRST, BACKOFF_LAST = 0.1, 5.0
 """Seconds between attempts to connect: doubled from the first to the last."""
 CLOSE_LIMIT = 10.0
@@ -243,13 +244,18 @@ class TierClient:
             time.sleep(min(left, 0.05))
 
     def _welcome(self, link: socket.socket) -> None:
-        link.settimeout(WELCOME_LIMIT)
+        link.settimeout(WELCOME_STEP)
         link.connect(self._path)
         link.sendall(_frame(self._hello))
         frames = _Frames()
         first: FromTiers | None = None
         while first is None:
-            data = link.recv(READ)
+            try:
+                data = link.recv(READ)
+            except TimeoutError:
+                if self._closing:
+                    raise
+                continue
             if not data:
                 raise ConnectionError("it ended the connection before it answered")
             first = next(frames.take(data), None)

@@ -5,10 +5,7 @@ the region. vLLM leaves its region in /dev/shm when it is told to end; a region 
 engine that starts.
 """
 
-import fcntl
-import logging
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,15 +14,11 @@ from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from penstock.inside.staging_region import SHARED, lock_region, remove_leftovers
 from penstock.kernel.errors import ConfigError
-
-log = logging.getLogger("vllm.penstock")
 
 OURS = "penstock-"
 """Begins the name of our regions, so that nobody else's is ever removed."""
-REGIONS = Path("/dev/shm")
-YOUNG = 300.0
-"""Seconds: a region younger than that may belong to an engine that has not locked it yet."""
 
 
 class PenstockOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
@@ -35,15 +28,14 @@ class PenstockOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
         super().__init__(config)
         self._engine_id: str = f"{OURS}{config.engine_id}"
         self._worker: Any = None
-        self._lock: Any = None
+        self._lock = -1
 
     def get_manager(self) -> Any:
         """Return vLLM's tiering manager; the region is locked for as long as this process lives."""
-        remove_leftovers()
+        remove_leftovers(f"vllm_offload_{OURS}*.mmap")
         manager = super().get_manager()
-        if self._lock is None:
-            self._lock = (REGIONS / f"vllm_offload_{self._engine_id}.mmap").open("rb")
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
+        if self._lock < 0:
+            self._lock = lock_region(SHARED / f"vllm_offload_{self._engine_id}.mmap")
         return manager
 
     def get_worker(self, kv_caches: Any) -> Any:
@@ -120,20 +112,3 @@ class CpuCopyWorker(OffloadingWorker):  # type: ignore[misc]
             first_row += -(-(size + skip) // self._blocks_per_chunk)
         self._ended.append(TransferResult(job, True, moved, time.perf_counter() - began))
         return True
-
-
-def remove_leftovers() -> None:
-    """Remove regions of this spec whose engines are gone."""
-    for path in REGIONS.glob(f"vllm_offload_{OURS}*.mmap"):
-        try:
-            if time.time() - path.stat().st_mtime < YOUNG:
-                continue
-            with path.open("rb") as region:
-                fcntl.flock(region, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-        except BlockingIOError:
-            continue
-        except OSError as error:
-            log.warning("the left-over region %s can't be removed: %s", path, error)
-            continue
-        log.info("removed %s, whose engine is gone", path)

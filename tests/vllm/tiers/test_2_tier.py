@@ -38,9 +38,9 @@ def server(
 
 
 @pytest.fixture(scope="module")
-async def first(server: Tiered) -> list[Answer]:
+def first(server: Tiered) -> list[Answer]:
     """The answers that are computed, with all blocks stored after them."""
-    answers = await server.answers(prompts())
+    answers = asyncio.run(server.answers(prompts()))
     until(lambda: stored(server) >= BLOCKS - PROMPTS, 20.0)
     assert max(answer.cached for answer in answers) == 0
     return answers
@@ -58,6 +58,10 @@ async def connected(server: Tiered) -> None:
             return
         await asyncio.sleep(0.1)
     raise AssertionError("the server is not connected to its tier process")
+
+
+def cached(answers: list[Answer]) -> int:
+    return sum(answer.cached for answer in answers)
 
 
 async def ask_again(server: Tiered) -> list[Answer]:
@@ -80,14 +84,14 @@ async def test_blocks_come_back_from_disk_and_after_a_kill(
     before = stored(server)
     computed = await ask_again(server)
     assert texts(computed) == texts(first)
-    until(lambda: stored(server) >= before + BLOCKS - PROMPTS, 20.0)
-    assert min(answer.cached for answer in await ask_again(server)) >= CACHED, "host memory has one prompt of five"
+    until(lambda: stored(server) >= before + 0.8 * BLOCKS, 20.0)
+    assert cached(await ask_again(server)) >= 0.8 * PROMPTS * CACHED
     process.kill()
     process.start(host=SMALL_HOST, disk=DISK)
     await connected(server)
     again = await ask_again(server)
     assert texts(again) == texts(first)
-    assert sum(answer.cached for answer in again) >= CACHED * PROMPTS // 2, "the disk survives a kill"
+    assert cached(again) >= 0.8 * PROMPTS * CACHED, "the disk survives a kill"
 
 
 async def test_flipped_bytes_on_disk_are_never_served(

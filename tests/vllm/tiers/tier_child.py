@@ -13,10 +13,11 @@ from typing import Any
 
 from penstock.config.settings.cache_settings import CacheSettings
 from penstock.runtime.kv_tiers.tier_process import run_tiers
+from penstock.transfer.storage.record_header import SECTOR
 from penstock.transfer.storage.slab_file import FileCalls
 
 SLOW = 10.0
-"""Seconds of each read."""
+"""Seconds of each read of a block."""
 
 
 def main(path: str, settings: str, fault: str) -> int:
@@ -25,7 +26,8 @@ def main(path: str, settings: str, fault: str) -> int:
         read = FileCalls.preadv
 
         def slowly(self: FileCalls, fd: int, buffers: Any, offset: int) -> int:
-            time.sleep(SLOW)
+            if sum(map(len, buffers)) > SECTOR:  # not the headers, which are read at start
+                time.sleep(SLOW)
             return read(self, fd, buffers, offset)
 
         FileCalls.preadv = slowly  # type: ignore[method-assign]
