@@ -179,6 +179,9 @@ def verify(path: Path | None, worker: str | None, tier: str | None, rate: float)
     default="priority",
     help="Which block gives way.",
 )
+@click.option("--name", help="Name of the engine, for its peers.  [default: the socket's]")
+@click.option("--peer", "named", multiple=True, metavar="NAME=HOST:PORT", help="Tier process of another engine.")
+@click.option("--peer-listen", metavar="HOST:PORT", help="Where peers reach this one; without it there are no peers.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Where Prometheus reads; 0 is nowhere.")
 def serve(
     path: Path,
@@ -188,9 +191,17 @@ def serve(
     folders: tuple[str, ...],
     object_url: str | None,
     order: str,
+    name: str | None,
+    named: tuple[str, ...],
+    peer_listen: str | None,
     metrics_port: int,
 ) -> int:
-    """Run a tier process by hand, until Ctrl-C; the supervisor runs the same beside each engine."""
+    """Run a tier process by hand, until Ctrl-C; the supervisor runs the same beside each engine.
+
+    Peers need PENSTOCK_CLUSTER_SECRET, the same for all. Those whose sockets are in the same folder need no --peer.
+    """
+    import os
+
     import msgspec
 
     from penstock.config.settings.cache_settings import CacheSettings
@@ -209,7 +220,24 @@ def serve(
     }
     settings = msgspec.convert(json.loads(given) if given else chosen, CacheSettings, strict=True)
     logs.setup("text", "info")
-    return asyncio.run(run_tiers(settings, path))
+    peers = None
+    if peer_listen is not None:
+        from penstock.config.cluster_secret_file import SECRET_ENV, secret_of_env
+        from penstock.runtime.kv_tiers.peer_tiers import PeerTiers
+
+        secret = secret_of_env(os.environ)
+        if secret is None:
+            raise click.UsageError(f"peers know each other by the cluster's secret: set {SECRET_ENV}")
+        others = {each.partition("=")[0]: _address(each.partition("=")[2]) for each in named}
+        peers = PeerTiers(name or path.stem, secret, _address(peer_listen), path.parent, others)
+    return asyncio.run(run_tiers(settings, path, peers=peers))
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise click.UsageError(f"{text!r} is no HOST:PORT")
+    return host, int(port)
 
 
 def _client(path: Path | None, worker: str | None) -> "TierAdminClient":
