@@ -17,10 +17,10 @@ from tests.runtime.kv_tiers.plain_engine import ROW_BYTES
 class TierProcess:
     """One running ``penstock cache serve``."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.socket = folder / "kv.sock"
+    def __init__(self, folder: Path, *options: str, name: str = "kv") -> None:
+        self.socket = folder / f"{name}.sock"
         command = [sys.executable, "-m", "penstock", "cache", "serve", "--socket", str(self.socket), *options]
-        self.log = folder / "kv.log"
+        self.log = folder / f"{name}.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=dict(os.environ))
         assert self.process.stdout is not None
@@ -48,11 +48,11 @@ class Start:
         self.running: list[TierProcess] = []
         self._folder = folder
 
-    def __call__(self, host: int = 64, disk: int = 0, *options: str) -> TierProcess:
+    def __call__(self, host: int = 64, disk: int = 0, *options: str, name: str = "kv") -> TierProcess:
         words = ["--host", str(host * ROW_BYTES)]
         if disk:
             words += ["--disk", str(disk * (ROW_BYTES + 4096)), "--disk-dir", str(self._folder / "disk")]
-        self.running.append(TierProcess(self._folder, *words, *options))
+        self.running.append(TierProcess(self._folder, *words, *options, name=name))
         return self.last
 
     @property

@@ -13,11 +13,13 @@ from pathlib import Path
 import msgspec
 
 from penstock.adapters.connectors.shim_client import ending
+from penstock.config.cluster_secret_file import SECRET_ENV
 from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import START_TIMEOUT, SuperviseSettings
 from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX
 from penstock.kernel.errors import PenstockError
 from penstock.runtime.cluster_state.crash_log import CrashBook
+from penstock.runtime.kv_tiers.peer_tiers import SUFFIX
 from penstock.runtime.kv_tiers.tier_admin_client import socket_of
 from penstock.runtime.supervision.child_process import ChildProcess
 
@@ -33,7 +35,8 @@ class TierChildren:
     Args:
         folder, namespace: of the state file; the sockets are beside it.
         logs: folder for their logs.
-        env: theirs; an object store's credentials are in it.
+        env: theirs; an object store's credentials are in it, and for peers the cluster's secret.
+        host: address of this machine on which peers reach them.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class TierChildren:
         *,
         logs: Path,
         env: Mapping[str, str],
+        host: str,
         crashes: CrashBook,
     ) -> None:
         self.settings = settings
@@ -51,6 +55,7 @@ class TierChildren:
         self._namespace = namespace
         self._logs = logs
         self._env = env
+        self._host = host
         self._crashes = crashes
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -70,6 +75,7 @@ class TierChildren:
         watcher = self._watchers.pop(worker, None)
         if watcher is not None:
             watcher.cancel()
+            Path(self.socket(worker)).with_suffix(SUFFIX).unlink(missing_ok=True)  # a killed process left it
             self._ending.add(watcher)
             watcher.add_done_callback(self._ending.discard)
 
@@ -104,10 +110,12 @@ class TierChildren:
     async def _start(self, worker: str, cache: CacheSettings) -> ChildProcess:
         path = Path(self.socket(worker))
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        peers = ["--peer-listen", f"{self._host}:0"] if cache.peers and SECRET_ENV in self._env else []
+        settings = json.dumps(msgspec.to_builtins(cache))
         return await ChildProcess.start(
             f"tier process of {worker}",
             "penstock",
-            ["cache", "serve", "--socket", str(path), "--settings", json.dumps(msgspec.to_builtins(cache))],
+            ["cache", "serve", "--socket", str(path), "--settings", settings, *peers],
             log_path=self._logs / f"{worker}.tiers.log",
             env=self._env,
         )

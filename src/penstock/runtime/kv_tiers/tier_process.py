@@ -18,6 +18,7 @@ from penstock.blocks.tiers.tier_settings import TierSettings
 from penstock.config.settings.cache_settings import CacheSettings
 from penstock.inside.tier_protocol import TierHello
 from penstock.kernel.errors import ConfigError
+from penstock.runtime.kv_tiers.peer_tiers import PeerTiers
 from penstock.runtime.kv_tiers.tier_node import OpenTiers, TierNode
 from penstock.runtime.kv_tiers.tier_server import TierServer
 from penstock.transfer.storage.block_store import BlockStore
@@ -35,13 +36,16 @@ BLOCKS_LEAST = 8
 """Blocks of the smallest host tier: what is under way and what is wanted must fit beside each other."""
 
 
-async def run_tiers(settings: CacheSettings, socket: Path, *, host: str = "127.0.0.1", metrics_port: int = 0) -> int:
+async def run_tiers(
+    settings: CacheSettings, socket: Path, *, peers: PeerTiers | None = None, host: str = "127.0.0.1"
+) -> int:
     """Serve the tiers of engines until SIGTERM or SIGINT; return the exit status.
 
     The first line on standard output reports readiness, as JSON.
 
     Args:
-        host, metrics_port: where the metrics are; port 0 is nowhere.
+        peers: other engines' host tiers.
+        host: where the metrics are, at settings.metrics_port.
     Raises:
         ConfigError: the socket or the port is taken.
     """
@@ -49,7 +53,7 @@ async def run_tiers(settings: CacheSettings, socket: Path, *, host: str = "127.0
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    node = TierNode(opener(settings))
+    node, metrics_port = TierNode(opener(settings), peers), settings.metrics_port
     server = TierServer(node, socket)
     metrics = await _show(node, host, metrics_port) if metrics_port else None
     try:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.kernel.errors import InvariantError
@@ -21,14 +22,13 @@ class ServedRegion:
     users: list[TcpStream] = field(default_factory=list)
 
 
-@dataclass(slots=True, frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RegionUse:
     """Part of a region, for one call of one stream."""
 
     id: int
     region: ServedRegion
     view: memoryview
-    user: TcpStream
 
 
 class RegionTable:
@@ -61,22 +61,27 @@ class RegionTable:
                     raise InvariantError(f"a connection still touches region {region} after it was closed")
         gone.memory.release()
 
-    def use(self, span: RegionSpan, user: TcpStream, *, write: bool) -> RegionUse | MoveOutcome:
-        """Lend the memory of a span for one call, or say why not; `leave` must follow where it is lent."""
+    def use(self, spans: Sequence[RegionSpan], user: TcpStream, *, write: bool) -> list[RegionUse | MoveOutcome]:
+        """Lend the memory of spans for one call, or say why not; `leave` must follow with what is lent."""
         with self._changed:
-            region = self._regions.get(span.region)
-            if region is None:
-                return "absent"
-            inside = span.offset >= 0 and 0 < span.length <= len(region.memory) - span.offset
-            if not inside or (write and not region.writable):
-                return "denied"
-            region.users.append(user)
-            return RegionUse(span.region, region, region.memory[span.offset : span.offset + span.length], user)
+            return [self._use(span, user, write) for span in spans]
 
-    def leave(self, use: RegionUse) -> bool:
-        """End a call; return whether the region was served until now, and so whether what was moved counts."""
-        use.view.release()
+    def _use(self, span: RegionSpan, user: TcpStream, write: bool) -> RegionUse | MoveOutcome:
+        region = self._regions.get(span.region)
+        if region is None:
+            return "absent"
+        end = span.offset + span.length
+        if not 0 <= span.offset < end <= len(region.memory) or (write and not region.writable):
+            return "denied"
+        region.users.append(user)
+        return RegionUse(span.region, region, region.memory[span.offset : end])
+
+    def leave(self, uses: Sequence[RegionUse], user: TcpStream) -> list[bool]:
+        """End a call; return whether each region was served until now, and so whether what was moved counts."""
+        for use in uses:
+            use.view.release()
         with self._changed:
-            use.region.users.remove(use.user)
+            for use in uses:
+                use.region.users.remove(user)
             self._changed.notify_all()
-            return self._regions.get(use.id) is use.region
+            return [self._regions.get(use.id) is use.region for use in uses]

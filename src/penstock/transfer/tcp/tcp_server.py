@@ -195,17 +195,17 @@ class TcpServer:
     def _send_spans(self, stream: TcpStream, request: int, spans: Sequence[RegionSpan]) -> None:
         ended: list[tuple[MoveOutcome, int]] = []
         for group in span_groups(spans):
-            uses = [self.regions.use(span, stream, write=False) for span in group]
+            uses = self.regions.use(group, stream, write=False)
             lent = [use for use in uses if isinstance(use, RegionUse)]
             try:
                 lengths = [len(use.view) if isinstance(use, RegionUse) else 0 for use in uses]
                 stream.send(Part(request, ended, lengths))
-                sums = [stream.send_payload(use.view) if isinstance(use, RegionUse) else 0 for use in uses]
+                sums = iter([stream.send_payload(use.view) for use in lent])
             finally:
-                served = {use: self.regions.leave(use) for use in lent}
+                served = iter(self.regions.leave(lent, stream))
             ended = [
-                (("ok" if served[use] else "stale") if isinstance(use, RegionUse) else use, checksum)
-                for use, checksum in zip(uses, sums)
+                ("ok" if next(served) else "stale", next(sums)) if isinstance(use, RegionUse) else (use, 0)
+                for use in uses
             ]
         stream.send(Part(request, ended, []))
 
@@ -219,7 +219,7 @@ class TcpServer:
             stream.send(Part(request, ended, lengths))
             for block in lent:
                 if isinstance(block, LentBlock):
-                    stream.send_payload(block.payload)
+                    stream.send_payload(block.payload, check=False)
             ended = [
                 ("ok" if owner.returned(wanted) else "stale", block.checksum)
                 if isinstance(block, LentBlock)
@@ -229,27 +229,29 @@ class TcpServer:
         stream.send(Part(request, ended, []))
 
     def _take_spans(self, stream: TcpStream, request: int, spans: Sequence[RegionSpan]) -> None:
-        taken = [self._take(stream, span) for span in spans]
-        sums = stream.receive()
-        if not isinstance(sums, Checksums) or len(sums.sums) != len(spans):
-            raise StreamEnded("the checksums of a write did not come")
-        outcomes: list[MoveOutcome] = [
-            took if isinstance(took, str) else "ok" if took == right else "corrupt"
-            for took, right in zip(taken, sums.sums)
-        ]
-        stream.send(Wrote(request, outcomes))
-
-    def _take(self, stream: TcpStream, span: RegionSpan) -> int | MoveOutcome:
-        """Receive a payload; return its checksum, or why it went nowhere."""
-        use = self.regions.use(span, stream, write=True)
-        if not isinstance(use, RegionUse):
-            _drain(stream, span.length)
-            return use
+        uses = self.regions.use(spans, stream, write=True)
+        lent = [use for use in uses if isinstance(use, RegionUse)]
+        sums: list[int] = []
         try:
-            checksum = stream.take_payload(use.view)
+            for use, span in zip(uses, spans):
+                if isinstance(use, RegionUse):
+                    sums.append(stream.take_payload(use.view))
+                else:
+                    _drain(stream, span.length)
         finally:
-            served = self.regions.leave(use)
-        return checksum if served else "stale"
+            served = iter(self.regions.leave(lent, stream))
+        checksums = stream.receive()
+        if not isinstance(checksums, Checksums) or len(checksums.sums) != len(spans):
+            raise StreamEnded("the checksums of a write did not come")
+        arrived = iter(sums)
+        outcomes: list[MoveOutcome] = []
+        for use, right in zip(uses, checksums.sums):
+            if not isinstance(use, RegionUse):
+                outcomes.append(use)
+            else:
+                same = next(arrived) == right
+                outcomes.append("stale" if not next(served) else "ok" if same else "corrupt")
+        stream.send(Wrote(request, outcomes))
 
 
 def _end(seconds: float) -> float:

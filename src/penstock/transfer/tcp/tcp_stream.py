@@ -12,11 +12,10 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
-from xxhash import xxh3_64
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from penstock.kernel.errors import TransferError
 from penstock.kernel.secret import ClusterSecret
@@ -37,7 +36,7 @@ LATE_SECONDS = 0.02
 """How long a time-out that was set in the kernel is used again, which spares two calls of it for each other one."""
 HANDSHAKE_SECONDS = 5.0
 """Time for a handshake: a stranger that sends nothing may not keep a thread for longer."""
-STEP_BYTES = 256 << 10
+STEP_BYTES = 1 << 20
 """Of a payload, checked and moved one after the other: they are still in the processor's cache for the second."""
 _HANDSHAKE_MAX = 2048
 """Bytes of a frame from somebody who is not known yet."""
@@ -138,24 +137,32 @@ class TcpStream:
             self._sent += 1
         self._send(_LENGTH.pack(len(body) + len(code)) + body + code)
 
-    def send_payload(self, payload: memoryview) -> int:
-        """Send bytes as they are; return their XXH3-64. Errors as of `send`."""
-        return self._in_steps(payload, self._send)
-
-    def take_payload(self, payload: memoryview) -> int:
-        """Receive bytes into a buffer until it is full; return their XXH3-64. Errors as of `receive`."""
-        return self._in_steps(payload, self._fill, after=True)
-
-    def _in_steps(self, payload: memoryview, move: Callable[[memoryview], None], *, after: bool = False) -> int:
+    def send_payload(self, payload: memoryview, *, check: bool = True) -> int:
+        """Send bytes as they are; return their XXH3-64, or 0 without ``check``. Errors as of `send`."""
+        if not check:
+            self._send(payload)
+            return 0
+        if len(payload) <= STEP_BYTES:
+            checksum = xxh3_64_intdigest(payload)
+            self._send(payload)
+            return checksum
         digest = xxh3_64()
         for start in range(0, len(payload), STEP_BYTES):
             step = payload[start : start + STEP_BYTES]
-            if after:
-                move(step)
-                digest.update(step)
-            else:
-                digest.update(step)
-                move(step)
+            digest.update(step)
+            self._send(step)
+        return digest.intdigest()
+
+    def take_payload(self, payload: memoryview) -> int:
+        """Receive bytes into a buffer until it is full; return their XXH3-64. Errors as of `receive`."""
+        if len(payload) <= STEP_BYTES:
+            self._fill(payload)
+            return xxh3_64_intdigest(payload)
+        digest = xxh3_64()
+        for start in range(0, len(payload), STEP_BYTES):
+            step = payload[start : start + STEP_BYTES]
+            self._fill(step)
+            digest.update(step)
         return digest.intdigest()
 
     def _send(self, rest: memoryview | bytes) -> None:
