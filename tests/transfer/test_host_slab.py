@@ -59,6 +59,22 @@ async def test_bytes_that_came_from_elsewhere_are_adopted_with_their_checksum() 
     await slab.close()
 
 
+async def test_forget_fails_writes_that_wait_and_no_later_ones() -> None:
+    slab = HostSlab(SIZE, 4)
+    one, two = block(1, b"one", 1, payload_of(1, SIZE)), block(1, b"two", 2, payload_of(2, SIZE))
+    for _ in range(50):
+        writing = asyncio.ensure_future(slab.write([one], 30))
+        await asyncio.sleep(0)
+        slab.forget([1])
+        (result,) = await writing
+        assert slab.get(empty(one)).outcome == "absent"
+        assert result.outcome in ("ok", "failed"), "it was written before, or not at all"
+        slab.forget([1])
+        assert slab.put(two).outcome == "ok"
+        assert (await slab.read([empty(two)], 30))[0].outcome == "ok"
+    await slab.close()
+
+
 def test_a_file_that_a_killed_process_left_is_replaced_and_one_in_use_is_not(path: Path) -> None:
     code = "import sys; from pathlib import Path; from penstock.transfer.storage.host_slab import HostSlab; "
     code += "slab = HostSlab(5000, 4, path=Path(sys.argv[1])); print('ready', flush=True); sys.stdin.read()"

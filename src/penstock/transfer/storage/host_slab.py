@@ -9,6 +9,7 @@ import fcntl
 import logging
 import mmap
 import os
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -68,6 +69,8 @@ class HostSlab:
         self._view = memoryview(self._map)
         self._array = np.frombuffer(self._map, np.uint8)
         self._headers: list[RecordHeader | None] = [None] * slots
+        self._forgets = Counter[int]()
+        """Per slot, how often it was forgotten."""
         self._threads = IoThreads("penstock-host", THREADS)
 
     def view(self, slot: int) -> memoryview:
@@ -109,7 +112,12 @@ class HostSlab:
 
     async def write(self, blocks: Sequence[BlockIo], deadline: float) -> list[BlockResult]:
         calls = [
-            ThreadCall(each.slot % THREADS, each.slot, partial(self.put, each), partial(self._erase, each.slot))
+            ThreadCall(
+                each.slot % THREADS,
+                each.slot,
+                partial(self._put_unless_forgotten, each, self._forgets.get(each.slot, 0)),
+                partial(self._erase, each.slot),
+            )
             for each in blocks
         ]
         return await self._threads.run(calls, deadline)
@@ -119,10 +127,10 @@ class HostSlab:
         return await self._threads.run(calls, deadline)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Forget at once, and once more behind the writes that are queued."""
+        """Forget at once; a write that was queued before fails."""
         for slot in slots:
+            self._forgets[slot] += 1
             self._erase(slot)
-            self._threads.later(slot % THREADS, partial(self._erase, slot))
 
     def records(self) -> list[StoredRecord]:
         return []
@@ -138,6 +146,13 @@ class HostSlab:
             self.fd = -1
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+    def _put_unless_forgotten(self, block: BlockIo, forgets: int) -> BlockResult:
+        result = self.put(block)
+        if self._forgets.get(block.slot, 0) != forgets:
+            self._erase(block.slot)
+            return BlockResult("failed", "the slot was forgotten meanwhile")
+        return result
 
     def _erase(self, slot: int) -> None:
         self._headers[slot] = None
