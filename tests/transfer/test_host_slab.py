@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from penstock.kernel.errors import ConfigError
 from penstock.testing.block_store_contract import block, empty, payload_of
 from penstock.transfer.storage import host_slab
-from penstock.transfer.storage.host_slab import HostSlab, memory_limit
+from penstock.transfer.storage.host_slab import PIECE, HostSlab, memory_limit
 from penstock.transfer.storage.record_header import SECTOR
 
 SIZE = 5000
@@ -56,6 +57,34 @@ async def test_bytes_that_came_from_elsewhere_are_adopted_with_their_checksum() 
     assert slab.get(empty(one)._replace(slot=1)).outcome == "corrupt"
     slab.forget([0])
     assert slab.get(empty(one)).outcome == "absent"
+    await slab.close()
+
+
+@pytest.mark.parametrize("size", [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 17])
+def test_a_copy_in_pieces_has_the_checksum_of_the_whole(size: int) -> None:
+    slab = HostSlab(size, 2)
+    one = block(1, b"key", 1, payload_of(size, size))
+    read = empty(one)
+    assert slab.put(one).checksum == xxh3_64_intdigest(one.buffer) == slab.get(read).checksum
+    assert bytes(read.buffer) == bytes(one.buffer)
+    slab.view(1)[size - 1] ^= 1
+    assert slab.get(empty(one)).outcome == "corrupt"
+    asyncio.run(slab.close())
+
+
+async def test_forget_fails_writes_that_wait_and_no_later_ones() -> None:
+    slab = HostSlab(SIZE, 4)
+    one, two = block(1, b"one", 1, payload_of(1, SIZE)), block(1, b"two", 2, payload_of(2, SIZE))
+    for _ in range(50):
+        writing = asyncio.ensure_future(slab.write([one], 30))
+        await asyncio.sleep(0)
+        slab.forget([1])
+        (result,) = await writing
+        assert slab.get(empty(one)).outcome == "absent"
+        assert result.outcome in ("ok", "failed"), "it was written before, or not at all"
+        slab.forget([1])
+        assert slab.put(two).outcome == "ok"
+        assert (await slab.read([empty(two)], 30))[0].outcome == "ok"
     await slab.close()
 
 
