@@ -384,6 +384,18 @@ def test_clearing_all_voids_what_is_under_way() -> None:
     assert not world.records
 
 
+def test_what_a_peer_sends_while_all_is_cleared_is_void() -> None:
+    world = world_of()
+    world.post(events.PeersChanged(peers=PEERS[:1]))
+    world.ask(CHAINS[0][:2])
+    world.answer_peer(min(world.asks), 2)
+    job = world.load(CHAINS[0][:2])
+    world.clear(None)
+    assert world.ended[job] == [False, False]
+    world.end_move()
+    assert not world.machine.tiers["host"].index
+
+
 def test_prefetched_blocks_are_in_the_host_tier_when_they_are_wanted() -> None:
     world = mixed()
     world.post(events.PrefetchWanted(keys=CHAINS[0][:7]))
