@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import uvloop
 
 from penstock.testing.transfer_contract import *  # noqa: F403 - the suite
 from penstock.transfer.backends.shm_backend import ShmBackend
@@ -117,3 +118,36 @@ async def test_memory_of_a_file_in_dev_shm_is_shared_and_private_memory_is_refus
         assert await handle.wait() is TransferState.FAILED
         assert "is not the memory of region" in handle.results()[0].cause
         assert path.read_bytes() == bytes(4096)
+
+
+async def test_the_owner_keeps_a_region_while_a_peer_copies_and_gets_it_back_after(transfers: MemoryHarness) -> None:
+    async with pair_of(transfers) as pair:
+        handle = pair.origin.prepare("read", *pair.parts(), pair.peer)
+        with transfers.stalled():
+            handle.post()
+            async with asyncio.timeout(30.0):
+                while not pair.remote.pins:
+                    await asyncio.sleep(0.001)
+            with pytest.raises(TransferRefused, match="may still touch"):
+                pair.target.deregister(pair.remote)
+            handle.cancel()
+            assert pair.remote.pins, "the thread still copies"
+        await handle.settle()
+        async with asyncio.timeout(30.0):
+            while pair.remote.pins:
+                await asyncio.sleep(0.001)
+        pair.target.deregister(pair.remote)
+
+
+def test_it_runs_in_uvloop() -> None:
+    async def main() -> None:
+        async with TransferAgent("a", [ShmBackend()]) as a, TransferAgent("b", [ShmBackend()]) as b:
+            mine, theirs = a.register_memory(b"x" * 4096), b.register_shared(SharedMemory.create(4096))
+            a.add_remote(b.metadata())
+            handle = a.prepare("write", [mine.descriptor()], [theirs.descriptor()], "b", notification=b"n")
+            handle.post()
+            assert await handle.wait() is TransferState.DONE
+            assert theirs.bytes_of().tobytes() == b"x" * 4096
+            assert (await asyncio.wait_for(b.wait_for_notifications(), 30.0))[0].payload == b"n"
+
+    uvloop.run(main())

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.transfer import transfer_agent
 from penstock.transfer.agent_metadata import decode_metadata
@@ -29,6 +31,7 @@ from penstock.transfer.transfer_status import (
     TransferStatus,
     causes,
 )
+from tests.depth import deep
 
 SHAPE = KvShape(model="m", layers=2, page_tokens=16, heads=8, head_dim=4, dtype="bfloat16")
 
@@ -146,6 +149,76 @@ async def test_backends_are_tried_by_rank_and_each_says_why_not() -> None:
             "file: it can't move",
         ):
             assert reason in str(refused.value)
+
+
+async def test_a_part_of_the_metadata_that_a_backend_can_not_read_is_a_reason() -> None:
+    async with TransferAgent("a", [ShmBackend()]) as a, TransferAgent("b", [ShmBackend()]) as b:
+        here, there = a.register_memory(bytearray(8)), b.register_shared(SharedMemory.create(8))
+        a.add_remote(b.metadata()).parts["shm"] = b"noise"
+        with pytest.raises(TransferRefused, match="shm: its part of the metadata can't be read"):
+            a.prepare("write", [here.descriptor()], [there.descriptor()], "b")
+
+
+class Walk:
+    """One handle, and what a naive model of it says: which state it is in, and whether the backend has the memory."""
+
+    def __init__(self, two: Two) -> None:
+        self.two = two
+        self.handle = two.prepare(deadline=3600.0)
+        self.state, self.busy = TransferState.NEW, False
+
+    async def step(self, action: str) -> None:
+        running = self.state is TransferState.POSTED
+        match action:
+            case "post":
+                able = not running and not self.busy and self.state is not TransferState.RELEASED
+                if able:
+                    self.two.backend.gate.clear()
+                    self.handle.post()
+                    self.state, self.busy = TransferState.POSTED, True
+                else:
+                    with pytest.raises(TransferRefused):
+                        self.handle.post()
+                await asyncio.sleep(0)
+            case "finish" | "break":
+                self.two.backend.fault = OSError("broken") if action == "break" else None
+                self.two.backend.gate.set()
+                await self.handle.settle()
+                if running:
+                    self.state = TransferState.FAILED if action == "break" else TransferState.DONE
+                self.busy = False
+            case "cancel":
+                self.handle.cancel()
+                self.state = TransferState.CANCELLED if running else self.state
+            case "late":
+                self.handle._expire()
+                self.state = TransferState.FAILED if running else self.state
+            case "release":
+                self.handle.release()
+                self.state = TransferState.RELEASED
+        self.check()
+
+    def check(self) -> None:
+        assert (self.handle.state, self.handle.busy) == (self.state, self.busy)
+        assert self.two.here.pins == self.busy
+        assert len(self.handle.results()) == 4
+        if self.state is TransferState.DONE:
+            assert {result.status for result in self.handle.results()} == {TransferStatus.SUCCESS}
+        if self.state in (TransferState.FAILED, TransferState.CANCELLED):
+            assert TransferStatus.IN_PROGRESS not in {result.status for result in self.handle.results()}
+
+
+@settings(max_examples=deep(200), deadline=None)
+@given(st.lists(st.sampled_from(["post", "finish", "break", "cancel", "late", "release"]), max_size=12))
+def test_any_walk_of_a_handle_agrees_with_a_naive_model(actions: list[str]) -> None:
+    async def main() -> None:
+        async with Two() as two:
+            two.backend.stubborn = True
+            walk = Walk(two)
+            for action in actions:
+                await walk.step(action)
+
+    asyncio.run(main())
 
 
 async def test_a_backend_that_raises_fails_all_descriptors_with_the_whole_chain() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.transfer.descriptors import ByteArray, Descriptor, MemoryRegion
 from penstock.transfer.transfer_agent import TransferAgent
-from penstock.transfer.transfer_backend import Capabilities
+from penstock.transfer.transfer_backend import Capabilities, Direction
 from penstock.transfer.transfer_handle import TransferHandle
 from penstock.transfer.transfer_status import TransferFailed, TransferRefused, TransferState, TransferStatus
 
@@ -141,6 +141,24 @@ async def test_only_the_bytes_of_the_descriptors_change(transfers: TransferHarne
         assert await transfers.get(pair.local) == bytes(expected)
 
 
+async def test_a_large_transfer_of_uneven_descriptors_arrives_whole(transfers: TransferHarness) -> None:
+    async with pair_of(transfers) as pair:
+        lengths = [3 << 20, 1, (1 << 20) + 13, 65_536, 777_777]
+        local = await transfers.local_region(pair.origin, sum(lengths))
+        remote = await transfers.target_region(pair.target, sum(lengths))
+        if pair.target is not pair.origin:
+            pair.origin.add_remote(pair.target.metadata())
+        starts = [sum(lengths[:index]) for index in range(len(lengths))]
+        here, there = ([region.descriptor(*each) for each in zip(starts, lengths)] for region in (local, remote))
+        data = random_bytes(14, sum(lengths))
+        await transfers.put(local, data)
+        assert await finish(pair.origin.prepare("write", here, there, pair.peer)) is TransferState.DONE
+        assert await transfers.get(remote) == data
+        await transfers.put(local, bytes(sum(lengths)))
+        assert await finish(pair.origin.prepare("read", here, there, pair.peer)) is TransferState.DONE
+        assert await transfers.get(local) == data
+
+
 async def test_a_handle_is_posted_again_after_its_end(transfers: TransferHarness) -> None:
     async with pair_of(transfers) as pair:
         handle = pair.origin.prepare("read", *pair.parts([0, 7]), pair.peer)
@@ -176,6 +194,7 @@ async def test_an_active_handle_is_not_posted_twice_and_released_at_once(transfe
 async def test_what_can_not_be_right_is_refused_before_anything_moves(
     transfers: TransferHarness, direction: str
 ) -> None:
+    way: Direction = "read" if direction == "read" else "write"
     async with pair_of(transfers) as pair:
         mine, theirs = random_bytes(7), random_bytes(8)
         await transfers.put(pair.local, mine)
@@ -195,11 +214,11 @@ async def test_what_can_not_be_right_is_refused_before_anything_moves(
         ]
         for what, here, other in bad:
             with pytest.raises(TransferRefused) as refused:
-                pair.origin.prepare("write", [good, here], [there, other], pair.peer)
+                pair.origin.prepare(way, [good, here], [there, other], pair.peer)
             assert refused.value.status in (TransferStatus.INVALID, TransferStatus.NOT_FOUND), what
         for here_list, there_list in (([], []), ([good], []), ([good, good], [there])):
             with pytest.raises(TransferRefused, match="descriptors"):
-                pair.origin.prepare("read", here_list, there_list, pair.peer)
+                pair.origin.prepare(way, here_list, there_list, pair.peer)
         with pytest.raises(TransferRefused, match="deadline"):
             pair.origin.prepare("read", [good], [there], pair.peer, deadline=0)
         with pytest.raises(TransferRefused, match="nobody"):
@@ -230,7 +249,8 @@ async def test_of_many_descriptors_the_one_that_failed_is_named(transfers: Trans
         await transfers.put(pair.remote, theirs)
         local, remote = pair.parts()
         remote[17] = lost.descriptor()
-        handle = pair.origin.prepare("read" if direction == "read" else "write", local, remote, pair.peer)
+        way: Direction = "read" if direction == "read" else "write"
+        handle = pair.origin.prepare(way, local, remote, pair.peer)
         await transfers.lose(pair.target, lost)
         assert await finish(handle) is TransferState.FAILED
         results = handle.results()

@@ -13,6 +13,8 @@ from penstock.transfer.descriptors import ByteArray
 class SharedMemory:
     """Mapped bytes; the memory lives as long as a process maps it, a named file until it is unlinked.
 
+    A file must not be truncated while it is mapped: the kernel ends a process that touches what is gone.
+
     Args:
         fileno: open file, owned by this object.
         path: where other processes open it; a memfd's leads through /proc.

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 
+import msgspec
+
 from penstock.transfer.agent_metadata import AgentMetadata, check_shapes, decode_metadata
 from penstock.transfer.descriptors import (
     Descriptor,
@@ -346,7 +348,10 @@ class TransferAgent:
             return f"{peer.name!r} does not have it"
         if notify and not backend.capabilities.notifications:
             return "it can't notify"
-        return backend.refusal(peer, local, remote)
+        try:
+            return backend.refusal(peer, local, remote)
+        except msgspec.MsgspecError as error:
+            return f"its part of the metadata can't be read: {error}"
 
     def _piece(self, index: int, mine: Descriptor, theirs: Descriptor, peer: RemoteAgent) -> TransferPiece:
         region, info = self._regions.get(mine.region), peer.regions.get(theirs.region)

@@ -255,7 +255,7 @@ class ShmBackend:
             link = self._links.get(place)
             if link is None or not link.alive:
                 part = msgspec.msgpack.decode(peer.parts[self.name], type=ShmPart)
-                link = _PeerLink(*await asyncio.open_unix_connection(f"\0{part.address}"))
+                link = _PeerLink(*await asyncio.open_unix_connection(sock=_connected(part.address)))
                 try:
                     reply = await link.call(Hello(self.owner.name, self.owner.epoch, peer.epoch), 0)
                     if reply.refusal:
@@ -316,6 +316,18 @@ class ShmBackend:
                 _write(writer, Reply(id))
             case Hello():
                 raise ConnectionError("a second hello")
+
+
+def _connected(address: str) -> socket.socket:
+    """Connect to an abstract address, which is done at once; uvloop can't do that by itself."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setblocking(False)
+    try:
+        connection.connect(f"\0{address}")
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def _is_shared(region: MemoryRegion) -> bool:
