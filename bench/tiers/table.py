@@ -55,9 +55,10 @@ def cells(found: list[Cell]) -> str:
         for cell in mine:
             shares = ", ".join(f"{cell.tiers.get(tier, 0.0):.1%}" for tier in ("host", "disk", "peer"))
             gain = "" if cell is plain else f" ({cell.full_hours / plain.full_hours - 1:+.0%})"
+            hours = f"{cell.full_hours:.2f}{gain}" if cell.full_hours else "-"
             rows.append(
                 f"| {cell.label} | {cell.hit_rate:.1%} | {shares} | {cell.ttft_mean * 1e3:,.0f} ms | "
-                f"{cell.ttft_p90 * 1e3:,.0f} ms | {cell.full_hours:.2f}{gain} |"
+                f"{cell.ttft_p90 * 1e3:,.0f} ms | {hours} |"
             )
         parts.append("\n".join(rows))
     return "\n\n".join(parts)
