@@ -7,7 +7,7 @@ VLLM   := $(abspath $(or $(PENSTOCK_VLLM_VENV),.venv-vllm))
 FAST   := .venv-fast
 LLAMA  := $(abspath $(or $(PENSTOCK_LLAMACPP_VENV),.venv-llamacpp))
 
-.PHONY: soak up install dev test test-fast fast test-compiled test-nixl test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation clean help
+.PHONY: soak up install dev test test-fast fast test-compiled test-nixl test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -104,6 +104,9 @@ study-disaggregation: install ## Search the design space of split engines and si
 
 bench-planner: install ## Our planner and Dynamo's in Dynamo's own simulator, into docs/; PEERS= names a folder with its environment (25 minutes, goes on)
 	$(BIN)/python bench/planner_referee/run.py --docs docs/bench/planner-referee.md
+
+bench-tiers: install ## Hit rate, TTFT and GPU-hours with tiers of KV and without, simulated, into docs/ (10 minutes)
+	$(BIN)/python bench/tiers/run.py --docs docs/bench/tiers.md
 
 format: dev ## Put the sources in order
 	$(BIN)/ruff format src tests bench hatch_build.py

@@ -1,6 +1,6 @@
 """Do KV tiers pay? Simulates traces with and without them, per size and eviction order, and prints where they do not.
 
-usage: python bench/tiers/run.py [--traces FOLDER] [--requests 4000] [--docs FILE]
+usage: python bench/tiers/run.py [--traces FOLDER] [--requests 1200] [--docs FILE]
 
 The machine that decides about blocks is the one that serves; engines are the roofline of a model on a GPU, links are
 the defaults of ``sim.tier_links``. The Mooncake trace is that of --traces, PENSTOCK_TRACES or ../shared/traces; where
@@ -51,6 +51,8 @@ MODELS = {"Llama-3.1-8B": 1, "Llama-3.1-70B": 4}
 RATES = {("conversation", "Llama-3.1-8B"): 2.0, ("agent", "Llama-3.1-8B"): 5.0}
 """Requests per second at which these engines are busy and keep up; others get `RATE`."""
 RATE = 1.5
+FULL = 10.0
+"""Times that rate: engines are never idle then, and the GPU-hours until the last answer are what the work takes."""
 
 
 def main(arguments: list[str]) -> int:
@@ -66,10 +68,14 @@ def main(arguments: list[str]) -> int:
         for name, make in traffic.items():
             rate = RATES.get((name, model), RATE)
             for label, plan in PLANS.items():
-                if gpus > 1 and "32 GiB" in label:
-                    continue  # orders are compared on one model
-                requests = list(islice(make(rate), options.requests))
-                cell = run(name, model, gpus, label, plan, requests)
+                order = "32 GiB" in label
+                if order and (gpus > 1 or name == "agent"):
+                    continue  # orders are compared where there is something to evict
+                cluster, ended, wall = simulate(model, gpus, plan, islice(make(rate), options.requests))
+                cell = cell_of(name, model, gpus, label, cluster, ended)._replace(wall=wall)
+                if not order:
+                    full, _, _ = simulate(model, gpus, plan, islice(make(rate * FULL), options.requests))
+                    cell = cell._replace(full_hours=full.gpu_hours())
                 found.append(cell)
                 print(cell, flush=True)
     text = "\n\n".join((about(options), cells(found), break_even()))
@@ -79,8 +85,10 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def run(traffic: str, model: str, gpus: int, label: str, plan: TierPlan, requests: list[TrafficRequest]) -> Cell:
-    """Simulate one cell."""
+def simulate(
+    model: str, gpus: int, plan: TierPlan, requests: Iterator[TrafficRequest]
+) -> tuple[SimulatedCluster, list[penstock.RequestRecord], float]:
+    """Simulate one run; returns it with its records and the seconds that it took."""
     timing = TimingSettings(kind="roofline", model=model, gpu="h100", tensor_parallel_size=gpus)
     sim = SimSettings(block_size=BLOCK, async_scheduling=True, max_model_len=1_000_000, timing=timing)
     table = load_timing(timing)
@@ -89,12 +97,17 @@ def run(traffic: str, model: str, gpus: int, label: str, plan: TierPlan, request
     ended: list[penstock.RequestRecord] = []
     router = penstock.RouterSettings(mode="kv", request_timeout=100_000.0)
     cluster = SimulatedCluster(
-        SimulationPlan(model="m", pools={"main": pool}, router=router), iter(requests), record=ended.append
+        SimulationPlan(model="m", pools={"main": pool}, router=router), requests, record=ended.append
     )
     began = time.perf_counter()
     cluster.run()
-    wall = time.perf_counter() - began
-    busy = sum(worker.engine.take_stats(cluster.end).wall or 0.0 for worker in cluster.fleet.workers.values())
+    return cluster, ended, time.perf_counter() - began
+
+
+def cell_of(
+    traffic: str, model: str, gpus: int, label: str, cluster: SimulatedCluster, ended: list[penstock.RequestRecord]
+) -> Cell:
+    """Return the figures of a run."""
     prompt = sum(each.isl or 0 for each in ended)
     ttfts = sorted(each.ttft for each in ended if each.ttft is not None)
     tiers: dict[str, int] = {}
@@ -111,8 +124,6 @@ def run(traffic: str, model: str, gpus: int, label: str, plan: TierPlan, request
         tiers={tier: tokens / prompt for tier, tokens in tiers.items()},
         ttft_mean=sum(ttfts) / len(ttfts),
         ttft_p90=ttfts[int(0.9 * len(ttfts))],
-        gpu_hours=busy * gpus / 3600,
-        wall=wall,
     )
 
 
@@ -143,7 +154,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     traces = Path(os.environ.get("PENSTOCK_TRACES") or ROOT.parent / "shared" / "traces")
     parser.add_argument("--traces", type=Path, default=traces)
-    parser.add_argument("--requests", type=int, default=4000)
+    parser.add_argument("--requests", type=int, default=1200)
     parser.add_argument("--docs", type=Path)
     return parser.parse_args(arguments)
 

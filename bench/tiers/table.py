@@ -35,8 +35,9 @@ class Cell(NamedTuple):
     tiers: dict[str, float]
     ttft_mean: float
     ttft_p90: float
-    gpu_hours: float
-    wall: float
+    full_hours: float = 0.0
+    """GPU-hours for all requests, where they come so fast that no engine is ever idle."""
+    wall: float = 0.0
 
 
 def cells(found: list[Cell]) -> str:
@@ -48,15 +49,16 @@ def cells(found: list[Cell]) -> str:
         rows = [
             f"**{traffic}, {model} on {plain.gpus} H100 per engine, {plain.requests:,} requests**",
             "",
-            "| tiers | hit rate | of it host, disk, peers | TTFT mean | TTFT p90 | busy GPU-hours |",
+            "| tiers | hit rate | of it host, disk, peers | TTFT mean | TTFT p90 | GPU-hours at full load |",
             "|---|---:|---|---:|---:|---:|",
         ]
         for cell in mine:
             shares = ", ".join(f"{cell.tiers.get(tier, 0.0):.1%}" for tier in ("host", "disk", "peer"))
-            gain = "" if cell is plain else f" ({cell.gpu_hours / plain.gpu_hours - 1:+.0%})"
+            gain = "" if cell is plain else f" ({cell.full_hours / plain.full_hours - 1:+.0%})"
+            hours = f"{cell.full_hours:.2f}{gain}" if cell.full_hours else "-"
             rows.append(
                 f"| {cell.label} | {cell.hit_rate:.1%} | {shares} | {cell.ttft_mean * 1e3:,.0f} ms | "
-                f"{cell.ttft_p90 * 1e3:,.0f} ms | {cell.gpu_hours:.3f}{gain} |"
+                f"{cell.ttft_p90 * 1e3:,.0f} ms | {hours} |"
             )
         parts.append("\n".join(rows))
     return "\n\n".join(parts)

@@ -19,6 +19,7 @@ from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.values import KvStored, StepStats, WorkerId
+from penstock.simulate.tiers.tier_plan import TierPlan
 
 FAST = SimSettings(block_size=16, kv_blocks=512, max_model_len=4096, timing=TimingSettings(speed_up=50.0))
 SLOW = msgspec.structs.replace(FAST, timing=TimingSettings(prefill=(0.0, 0.02, 5.0), decode=(0.0, 0.0, 20.0)))
@@ -453,3 +454,24 @@ async def test_a_timing_table_is_read_from_a_file(tmp_path: Any) -> None:
     timing = TimingSettings(kind="table", profile=str(tmp_path / "absent.npz"))
     with pytest.raises(ConfigError, match=r"absent\.npz"):
         await start(msgspec.structs.replace(FAST, timing=timing))
+
+
+async def test_tiers_below_a_live_engine_give_back_what_it_evicted_and_announce_it() -> None:
+    timing = TimingSettings(prefill=(0.0, 1.0, 1.0), decode=(0.0, 0.0, 1.0))  # slow enough for a load to pay
+    few = msgspec.structs.replace(FAST, kv_blocks=40, timing=timing)
+    async with serving(few, cache=TierPlan(host=1 << 30)) as (http, server):
+        source = (await (await http.get("/kv_event_sources")).json())["0"]
+        for prompt in (list(range(320)), list(range(1000, 1636)), list(range(320))):
+            body = {"model": "sim", "prompt": prompt, "max_tokens": 4, "ignore_eos": True}
+            status, answer = await post(http, "/v1/completions", body)
+            assert status == 200
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 304  # 19 of 20 blocks: the last is computed
+        page = await (await http.get("/metrics")).text()
+        assert 'penstock_sim_tier_tokens_loaded_total{engine="0",model_name="sim",tier="host"} 304.0' in page
+        assert 'vllm:external_prefix_cache_hits_total{engine="0",model_name="sim"} 304.0' in page
+        subscriber = KvSubscriber(source["endpoint"], source["replay_endpoint"], source["topic"], 0)
+        batches = await subscriber.replay(0, 5.0)
+        stored = [event for batch in batches for event in batch.events if isinstance(event, KvStored)]
+        in_host = {name for event in stored if event.tier == "host" for name in event.hashes}
+        assert set(block_hashes(list(range(320)), 16)) <= in_host
+        assert server.live.engine.tiers is not None
