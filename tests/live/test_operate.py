@@ -117,6 +117,9 @@ def test_scaling_up_and_down_under_load_fails_no_request(tmp_path: Path) -> None
         with load(cluster):
             told = penstock(cluster, "scale", "main=5")
             assert "5 of 5 ready (before: 4)" in told
+            watched = [sys.executable, "-m", "penstock", "profile", cluster.url, "--watch", "1s", "--out", "seen"]
+            done = subprocess.run(watched, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+            assert done.returncode == 0 and "passes of 5 engines" in done.stdout, done.stdout + done.stderr
             assert workers(cluster).keys() - before.keys() == {"main-4"}
             told = penstock(cluster, "scale", "main=2")
             assert all(f"main-{n} was drained" in told and "cut off" not in told for n in (2, 3, 4))
