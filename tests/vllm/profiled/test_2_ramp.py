@@ -1,7 +1,8 @@
 """Is a profile all that the planner's policies need to take a real vLLM from one replica to two under a ramp and back?
 
 The profile is measured on the first engine that `penstock up` starts; a planner beside the cluster reads it by the knob
-``timing: {kind: table, profile: FOLDER}``. The engines tell nothing of their passes, so nothing else can be learnt.
+``timing: {kind: table, profile: FOLDER}``. The engines tell nothing of their passes, and `sla-classic` does not correct
+the profile by latencies: nothing else can be learnt.
 `sla-classic` scales prefill and decode pools only: its engines are of a decode pool, which prefills as no other does.
 The model is that of ``planned``, too slow for a few requests per second.
 """
@@ -39,7 +40,7 @@ SLO = {"ttft": "2s", "itl": "1s"}
 INTERVAL = "5s"
 POLICIES: dict[Role, dict[str, dict[str, Any]]] = {
     "aggregated": {"throughput-fpm": {}, "slo": {"slo": {"hold": "5s"}}},
-    "decode": {"sla-classic": {"classic": {"sla": {"adjustment_interval": INTERVAL}}}},
+    "decode": {"sla-classic": {"classic": {"sla": {"adjustment_interval": INTERVAL, "no_correction": True}}}},
 }
 CASES = [(role, policy) for role, policies in POLICIES.items() for policy in policies]
 
