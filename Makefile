@@ -52,7 +52,7 @@ test-compiled: fast ## All tests on the compiled build
 	$(FAST)/bin/python -m pip --disable-pip-version-check -q install "$$(echo build/fast/*.whl)[dev]"
 	PENSTOCK_REQUIRE=$${PENSTOCK_REQUIRE:+$$PENSTOCK_REQUIRE,}compiled $(FAST)/bin/python -m tests.run
 
-test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 20
+test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 27
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm -v -rsR --reruns 1 --durations=12
 

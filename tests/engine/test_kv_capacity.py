@@ -43,6 +43,20 @@ def test_data_parallel_attention_has_a_cache_on_every_gpu() -> None:
     assert spread > 4 * sliced  # less than 8 times: each GPU holds all of the attention's weights
 
 
+def test_stages_share_layers_and_the_largest_one_bounds_the_cache() -> None:
+    shape, h100 = shape_of(LLAMA_70B), named("h100")
+    with pytest.raises(ConfigError, match="each of 4 h100"):
+        kv_blocks_of(shape, h100, block_size=16, tensor_parallel_size=1, pipeline_parallel_size=4, tokens=400_000)
+    two, four = (
+        kv_blocks_of(shape, h100, block_size=16, tensor_parallel_size=2, pipeline_parallel_size=stages)
+        for stages in (2, 4)
+    )
+    wide = kv_blocks_of(shape, h100, block_size=16, tensor_parallel_size=4)
+    assert two == pytest.approx(wide, rel=0.05) and four > 2 * two
+    uneven = kv_blocks_of(shape, h100, block_size=16, tensor_parallel_size=2, pipeline_parallel_size=3)
+    assert uneven < 3 / 2 * kv_blocks_of(shape, h100, block_size=16, tensor_parallel_size=3, pipeline_parallel_size=2)
+
+
 def test_weights_that_do_not_fit_are_named_with_the_way_out() -> None:
     shape = shape_of(LLAMA_70B)
     assert weight_bytes_per_gpu(shape, 1, 1, None) == 2 * 70_553_706_496

@@ -1,6 +1,7 @@
 """A cluster that is changed while it serves: scaled, drained, restarted, and no request is lost on the way."""
 
 import http.client
+import io
 import json
 import os
 import signal
@@ -8,23 +9,37 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from penstock.cli.main import main
 from tests.live.cluster import Served, alive, free_port, post, served, until
 
 FAST = ["--set", "models.sim.pools.main.sim.timing.speed_up=20"]
 
 
 def penstock(cluster: Served, *arguments: str, status: int = 0, limit: float = 120.0) -> str:
-    words = [sys.executable, "-m", "penstock", *arguments, "--url", cluster.url]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=limit, check=False)
-    assert done.returncode == status, f"{arguments}: {done.stdout}{done.stderr}\n{cluster.text}"
-    return done.stdout + done.stderr
+    """Run a command on a cluster, and return what it prints.
+
+    It runs in this process, whose start takes longer than most commands; in one of its own where a thread calls, since
+    what is printed is caught for the whole process.
+    """
+    words = [*arguments, "--url", cluster.url]
+    if threading.current_thread() is not threading.main_thread():
+        command = [sys.executable, "-m", "penstock", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+        code, text = done.returncode, done.stdout + done.stderr
+    else:
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            code = main(words)
+        text = out.getvalue() + err.getvalue()
+    assert code == status, f"{arguments}: {text}\n{cluster.text}"
+    return text
 
 
 def asked(cluster: Served, *arguments: str) -> Any:
@@ -117,6 +132,9 @@ def test_scaling_up_and_down_under_load_fails_no_request(tmp_path: Path) -> None
         with load(cluster):
             told = penstock(cluster, "scale", "main=5")
             assert "5 of 5 ready (before: 4)" in told
+            watched = [sys.executable, "-m", "penstock", "profile", cluster.url, "--watch", "1s", "--out", "seen"]
+            done = subprocess.run(watched, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+            assert done.returncode == 0 and "passes of 5 engines" in done.stdout, done.stdout + done.stderr
             assert workers(cluster).keys() - before.keys() == {"main-4"}
             told = penstock(cluster, "scale", "main=2")
             assert all(f"main-{n} was drained" in told and "cut off" not in told for n in (2, 3, 4))

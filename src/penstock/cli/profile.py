@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from penstock.cli.shared.admin_client import admin_key_option
 from penstock.cli.shared.amount import SECONDS, Amount
 from penstock.cli.shared.output import json_option, print_json
 from penstock.cli.shared.settings_flags import SettingsCommand, load_to_start, pool_overrides, settings_options
@@ -14,7 +15,7 @@ Examples:
   penstock profile http://127.0.0.1:8001 --isl 3000 --osl 150 --ttft 500ms --itl 20ms
   penstock profile org/my-model --engine vllm --tp 1,2,4 --time 30m --out profiles/my-model
   penstock profile sim --sim.timing.kind roofline --sim.timing.model Llama-3.1-8B --sim.timing.gpu h100
-  penstock profile http://127.0.0.1:8001 --watch 10m
+  penstock profile http://127.0.0.1:8000 --watch 10m      all engines of a cluster, or the one at this URL
   penstock profile check profiles/today http://127.0.0.1:8001 --rate 2 --requests 60
   penstock profile diff profiles/monday profiles/today
 
@@ -83,7 +84,9 @@ def command() -> None:
 @click.option("--no-mixed", "mixed", is_flag=True, default=True, flag_value=False, help="Leave mixed passes out.")
 @click.option("--transfer-from", "partner", metavar="URL", help="Engine whose KV it takes: what a transfer costs.")
 @click.option("--stats", metavar="ENDPOINT", help="Where the statistics plug-in of the engine at URL publishes.")
-@click.option("--watch", type=SECONDS, help="Send nothing: listen to the passes of an engine that serves.")
+@click.option("--watch", type=SECONDS, help="Send nothing: listen to the passes of an engine or cluster that serves.")
+@click.option("--model", help="With --watch: which one of a cluster's models.")
+@admin_key_option
 @json_option
 @settings_options
 def run(target: str | None, config: Path | None, as_json: bool, overrides: tuple[str, ...], **options: Any) -> int:
@@ -105,7 +108,15 @@ def run(target: str | None, config: Path | None, as_json: bool, overrides: tuple
         from penstock.profiler.measurement.pass_watch import watch
 
         manifest = asyncio.run(
-            watch(url, options["watch"], options["out"], sizes[0] if sizes else None, options["stats"])
+            watch(
+                url,
+                options["watch"],
+                options["out"],
+                sizes[0] if sizes else None,
+                options["stats"],
+                model=options["model"],
+                key=options["admin_key"],
+            )
         )
         click.echo("\n".join(manifest.left_out))
         return 0

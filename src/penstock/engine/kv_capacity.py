@@ -1,5 +1,6 @@
 """KV blocks that a GPU has room for: its memory, less the weights and what the engine needs besides."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ def kv_blocks_of(
     block_size: int,
     tensor_parallel_size: int = 1,
     expert_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
     weight_dtype: Dtype | None = None,
     kv_cache_dtype: Dtype | None = None,
     utilisation: float = UTILISATION,
@@ -46,18 +48,21 @@ def kv_blocks_of(
     Raises:
         ConfigError: the weights alone don't fit.
     """
-    per_gpu = weight_bytes_per_gpu(shape, tensor_parallel_size, expert_parallel_size, weight_dtype)
+    stage = max(tensor_parallel_size, expert_parallel_size)
+    largest = math.ceil(shape.layers / pipeline_parallel_size) / shape.layers
+    """Share of the layers that the stage with most of them has."""
+    per_gpu = weight_bytes_per_gpu(shape, tensor_parallel_size, expert_parallel_size, weight_dtype, largest)
     other = reserved_of(shape, tokens, seqs, tensor_parallel_size) if reserved is None else reserved
     usable = (gpu.memory - DRIVER) * utilisation - other
     room = usable - per_gpu
     if room <= 0:
         raise ConfigError(
-            f"{shape.name} takes {per_gpu / GIB:.1f} GiB on each of {max(tensor_parallel_size, expert_parallel_size)} "
-            f"{gpu.name}, of which {usable / GIB:.1f} GiB can be used",
+            f"{shape.name} takes {per_gpu / GIB:.1f} GiB on each of "
+            f"{stage * pipeline_parallel_size} {gpu.name}, of which {usable / GIB:.1f} GiB can be used",
             hint="raise tensor_parallel_size or take a narrower weight_dtype",
         )
-    per_token = _kv_bytes(shape, kv_cache_dtype, length) / min(tensor_parallel_size, shape.kv_heads)
-    replicas = max(tensor_parallel_size, expert_parallel_size) // tensor_parallel_size
+    per_token = largest * _kv_bytes(shape, kv_cache_dtype, length) / min(tensor_parallel_size, shape.kv_heads)
+    replicas = stage // tensor_parallel_size
     return int(room * replicas / per_token) // block_size
 
 
@@ -100,6 +105,7 @@ def with_blocks(settings: SimSettings, table: Mapping[str, Any] | None) -> SimSe
             block_size=settings.block_size,
             tensor_parallel_size=timing.tensor_parallel_size,
             expert_parallel_size=timing.expert_parallel_size,
+            pipeline_parallel_size=timing.pipeline_parallel_size,
             weight_dtype=timing.weight_dtype,
             kv_cache_dtype=timing.kv_cache_dtype,
             utilisation=utilisation,
@@ -114,7 +120,7 @@ def with_blocks(settings: SimSettings, table: Mapping[str, Any] | None) -> SimSe
     if settings.blocks > most:
         raise ConfigError(
             f"kv_blocks is {settings.blocks:,} of {settings.block_size} tokens; beside the weights of {shape.name} "
-            f"{timing.tensor_parallel_size} {gpu.name} can hold {most:,} at the very most",
+            f"{timing.gpus} {gpu.name} can hold {most:,} at the very most",
             hint="set kv_blocks to auto, which leaves what engines leave for activations",
         )
     return settings
@@ -139,10 +145,21 @@ def _kv_bytes(shape: ModelShape, kv_cache_dtype: Dtype | None, length: int) -> f
 
 
 def weight_bytes_per_gpu(
-    shape: ModelShape, tensor_parallel_size: int, expert_parallel_size: int, weight_dtype: Dtype | None
+    shape: ModelShape,
+    tensor_parallel_size: int,
+    expert_parallel_size: int,
+    weight_dtype: Dtype | None,
+    layers: float = 1.0,
 ) -> float:
-    """Return the bytes of weights on each GPU: layers and projections split by tensor, experts over all GPUs."""
+    """Return the bytes of weights on each GPU: layers and projections split by tensor, experts over all GPUs.
+
+    Args:
+        layers: share of the layers on these GPUs; below 1 the embedding is at one end of a pipeline, the head at the
+            other.
+    """
     linear = shape.linear * BYTES[weight_dtype or shape.linear_dtype]
-    plain = (shape.embedding + (0 if shape.tied else shape.head)) * BYTES[shape.dtype]
+    head = 0 if shape.tied else shape.head
+    plain = (shape.embedding + head if layers == 1.0 else max(shape.embedding, shape.head)) * BYTES[shape.dtype]
     experts = shape.moe_layers * shape.experts * shape.expert * BYTES[weight_dtype or shape.expert_dtype]
-    return (linear + plain) / tensor_parallel_size + experts / max(tensor_parallel_size, expert_parallel_size)
+    stage = max(tensor_parallel_size, expert_parallel_size)
+    return (layers * linear + plain) / tensor_parallel_size + layers * experts / stage

@@ -124,6 +124,15 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
             ge=1,
         ),
     ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Knob(
+            "Roofline kind: stages of the layers, for a model that no one node holds. One pass is under way at a time; "
+            "real engines have one per stage, so their throughput is higher.",
+            unit="count",
+            ge=1,
+        ),
+    ] = 1
     link: Annotated[
         str | None,
         Knob(
@@ -158,6 +167,11 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
             "and over an empty cache; a step takes at least 1."
         ),
     ] = (-25.74, 54.01, 5.74)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one engine."""
+        return max(self.tensor_parallel_size, self.expert_parallel_size) * self.pipeline_parallel_size
 
 
 class TransferSettings(Settings, frozen=True, kw_only=True):
@@ -379,7 +393,13 @@ def _check_files(timing: TimingSettings) -> None:
         if value is None:
             what = "GPU" if name == "gpu" else "folder" if (timing.kind, name) == ("operators", "profile") else "file"
             raise ConfigError(f"timing.kind is {timing.kind}, but timing.{name} names no {what}", hint=hint)
-    several = max(timing.tensor_parallel_size, timing.expert_parallel_size)
+    if timing.pipeline_parallel_size > 1 and timing.kind != "roofline":
+        raise ConfigError(
+            f"timing.pipeline_parallel_size is {timing.pipeline_parallel_size}, and timing.kind {timing.kind} knows no "
+            "pipelines",
+            hint="leave it at 1, or set timing.kind to roofline",
+        )
+    several = timing.gpus
     if timing.kind == "operators" and several > 1 and timing.gpu is None and timing.link is None:
         knob = "tensor_parallel_size" if timing.tensor_parallel_size > 1 else "expert_parallel_size"
         raise ConfigError(

@@ -174,6 +174,8 @@ def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> WorkerStatus:
         failures=worker.failures,
         breaker=worker.breaker.state(now),
         kv_events=KvEventsStatus(applied=applied, gaps=gaps, lost=lost) if streams else None,
+        stats=card.stats,
+        labels=dict(card.labels),
     )
 
 

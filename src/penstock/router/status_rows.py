@@ -97,7 +97,8 @@ class CanaryStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStatus(msgspec.Struct, kw_only=True):
-    """One worker. ``since``: seconds in its state; ``why_not``: why it takes no requests.
+    """One worker. ``since``: seconds in its state; ``why_not``: why it takes no requests; ``stats``: endpoint of its
+    statistics plug-in.
 
     A frontend's node fills ``steps``, ``canary`` and ``restarts``; the router knows none of them.
     """
@@ -122,6 +123,8 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     failures: int
     breaker: Literal["closed", "open", "half_open"]
     kv_events: KvEventsStatus | None
+    stats: str | None = None
+    labels: dict[str, str] = {}
     steps: StepsStatus | None = None
     canary: CanaryStatus | None = None
     restarts: int = 0

@@ -1,9 +1,11 @@
 """Candidates and the search over them: what fits, what is fewest, what is cheapest, and which source timed it."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from penstock.engine.timing.gpus import GPUS
 from penstock.engine.timing.known_models import model_named
@@ -11,6 +13,7 @@ from penstock.engine.timing.model_shape import shape_of
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import EngineLimits
 from penstock.planner.sizing.attainment import TAIL, AttainmentModel
+from penstock.profiler.deployment_plan.deployment_config import config_yaml
 from penstock.profiler.deployment_plan.deployment_search import Deployment, DeploymentSearch
 from penstock.profiler.deployment_plan.engine_candidates import EngineCandidate, EngineCatalog, layouts
 from penstock.profiler.deployment_plan.plan_request import PlanRequest
@@ -104,6 +107,25 @@ def test_what_does_not_fit_is_no_candidate_and_says_why() -> None:
     assert "can be used" in catalog.refused["l40s"][0]
     longest = question(model="Qwen3-32B", gpus=("h100",), prompt="40000", max_gpus=1)
     assert "the longest request has 40,300" in EngineCatalog(longest, traffic_of(longest)).refused["h100"][0]
+
+
+def test_stages_are_joined_where_no_other_layout_holds_the_model() -> None:
+    fields: dict[str, Any] = {"model": "Llama-3.1-405B", "rate": 1.0, "ttft": 5.0, "itl": 0.1, "engine": "vllm"}
+    request = question(**fields, gpus=("h100", "h200"))
+    catalog = EngineCatalog(request, traffic_of(request))
+    sizes = {each.gpu: (each.gpus, each.sim.timing.pipeline_parallel_size) for each in catalog.candidates["aggregated"]}
+    assert sizes == {"h100": (16, 2), "h200": (8, 1)}, "810 GB of weights; 640 GB in a node of eight"
+    assert any("pipelines of 2 stages" in note for note in catalog.notes)
+    idle = {each.gpu: each for each in catalog.idle}
+    assert idle["h100"].label == "h100 TP8 PP2" and idle["h100"].gpus == 16
+    assert idle["h100"].weights == pytest.approx(idle["h200"].weights * 4.8 / 3.35, rel=0.01), "one stage after another"
+    best = searched(question(**fields, gpus=("h100",)))[0]
+    config = yaml.safe_load(config_yaml(request, best))
+    pool = next(iter(config["models"]["Llama-3.1-405B"]["pools"].values()))
+    assert "--tensor-parallel-size 8 --pipeline-parallel-size 2" in " ".join(pool["args"]) and pool["gpus"] == 16
+    assert pool["sim"]["timing"]["pipeline_parallel_size"] == 2
+    few = question(**fields, gpus=("h100",), max_gpus=8)
+    assert not EngineCatalog(few, traffic_of(few)).idle
 
 
 def write_profile(path: Path, step_ms: float) -> Path:

@@ -21,7 +21,7 @@ from tests.profiler.measurement.swept import swept
 
 LIVE = SimSettings(
     kv_blocks=256,
-    max_num_seqs=8,
+    max_num_seqs=4,
     max_num_batched_tokens=2_048,
     max_model_len=2_000,
     timing=TimingSettings(prefill=(0.0, 0.05, 25.0), decode=(0.0, 40.0, 15.0)),
@@ -31,7 +31,7 @@ LIVE = SimSettings(
 async def test_a_live_engine_is_measured_by_url_and_then_predicted(tmp_path: Path) -> None:
     """The way of an operator: profile URL, check URL. The engine differs only in that it is no table."""
     sweep = SweepOptions(
-        shape=RequestShape(800.0, 40.0), prefill_granularity=3, decode_granularity=1, longest=1_600, mixed=False
+        shape=RequestShape(800.0, 40.0), prefill_granularity=3, decode_granularity=1, longest=1_000, mixed=False
     )
     async with simulated_servers(1, LIVE) as (server,):
         options = ProfileOptions(sweep=sweep, out=tmp_path / "p", slo=Slo(ttft=0.1, itl=0.05), url=server.url)

@@ -1,6 +1,7 @@
 """Does the probe measure what a live engine takes? Simulated engines, whose timing is known, over HTTP on loopback."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import aiohttp
 import pytest
@@ -36,9 +37,14 @@ async def card_of(http: aiohttp.ClientSession, server: RunningServer) -> WorkerC
     return await describe(http, server.url, worker=WorkerId("w"), epoch=1, overrides={"max_num_seqs": 32})
 
 
-async def least(measure: Callable[[], Awaitable[ProbeSample]]) -> ProbeSample:
-    """Return the shortest of three: on a busy machine others wait for the processor."""
-    return min([await measure() for _ in range(3)], key=lambda sample: sample.seconds)
+async def least(
+    measure: Callable[[], Awaitable[ProbeSample]], fits: Callable[[ProbeSample], bool] = lambda sample: False
+) -> ProbeSample:
+    """Return the shortest of up to three, until one fits: on a busy machine others wait for the processor."""
+    samples: list[ProbeSample] = []
+    while len(samples) < 3 and not (samples and fits(samples[-1])):
+        samples.append(await measure())
+    return min(samples, key=lambda sample: sample.seconds)
 
 
 def near(nanos: float, seconds: float) -> bool:
@@ -46,25 +52,33 @@ def near(nanos: float, seconds: float) -> bool:
     return 0.97 * nanos / 1e9 <= seconds <= 1.15 * nanos / 1e9 + 0.012
 
 
+def decodes(seqs: int, sample: ProbeSample) -> bool:
+    assert sample.context is not None
+    return near(TIMING.decode(round(seqs * sample.context), seqs), sample.seconds)
+
+
 async def test_a_live_engines_timing_is_recovered(http: aiohttp.ClientSession) -> None:
     async with simulated_servers(1, SETTINGS) as (server,):
         probe = HttpProbe(http, await card_of(http, server))
         assert probe.limits.kv_tokens == 512 * 64 and probe.limits.max_num_seqs == 32
         for tokens in (500, 3_000):
-            sample = await least(lambda: probe.measure(PointKey("prefill", 1, tokens)))  # noqa: B023
-            assert near(TIMING.prefill(tokens), sample.seconds), (tokens, sample)
+            exact, key = TIMING.prefill(tokens), PointKey("prefill", 1, tokens)
+            sample = await least(partial(probe.measure, key), lambda sample, exact=exact: near(exact, sample.seconds))
+            assert near(exact, sample.seconds), (tokens, sample)
             assert sample.inside == pytest.approx(TIMING.prefill(tokens) / 1e9, rel=0.02), "as the engine says itself"
         for seqs, context in ((1, 1_000), (8, 1_000), (20, 1_500)):
             key = PointKey("decode", 1, 0, seqs, context)
-            sample = await least(lambda: probe.measure(key))  # noqa: B023
+            sample = await least(partial(probe.measure, key), partial(decodes, seqs))
             assert sample.context is not None and context < sample.context < context + 48
             step = TIMING.decode(round(seqs * sample.context), seqs)
-            assert near(step, sample.seconds), (key, sample)
+            assert decodes(seqs, sample), (key, sample)
             assert (sample.inside is not None) == (seqs == 1) and sample.tpot is not None
             if sample.inside is not None:
                 assert 0.95 * step / 1e9 < sample.inside <= 1.05 * sample.seconds
-        sample = await least(lambda: probe.measure(PointKey("mixed", 1, 2_000, 4, 1_000)))
-        assert near(TIMING.mixed(2_000, [(0, 2_000)], 4 * 1_020, 4), sample.seconds), sample
+        exact = TIMING.mixed(2_000, [(0, 2_000)], 4 * 1_020, 4)
+        key = PointKey("mixed", 1, 2_000, 4, 1_000)
+        sample = await least(partial(probe.measure, key), lambda sample: near(exact, sample.seconds))
+        assert near(exact, sample.seconds), sample
         probe.close()
 
 

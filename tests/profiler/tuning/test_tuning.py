@@ -137,6 +137,9 @@ def test_a_gain_that_lies_in_one_stretch_is_not_certain_and_one_that_lies_everyw
 
 
 def tune(tmp_path: Path, config: str, *arguments: str) -> Any:
+    """Tune in this process unless ``--jobs`` is given: each rung's new processes take longer than so small trials."""
+    if "--jobs" not in arguments:
+        arguments = (*arguments, "--jobs", "1")
     (tmp_path / "c.yaml").write_text(config)
     given = [str(tmp_path / "c.yaml"), "--workload", "chat", "--out", str(tmp_path / "out"), *arguments]
     return CliRunner().invoke(command, given, standalone_mode=False)
@@ -199,7 +202,7 @@ def test_a_planner_of_the_config_plans_in_the_trials(tmp_path: Path) -> None:
 
 
 def test_every_trial_has_the_config_that_came_on_standard_input(tmp_path: Path) -> None:
-    given = ["-", "--workload", "chat", "--rate", "6", "--duration", "60", "--trials", "4", "--out", str(tmp_path)]
+    given = ["-", "--workload", "chat", "--rate", "6", "--duration", "20", "--trials", "4", "--out", str(tmp_path)]
     two, one = (
         CliRunner().invoke(command, [*given, *more], standalone_mode=False, input=PLAIN)
         for more in (["--jobs", "2", "--json"], ["--jobs", "1", "--json"])

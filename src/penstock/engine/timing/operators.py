@@ -71,11 +71,7 @@ class OperatorTiming:
         if link is not None:
             self._fixed += link.fixed * 1000 * MILLISECOND / settings.speed_up
             self._token = link.token * 1000 * MILLISECOND / settings.speed_up
-        gpus = (
-            settings.tensor_parallel_size
-            if shape is None
-            else max(settings.tensor_parallel_size, settings.expert_parallel_size)
-        )
+        gpus = settings.tensor_parallel_size if shape is None else settings.gpus
         self._replicas = gpus // settings.tensor_parallel_size
         self._dense = _Curve.of(_table(tables, "dense"), shape, scale)
         self._outputs = _Curve.of(_table(tables, "per_sequence"), shape, scale)

@@ -96,8 +96,7 @@ def timing_of(settings: TimingSettings, capacity: int, table: Mapping[str, Any] 
 
 def source_of(settings: TimingSettings) -> str:
     """Describe in words where durations come from, and how far they were compared with real engines."""
-    gpus = max(settings.tensor_parallel_size, settings.expert_parallel_size)
-    where = f"{settings.model} on {gpus} {settings.gpu}"
+    where = f"{settings.model} on {settings.gpus} {settings.gpu}"
     if settings.kind == "roofline":
         return f"roofline of {where}, by the data sheet: {UNSEEN}"
     if settings.kind == "operators":
@@ -121,6 +120,7 @@ def roofline_of(settings: TimingSettings, table: Mapping[str, Any]) -> Roofline:
         settings.calibration,
         tensor_parallel_size=settings.tensor_parallel_size,
         expert_parallel_size=settings.expert_parallel_size,
+        pipeline_parallel_size=settings.pipeline_parallel_size,
         weight_dtype=settings.weight_dtype,
         kv_cache_dtype=settings.kv_cache_dtype,
         link=table.get("link"),
@@ -129,7 +129,7 @@ def roofline_of(settings: TimingSettings, table: Mapping[str, Any]) -> Roofline:
 
 def _exchanges(settings: TimingSettings, table: Mapping[str, Any]) -> Collectives | None:
     """Return what an engine's GPUs exchange in a pass, which a profile of one of them lacks; None where it is one."""
-    tensor, gpus = settings.tensor_parallel_size, max(settings.tensor_parallel_size, settings.expert_parallel_size)
+    tensor, gpus = settings.tensor_parallel_size, settings.gpus
     if gpus == 1:
         return None
     shape, link = _shape(settings, table), table.get("link")

@@ -489,6 +489,8 @@ export type WorkerStatus = {
   failures: number;
   breaker: "closed" | "half_open" | "open";
   kv_events: KvEventsStatus | null;
+  stats?: string | null;
+  labels?: {[name: string]: string};
   steps?: StepsStatus | null;
   canary?: CanaryStatus | null;
   restarts?: number;

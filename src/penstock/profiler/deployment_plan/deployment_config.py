@@ -85,12 +85,14 @@ def engine_args(request: PlanRequest, pool: EnginePool) -> list[str]:
     """Return the flags that give vLLM or SGLang this engine's parallelism, batch and chunk."""
     timing, sim = pool.sim.timing, pool.sim
     tensor, expert = timing.tensor_parallel_size, timing.expert_parallel_size
-    data = max(1, expert // tensor)
+    data, stages = max(1, expert // tensor), timing.pipeline_parallel_size
     words: list[str] = []
     if request.engine == "vllm":
         words += ["--max-num-seqs", str(sim.max_num_seqs), "--tensor-parallel-size", str(tensor)]
         if data > 1:
             words += ["--data-parallel-size", str(data)]
+        if stages > 1:
+            words += ["--pipeline-parallel-size", str(stages)]
         return [*words, "--enable-expert-parallel"] if expert > 1 else words
     # SGLang counts data-parallel attention within its tensor-parallel size.
     words += ["--tp-size", str(max(tensor, expert)), "--max-running-requests", str(sim.max_num_seqs)]
@@ -99,4 +101,6 @@ def engine_args(request: PlanRequest, pool: EnginePool) -> list[str]:
         words += ["--ep-size", str(expert)]
     if data > 1:
         words += ["--enable-dp-attention", "--dp-size", str(data)]
+    if stages > 1:
+        words += ["--pp-size", str(stages)]
     return words

@@ -30,7 +30,13 @@ CHUNKS: Mapping[Role, Sequence[int]] = {
 SEQS_LEAST, SEQS_MOST = 16, 1024
 """Bounds of the most requests at once: vLLM captures CUDA graphs up to about the upper one."""
 GPUS_PER_ENGINE = 16
-"""Most GPUs of one engine that are tried, where a link joins as many."""
+"""Most GPUs of one engine that are tried, where a link joins as many, or a network joins the stages of a pipeline."""
+STAGES = (1, 2, 4, 8)
+"""Stages of a pipeline that are tried, until the model fits: they make room, and a pass no shorter."""
+ONE_PASS = (
+    "no stage alone holds the model on {gpu}: pipelines of {stages} stages by the roofline, one pass at a time; real "
+    "engines have one per stage under way, so fewer may do"
+)
 NETWORK_SHARE = 0.8
 """Share of the network's rate that a hand-off reaches. A guess: what RDMA reads of large blocks usually reach."""
 NETWORK_LATENCY = 1e-3
@@ -50,7 +56,7 @@ class EngineCandidate:
     @property
     def gpus(self) -> int:
         """GPUs of one engine."""
-        return max(self.sim.timing.tensor_parallel_size, self.sim.timing.expert_parallel_size)
+        return self.sim.timing.gpus
 
     @property
     def chunk(self) -> int:
@@ -78,6 +84,8 @@ class IdleEngine:
     """Of it, reading the weights at the data sheet's bandwidth."""
     prompt: float
     """The mean prompt, computed alone."""
+    stages: int
+    """Of its pipeline."""
 
 
 class EngineCatalog:
@@ -103,12 +111,17 @@ class EngineCatalog:
         self._prompt = round(mix.mean(mix.fresh))
         for kind in request.gpus:
             gpu = request.gpu(kind)
-            for tensor, expert in layouts(self._shape, gpu, request.max_gpus):
-                self._add(kind, gpu, tensor, expert)
+            for stages in STAGES:
+                for tensor, expert in layouts(self._shape, gpu, request.max_gpus, stages):
+                    self._add(kind, gpu, tensor, expert, stages)
+                if any(each.gpu == kind for each in self.idle):
+                    if stages > 1:
+                        self.notes.append(ONE_PASS.format(gpu=kind, stages=stages))
+                    break
 
-    def _add(self, kind: str, gpu: Gpu, tensor: int, expert: int) -> None:
-        timing, table = self._timing(kind, tensor, expert)
-        gpus = max(tensor, expert)
+    def _add(self, kind: str, gpu: Gpu, tensor: int, expert: int, stages: int) -> None:
+        timing, table = self._timing(kind, tensor, expert, stages)
+        gpus = timing.gpus
         label = layout_label(gpus, kind, timing)
         base = SimSettings(
             block_size=BLOCK,
@@ -127,8 +140,9 @@ class EngineCatalog:
                 gpus,
                 label,
                 model.decode(round(self._context), 1) / SECOND,
-                self._weights(gpu, tensor, expert),
+                self._weights(gpu, timing),
                 model.prefill(self._prompt) / SECOND,
+                stages,
             )
         )
         seqs = self._seqs(model)
@@ -159,8 +173,13 @@ class EngineCatalog:
     def _fits(self, kind: str, gpus: int, role: Role) -> bool:
         return any(each.gpu == kind and each.gpus == gpus for each in self.candidates[role])
 
-    def _timing(self, kind: str, tensor: int, expert: int) -> tuple[TimingSettings, Mapping[str, Any] | None]:
-        """Return the best source of timing of a layout: a profile of it, aiconfigurator, or the roofline."""
+    def _timing(
+        self, kind: str, tensor: int, expert: int, stages: int
+    ) -> tuple[TimingSettings, Mapping[str, Any] | None]:
+        """Return the best source of timing of a layout: a profile of it, aiconfigurator, or the roofline.
+
+        Profiles are of tensor-parallel sizes and aiconfigurator is asked for one stage: a pipeline has the roofline.
+        """
 
         def settings(source: TimingKind, profile: str | None = None) -> TimingSettings:
             return TimingSettings(
@@ -170,9 +189,10 @@ class EngineCatalog:
                 profile=profile,
                 tensor_parallel_size=tensor,
                 expert_parallel_size=expert,
+                pipeline_parallel_size=stages,
             )
 
-        measured = {} if expert > 1 else self._request.profiles
+        measured = {} if expert > 1 or stages > 1 else self._request.profiles
         named = measured.get(f"{kind}:{tensor}")
         profile = named or measured.get(kind)
         if profile is not None:
@@ -186,7 +206,7 @@ class EngineCatalog:
                 self.notes.append(f"no profile of TP{tensor}: {error.message}")
             else:
                 return timing, table
-        if self._predicts:
+        if self._predicts and stages == 1:
             timing = settings("aiconfigurator")
             try:
                 return timing, load_timing(timing)
@@ -195,10 +215,10 @@ class EngineCatalog:
         timing = settings("roofline")
         return timing, load_timing(timing)
 
-    def _weights(self, gpu: Gpu, tensor: int, expert: int) -> float:
-        """Return seconds in which one GPU reads its share of what a single token needs."""
+    def _weights(self, gpu: Gpu, timing: TimingSettings) -> float:
+        """Return seconds in which the GPUs read what a single token needs, one stage after another."""
         active = self._shape.weight_bytes * self._shape.params_active / self._shape.params
-        return active / max(tensor, expert) / gpu.bandwidth
+        return active * timing.pipeline_parallel_size / timing.gpus / gpu.bandwidth
 
     def _seqs(self, model: TimingModel) -> int:
         """Return the most requests at once: those whose step still keeps the ITL, as the next power of two."""
@@ -209,18 +229,18 @@ class EngineCatalog:
         return seqs
 
 
-def layouts(shape: ModelShape, gpu: Gpu, most: int | None) -> Iterator[tuple[int, int]]:
-    """Yield (tensor parallel size, expert parallel size) of engines that a model and a GPU's link allow.
+def layouts(shape: ModelShape, gpu: Gpu, most: int | None, stages: int = 1) -> Iterator[tuple[int, int]]:
+    """Yield (tensor parallel size, expert parallel size) of a stage of engines that a model and a GPU's link allow.
 
     Of a model with experts: sliced experts, whole experts behind tensor-parallel attention, and whole experts behind
     data-parallel attention.
     """
     gpus = 1
-    while gpus <= min(gpu.link_gpus, GPUS_PER_ENGINE, most or GPUS_PER_ENGINE):
+    while gpus <= min(gpu.link_gpus, min(GPUS_PER_ENGINE, most or GPUS_PER_ENGINE) // stages):
         choices = [(gpus, 1), (gpus, gpus), (1, gpus)] if shape.experts and gpus > 1 else [(gpus, 1)]
         for tensor, expert in choices:
             try:
-                check_parallel(shape, tensor, expert)
+                check_parallel(shape, tensor, expert, stages)
             except ConfigError:
                 continue  # a layout that this model can't have: the others are tried
             yield tensor, expert
@@ -228,9 +248,11 @@ def layouts(shape: ModelShape, gpu: Gpu, most: int | None) -> Iterator[tuple[int
 
 
 def layout_label(gpus: int, kind: str, timing: TimingSettings) -> str:
-    """Return a layout in words: ``2 h200``, with TP and EP where they are more than one."""
+    """Return a layout in words: ``2 h200``, with TP, EP and PP where they are more than one."""
     tensor, expert = timing.tensor_parallel_size, timing.expert_parallel_size
     sizes = [f"TP{tensor}" if tensor > 1 else "", f"EP{expert}" if expert > 1 else ""]
     if expert > tensor:
         sizes.append(f"DP{expert // tensor}")
+    if timing.pipeline_parallel_size > 1:
+        sizes.append(f"PP{timing.pipeline_parallel_size}")
     return " ".join([kind, *filter(None, sizes)]) if gpus > 1 else kind

@@ -86,7 +86,8 @@ def _idle(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalog)
 
 
 def _memory(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalog) -> SloFloor:
-    changes = [f"{each.label} holds it" for each in _others(request, traffic)[:2]]
+    others = sorted(_others(request, traffic), key=lambda each: each.stages)
+    changes = [f"{each.label} holds it" for each in others[:2]]
     reasons = [reasons[-1] for reasons in catalog.refused.values()]
     limit = "" if request.max_gpus is None else f"more than --max-gpus {request.max_gpus}, "
     return SloFloor(

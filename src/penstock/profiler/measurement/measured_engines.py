@@ -143,18 +143,23 @@ async def started_engine(
 
 
 async def attached_engine(
-    http: aiohttp.ClientSession, url: str, model: str | None, name: str, stats: str | None = None
+    http: aiohttp.ClientSession,
+    url: str,
+    model: str | None,
+    name: str,
+    stats: str | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> WorkerCard:
     """Return the card of an engine that runs at a URL.
 
     Args:
-        stats: endpoint of its statistics plug-in; a simulated engine needs none.
+        stats: endpoint of its statistics plug-in; a simulated engine needs none. ``labels``: those of its card that
+            others know, such as its size.
     Raises:
         EngineError: it can't be reached, or does not serve the model.
     """
-    return await describe(
-        http, url.removesuffix("/v1"), worker=WorkerId(name), epoch=1, model=model, overrides={"stats": stats}
-    )
+    known = {"stats": stats, "labels": dict(labels or {})}
+    return await describe(http, url.removesuffix("/v1"), worker=WorkerId(name), epoch=1, model=model, overrides=known)
 
 
 def size_of(card: WorkerCard, wanted: Sequence[int]) -> int:

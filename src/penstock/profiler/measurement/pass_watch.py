@@ -1,8 +1,9 @@
-"""Pass watch: a profile of what an engine's passes took while it served others, at no GPU time of its own.
+"""Pass watch: a profile of what engines' passes took while they served others, at no GPU time of its own.
 
 Only passes that are alike are joined: a window of several passes counts where all decoded as many sequences and none
 computed a prompt, and a prompt counts where it was the only one of its pass. Other passes are left out and counted:
-a mean of unequal requests is the time of none of them.
+a mean of unequal requests is the time of none of them. Windows of several engines are joined by the same rule: each is
+of one engine, and counts beside those of another where all their passes did the same.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,10 +26,11 @@ from penstock.config.files.profile_manifest import PointKind, ProfileManifest, P
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import StepStats, WorkerCard
 from penstock.page.page_file import write_page
-from penstock.profiler.measurement.measured_engines import attached_engine, size_of
+from penstock.profiler.measurement.measured_engines import size_of
 from penstock.profiler.measurement.profile_page import profile_page, unseen
 from penstock.profiler.measurement.profile_run import utc_now
 from penstock.profiler.measurement.profile_writer import write_profile
+from penstock.profiler.measurement.watched_engines import watched_engines
 
 EVERY = 0.005
 """Seconds between two reads: most passes of a GPU are longer, so that a window has one."""
@@ -38,23 +40,31 @@ BIN = 1.1
 """Prompts, contexts and numbers in flight within this factor are one point."""
 
 
+UNEVEN = 1.1
+"""Times the others' seconds at the same passes from which an engine is named: it may be on another GPU, or ill."""
+
+SamePass = tuple[PointKind, int, int, int, int]
+"""Passes of one point: kind, tensor-parallel size, and bins of prompt tokens, sequences and context."""
+
+
 class PassBook:
-    """Collects windows of passes, and makes points of those that are alike.
+    """Collects windows of one engine's passes.
 
     Args:
         tp: the engine's tensor-parallel size; ``kv_tokens``: what its cache holds, for those that report only its use.
     """
 
-    def __init__(self, tp: int, kv_tokens: int | None) -> None:
+    def __init__(self, tp: int, kv_tokens: int | None, name: str = "engine") -> None:
+        self.name = name
+        self.windows: dict[SamePass, list[tuple[float, float, float, float]]] = defaultdict(list)
+        """Seconds, prompt tokens, sequences and context of each window that counts."""
         self.usage: float | None = None
         """Share of the cache that is in use, where passes do not say what they read."""
         self.passes = 0
         self.unequal = 0
         """Passes that were left out."""
-        self._tp = tp
+        self.tp = tp
         self._kv_tokens = kv_tokens
-        self._seconds: dict[tuple[PointKind, int, int, int], list[tuple[float, float, float, float]]]
-        self._seconds = defaultdict(list)
 
     def add(self, window: StepStats) -> None:
         """Take one window."""
@@ -67,32 +77,49 @@ class PassBook:
             self.unequal += window.passes
             return
         context = 0.0 if kind == "prefill" or kv is None else kv / seqs
-        place = (kind, _bin(tokens), _bin(seqs), _bin(context))
-        self._seconds[place].append((window.wall / window.passes, tokens, seqs, context))
-
-    def points(self) -> list[ProfilePoint]:
-        """Return the points of all that was seen."""
-        points = []
-        for (kind, *_), rows in sorted(self._seconds.items()):
-            seconds, tokens, seqs, context = zip(*rows, strict=True)
-            points.append(
-                ProfilePoint(
-                    kind=kind,
-                    tp=self._tp,
-                    tokens=round(statistics.fmean(tokens)),
-                    seqs=round(statistics.fmean(seqs)),
-                    context=statistics.fmean(context),
-                    mean=statistics.fmean(seconds),
-                    sd=statistics.stdev(seconds) if len(seconds) > 1 else 0.0,
-                    repeats=len(seconds),
-                )
-            )
-        return points
+        place = (kind, self.tp, _bin(tokens), _bin(seqs), _bin(context))
+        self.windows[place].append((window.wall / window.passes, tokens, seqs, context))
 
     def _kv(self, window: StepStats) -> float | None:
         if window.decode_kv is not None:
             return window.decode_kv / window.passes
         return None if self.usage is None or self._kv_tokens is None else self.usage * self._kv_tokens
+
+
+def points_of(books: Sequence[PassBook]) -> list[ProfilePoint]:
+    """Return the points of all that engines were seen to do; each window counts once, whichever engine it is of."""
+    points = []
+    for place in sorted({place for book in books for place in book.windows}):
+        rows = [row for book in books for row in book.windows.get(place, ())]
+        seconds, tokens, seqs, context = zip(*rows, strict=True)
+        points.append(
+            ProfilePoint(
+                kind=place[0],
+                tp=place[1],
+                tokens=round(statistics.fmean(tokens)),
+                seqs=round(statistics.fmean(seqs)),
+                context=statistics.fmean(context),
+                mean=statistics.fmean(seconds),
+                sd=statistics.stdev(seconds) if len(seconds) > 1 else 0.0,
+                repeats=len(seconds),
+            )
+        )
+    return points
+
+
+def uneven(books: Sequence[PassBook]) -> list[str]:
+    """Return in sentences which engines take another time than the others for the same passes."""
+    texts = []
+    for book in books:
+        ratios = [
+            statistics.fmean(row[0] for row in rows) / statistics.fmean(others)
+            for place, rows in book.windows.items()
+            if (others := [row[0] for other in books if other is not book for row in other.windows.get(place, ())])
+        ]
+        usual = statistics.median(ratios) if ratios else 1.0
+        if not 1.0 / UNEVEN <= usual <= UNEVEN:
+            texts.append(f"{book.name} takes {usual:.2f} times the seconds of the others for the same passes.")
+    return texts
 
 
 def alike(window: StepStats) -> tuple[PointKind | None, float, float]:
@@ -116,39 +143,55 @@ async def watch(
     tp: int | None = None,
     stats: str | None = None,
     *,
+    model: str | None = None,
+    key: str | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> ProfileManifest:
-    """Listen to an engine for some seconds, write the profile and return its manifest.
+    """Listen to an engine, or to all engines of a cluster, for some seconds; write the profile, return its manifest.
 
     Args:
-        stats: endpoint of its statistics plug-in; a simulated engine needs none.
+        url: of the engine, or of a frontend of the cluster.
+        tp: tensor-parallel size, where the engines do not say it.
+        stats: endpoint of an engine's statistics plug-in; a simulated engine and a cluster need none.
+        model: which one of a cluster's; ``key``: of an administrator of it.
     Raises:
-        EngineError: it can't be reached, or reports no passes.
+        EngineError: an engine can't be reached, or none reports passes.
+        ConfigError: the engines are of several models, kinds or versions: one profile is of one.
     """
     async with aiohttp.ClientSession() as http:
-        card = await attached_engine(http, url, None, "engine", stats)
-        version = (await EngineServer(http, card.url).object("/version")).get("version")
-        size = size_of(card, () if tp is None else (tp,))
-        book = PassBook(size, card.limits.kv_tokens)
-        await _listen(book, card, http, now() + seconds, now)
-    points = book.points()
+        watched = await watched_engines(http, url, model, key, stats)
+        subject = watched[0]
+        books = []
+        for engine in watched:
+            size = size_of(engine.card, () if tp is None else (tp,))
+            books.append(PassBook(size, engine.card.limits.kv_tokens, str(engine.card.id)))
+        until = now() + seconds
+        async with asyncio.TaskGroup() as listening:
+            for book, engine in zip(books, watched, strict=True):
+                listening.create_task(_listen(book, engine.card, http, until, now))
+    points, passes = points_of(books), sum(book.passes for book in books)
+    unequal = sum(book.unequal for book in books)
     if not points:
         raise EngineError(
-            f"{url} reported no pass that counts: {book.passes} passes, {book.unequal} of unequal requests",
+            f"{url} reported no pass that counts: {passes} passes, {unequal} of unequal requests",
             hint="vLLM reports passes with penstock's plug-in; and somebody must use it meanwhile",
         )
+    limits = {book.tp: engine.card.limits for book, engine in zip(books, watched, strict=True)}
+    silent = [book.name for book in books if not book.passes]
     manifest = ProfileManifest(
         source="production",
-        model=card.model,
-        engine=card.engine,
-        engine_version=version if isinstance(version, str) else None,
-        sizes=(size,),
-        limits={size: card.limits},
+        model=subject.card.model,
+        engine=subject.card.engine,
+        engine_version=subject.version,
+        sizes=tuple(sorted(limits)),
+        limits=limits,
         date=utc_now(),
         seconds=seconds,
         left_out=[
-            f"{book.passes:,} passes in {timedelta(seconds=seconds)}; {book.unequal:,} of them, of unequal requests, "
-            "were left out."
+            f"{passes:,} passes of {len(books)} engines in {timedelta(seconds=seconds)}; {unequal:,} of them, of "
+            "unequal requests, were left out.",
+            *([f"No pass was reported by {', '.join(silent)}."] if silent else ()),
+            *uneven(books),
         ],
     )
     write_profile(out, manifest, points)

@@ -159,15 +159,14 @@ def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> 
         requested = {"prefill": options.prefill, "decode": options.decode}.get(pool.role)
         replicas = requested or options.workers or (len(pool.urls) if pool.urls else pool.replicas)
         # A timing model that is composed from the data of one GPU knows how many GPUs an engine takes.
-        timing = pool.sim.timing
-        gpus = max(timing.tensor_parallel_size, timing.expert_parallel_size) if pool.gpus is None else pool.gpus
+        gpus = pool.sim.timing.gpus if pool.gpus is None else pool.gpus
         pools[f"{prefix}{pool_name}"] = PoolPlan(
             sim=pool.sim,
             replicas=replicas,
             gpus=gpus,
             role=pool.role,
             handoff=pool.handoff or (None if pool.role == "aggregated" else USUAL.get(pool.engine, "completed")),
-            table=load_timing(timing),
+            table=load_timing(pool.sim.timing),
             cache=tier_plan(pool.cache),
         )
     plan = SimulationPlan(

@@ -140,8 +140,7 @@ def pools_of(settings: ClusterSettings) -> dict[str, Pool]:
 
 def gpus_of(pool: PoolSettings) -> int:
     """Return the GPUs of a replica: by its settings, or by its timing model; at least one."""
-    timing = pool.sim.timing
-    simulated = max(timing.tensor_parallel_size, timing.expert_parallel_size) if pool.engine == "sim" else 1
+    simulated = pool.sim.timing.gpus if pool.engine == "sim" else 1
     return max(1, simulated if pool.gpus is None else pool.gpus)
 
 

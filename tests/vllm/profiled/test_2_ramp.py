@@ -1,0 +1,157 @@
+"""Is a profile all that the planner's policies need to take a real vLLM from one replica to two under a ramp and back?
+
+The profile is measured on the first engine that `penstock up` starts; a planner beside the cluster reads it by the knob
+``timing: {kind: table, profile: FOLDER}``. The engines tell nothing of their passes, and `sla-classic` does not correct
+the profile by latencies: nothing else can be learnt.
+`sla-classic` scales prefill and decode pools only: its engines are of a decode pool, which prefills as no other does.
+The model is that of ``planned``, too slow for a few requests per second.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from penstock.config.files.profile_folder import read_profile
+from penstock.kernel.pass_report import STATS_ENV
+from penstock.kernel.values import RequestShape, Role, Slo
+from penstock.planner.tick_record import TickRecord
+from penstock.profiler.measurement.profile_run import ProfileOptions, run
+from penstock.profiler.measurement.sweep import SweepOptions
+from penstock.runtime.planning.planner_report import PlannerDecisions, past_decisions
+from tests.live.cluster import Served, free_port, served, until
+from tests.live.ramp import PATIENCE, follow_a_ramp
+from tests.vllm.handoff.conftest import KV, WIRE
+from tests.vllm.planned.test_1_ramp import ANSWER, PROMPT, SEQS, body, config
+from tests.vllm.server import CPU_ENV, MODEL, START_LIMIT
+
+SECONDS = 60.0
+"""Of measuring."""
+SLO = {"ttft": "2s", "itl": "1s"}
+INTERVAL = "5s"
+POLICIES: dict[Role, dict[str, dict[str, Any]]] = {
+    "aggregated": {"throughput-fpm": {}, "slo": {"slo": {"hold": "5s"}}},
+    "decode": {"sla-classic": {"classic": {"sla": {"adjustment_interval": INTERVAL, "no_correction": True}}}},
+}
+CASES = [(role, policy) for role, policies in POLICIES.items() for policy in policies]
+
+
+class Measured(NamedTuple):
+    """A served cluster of one engine, and that engine's profile."""
+
+    cluster: Served
+    settings: dict[str, Any]
+    folder: Path
+
+
+@contextmanager
+def measured(venv: Path, checkpoint: Path, role: Role, folder: Path, known: Path | None) -> Iterator[Measured]:
+    """Serve an engine of a role, and measure it unless its profile is known."""
+    settings = config(venv, checkpoint, {})
+    pool = settings["models"][MODEL]["pools"]["main"]
+    pool |= {"role": role, "env": {STATS_ENV: "", **WIRE}}
+    pool["args"] += [f"--kv-transfer-config={json.dumps(KV)}"] if role == "decode" else []
+    del settings["planner"]
+    # While a second engine starts, a busy machine's backlog grows to minutes, and none of it may be cut.
+    settings["supervise"]["drain_timeout"] = PATIENCE
+    settings["frontend"] = {"upstream": {"first_byte_timeout": PATIENCE}}
+    (folder / "up.yaml").write_text(json.dumps(settings))
+    env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    up = ["up", "up.yaml", "--frontend.port", str(free_port())]
+    with served(folder, *up, env=env, start_limit=START_LIMIT) as cluster:
+        (worker,) = cluster.get("/admin/status")[1]["workers"]
+        out = known or profile_of(worker["url"], folder / "profile")
+        pool["sim"] = {"timing": {"kind": "table", "profile": str(out)}}
+        yield Measured(cluster, settings, out)
+
+
+def profile_of(url: str, out: Path) -> Path:
+    sweep = SweepOptions(
+        shape=RequestShape(float(PROMPT), float(ANSWER)), prefill_granularity=4, decode_granularity=2, longest=320
+    )
+    slo = Slo(ttft=2.0, itl=1.0)
+    asyncio.run(run(ProfileOptions(sweep=sweep, out=out, slo=slo, url=url, seconds=SECONDS)))
+    return out
+
+
+@contextmanager
+def planner(measured: Measured, policy: str, more: dict[str, Any], folder: Path) -> Iterator[Path]:
+    """Plan beside the cluster; yield the planner's run folder."""
+    planning = {
+        "policy": policy,
+        **more,
+        "load_interval": "1s",
+        "throughput_interval": INTERVAL,
+        "start": {"assumed": "30s", "deadline": f"{START_LIMIT:g}s"},
+        "budget": {"max_gpus": 2},
+    }
+    (folder / "planner.yaml").write_text(json.dumps({**measured.settings, "planner": planning}))
+    words = ["planner", "planner.yaml", "--url", measured.cluster.url, "--set", f"runs.dir={folder / 'runs'}"]
+    with (folder / "planner.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", *words], cwd=folder, stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        until(lambda: process.poll() is not None or any((folder / "runs").glob("*/planner.jsonl")), 60.0)
+        assert process.poll() is None, (folder / "planner.log").read_text()
+        (found,) = (folder / "runs").iterdir()
+        yield found
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+
+
+def ticks(run: Path) -> list[TickRecord]:
+    raw = msgspec.json.encode(past_decisions(run, 1000, every=True))
+    return msgspec.json.decode(raw, type=PlannerDecisions[TickRecord]).decisions
+
+
+def sources(value: object) -> set[str]:
+    """Return every source of speeds that a tick's evidence names."""
+    if not isinstance(value, dict):
+        return set()
+    mine = {text for name in ("source", "speed") if name in value for text in texts(value[name])}
+    return mine.union(*(sources(each) for name, each in value.items() if name not in ("source", "speed")))
+
+
+def texts(value: object) -> set[str]:
+    return {value} if isinstance(value, str) else set(value.values()) if isinstance(value, dict) else set()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ramped")
+
+
+@pytest.fixture(scope="module")
+def case(request: pytest.FixtureRequest, venv: Path, checkpoint: Path, folder: Path) -> Iterator[Measured]:
+    """The cluster of a role; all have one profile, since what is measured does not depend on the role."""
+    mine, known = folder / str(request.param), folder / "aggregated" / "profile"
+    mine.mkdir()
+    with measured(venv, checkpoint, request.param, mine, known if known.exists() else None) as each:
+        yield each
+
+
+@pytest.mark.parametrize(("case", "policy"), CASES, indirect=["case"], ids=[policy for _, policy in CASES])
+def test_a_policy_follows_a_ramp_from_a_profile_alone(case: Measured, policy: str, tmp_path: Path) -> None:
+    role = case.settings["models"][MODEL]["pools"]["main"]["role"]
+    curves = read_profile(case.folder).decode()
+    assert curves is not None
+    itl = curves.itl_at(SEQS, PROMPT + ANSWER / 2)
+    with planner(case, policy, POLICIES[role][policy], tmp_path) as run:
+
+        def explained() -> str:
+            return "\n".join(tick.why for tick in ticks(run))
+
+        follow_a_ramp(case.cluster, body, START_LIMIT, one=SEQS / itl / ANSWER, explained=explained)
+        named = set[str]().union(*(sources(tick.evidence) for tick in ticks(run)))
+    assert named == {"profile"}, named
