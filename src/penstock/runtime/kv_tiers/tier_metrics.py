@@ -51,7 +51,7 @@ class TierMetrics:
             self.open.set(what, to=count)
         return self.registry.render()
 
-    def read(self, counts: Mapping[TierName, TierCounts]) -> None:
+    def read(self, counts: Mapping[Place, TierCounts]) -> None:
         """Take over what the tier machine counts itself."""
         for tier, count in counts.items():
             for reason, blocks in count.skipped.items():
