@@ -120,7 +120,7 @@ class TierWorlds(RuleBasedStateMachine):
 
     @rule(tier=st.sampled_from((None, "host", "disk", "object", "peer")))
     def clear(self, tier: Any) -> None:
-        self.world.post(events.TierCleared(tier=tier))
+        self.world.clear(tier)
 
     @rule()
     def damage(self) -> None:
@@ -165,7 +165,7 @@ def stored(world: World, chain: int = 0, first: int = 0, count: int = 4, **hints
 
 def evicted(world: World, chain: int = 0) -> None:
     """Take a chain's blocks out of the host tier only."""
-    world.post(events.TierCleared(tier="host"))
+    world.clear("host")
     assert not set(CHAINS[chain]) & set(world.machine.tiers["host"].index)
 
 
@@ -377,11 +377,23 @@ def test_a_corrupt_block_is_never_read_again() -> None:
 def test_clearing_all_voids_what_is_under_way() -> None:
     world = mixed()
     jobs = [world.load(CHAINS[0][:6]), world.store(3, 0, 2)]
-    world.post(events.TierCleared())
+    world.clear(None)
     world.end_all()
     assert [any(world.ended[job]) for job in jobs] == [False, False]
     assert world.announced == {"host": set(), "disk": set()}
     assert not world.records
+
+
+def test_what_a_peer_sends_while_all_is_cleared_is_void() -> None:
+    world = world_of()
+    world.post(events.PeersChanged(peers=PEERS[:1]))
+    world.ask(CHAINS[0][:2])
+    world.answer_peer(min(world.asks), 2)
+    job = world.load(CHAINS[0][:2])
+    world.clear(None)
+    assert world.ended[job] == [False, False]
+    world.end_move()
+    assert not world.machine.tiers["host"].index
 
 
 def test_prefetched_blocks_are_in_the_host_tier_when_they_are_wanted() -> None:

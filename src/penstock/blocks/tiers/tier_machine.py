@@ -127,7 +127,7 @@ class TierMachine:
 
     def _cancelled(self, now: Nanos, event: events.JobCancelled) -> None:
         if event.job in self.state.loads:
-            self._loads.cancel(event.job)
+            self._loads.give_up(event.job, "cancelled")
         elif event.job in self.state.stores:
             self._moves.cancel(self.state.stores[event.job])
         else:  # it has ended, and its `JobEnded` met the cancellation on the way
@@ -175,7 +175,7 @@ class TierMachine:
     def _cleared(self, now: Nanos, event: events.TierCleared) -> None:
         """Drop what tiers have. What is under way into one of them ends as nothing.
 
-        Where all are cleared, the engine's KV itself may have changed its meaning: loads under way end as misses, too.
+        Where all are cleared, the engine's KV itself may have changed its meaning: jobs under way end with nothing.
         """
         state, every = self.state, event.tier is None
         for name, tier in self.tiers.items():
@@ -186,6 +186,8 @@ class TierMachine:
                 queue.waiting.clear()
         if every:
             state.once.clear()
+            for job in list(state.loads):
+                self._loads.give_up(job, "cleared")
         if every or event.tier == "peer":
             state.peer_blocks.clear()
         arrivals: list[Arrival] = []
@@ -195,10 +197,9 @@ class TierMachine:
             if isinstance(move, Fetch):
                 if into or (edge.source == event.tier and not move.handle):
                     arrivals += self._fetches.void(id, move, "cleared")
-            elif into:
+            elif into and isinstance(move, StoreMove | WriteMove):
                 move.void = True
-                if isinstance(move, StoreMove):
-                    self._moves.arrived(id, move.blocks.keys)
+                self._moves.arrived(id, move.blocks.keys)
         self._deliver(now, arrivals)
 
     # --- what a carrier answers ---------------------------------------------------------------------------------------

@@ -68,7 +68,6 @@ class LoadMove(msgspec.Struct, kw_only=True, tag=True):
     blocks: BlockColumns
     handle: int
     origin: TierName
-    void: bool = False
     cancelled: bool = False
 
 
