@@ -35,6 +35,7 @@ SUITES: dict[str, list[str]] = {
         "tests/docs",
         "tests/security",
         "tests/testing",
+        "tests/transfer",
         "-m",
         "not slow",
         "-n",

@@ -263,6 +263,20 @@ async def test_a_broken_first_sector_empties_the_file(tmp_path: Path, caplog: py
     await store.close()
 
 
+async def test_headers_that_can_not_be_read_are_empty_slots_and_one_line(
+    tmp_path: Path, files: FaultyFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = DiskStore([tmp_path], SIZE_OF_BLOCK, 8)
+    blocks = await written(store, range(8))
+    await store.close()
+    files.inject(FileFault("error", "read", times=4, skip=1))
+    store = DiskStore([tmp_path], SIZE_OF_BLOCK, 8, calls=files)
+    assert len(store.records()) == 4
+    assert caplog.text.count("can't be read") == 1
+    assert sorted(await outcomes(store, [empty(each) for each in blocks])) == ["absent"] * 4 + ["ok"] * 4
+    await store.close()
+
+
 async def test_a_folder_that_is_replaced_is_empty_and_the_others_stay(tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for _ in range(3):

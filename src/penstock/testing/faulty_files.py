@@ -21,6 +21,7 @@ class FileFault(NamedTuple):
             (a read's as they come, a write's on their way); ``hang`` waits for `FaultyFiles.release`.
         target: calls that it hits.
         times: how many of them; None is all.
+        skip: how many go well before.
         errno: EIO, ENOSPC, ...
         at: byte of the call's bytes that a flip hits, from the header's first on.
     """
@@ -28,6 +29,7 @@ class FileFault(NamedTuple):
     kind: FileFaultKind
     target: FaultyCall = "any"
     times: int | None = None
+    skip: int = 0
     errno: int = errno.EIO
     at: int = 0
 
@@ -43,6 +45,7 @@ class FaultyFiles(FileCalls):
         self._lock = threading.Lock()
         self._fault: FileFault | None = None
         self._left: int | None = None
+        self._skip = 0
         self._released = threading.Event()
         self.faults_met = 0
         self.hanging = 0
@@ -51,7 +54,9 @@ class FaultyFiles(FileCalls):
     def inject(self, fault: FileFault | None) -> None:
         """Order a fault; None ends the last one. Calls that hang go on hanging."""
         with self._lock:
-            self._fault, self._left = fault, None if fault is None else fault.times
+            self._fault = fault
+            if fault is not None:
+                self._left, self._skip = fault.times, fault.skip
             if fault is not None and fault.kind == "hang":
                 self._released = threading.Event()
 
@@ -91,6 +96,9 @@ class FaultyFiles(FileCalls):
         with self._lock:
             fault = self._fault
             if fault is None or self._left == 0 or fault.target not in (target, "any"):
+                return None
+            if self._skip:
+                self._skip -= 1
                 return None
             if self._left is not None:
                 self._left -= 1

@@ -222,27 +222,31 @@ class DiskStore:
             for part in range(SCAN_THREADS)
         ]
         with ThreadPoolExecutor(len(shares), "penstock-disk-scan") as pool:
-            headers = [header for share in pool.map(self._scan_slots, shares) for header in share]
+            scans = list(pool.map(self._scan_slots, shares))
+        headers = [header for share, _ in scans for header in share]
+        errors = [error for _, share in scans for error in share]
+        if errors:
+            log.warning("disk tier: %d headers can't be read, so their slots are empty: %s", len(errors), errors[0])
         headers.sort(key=lambda header: header.stamp)
         for header in headers:
             self._stamps[header.slot] = header.stamp
         log.info("disk tier: %d records in %d slots, %.2f s", len(headers), self.slots, time.monotonic() - begin)
         return [StoredRecord(header.slot, header.key, header.generation, header.parent) for header in headers]
 
-    def _scan_slots(self, slots: range) -> list[RecordHeader]:
+    def _scan_slots(self, slots: range) -> tuple[list[RecordHeader], list[OSError]]:
         sector = aligned(SECTOR)
-        headers = []
+        headers, errors = [], []
         for slot in slots:
             file, index = self.place(slot)
             try:
                 file.read([sector], index)
             except OSError as error:
-                log.warning("disk tier: the header of slot %d can't be read: %s", slot, error)
+                errors.append(error)
                 continue
             header = parse_header(sector)
             if header is not None and header.slot == slot and header.length == self.block_bytes:
                 headers.append(header)
-        return headers
+        return headers, errors
 
 
 class _Scratch:

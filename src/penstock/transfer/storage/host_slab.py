@@ -5,15 +5,18 @@ file-backed memory without a name (``memfd``), or a file below ``/dev/shm`` wher
 survive a restart.
 """
 
+import fcntl
 import logging
 import mmap
 import os
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from xxhash import xxh3_64_intdigest
+from numpy.typing import NDArray
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from penstock.kernel.errors import ConfigError
 from penstock.transfer.storage.block_store import BlockIo, BlockResult, StoredRecord
@@ -27,6 +30,10 @@ THREADS = 2
 """Copies run beside the event loop; measured: more threads do not copy faster than memory allows."""
 
 
+PIECE = 256 << 10
+"""Bytes that are copied before their checksum is computed: they fit in a core's second-level cache."""
+
+
 class HostSlab:
     """A `BlockStore` in memory. `put` and `get` do the same at once, for a caller that may block.
 
@@ -36,7 +43,7 @@ class HostSlab:
         path: of a file below /dev/shm, for others to map; None has no name, and others map `fd`.
 
     Raises:
-        ConfigError: there is not so much memory.
+        ConfigError: there is not so much memory, or a process that lives has the file.
     """
 
     def __init__(self, block_bytes: int, slots: int, *, path: Path | None = None) -> None:
@@ -46,22 +53,29 @@ class HostSlab:
         """Bytes from one slot to the next, from offset 0 of the file on."""
         self.path = path
         size = slots * self.stride
-        if path is None:
-            self.fd = os.memfd_create("penstock-host-slab", os.MFD_CLOEXEC)
-        else:
-            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        _check_memory(size)
+        self.fd = os.memfd_create("penstock-host-slab", os.MFD_CLOEXEC) if path is None else _create(path)
         try:
-            self._reserve(size)
+            # All pages now: memory that is not there is an error here, and no SIGBUS during a copy later.
+            os.posix_fallocate(self.fd, 0, size)
             self._map = mmap.mmap(self.fd, size)
-        except BaseException:
+        except OSError as error:
             os.close(self.fd)
             if path is not None:
                 path.unlink()
-            raise
-        self._map.madvise(mmap.MADV_HUGEPAGE)
+            raise ConfigError(
+                f"host tier: there is no shared memory of {size:,} bytes: {error.strerror}",
+                hint="make the host tier smaller, or the container's /dev/shm larger",
+            ) from error
+        try:
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        except OSError as error:
+            log.info("host tier: no huge pages: %s", error.strerror)
         self._view = memoryview(self._map)
         self._array = np.frombuffer(self._map, np.uint8)
         self._headers: list[RecordHeader | None] = [None] * slots
+        self._forgets = Counter[int]()
+        """Per slot, how often it was forgotten."""
         self._threads = IoThreads("penstock-host", THREADS)
 
     def view(self, slot: int) -> memoryview:
@@ -79,7 +93,10 @@ class HostSlab:
             return BlockResult("failed", cause)
         self._headers[block.slot] = None
         begin = block.slot * self.stride
-        self._array[begin : begin + self.block_bytes] = np.frombuffer(block.buffer, np.uint8)
+        target, source = self._array[begin : begin + self.block_bytes], np.frombuffer(block.buffer, np.uint8)
+        if block.checksum is None:
+            return self.adopt(block._replace(checksum=_copy(target, source)))
+        target[:] = source
         return self.adopt(block)
 
     def adopt(self, block: BlockIo) -> BlockResult:
@@ -98,12 +115,17 @@ class HostSlab:
         if header is None:
             return BlockResult("absent")
         begin = block.slot * self.stride
-        np.frombuffer(block.buffer, np.uint8)[:] = self._array[begin : begin + self.block_bytes]
-        return check_record(header, block, block.buffer)
+        checksum = _copy(np.frombuffer(block.buffer, np.uint8), self._array[begin : begin + self.block_bytes])
+        return check_record(header, block, block.buffer, checksum=checksum)
 
     async def write(self, blocks: Sequence[BlockIo], deadline: float) -> list[BlockResult]:
         calls = [
-            ThreadCall(each.slot % THREADS, each.slot, partial(self.put, each), partial(self._erase, each.slot))
+            ThreadCall(
+                each.slot % THREADS,
+                each.slot,
+                partial(self._put_unless_forgotten, each, self._forgets.get(each.slot, 0)),
+                partial(self._erase, each.slot),
+            )
             for each in blocks
         ]
         return await self._threads.run(calls, deadline)
@@ -113,10 +135,10 @@ class HostSlab:
         return await self._threads.run(calls, deadline)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Forget at once, and once more behind the writes that are queued."""
+        """Forget at once; a write that was queued before fails."""
         for slot in slots:
+            self._forgets[slot] += 1
             self._erase(slot)
-            self._threads.later(slot % THREADS, partial(self._erase, slot))
 
     def records(self) -> list[StoredRecord]:
         return []
@@ -133,16 +155,75 @@ class HostSlab:
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
+    def _put_unless_forgotten(self, block: BlockIo, forgets: int) -> BlockResult:
+        result = self.put(block)
+        if self._forgets.get(block.slot, 0) != forgets:
+            self._erase(block.slot)
+            return BlockResult("failed", "the slot was forgotten meanwhile")
+        return result
+
     def _erase(self, slot: int) -> None:
         self._headers[slot] = None
 
-    def _reserve(self, size: int) -> None:
-        """Get all pages now: memory that is not there is an error here, and no SIGBUS during a copy later."""
-        try:
-            os.ftruncate(self.fd, size)
-            os.posix_fallocate(self.fd, 0, size)
-        except OSError as error:
-            raise ConfigError(
-                f"host tier: there is no shared memory of {size:,} bytes: {error.strerror}",
-                hint="make the host tier smaller, or the container's /dev/shm larger",
-            ) from error
+
+def _copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> int:
+    """Copy bytes; returns the XXH3-64 of the copy, which is read while the processor's cache still has it."""
+    if len(target) <= PIECE:
+        target[:] = source
+        return xxh3_64_intdigest(target.data)
+    checksum = xxh3_64()
+    for begin in range(0, len(target), PIECE):
+        piece = target[begin : begin + PIECE]
+        piece[:] = source[begin : begin + PIECE]
+        checksum.update(piece.data)
+    return checksum.intdigest()
+
+
+def memory_limit() -> int:
+    """Return how many bytes this process may hope for: what is available, or its container's limit if that is less."""
+    available = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    limit = int(available.split()[1]) * 1024
+    try:
+        return min(limit, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no control group of version 2, or "max"
+        return limit
+
+
+def _check_memory(size: int) -> None:
+    """Refuse a slab that the kernel would grant and then kill this process for, or a neighbour.
+
+    Raises:
+        ConfigError: there is not so much memory.
+    """
+    limit = memory_limit()
+    if size > limit:
+        raise ConfigError(
+            f"host tier: {size:,} bytes are more than the {limit:,} bytes of memory that are available",
+            hint="make the host tier smaller, or the container's memory limit larger",
+        )
+
+
+def _create(path: Path) -> int:
+    """Make a file that nobody else uses; one that a killed process left is replaced.
+
+    Raises:
+        ConfigError: a process that lives has it, or it can't be made.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        if path.exists():
+            before = os.open(path, flags)
+            try:
+                fcntl.flock(before, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(before)
+        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(f"host tier: another process uses {path}", hint="name another file") from error
+    except OSError as error:
+        raise ConfigError(
+            f"host tier: {path} can't be made: {error.strerror}", hint="name a file below /dev/shm"
+        ) from error
+    return fd

@@ -87,11 +87,11 @@ class ObjectStore:
     """A `BlockStore` of objects.
 
     Args:
-        url: ``s3://BUCKET/PREFIX``, ``az://ACCOUNT/CONTAINER/PREFIX`` or ``gs://BUCKET/PREFIX``.
+        url: ``s3://BUCKET/PREFIX``, ``az://CONTAINER/PREFIX`` or ``gs://BUCKET/PREFIX``.
         block_bytes: of a payload.
         slots: how many blocks this handle may have.
         options: of the client, such as ``endpoint`` and ``access_key_id``; what is absent comes from the environment
-            (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AZURE_STORAGE_ACCOUNT_KEY, ...).
+            (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AZURE_STORAGE_ACCOUNT_NAME, ...).
 
     Raises:
         ConfigError: the extra is not installed, the URL is none, or the store can't be listed.

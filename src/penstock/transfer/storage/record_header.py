@@ -80,7 +80,12 @@ def parse_header(raw: bytes | memoryview) -> RecordHeader | None:
 
 
 def check_record(
-    header: RecordHeader | None, block: BlockIo, payload: memoryview, stamp: int | None = None
+    header: RecordHeader | None,
+    block: BlockIo,
+    payload: memoryview,
+    stamp: int | None = None,
+    *,
+    checksum: int | None = None,
 ) -> BlockResult:
     """Compare what was read with what was wanted; the payload's checksum comes last, since it costs most.
 
@@ -89,6 +94,7 @@ def check_record(
         block: its key, generation and slot are the wanted ones.
         payload: the bytes that were read, shape (block_bytes,).
         stamp: of the last write to this slot; None where the store has no stamps.
+        checksum: XXH3-64 of the payload where the caller computed it.
     """
     if header is None:
         return BlockResult("corrupt", "the header is broken")
@@ -102,7 +108,7 @@ def check_record(
         return BlockResult("corrupt", "the record has another key")
     if header.length != len(payload):
         return BlockResult("corrupt", f"the record has {header.length} bytes, not {len(payload)}")
-    if xxh3_64_intdigest(payload) != header.checksum:
+    if (xxh3_64_intdigest(payload) if checksum is None else checksum) != header.checksum:
         return BlockResult("corrupt", "the payload's checksum is wrong")
     return BlockResult("ok", checksum=header.checksum)
 

@@ -1,0 +1,112 @@
+"""The host tier's slab: other processes map it, and memory that is not there is an error at once."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from penstock.kernel.errors import ConfigError
+from penstock.testing.block_store_contract import block, empty, payload_of
+from penstock.transfer.storage import host_slab
+from penstock.transfer.storage.host_slab import PIECE, HostSlab, memory_limit
+from penstock.transfer.storage.record_header import SECTOR
+
+SIZE = 5000
+
+READER = """
+import mmap, sys
+with open(sys.argv[1], "r+b") as file:
+    slab = mmap.mmap(file.fileno(), 0)
+    sys.stdout.buffer.write(slab[int(sys.argv[2]):int(sys.argv[2]) + int(sys.argv[3])])
+"""
+
+
+@pytest.fixture
+def path() -> Path:
+    return Path(f"/dev/shm/penstock-test-{os.getpid()}")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_another_process_maps_the_slab(path: Path, named: bool) -> None:
+    slab = HostSlab(SIZE, 4, path=path if named else None)
+    payload = payload_of(1, SIZE)
+    slab.put(block(2, b"key", 1, payload))
+    assert slab.stride == 2 * SECTOR
+    name = str(path) if named else f"/proc/{os.getpid()}/fd/{slab.fd}"
+    arguments = [sys.executable, "-c", READER, name, str(2 * slab.stride), str(SIZE)]
+    assert subprocess.run(arguments, capture_output=True, check=True).stdout == payload
+    asyncio.run(slab.close())
+    assert not path.exists()
+
+
+async def test_bytes_that_came_from_elsewhere_are_adopted_with_their_checksum() -> None:
+    slab = HostSlab(SIZE, 4)
+    one = block(0, b"key", 3, payload_of(1, SIZE))
+    result = slab.put(one)
+    assert slab.checksum(0) == result.checksum
+    assert slab.checksum(1) is None
+    slab.view(1)[:] = one.buffer
+    assert slab.adopt(one._replace(slot=1, checksum=result.checksum)) == result
+    assert slab.get(empty(one)._replace(slot=1)).outcome == "ok"
+    slab.view(1)[7] ^= 1
+    assert slab.get(empty(one)._replace(slot=1)).outcome == "corrupt"
+    slab.forget([0])
+    assert slab.get(empty(one)).outcome == "absent"
+    await slab.close()
+
+
+@pytest.mark.parametrize("size", [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 17])
+def test_a_copy_in_pieces_has_the_checksum_of_the_whole(size: int) -> None:
+    slab = HostSlab(size, 2)
+    one = block(1, b"key", 1, payload_of(size, size))
+    read = empty(one)
+    assert slab.put(one).checksum == xxh3_64_intdigest(one.buffer) == slab.get(read).checksum
+    assert bytes(read.buffer) == bytes(one.buffer)
+    slab.view(1)[size - 1] ^= 1
+    assert slab.get(empty(one)).outcome == "corrupt"
+    asyncio.run(slab.close())
+
+
+async def test_forget_fails_writes_that_wait_and_no_later_ones() -> None:
+    slab = HostSlab(SIZE, 4)
+    one, two = block(1, b"one", 1, payload_of(1, SIZE)), block(1, b"two", 2, payload_of(2, SIZE))
+    for _ in range(50):
+        writing = asyncio.ensure_future(slab.write([one], 30))
+        await asyncio.sleep(0)
+        slab.forget([1])
+        (result,) = await writing
+        assert slab.get(empty(one)).outcome == "absent"
+        assert result.outcome in ("ok", "failed"), "it was written before, or not at all"
+        slab.forget([1])
+        assert slab.put(two).outcome == "ok"
+        assert (await slab.read([empty(two)], 30))[0].outcome == "ok"
+    await slab.close()
+
+
+def test_a_file_that_a_killed_process_left_is_replaced_and_one_in_use_is_not(path: Path) -> None:
+    code = "import sys; from pathlib import Path; from penstock.transfer.storage.host_slab import HostSlab; "
+    code += "slab = HostSlab(5000, 4, path=Path(sys.argv[1])); print('ready', flush=True); sys.stdin.read()"
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    with pytest.raises(ConfigError, match="another process uses"):
+        HostSlab(SIZE, 4, path=path)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert path.exists()
+    asyncio.run(HostSlab(SIZE, 4, path=path).close())
+    assert not path.exists()
+
+
+def test_memory_that_is_not_there_is_refused_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert memory_limit() > 0
+    with pytest.raises(ConfigError, match=r"more than the .* bytes of memory that are available"):
+        HostSlab(1 << 20, memory_limit() // (1 << 20) + 1000)
+    monkeypatch.setattr(host_slab, "memory_limit", lambda: 1 << 62)
+    with pytest.raises(ConfigError, match="can't be made"):
+        HostSlab(SIZE, 4, path=Path("/nowhere/slab"))
