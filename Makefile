@@ -7,7 +7,7 @@ VLLM   := $(abspath $(or $(PENSTOCK_VLLM_VENV),.venv-vllm))
 FAST   := .venv-fast
 LLAMA  := $(abspath $(or $(PENSTOCK_LLAMACPP_VENV),.venv-llamacpp))
 
-.PHONY: soak up install dev test test-fast fast test-compiled test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation clean help
+.PHONY: soak up install dev test test-fast fast test-compiled test-nixl test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,10 @@ test-compiled: fast ## All tests on the compiled build
 test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 20
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm -v -rsR --reruns 1 --durations=12
+
+test-nixl: dev ## Prove the transfer library's NIXL backends on the real package (70 MB to install, without torch)
+	$(PIP) install --no-deps nixl==1.5.0 nixl-cu12==1.5.0
+	PENSTOCK_REQUIRE=nixl $(BIN)/python -m pytest tests/transfer -k nixl -rs
 
 test-llamacpp: dev ## Prove the planner on llama.cpp's own servers: they are built first, in some ten minutes
 	$(BIN)/python tests/llamacpp/setup/install.py $(LLAMA)

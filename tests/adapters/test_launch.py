@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engines.launch import Launch, launch_of
+from penstock.adapters.engines.launch import Launch, has_tier_process, launch_of
 from penstock.adapters.engines.pool_overrides import overrides_of
+from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
@@ -212,3 +213,18 @@ def test_llamacpp_gets_its_gpus_and_must_be_given_a_port() -> None:
     assert launch.env == {"CUDA_VISIBLE_DEVICES": "2,3", "A": "b"}
     with pytest.raises(ConfigError, match="port"):
         launch_of("w", "tiny", llamacpp(model_path="/m/a.gguf"), port=0)
+
+
+def test_vllm_with_a_tier_process_gets_its_connector_and_hashes_that_can_name_stored_blocks() -> None:
+    pool = vllm(cache=CacheSettings(host=1 << 30))
+    assert has_tier_process(pool) and not has_tier_process(vllm())
+    assert not has_tier_process(PoolSettings(engine="sim", cache=CacheSettings(host=1 << 30)))
+    launch = launch_of("main-0", "tiny", pool, port=1, tiers="/run/main-0.sock")
+    assert "/run/main-0.sock" in flag(launch, "--kv-transfer-config")
+    assert flag(launch, "--prefix-caching-hash-algo") == "sha256_cbor"
+    assert launch.env["PYTHONHASHSEED"] == "0"
+    both = launch_of("p-0", "tiny", vllm(role="prefill", cache=pool.cache), port=1, tiers="/run/p-0.sock")
+    config = json.loads(flag(both, "--kv-transfer-config"))
+    assert config["kv_connector"] == "MultiConnector"
+    assert len(config["kv_connector_extra_config"]["connectors"]) == 2
+    assert "--kv-transfer-config" not in launch_of("main-0", "tiny", vllm(), port=1).argv

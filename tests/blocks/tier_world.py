@@ -5,6 +5,7 @@ does, but a wrong block that nobody damaged on purpose fails the test: the machi
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -66,6 +67,9 @@ class World:
     free_rows: list[int] = field(default_factory=lambda: list(range(200)))
     wake_at: Nanos | None = None
     next_id: int = 1
+    hits: Counter[str] = field(default_factory=Counter)
+    missed: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
     log: list[Effect] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -121,7 +125,7 @@ class World:
             source, target = (move.source, move.source_slots[position]), (move.target, move.target_slots[position])
             generation = move.generations[position]
             if move.source == "peer":
-                right = True
+                right = not self.faults or self.rng.random() < 0.9  # else the peer has evicted it
             elif move.source in LOWER:
                 record = self.records.get(source)
                 right = record is not None and record.key == key and record.generation == generation
@@ -182,6 +186,7 @@ class World:
 
     def crash(self) -> None:
         """Kill the process: what is in memory is lost, and a new machine is told what the media have."""
+        self.tally()
         for job in self.jobs.values():
             self.free_rows += job.rows
         self.open_moves, self.jobs, self.queries, self.asks, self.announced = {}, {}, {}, {}, {}
@@ -200,6 +205,14 @@ class World:
                         parents=[PARENTS[record.key] for _, record in rows],
                     )
                 )
+
+    def tally(self) -> None:
+        """Add the machine's counters to ours."""
+        state = self.machine.state
+        self.missed.update(state.counts.missed)
+        for name, counts in state.tiers.items():
+            self.hits[name] += counts.hits
+            self.skipped.update(counts.skipped)
 
     # --- what the machine wants
 
@@ -328,7 +341,9 @@ def random_step(world: World) -> None:
     first, count = rng.randrange(12), rng.randint(1, 8)
     keys = CHAINS[chain][first : first + count]
     dice = rng.random()
-    if world.open_moves and dice < 0.45:
+    if world.asks and rng.random() < 0.5:
+        world.answer_peer(rng.choice(sorted(world.asks)), rng.choice((0, 2, 100)))
+    elif world.open_moves and dice < 0.45:
         faulty = rng.random() < world.faults
         share = rng.choice((0.2, 1.0))
         world.end_move(
@@ -340,11 +355,11 @@ def random_step(world: World) -> None:
         world.store(chain, rng.choice((0, first)), count, priority=rng.randrange(3), pin=rng.choice((0, 0, 0, 0.005)))
     elif dice < 0.72 and len(world.free_rows) > 20:
         deadline = {"deadline": rng.choice((0.001, 0.01))} if rng.random() < 0.3 else {}
-        world.load(CHAINS[chain][: first + count], priority=rng.randrange(2), **deadline)
+        world.load(CHAINS[chain][rng.choice((0, first)) :][:count], priority=rng.randrange(2), **deadline)
     elif dice < 0.78:
         world.ask(CHAINS[chain][: first + count])
     elif dice < 0.82:
-        world.pass_time(rng.choice((1, 5, 100, 12_000)) * MILLISECOND)
+        world.pass_time(rng.choice((1, 1, 1, 5, 5, 5, 100, 12_000)) * MILLISECOND)
     elif dice < 0.85:
         world.post(events.PrefetchWanted(keys=CHAINS[chain][: first + count]))
     elif dice < 0.88 and world.jobs:
@@ -357,6 +372,8 @@ def random_step(world: World) -> None:
         world.damage()
     elif dice < 0.95:
         world.post(events.EngineSpeed(seconds_per_token=rng.choice((0.0, 1e-6, 1e-3))))
+    elif dice < 0.96:
+        world.post(events.PeersChanged(peers=rng.choice(((), PEERS[:1], PEERS, PEERS[::-1]))))
     elif dice < 0.97:
         world.restart()
     elif dice < 0.975:

@@ -244,3 +244,12 @@ def test_hidden_commands_pass_their_arguments_on(penstock, monkeypatch, argument
     monkeypatch.setitem(sys.modules, module, fake)
     assert penstock(*arguments, "--model", "x", "--help").exit_code == 0
     assert got == [["--model", "x", "--help"]]
+
+
+def test_serve_takes_the_tiers_of_its_engines_as_two_flags(penstock, started, tmp_path):
+    assert penstock("serve", "sim", "--host-cache", "64GiB", "--disk-cache", str(tmp_path)).exit_code == 0
+    cache = started[0][1].models["sim"].pools["main"].cache
+    assert (cache.host, cache.disk, cache.disk_dirs) == (64 << 30, 256 << 30, (str(tmp_path),))
+    answer = penstock("serve", "sim", "--disk-cache", str(tmp_path))
+    assert answer.exit_code == 2
+    assert "all blocks pass through host memory" in answer.output

@@ -48,7 +48,7 @@ def _target(function: Any) -> Any:
 _TIER = click.option("--tier", type=click.Choice(["host", "disk", "object"]), help="Only this tier.")
 
 
-@command.command("stat")
+@command.command("stat", epilog=EPILOG)
 @_target
 @json_option
 def stat(path: Path | None, worker: str | None, as_json: bool) -> int:
@@ -60,7 +60,7 @@ def stat(path: Path | None, worker: str | None, as_json: bool) -> int:
     return 0
 
 
-@command.command("ls")
+@command.command("ls", epilog=EPILOG)
 @_target
 @_TIER
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Most blocks shown.")
@@ -85,7 +85,7 @@ def ls(path: Path | None, worker: str | None, tier: str | None, limit: int, as_j
     return 0
 
 
-@command.command("pin")
+@command.command("pin", epilog=EPILOG)
 @_target
 @click.argument("keys", nargs=-1)
 @click.option("--prompt", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File with a prompt.")
@@ -126,7 +126,7 @@ def pin(
     return 0 if count else 1
 
 
-@command.command("clear")
+@command.command("clear", epilog=EPILOG)
 @_target
 @_TIER
 def clear(path: Path | None, worker: str | None, tier: str | None) -> int:
@@ -138,7 +138,7 @@ def clear(path: Path | None, worker: str | None, tier: str | None) -> int:
     return 0
 
 
-@command.command("verify")
+@command.command("verify", epilog=EPILOG)
 @_target
 @_TIER
 @click.option("--rate", type=RATE, default="50MB/s", show_default=True, help="How fast it reads.")
@@ -166,14 +166,22 @@ def verify(path: Path | None, worker: str | None, tier: str | None, rate: float)
     return 1 if wrong else 0
 
 
-@command.command("serve")
+@command.command("serve", epilog=EPILOG)
 @click.option("--socket", "path", type=click.Path(path_type=Path), required=True, help="Where engines connect.")
 @click.option("--settings", "given", help="Settings of the tiers as JSON, instead of the options below.")
 @click.option("--host", "host", type=BYTES, help="Host memory for blocks, such as 8GiB.")
 @click.option("--disk", type=BYTES, default=0, help="Disk for blocks.")
 @click.option("--disk-dir", "folders", multiple=True, help="Folder of the disk tier; one for each device.")
 @click.option("--object-url", help="Object store, such as s3://BUCKET/PREFIX.")
-@click.option("--order", type=click.Choice(["lru", "lineage", "segmented", "priority"]), default="priority")
+@click.option(
+    "--order",
+    type=click.Choice(["lru", "lineage", "segmented", "priority"]),
+    default="priority",
+    help="Which block gives way.",
+)
+@click.option("--name", help="Name of the engine, for its peers.  [default: the socket's]")
+@click.option("--peer", "named", multiple=True, metavar="NAME=HOST:PORT", help="Tier process of another engine.")
+@click.option("--peer-listen", metavar="HOST:PORT", help="Where peers reach this one; without it there are no peers.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Where Prometheus reads; 0 is nowhere.")
 def serve(
     path: Path,
@@ -183,9 +191,17 @@ def serve(
     folders: tuple[str, ...],
     object_url: str | None,
     order: str,
+    name: str | None,
+    named: tuple[str, ...],
+    peer_listen: str | None,
     metrics_port: int,
 ) -> int:
-    """Run a tier process by hand, until Ctrl-C; the supervisor runs the same beside each engine."""
+    """Run a tier process by hand, until Ctrl-C; the supervisor runs the same beside each engine.
+
+    Peers need PENSTOCK_CLUSTER_SECRET, the same for all. Those whose sockets are in the same folder need no --peer.
+    """
+    import os
+
     import msgspec
 
     from penstock.config.settings.cache_settings import CacheSettings
@@ -204,7 +220,24 @@ def serve(
     }
     settings = msgspec.convert(json.loads(given) if given else chosen, CacheSettings, strict=True)
     logs.setup("text", "info")
-    return asyncio.run(run_tiers(settings, path))
+    peers = None
+    if peer_listen is not None:
+        from penstock.config.cluster_secret_file import SECRET_ENV, secret_of_env
+        from penstock.runtime.kv_tiers.peer_tiers import PeerTiers
+
+        secret = secret_of_env(os.environ)
+        if secret is None:
+            raise click.UsageError(f"peers know each other by the cluster's secret: set {SECRET_ENV}")
+        others = {each.partition("=")[0]: _address(each.partition("=")[2]) for each in named}
+        peers = PeerTiers(name or path.stem, secret, _address(peer_listen), path.parent, others)
+    return asyncio.run(run_tiers(settings, path, peers=peers))
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise click.UsageError(f"{text!r} is no HOST:PORT")
+    return host, int(port)
 
 
 def _client(path: Path | None, worker: str | None) -> "TierAdminClient":

@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "render": ("penstock.cli.render", "Print a config as files of other tools."),
     "tune": ("penstock.cli.tune", "Search better settings by simulation."),
     "trace": ("penstock.cli.trace", "Inspect, convert, cut and scale traces of requests."),
+    "cache": ("penstock.cli.cache", "Look into KV tiers, pin, drop and check blocks."),
     "doctor": ("penstock.cli.doctor", "Look for what is wrong on this machine and in the cluster."),
     "config": ("penstock.cli.config", "Write, check and show configs."),
 }
@@ -49,7 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 GROUPS: dict[str, tuple[str, ...]] = {
     "Serve": ("up", "serve", "join", "attach", "forward"),
     "Look": ("status", "top", "explain", "ui", "replay", "runs"),
-    "Operate": ("scale", "flip", "drain", "restart", "set", "planner"),
+    "Operate": ("scale", "flip", "drain", "restart", "set", "cache", "planner"),
     "Ask and measure": ("chat", "bench", "simulate", "study", "tune", "trace"),
     "Set up": ("profile", "plan", "render", "config", "doctor"),
 }

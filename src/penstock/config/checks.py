@@ -26,6 +26,9 @@ _MODEL_NAME = re.compile(r"(?!-)[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,256}\Z")
 
 _PASSWORD = "has a user or password in it, which status and logs would show"
 
+TIERED = ("sim", "vllm")
+"""Kinds of engine whose KV goes to tiers."""
+
 Complaint = tuple[tuple[str, ...], str, str | None]
 """Path, message, hint."""
 
@@ -204,6 +207,20 @@ def _roles(path: tuple[str, ...], pool: PoolSettings, roles: set[str]) -> Iterat
         yield (*path, "handoff"), "is bootstrap, which is SGLang's way; vLLM has completed and push", None
 
 
+def _caches(settings: ClusterSettings) -> Iterator[Complaint]:
+    """Check that every tier of a pool has what it needs: an engine that uses it, host memory above it, and a place."""
+    for model, entry in settings.models.items():
+        for name, pool in entry.pools.items():
+            path, cache = ("models", model, "pools", name, "cache"), pool.cache
+            if cache.host and (pool.urls or pool.engine not in TIERED):
+                hint = f"only engines of kind {listed(TIERED)} that are started here have tiers"
+                yield (*path, "host"), "these engines would have no tiers", hint
+            if not cache.host and (cache.disk or cache.disk_dirs or cache.object_url or cache.peers):
+                yield (*path, "host"), "is 0, and all blocks pass through host memory", "give it some, such as 8GiB"
+            elif bool(cache.disk) != bool(cache.disk_dirs):
+                yield (*path, "disk"), "and disk_dirs need each other: how much, and where", "set both, or neither"
+
+
 def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
     seen: dict[str, str] = {}
     for model, entry in settings.models.items():
@@ -376,6 +393,7 @@ _RULES: tuple[Callable[[ClusterSettings], Iterator[Complaint]], ...] = (
     _pools,
     _block_sizes,
     _handoffs,
+    _caches,
     _frontend,
     _discovery,
     _secret,

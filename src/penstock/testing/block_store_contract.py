@@ -87,6 +87,7 @@ async def test_what_was_never_written_is_absent(stores: BlockStoreHarness) -> No
     assert await outcomes(store, [block(3, b"key", 0, bytes(store.block_bytes))]) == ["absent"]
     assert await store.read([], PATIENCE) == [] == await store.write([], PATIENCE)
     await store.close()
+    await store.close()
 
 
 async def test_another_generation_is_stale_and_another_key_is_corrupt(stores: BlockStoreHarness) -> None:

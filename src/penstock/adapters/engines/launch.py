@@ -12,12 +12,11 @@ from typing import Any
 import msgspec
 
 from penstock.adapters.engines.dialects.kv_transfer_protocol import PP_SIZE, TP_SIZE
-from penstock.adapters.engines.kv_transfer_config import TIER_FLAGS, TIER_HASH_SEED, both, kv_transfer_config
 from penstock.adapters.engines.pool_overrides import overrides_of, takes_priority
+from penstock.adapters.engines.vllm_kv_tiers import KV_TIER_ENV, KV_TIER_FLAGS, kv_transfer_config, with_handoff
 from penstock.config.settings.cluster_settings import START_TIMEOUT, PoolSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.pass_report import STATS_ENV
-from penstock.kernel.values import JsonObject
 
 SERVER_START_TIMEOUT = 600.0
 """Seconds that a server may take to start: large checkpoints take minutes."""
@@ -141,19 +140,23 @@ def _vllm(
             "topic": f"kv@{worker}",
         }
     )
-    connectors: list[JsonObject] = []
+    transfer: dict[str, object] = {}
     if tiers is not None:
-        connectors.append(kv_transfer_config(tiers, pool.cache))
-        flags |= TIER_FLAGS
-        env |= TIER_HASH_SEED
+        transfer = kv_transfer_config(tiers, pool.cache)
+        flags |= KV_TIER_FLAGS
+        env |= KV_TIER_ENV
     if pool.role in ("prefill", "decode") or pool.handoff is not None:
         # Both roles: `penstock flip` changes what it does while it runs.
-        connectors.append({"kv_connector": KV_CONNECTORS[pool.handoff or "completed"], "kv_role": "kv_both"})
+        handoff: dict[str, object] = {
+            "kv_connector": KV_CONNECTORS[pool.handoff or "completed"],
+            "kv_role": "kv_both",
+        }
+        transfer = with_handoff(handoff, transfer) if transfer else handoff
         # Other engines fetch KV from here; it also takes the ports behind it, one for each further rank.
         env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
         card["bootstrap"] = f"{host}:{env['VLLM_NIXL_SIDE_CHANNEL_PORT']}"
-    if connectors:
-        flags["--kv-transfer-config"] = json.dumps(both(connectors))
+    if transfer:
+        flags["--kv-transfer-config"] = json.dumps(transfer)
     if plugin_installed(pool.program, {**os.environ, **pool.env}):
         flags["--enable-logging-iteration-details"] = None
         env[STATS_ENV] = f"tcp://{host}:{free_port()}"

@@ -9,7 +9,7 @@ from penstock.blocks.tiers.edge import Edge
 from penstock.blocks.tiers.tier_events import BlockHints, MoveEnded, TierName
 from penstock.blocks.tiers.tier_moves import TierMoves
 from penstock.blocks.tiers.tier_settings import LOAD_DEADLINE, PREFETCH_DEADLINE
-from penstock.blocks.tiers.tier_state import Fetch
+from penstock.blocks.tiers.tier_state import LOWER_TIERS, Fetch
 from penstock.kernel.machine import Nanos, nanos
 
 
@@ -37,7 +37,11 @@ class Fetches:
 
     def __init__(self, moves: TierMoves) -> None:
         self._moves = moves
-        self._lower = [name for name in ("disk", "object") if name in moves.tiers]
+        self._lower = [
+            (moves.tiers[name].index, moves.edge(name, "host")[1], Source(name, "", 0))
+            for name in LOWER_TIERS
+            if name in moves.tiers
+        ]
 
     # --- plan
 
@@ -49,11 +53,16 @@ class Fetches:
             fetch = moves.state.moves[id]
             return Source(fetch.source, fetch.peer, id) if isinstance(fetch, Fetch) else "arriving"
         reason = "absent"
-        for name in self._lower:
-            if key in moves.tiers[name].index:
-                if not moves.edge(name, "host")[1].rests(now):
-                    return Source(name, "", 0)
+        for index, edge, source in self._lower:
+            if key in index:
+                if now >= edge.rest_until:
+                    return source
                 reason = "resting"
+        block = moves.state.peer_blocks.get(key)
+        if block is not None and block.peer and block.until > now:
+            if not moves.edge("peer", "host", block.peer)[1].rests(now):
+                return Source("peer", block.peer, 0)
+            reason = "resting"
         return reason
 
     def want(
@@ -147,7 +156,7 @@ class Fetches:
     def pump(self, now: Nanos) -> list[Arrival]:
         """Post what there is room for; returns what can't be fetched."""
         arrivals: list[Arrival] = []
-        for edge in self._moves.state.edges.values():
+        for edge in list(self._moves.state.edges.values()):
             for queue in (edge.queue, edge.ahead):
                 while queue:
                     fetch = self._moves.state.moves[queue[0]]
@@ -200,6 +209,10 @@ class Fetches:
             source = moves.tiers[fetch.source]
             source.invalidate(fetch.source_handle, event.corrupt, fetch.blocks)
             source.release(fetch.source_handle)
+        else:  # what a peer did not bring now is not expected from it again
+            for key, done in zip(fetch.blocks.keys, event.done, strict=True):
+                if not done:
+                    moves.state.peer_blocks.pop(key, None)
         if fetch.void:
             host.release(fetch.handle)
             return [], []

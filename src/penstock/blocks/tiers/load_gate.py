@@ -27,7 +27,7 @@ class LoadGate:
 
     def worth(self, now: Nanos, keys: Sequence[BlockKey], hints: BlockHints) -> tuple[int, str]:
         """Return how many leading blocks to load, and why not more."""
-        there, reason, runs = self._there(now, keys)
+        there, reason, runs = self.there(now, keys)
         settings, per_token = self._moves.settings, self._moves.state.seconds_per_token
         if not there or (not per_token and hints.deadline is None):
             return there, reason
@@ -53,7 +53,11 @@ class LoadGate:
                 break
         return best, reason if best == there else short
 
-    def _there(self, now: Nanos, keys: Sequence[BlockKey]) -> tuple[int, str, list[tuple[str, Edge | None, int]]]:
+    def depth(self, now: Nanos, keys: Sequence[BlockKey]) -> int:
+        """Return how many leading blocks are there, at whatever cost."""
+        return self.there(now, keys)[0] if self._moves.state.peers else 0
+
+    def there(self, now: Nanos, keys: Sequence[BlockKey]) -> tuple[int, str, list[tuple[str, Edge | None, int]]]:
         """Return how many leading blocks are there, why not more, and the way of each run of them."""
         index, source_of, moves = self._moves.host.index, self._fetches.source, self._moves
         runs: list[tuple[str, Edge | None, int]] = []

@@ -117,7 +117,10 @@ class StoreJobs:
             if key in index:
                 done[position] = True
                 here.append(key)
-            elif key in incoming or any(key in tier for tier in lower):
+            elif key in incoming:
+                counts.skip("present", 1)
+            elif any(key in tier for tier in lower):
+                done[position] = True
                 counts.skip("present", 1)
             elif settings.offload == "second_hit" and key not in once:
                 self._remember(key)

@@ -6,7 +6,7 @@ only where that says so.
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import msgspec
@@ -17,11 +17,12 @@ from penstock.blocks.tiers.fetches import Arrival, Fetches, Source
 from penstock.blocks.tiers.load_gate import LoadGate
 from penstock.blocks.tiers.load_jobs import LoadJobs
 from penstock.blocks.tiers.lower_writes import LowerWrites
+from penstock.blocks.tiers.peer_finder import PeerFinder
 from penstock.blocks.tiers.store_jobs import StoreJobs
 from penstock.blocks.tiers.tier_counts import TierCounts
 from penstock.blocks.tiers.tier_moves import TierMoves
 from penstock.blocks.tiers.tier_settings import AHEAD_FETCHES, TierSettings
-from penstock.blocks.tiers.tier_state import Fetch, LoadMove, StoreMove, TierState, WriteMove
+from penstock.blocks.tiers.tier_state import Fetch, LoadMove, PeerQuery, StoreMove, TierState, WriteMove
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, check_version
 
@@ -45,11 +46,14 @@ class TierMachine:
             events.TierCleared: self._cleared,
             events.TierFound: self._adopted,
             events.MoveEnded: self._move_ended,
+            events.PeerAnswered: self._peer_answered,
+            events.PeersChanged: self._peers_changed,
             Woken: self._woken,
         }
-        self._assemble(TierState())
+        self._assemble(TierState(), {})
 
-    def _assemble(self, state: TierState) -> None:
+    def _assemble(self, state: TierState, blocks: Snapshot) -> None:
+        """Put the machine together. ``blocks``: snapshots of its managers, restored first: parts refer to indices."""
         settings = self.settings
         self.state = state
         self._effects: list[Effect] = []
@@ -59,10 +63,12 @@ class TierMachine:
             ("disk", settings.disk_blocks),
             ("object", settings.object_blocks),
         ]
-        for name, blocks in sizes:
+        for name, size in sizes:
             counts = state.tiers.setdefault(name, TierCounts())
-            if blocks:
-                self.tiers[name] = BlockTier(name, blocks, settings, counts, self._effects)
+            if size:
+                self.tiers[name] = tier = BlockTier(name, size, settings, counts, self._effects)
+                if name in blocks:
+                    tier.restore(blocks[name])
         state.tiers.setdefault("peer", TierCounts())
         self._moves = TierMoves(settings, state, self.tiers, self._effects)
         self._fetches = Fetches(self._moves)
@@ -70,6 +76,8 @@ class TierMachine:
         self._stores = StoreJobs(self._moves)
         self._loads = LoadJobs(self._moves, self._fetches)
         self._writes = LowerWrites(self._moves)
+        self._peers = PeerFinder(self._moves)
+        self._open: dict[str, Container[int]] = {"load": state.loads, "move": state.moves, "query": state.queries}
 
     def handle(self, now: Nanos, event: Event) -> Sequence[Effect]:
         """Take one event.
@@ -89,6 +97,10 @@ class TierMachine:
     # --- what an engine wants -----------------------------------------------------------------------------------------
 
     def _query(self, now: Nanos, event: events.BlocksAsked) -> None:
+        if not self._peers.ask(now, event, self._gate.depth(now, event.keys)):
+            self._answer(now, event)
+
+    def _answer(self, now: Nanos, event: events.BlocksAsked) -> None:
         blocks, reason = self._gate.worth(now, event.keys, event.hints)
         counts = self.state.counts
         counts.queried += len(event.keys)
@@ -107,7 +119,11 @@ class TierMachine:
         if event.job in self.state.stores or event.job in self.state.loads:
             self.state.counts.unknown += 1
             return
-        self._writes.used(self._loads.begin(now, event))
+        here = self._loads.begin(now, event)
+        for tier in self.tiers.values():
+            if tier.name != "host":
+                tier.touch(here, now, event.hints)
+        self._writes.used(here)
 
     def _cancelled(self, now: Nanos, event: events.JobCancelled) -> None:
         if event.job in self.state.loads:
@@ -125,6 +141,10 @@ class TierMachine:
                 self._writes.used(here)
 
     def _prefetch(self, now: Nanos, event: events.PrefetchWanted) -> None:
+        if not self._peers.ask(now, event, self._gate.depth(now, event.keys)):
+            self._fetch_ahead(now, event)
+
+    def _fetch_ahead(self, now: Nanos, event: events.PrefetchWanted) -> None:
         host = self.tiers["host"]
         wanted: list[tuple[int, Source]] = []
         for position, key in enumerate(event.keys):
@@ -166,6 +186,8 @@ class TierMachine:
                 queue.waiting.clear()
         if every:
             state.once.clear()
+        if every or event.tier == "peer":
+            state.peer_blocks.clear()
         arrivals: list[Arrival] = []
         for id, move in list(state.moves.items()):
             edge = state.edges[move.edge]
@@ -198,6 +220,22 @@ class TierMachine:
                 self._deliver(now, arrivals)
                 self._writes.stored(fresh)
 
+    def _peer_answered(self, now: Nanos, event: events.PeerAnswered) -> None:
+        query = self._peers.answered(now, event)
+        if query is not None:
+            self._resume(now, query)
+
+    def _peers_changed(self, now: Nanos, event: events.PeersChanged) -> None:
+        self._peers.changed(event.peers)
+
+    def _resume(self, now: Nanos, query: PeerQuery) -> None:
+        """Handle what waited for peers."""
+        match query.event:
+            case events.BlocksAsked() as event:
+                self._answer(now, event)
+            case events.PrefetchWanted() as event:
+                self._fetch_ahead(now, event)
+
     def _woken(self, now: Nanos, event: Woken) -> None:
         state = self.state
         state.wake_at = None
@@ -205,6 +243,10 @@ class TierMachine:
             _, what, id = heapq.heappop(state.timers)
             if what == "load":
                 self._loads.due(now, id)
+                continue
+            if what == "query":
+                if id in state.queries:
+                    self._resume(now, self._peers.late(now, id))
                 continue
             match state.moves.get(id):
                 case Fetch() as fetch:
@@ -219,7 +261,7 @@ class TierMachine:
     def _wake(self) -> None:
         """Ask to be woken for the earliest deadline that still matters."""
         state, timers = self.state, self.state.timers
-        while timers and timers[0][2] not in (state.loads if timers[0][1] == "load" else state.moves):
+        while timers and timers[0][2] not in self._open[timers[0][1]]:
             heapq.heappop(timers)
         if timers and timers[0][0] != state.wake_at:
             state.wake_at = timers[0][0]
@@ -239,10 +281,7 @@ class TierMachine:
             ValueError: it is of another version.
         """
         check_version(snapshot, VERSION, "the tier machine")
-        self._assemble(msgspec.convert(snapshot["state"], TierState))
-        for name, tier in self.tiers.items():
-            tier.manager.restore(snapshot["tiers"][name])
-            tier.reopened()
+        self._assemble(msgspec.convert(snapshot["state"], TierState), snapshot["tiers"])
 
     def check(self) -> None:
         """Compare with a recount. Cost: walks all blocks, moves and jobs.
@@ -296,6 +335,9 @@ class TierMachine:
                 raise InvariantError(f"load job {id} has nothing under way and has not ended")
             if load.fetches and not any(what == "load" and job == id for _, what, job in state.timers):
                 raise InvariantError(f"load job {id} waits without a deadline")
+        asks = {id: query_id for query_id, query in state.queries.items() for id in query.asks}
+        if asks != state.peer_asks or not all(query.asks for query in state.queries.values()):
+            raise InvariantError("questions to peers and the queries that wait for them differ")
         if any(move not in state.moves for move in state.incoming.values()):
             raise InvariantError("a block is on its way by a move that is none")
         if state.timers and (state.wake_at is None or state.wake_at > state.timers[0][0]):

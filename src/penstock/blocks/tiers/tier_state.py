@@ -9,10 +9,12 @@ from penstock.blocks.block_key import BlockKey
 from penstock.blocks.block_manager import BlockColumns
 from penstock.blocks.tiers.edge import Edge
 from penstock.blocks.tiers.tier_counts import MachineCounts, TierCounts
-from penstock.blocks.tiers.tier_events import BlockHints, Place, TierName
+from penstock.blocks.tiers.tier_events import BlockHints, BlocksAsked, Place, PrefetchWanted, TierName
 from penstock.kernel.machine import Nanos
 
 LowerTier = Literal["disk", "object"]
+LOWER_TIERS: tuple[LowerTier, ...] = ("disk", "object")
+"""The nearest first: a block that is in both is fetched from the first one."""
 
 
 class LoadJob(msgspec.Struct, kw_only=True):
@@ -115,6 +117,30 @@ class LowerQueue(msgspec.Struct):
     writing: dict[BlockKey, int] = {}
 
 
+class PeerBlock(msgspec.Struct, frozen=True):
+    """Which peer has a block, empty for none, and until when that counts."""
+
+    peer: str
+    until: Nanos
+
+
+class PeerQuery(msgspec.Struct, kw_only=True):
+    """An event that waits for peers' answers.
+
+    Args:
+        keys: those of the event that peers are to have.
+        asks: id of each open question, and the peer.
+        blocks, peer: the best answer so far.
+    """
+
+    event: BlocksAsked | PrefetchWanted
+    keys: Sequence[BlockKey]
+    deadline: Nanos
+    asks: dict[int, str] = {}
+    blocks: int = 0
+    peer: str = ""
+
+
 class TierState(msgspec.Struct, kw_only=True):
     """Everything but the blocks.
 
@@ -123,6 +149,8 @@ class TierState(msgspec.Struct, kw_only=True):
         stores: id of each store job's move.
         incoming: key -> the move that brings it into the host tier.
         once: keys that policy ``second_hit`` has met once, the oldest first.
+        peer_blocks: what peers answered lately, the oldest first.
+        queries: those that wait for peers; ``peer_asks`` has the query of each open question.
         timers: a heap of when, what (``move``, ``load`` or ``query``) and its id.
         demoting: evicted blocks of the host tier whose bytes are being written, with write-back.
         seconds_per_token: of the engine's prefill; 0 is not measured yet.
@@ -137,6 +165,10 @@ class TierState(msgspec.Struct, kw_only=True):
     lower: dict[LowerTier, LowerQueue] = {}
     demoting: int = 0
     once: dict[BlockKey, None] = {}
+    peers: list[str] = []
+    peer_blocks: dict[BlockKey, PeerBlock] = {}
+    queries: dict[int, PeerQuery] = {}
+    peer_asks: dict[int, int] = {}
     timers: list[tuple[Nanos, str, int]] = []
     wake_at: Nanos | None = None
     seconds_per_token: float = 0.0

@@ -57,6 +57,16 @@ class RowOwner(Protocol):
         ...
 
 
+class PeerReader(Protocol):
+    """The way to other engines' host tiers."""
+
+    async def read(
+        self, peer: str, keys: Sequence[bytes], buffers: Sequence[memoryview], seconds: float
+    ) -> list[BlockResult]:
+        """Read blocks, with their checksums; nothing touches the buffers afterwards."""
+        ...
+
+
 class MovedBlocks(NamedTuple):
     """What came of a move. ``counts``: blocks per outcome, ``ok``, ``lost`` and ``cancelled`` among them."""
 
@@ -71,6 +81,7 @@ class BlockCarrier:
     Args:
         slab: the host tier.
         lower: disk and object store.
+        peers: other engines' host tiers; None where there are none.
         owner: the engine with a number; None where its connection has ended.
         now: time of the tier machine.
     """
@@ -80,11 +91,13 @@ class BlockCarrier:
         slab: SlabStore,
         lower: Mapping[TierName, BlockStore],
         owner: Callable[[int], RowOwner | None],
+        peers: PeerReader | None,
         now: Callable[[], Nanos],
     ) -> None:
         self._slab = slab
         self._lower = lower
         self._owner = owner
+        self._peers = peers
         self._now = now
 
     async def carry(self, move: Move, cancelled: Callable[[], bool]) -> MovedBlocks:
@@ -105,6 +118,8 @@ class BlockCarrier:
                 results += [BlockResult("late", "its time was over before it began")] * len(numbers)
             elif "engine" in (move.source, move.target):
                 results += await self._rows(move, numbers, left)
+            elif move.source == "peer":
+                results += await self._from_peer(move, numbers, left)
             else:
                 results += await self._below(move, numbers, left)
         took = (self._now() - begun) / SECOND
@@ -139,6 +154,18 @@ class BlockCarrier:
                     block.buffer.release()  # whoever still has it can't touch the row, and the region can be unmapped
         # What an engine closed the connection over may have changed while it was read: such blocks are torn.
         return results if owner.alive or not store else gone
+
+    async def _from_peer(self, move: Move, numbers: range, left: float) -> list[BlockResult]:
+        """Copy from another engine's host tier into the slab."""
+        keys = [move.keys[n] for n in numbers]
+        if self._peers is None:
+            return [BlockResult("absent", "there are no peers")] * len(keys)
+        views = [self._slab.view(move.target_slots[n]) for n in numbers]
+        results = await self._peers.read(move.peer, keys, views, left)
+        for n, key, view, result in zip(numbers, keys, views, results):
+            if result.outcome == "ok":
+                self._slab.adopt(BlockIo(move.target_slots[n], key, 0, view, None, result.checksum))
+        return results
 
     async def _below(self, move: Move, numbers: range, left: float) -> list[BlockResult]:
         """Copy between the slab and a store below it."""

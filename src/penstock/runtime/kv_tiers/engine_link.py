@@ -11,7 +11,6 @@ import msgspec
 from penstock.blocks.block_key import BlockKey, KeyIdentity, engine_keys
 from penstock.inside.tier_protocol import RequestHints, TierHello
 from penstock.runtime.kv_tiers.engine_region import EngineRegion
-from penstock.runtime.kv_tiers.tier_contents import BlockName
 from penstock.runtime.kv_tiers.tier_frames import FrameStream
 
 log = logging.getLogger("penstock.kv_tiers")
@@ -24,13 +23,12 @@ class EngineJob(msgspec.Struct, frozen=True):
 
     Args:
         id: the engine's own.
-        names: per key, what the engine calls the block, where it stores; empty for a load.
+        kind: ``store`` or ``load``.
     """
 
     link: "EngineLink"
     id: int
-    keys: Sequence[BlockKey]
-    names: Sequence[BlockName] = ()
+    kind: str
 
 
 class EngineLink:

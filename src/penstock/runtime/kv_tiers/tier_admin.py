@@ -18,7 +18,7 @@ from penstock.runtime.kv_tiers.tier_admin_protocol import (
     LIST_MAX,
     AdminAnswer,
     AdminAsk,
-    AdminRefused,
+    AskRefused,
     AskStat,
     BlockList,
     BlocksCounted,
@@ -67,7 +67,7 @@ class TierAdmin:
         if isinstance(ask, AskStat):
             return self._stat()
         if tiers is None:
-            return AdminRefused("no engine has connected yet, so no tier is open")
+            return AskRefused("no engine has connected yet, so no tier is open")
         try:
             if isinstance(ask, ListBlocks):
                 return self._list(ask)
@@ -77,7 +77,7 @@ class TierAdmin:
                 return self._clear(ask)
             return await self._verify(ask, tiers)
         except ConfigError as error:
-            return AdminRefused(str(error))
+            return AskRefused(str(error))
 
     def _stat(self) -> CacheStat:
         node = self._node

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.adapters.connectors.state_file import state_folder
 from penstock.kernel.errors import ConfigError, PenstockError
-from penstock.runtime.kv_tiers.tier_admin_protocol import AdminAnswer, AdminAsk, AdminRefused
+from penstock.runtime.kv_tiers.tier_admin_protocol import AdminAnswer, AdminAsk, AskRefused
 from penstock.runtime.kv_tiers.tier_frames import LENGTH, frame, frame_length
 
 PATIENCE = 60.0
@@ -52,7 +52,7 @@ class TierAdminClient:
         except OSError as error:
             raise PenstockError(f"the tier process at {self.path} gave no answer: {error}") from error
         got = msgspec.msgpack.decode(raw, type=AdminAnswer)
-        if isinstance(got, AdminRefused):
+        if isinstance(got, AskRefused):
             raise PenstockError(got.reason)
         if not isinstance(got, answer):
             raise PenstockError(f"the tier process at {self.path} answered with {type(got).__name__}")

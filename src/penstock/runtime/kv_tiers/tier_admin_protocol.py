@@ -1,7 +1,7 @@
 """What ``penstock cache`` asks a tier process over its unix socket, and the answers.
 
 The first frame of such a connection is one of the asks, instead of an engine's `TierHello`; each is answered by one
-frame, or by `AdminRefused`.
+frame, or by `AskRefused`.
 """
 
 import msgspec
@@ -130,11 +130,11 @@ class TierVerified(msgspec.Struct, frozen=True, kw_only=True, tag="verified", ta
     last: str = ""
 
 
-class AdminRefused(msgspec.Struct, frozen=True, tag="refused", tag_field="t"):
+class AskRefused(msgspec.Struct, frozen=True, tag="refused", tag_field="t"):
     """Why there is no answer."""
 
     reason: str
 
 
 AdminAsk = AskStat | ListBlocks | PinBlocks | ClearTiers | VerifyTier
-AdminAnswer = CacheStat | BlockList | BlocksCounted | TierVerified | AdminRefused
+AdminAnswer = CacheStat | BlockList | BlocksCounted | TierVerified | AskRefused

@@ -7,17 +7,21 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from penstock.adapters.connectors.shim_client import ending
+from penstock.adapters.task_cancel import end
+from penstock.config.cluster_secret_file import SECRET_ENV
 from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import START_TIMEOUT, SuperviseSettings
 from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX
 from penstock.kernel.errors import PenstockError
 from penstock.runtime.cluster_state.crash_log import CrashBook
+from penstock.runtime.kv_tiers.peer_tiers import SUFFIX
 from penstock.runtime.kv_tiers.tier_admin_client import socket_of
 from penstock.runtime.supervision.child_process import ChildProcess
 
@@ -33,7 +37,8 @@ class TierChildren:
     Args:
         folder, namespace: of the state file; the sockets are beside it.
         logs: folder for their logs.
-        env: theirs; an object store's credentials are in it.
+        env: theirs; an object store's credentials are in it, and for peers the cluster's secret.
+        host: address of this machine on which peers reach them.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class TierChildren:
         *,
         logs: Path,
         env: Mapping[str, str],
+        host: str,
         crashes: CrashBook,
     ) -> None:
         self.settings = settings
@@ -51,6 +57,7 @@ class TierChildren:
         self._namespace = namespace
         self._logs = logs
         self._env = env
+        self._host = host
         self._crashes = crashes
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -69,15 +76,26 @@ class TierChildren:
         """End the tier process of an engine that is gone for good."""
         watcher = self._watchers.pop(worker, None)
         if watcher is not None:
-            watcher.cancel()
-            self._ending.add(watcher)
-            watcher.add_done_callback(self._ending.discard)
+            self._finish(self._end(worker, watcher))
 
     async def stop(self) -> None:
         """End all of them."""
         for worker in list(self._watchers):
             self.end(worker)
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        while self._ending:
+            await asyncio.wait(self._ending)
+
+    async def _end(self, worker: str, watcher: "asyncio.Task[None]") -> None:
+        await end((watcher,))  # one cancel is not enough: `asyncio.wait_for` may lose it
+        if worker not in self._watchers:  # what a killed process left
+            for suffix in (SUFFIX, ".sock"):
+                Path(self.socket(worker)).with_suffix(suffix).unlink(missing_ok=True)
+
+    def _finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work that `stop` waits for, however often the watcher is cancelled."""
+        task = asyncio.create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def _watch(self, worker: str, cache: CacheSettings) -> None:
         wait = self.settings.restart_backoff
@@ -93,21 +111,26 @@ class TierChildren:
             except (PenstockError, OSError) as error:
                 log.error("the tier process of %s can't be started, so its engine misses: %s", worker, error)
             finally:
-                [started] = await asyncio.gather(starting, return_exceptions=True)
-                if isinstance(started, ChildProcess):
-                    await started.stop(self.settings.stop_grace)
+                self._finish(self._stop(starting))
             if time.monotonic() - begun > STEADY:
                 wait = self.settings.restart_backoff
             await asyncio.sleep(wait)
             wait = min(RESTART_BACKOFF_MAX, wait * 2)
 
+    async def _stop(self, starting: "asyncio.Task[ChildProcess]") -> None:
+        [child] = await asyncio.gather(starting, return_exceptions=True)
+        if isinstance(child, ChildProcess):
+            await child.stop(self.settings.stop_grace)
+
     async def _start(self, worker: str, cache: CacheSettings) -> ChildProcess:
         path = Path(self.socket(worker))
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        peers = ["--peer-listen", f"{self._host}:0"] if cache.peers and SECRET_ENV in self._env else []
+        settings = json.dumps(msgspec.to_builtins(cache))
         return await ChildProcess.start(
             f"tier process of {worker}",
             "penstock",
-            ["cache", "serve", "--socket", str(path), "--settings", json.dumps(msgspec.to_builtins(cache))],
+            ["cache", "serve", "--socket", str(path), "--settings", settings, *peers],
             log_path=self._logs / f"{worker}.tiers.log",
             env=self._env,
         )

@@ -4,7 +4,7 @@ The machine knows keys only. An engine's hash can't be computed from a key, so a
 announced to the engine once it asks for it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.blocks.block_key import BlockKey
@@ -12,6 +12,9 @@ from penstock.blocks.tiers.tier_events import TierName
 
 TIERS: tuple[TierName, ...] = ("host", "disk", "object", "peer")
 """The fastest first."""
+
+NAMES_MAX = 100_000
+"""Names of blocks that no tier has: 15 MB. One that is forgotten is learned when the engine asks for the block."""
 
 
 class BlockName(NamedTuple):
@@ -54,6 +57,8 @@ class TierContents:
     def __init__(self) -> None:
         self.blocks: dict[BlockKey, TierBlock] = {}
         self.counts: dict[TierName, int] = dict.fromkeys(TIERS, 0)
+        self._names: dict[BlockKey, BlockName] = {}
+        """Of blocks that an engine spoke of and no tier has yet, the oldest first."""
 
     def stored(self, tier: TierName, keys: Sequence[BlockKey], parent: BlockKey | None, now: int) -> list[BlockName]:
         """Enter blocks that a tier has now; return the names of those that have one."""
@@ -62,6 +67,7 @@ class TierContents:
             block = self.blocks.get(key)
             if block is None:
                 block = self.blocks[key] = TierBlock(parent, now)
+                block.name = self._names.pop(key, None)
             if tier not in block.tiers:
                 block.tiers.add(tier)
                 self.counts[tier] += 1
@@ -98,18 +104,24 @@ class TierContents:
         news: dict[TierName, list[BlockName]] = {}
         for key, name in zip(keys, names):
             block = self.blocks.get(key)
-            if block is not None and block.name is None:
+            if block is None:
+                self._names[key] = name
+            elif block.name is None:
                 block.name = name
                 for tier in block.tiers:
                     news.setdefault(tier, []).append(name)
+        while len(self._names) > NAMES_MAX:
+            del self._names[next(iter(self._names))]
         return news
 
-    def named(self) -> Iterator[tuple[TierName, BlockName]]:
-        """Yield every block of every tier that has a name."""
-        for block in self.blocks.values():
-            if block.name is not None:
-                for tier in block.tiers:
-                    yield tier, block.name
+    def named(self) -> list[tuple[TierName, BlockKey]]:
+        """Return every block of every tier that has a name."""
+        return [(tier, key) for key, block in self.blocks.items() if block.name is not None for tier in block.tiers]
+
+    def name_in(self, tier: TierName, key: BlockKey) -> BlockName | None:
+        """Return the name of a block that a tier still has."""
+        block = self.blocks.get(key)
+        return block.name if block is not None and tier in block.tiers else None
 
     def by_tier(self, keys: Sequence[BlockKey]) -> Mapping[TierName, int]:
         """Count blocks by the fastest tier that has them."""

@@ -9,7 +9,7 @@ from penstock.kernel.errors import PenstockError
 
 LENGTH = 4
 """Bytes of a frame's length, u32le."""
-UNREAD_MAX = 64 << 20
+UNREAD_MAX = 16 << 20
 """Bytes that may wait for the other side to read them: memory is bounded."""
 
 _encode = msgspec.msgpack.Encoder().encode

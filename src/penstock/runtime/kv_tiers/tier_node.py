@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,10 +27,12 @@ from penstock.blocks.tiers.tier_events import (
     JobEnded,
     Move,
     PeerAnswered,
+    PeersChanged,
     PrefetchWanted,
     TierFound,
     TierName,
 )
+from penstock.blocks.tiers.tier_machine import TierMachine
 from penstock.inside.tier_protocol import (
     VERSION,
     AnswerBlocks,
@@ -49,10 +51,11 @@ from penstock.inside.tier_protocol import (
     UsedBlocks,
 )
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.machine import Event, Machine, Nanos
+from penstock.kernel.machine import Event, Nanos
 from penstock.runtime.kv_tiers.block_carrier import ROW_BITS, BlockCarrier, SlabStore
 from penstock.runtime.kv_tiers.engine_link import EngineJob, EngineLink, identity_of
 from penstock.runtime.kv_tiers.engine_region import EngineRegion
+from penstock.runtime.kv_tiers.peer_tiers import HostLender, PeerTiers
 from penstock.runtime.kv_tiers.tier_contents import BlockName, RecordPlace, TierContents
 from penstock.runtime.kv_tiers.tier_frames import FrameError, FrameStream
 from penstock.runtime.kv_tiers.tier_metrics import TierMetrics
@@ -73,7 +76,7 @@ _decode = msgspec.msgpack.Decoder(EngineFrame).decode
 class OpenTiers(NamedTuple):
     """Tiers for blocks of one size. ``lower``: those below the host; ``capacity``: blocks of each tier."""
 
-    machine: Machine
+    machine: TierMachine
     slab: SlabStore
     lower: Mapping[TierName, BlockStore]
     capacity: Mapping[TierName, int]
@@ -84,9 +87,10 @@ class TierNode:
 
     Args:
         open_tiers: from its first frame. Raises ConfigError where they can't be opened.
+        peers: other engines' host tiers; None uses none.
     """
 
-    def __init__(self, open_tiers: Callable[[TierHello], Awaitable[OpenTiers]]) -> None:
+    def __init__(self, open_tiers: Callable[[TierHello], Awaitable[OpenTiers]], peers: PeerTiers | None = None) -> None:
         self.tiers: OpenTiers | None = None
         self.contents = TierContents()
         self.metrics = TierMetrics()
@@ -97,6 +101,7 @@ class TierNode:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once the machine failed: its state can't be trusted, and the process should end."""
         self._open_tiers = open_tiers
+        self._peers = peers
         self._opening = asyncio.Lock()
         self._queries: dict[int, tuple[EngineLink, int, Sequence[BlockKey]]] = {}
         self._moves: dict[int, list[bool]] = {}
@@ -117,8 +122,8 @@ class TierNode:
             return
         log.info("engine %s is connected with %d rows of %d bytes", link.name, hello.rows, hello.row_bytes)
         assert self.tiers is not None
-        link.send(TierWelcome(tiers=["host", *self.tiers.lower]))
-        self._announce_all(link)
+        link.send(TierWelcome(tiers=["host", *self.tiers.lower, *([] if self._peers is None else ["peer"])]))
+        announcing = asyncio.create_task(self._announce_all(link, stream), name=f"announcing-{link.number}")
         try:
             while (raw := await stream.read()) is not None:
                 self._take(link, _decode(raw))
@@ -126,6 +131,7 @@ class TierNode:
             log.error("engine %s sent what is no frame of a job, and is cut off: %s", link.name, error)
             self.metrics.refused.add("frame")
         finally:
+            announcing.cancel()
             await self._leave(link)
 
     async def close(self) -> None:
@@ -140,6 +146,8 @@ class TierNode:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._peers is not None:
+            await self._peers.close()
         for store in (*self.tiers.lower.values(), self.tiers.slab):
             await store.close()
 
@@ -165,6 +173,8 @@ class TierNode:
         """Return the text of a scrape."""
         under_way = {"jobs": len(self.jobs), "moves": len(self._moves), "connections": len(self.links)}
         capacity = {} if self.tiers is None else self.tiers.capacity
+        if self.tiers is not None:
+            self.metrics.read(self.tiers.machine.state.tiers)
         return self.metrics.render(self.contents.counts, capacity, under_way)
 
     async def _admit(self, hello: TierHello, stream: FrameStream) -> EngineLink:
@@ -196,12 +206,12 @@ class TierNode:
     async def _open(self, hello: TierHello) -> None:
         tiers = self.tiers = await self._open_tiers(hello)
         self.hello = hello
-        self._carrier = BlockCarrier(tiers.slab, tiers.lower, self.links.get, lambda: self._driver.now())
+        self._carrier = BlockCarrier(tiers.slab, tiers.lower, self.links.get, self._peers, lambda: self._driver.now())
         self._driver = LiveDriver({MACHINE: tiers.machine})
         on = self._driver.on
         on(Move, lambda now, sender, effect: self._begin(effect))
         on(CancelMove, lambda now, sender, effect: self._cancel_move(effect))
-        on(AskPeer, lambda now, sender, effect: self.post(PeerAnswered(id=effect.id, blocks=0)))
+        on(AskPeer, lambda now, sender, effect: self._spawn(self._ask_peer(effect), f"ask-{effect.id}"))
         on(BlocksAnswered, lambda now, sender, effect: self._answer(effect))
         on(JobEnded, lambda now, sender, effect: self._end_job(effect))
         on(BlocksStored, lambda now, sender, effect: self._stored(effect))
@@ -215,6 +225,9 @@ class TierNode:
             self.post(TierFound(tier=tier, keys=keys, slots=slots, generations=generations, parents=parents))
             self.contents.placed(tier, keys, (RecordPlace(record.slot, record.generation) for record in records))
             log.info("tier %s has %d blocks of an earlier run", tier, self.contents.counts[tier])
+        if self._peers is not None:
+            self._peers.changed = lambda peers: self.post(PeersChanged(peers=peers))
+            self._peers.open(HostLender(self.contents, tiers.slab))
 
     async def _leave(self, link: EngineLink) -> None:
         """End all that an engine wanted; return once nothing touches its rows any more."""
@@ -230,53 +243,46 @@ class TierNode:
 
     def _take(self, link: EngineLink, message: EngineFrame) -> None:
         if isinstance(message, AskBlocks):
-            keys, _ = self._named(link, message.hashes, message.group, message.hints)
+            keys = self._keys(link, message.hashes, message.group, message.hints)
             query = next(self._query_ids)
             self._queries[query] = (link, message.id, keys)
             hints = _hints(message.hints)
             self.post(BlocksAsked(query=query, keys=keys, tokens_before=message.tokens_before, hints=hints))
         elif isinstance(message, StoreBlocks):
-            keys, names = self._named(link, message.hashes, message.group, message.hints)
+            keys = self._keys(link, message.hashes, message.group, message.hints)
             parent = None
             if message.parent is not None:
                 parent = link.keys([message.parent], message.group, message.hints)[0]
-            job = self._job(link, message, keys, names)
+            job = self._job(link, message, keys)
             if job is not None:
                 hints = _hints(message.hints)
                 self.post(BlocksOffered(job=job, keys=keys, rows=_rows(link, message.rows), parent=parent, hints=hints))
         elif isinstance(message, LoadBlocks):
-            keys, _ = self._named(link, message.hashes, message.group, message.hints)
-            job = self._job(link, message, keys, ())
+            keys = self._keys(link, message.hashes, message.group, message.hints)
+            job = self._job(link, message, keys)
             if job is not None:
                 self.post(BlocksWanted(job=job, keys=keys, rows=_rows(link, message.rows), hints=_hints(message.hints)))
         elif isinstance(message, CancelJob):
             if message.job in link.jobs:
                 self.post(JobCancelled(job=link.jobs[message.job]))
         elif isinstance(message, UsedBlocks):
-            keys, _ = self._named(link, message.hashes, message.group, message.hints)
+            keys = self._keys(link, message.hashes, message.group, message.hints)
             self.post(BlocksUsed(keys=keys))
         elif isinstance(message, PrefetchBlocks):
-            keys, _ = self._named(link, message.hashes, message.group, message.hints)
+            keys = self._keys(link, message.hashes, message.group, message.hints)
             self.post(PrefetchWanted(keys=keys, hints=_hints(message.hints)))
         else:
             self.post(EngineSpeed(seconds_per_token=message.seconds_per_token))
 
-    def _named(
-        self, link: EngineLink, hashes: Sequence[bytes], group: int, hints: RequestHints
-    ) -> tuple[list[BlockKey], list[BlockName]]:
-        """Return keys of an engine's blocks, and announce those whose names were unknown since a restart."""
+    def _keys(self, link: EngineLink, hashes: Sequence[bytes], group: int, hints: RequestHints) -> list[BlockKey]:
+        """Return keys of an engine's blocks; those whose names were unknown, such as since a restart, are announced."""
         keys = link.keys(hashes, group, hints)
-        names = [BlockName(value, group) for value in hashes]
-        self._learn(keys, names)
-        return keys, names
+        news = self.contents.learned(keys, [BlockName(value, group) for value in hashes])
+        for tier, names in news.items():
+            self._announce(tier, names, list(self.links.values()))
+        return keys
 
-    def _job(
-        self,
-        link: EngineLink,
-        message: StoreBlocks | LoadBlocks,
-        keys: Sequence[BlockKey],
-        names: Sequence[BlockName],
-    ) -> int | None:
+    def _job(self, link: EngineLink, message: StoreBlocks | LoadBlocks, keys: Sequence[BlockKey]) -> int | None:
         """Enter a job; return the machine's number of it, or None where it is refused."""
         if len(keys) != len(message.rows) or not link.region.valid(message.rows):
             raise FrameError(f"job {message.job} has {len(keys)} blocks for rows that are not those of its region")
@@ -287,16 +293,23 @@ class TierNode:
             link.send(JobDone(job=message.job, done=[False] * len(keys)))
             return None
         job = link.jobs[message.job] = next(self._job_ids)
-        self.jobs[job] = EngineJob(link, message.job, keys, names)
+        self.jobs[job] = EngineJob(link, message.job, "store" if isinstance(message, StoreBlocks) else "load")
         return job
 
     # --- effects ------------------------------------------------------------------------------------------------------
 
     def _begin(self, move: Move) -> None:
         cancelled = self._moves[move.id] = [False]
-        task = asyncio.create_task(self._carry(move, cancelled), name=f"move-{move.id}")
+        self._spawn(self._carry(move, cancelled), f"move-{move.id}")
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _ask_peer(self, effect: AskPeer) -> None:
+        blocks = 0 if self._peers is None else await self._peers.ask(effect.peer, effect.keys)
+        self.post(PeerAnswered(id=effect.id, blocks=blocks))
 
     async def _carry(self, move: Move, cancelled: list[bool]) -> None:
         try:
@@ -334,13 +347,10 @@ class TierNode:
     def _end_job(self, effect: JobEnded) -> None:
         job = self.jobs.pop(effect.job)
         del job.link.jobs[job.id]
-        kind = "store" if job.names else "load"
         done = sum(effect.done)
-        self.metrics.jobs.add(kind, "true", by=done)
-        self.metrics.jobs.add(kind, "false", by=len(effect.done) - done)
+        self.metrics.jobs.add(job.kind, "true", by=done)
+        self.metrics.jobs.add(job.kind, "false", by=len(effect.done) - done)
         job.link.send(JobDone(job=job.id, done=list(effect.done)))
-        if job.names:  # after the machine's other effects: what the job stored is announced then
-            asyncio.get_running_loop().call_soon(self._learn, job.keys, job.names)
 
     def _stored(self, effect: BlocksStored) -> None:
         self.metrics.stored.add(effect.tier, by=len(effect.keys))
@@ -353,22 +363,23 @@ class TierNode:
             for link in list(self.links.values()):
                 link.send(RemovedBlocks(tier=effect.tier, hashes=hashes, group=group))
 
-    def _learn(self, keys: Sequence[BlockKey], names: Sequence[BlockName]) -> None:
-        for tier, news in self.contents.learned(keys, names).items():
-            self._announce(tier, news, list(self.links.values()))
-
     def _announce(self, tier: TierName, names: Sequence[BlockName], links: Sequence[EngineLink]) -> None:
         for group, hashes in _by_group(names):
             for link in links:
                 link.send(StoredBlocks(tier=tier, hashes=hashes, group=group))
 
-    def _announce_all(self, link: EngineLink) -> None:
-        """Tell an engine that is new, or came back, of all blocks whose names are known."""
-        names: dict[TierName, list[BlockName]] = {}
-        for tier, name in self.contents.named():
-            names.setdefault(tier, []).append(name)
-        for tier, every in names.items():
-            self._announce(tier, every, [link])
+    async def _announce_all(self, link: EngineLink, stream: FrameStream) -> None:
+        """Tell an engine that is new, or came back, of all blocks whose names are known, as fast as it reads."""
+        entries = sorted(self.contents.named())
+        for start in range(0, len(entries), NAMES_PER_FRAME):
+            names: dict[TierName, list[BlockName]] = {}
+            for tier, key in entries[start : start + NAMES_PER_FRAME]:
+                name = self.contents.name_in(tier, key)
+                if name is not None:
+                    names.setdefault(tier, []).append(name)
+            for tier, some in names.items():
+                self._announce(tier, some, [link])
+            await stream.drain()
 
 
 def _kind(hello: TierHello) -> str:

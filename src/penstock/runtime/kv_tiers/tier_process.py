@@ -18,27 +18,34 @@ from penstock.blocks.tiers.tier_settings import TierSettings
 from penstock.config.settings.cache_settings import CacheSettings
 from penstock.inside.tier_protocol import TierHello
 from penstock.kernel.errors import ConfigError
+from penstock.runtime.kv_tiers.peer_tiers import PeerTiers
 from penstock.runtime.kv_tiers.tier_node import OpenTiers, TierNode
 from penstock.runtime.kv_tiers.tier_server import TierServer
 from penstock.transfer.storage.block_store import BlockStore
 from penstock.transfer.storage.disk_store import DiskStore
 from penstock.transfer.storage.host_slab import HostSlab
+from penstock.transfer.storage.object_store import ObjectStore
 from penstock.transfer.storage.record_header import SECTOR
 from penstock.transfer.storage.slab_file import whole_sectors
 
 log = logging.getLogger("penstock.kv_tiers")
 
+OBJECT_BLOCKS = 1 << 18
+"""Blocks that one engine has in an object store at most: some 100 MB of index here, 512 GiB of blocks of 2 MiB."""
 BLOCKS_LEAST = 8
 """Blocks of the smallest host tier: what is under way and what is wanted must fit beside each other."""
 
 
-async def run_tiers(settings: CacheSettings, socket: Path, *, host: str = "127.0.0.1", metrics_port: int = 0) -> int:
+async def run_tiers(
+    settings: CacheSettings, socket: Path, *, peers: PeerTiers | None = None, host: str = "127.0.0.1"
+) -> int:
     """Serve the tiers of engines until SIGTERM or SIGINT; return the exit status.
 
     The first line on standard output reports readiness, as JSON.
 
     Args:
-        host, metrics_port: where the metrics are; port 0 is nowhere.
+        peers: other engines' host tiers.
+        host: where the metrics are, at settings.metrics_port.
     Raises:
         ConfigError: the socket or the port is taken.
     """
@@ -46,7 +53,7 @@ async def run_tiers(settings: CacheSettings, socket: Path, *, host: str = "127.0
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    node = TierNode(opener(settings))
+    node, metrics_port = TierNode(opener(settings), peers), settings.metrics_port
     server = TierServer(node, socket)
     metrics = await _show(node, host, metrics_port) if metrics_port else None
     try:
@@ -81,6 +88,7 @@ def _open(settings: CacheSettings, hello: TierHello) -> OpenTiers:
     capacity: dict[TierName, int] = {
         "host": settings.host // whole_sectors(size),
         "disk": settings.disk // (SECTOR + whole_sectors(size)),
+        "object": 0 if settings.object_url is None else OBJECT_BLOCKS,
     }
     if capacity["host"] < BLOCKS_LEAST:
         raise ConfigError(
@@ -93,6 +101,7 @@ def _open(settings: CacheSettings, hello: TierHello) -> OpenTiers:
             block_tokens=hello.block_tokens,
             host_blocks=capacity["host"],
             disk_blocks=capacity["disk"],
+            object_blocks=capacity["object"],
             order=settings.order,
             offload=settings.offload,
             write=settings.write,
@@ -101,6 +110,8 @@ def _open(settings: CacheSettings, hello: TierHello) -> OpenTiers:
     lower: dict[TierName, BlockStore] = {}
     if capacity["disk"]:
         lower["disk"] = DiskStore([Path(folder) for folder in settings.disk_dirs], size, capacity["disk"])
+    if settings.object_url is not None:
+        lower["object"] = ObjectStore(settings.object_url, size, OBJECT_BLOCKS)
     slab = HostSlab(size, capacity["host"])
     return OpenTiers(machine, slab, lower, {tier: blocks for tier, blocks in capacity.items() if blocks})
 

@@ -115,7 +115,13 @@ class EngineFleet:
         self._caches: dict[str, CacheSettings] = {}
         """Of pools whose engines have a tier process each."""
         self._tiers = TierChildren(
-            settings, state.path.parent, state.namespace, logs=logs, env=without_secrets(own), crashes=self.crashes
+            settings,
+            state.path.parent,
+            state.namespace,
+            logs=logs,
+            env={**without_secrets(own), **({} if secret is None else {SECRET_ENV: secret})},
+            host=host,
+            crashes=self.crashes,
         )
         self._statuses = StatusWriter(store, ttl)
         self._tasks: list[asyncio.Task[None]] = []

@@ -75,5 +75,5 @@ class BlockStore(Protocol):
         ...
 
     async def close(self) -> None:
-        """Write what has to be, and stop."""
+        """Write what has to be, and stop; a second time does nothing."""
         ...

@@ -127,7 +127,9 @@ class HostSlab:
     async def close(self) -> None:
         """Stop; the memory goes when nobody has a view of it any more."""
         await self._threads.close()
-        os.close(self.fd)
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 

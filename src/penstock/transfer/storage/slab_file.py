@@ -75,6 +75,7 @@ class SlabFile:
         self.path = folder / SLAB_NAME
         self.stride = SECTOR + whole_sectors(block_bytes)
         """Bytes from one record to the next."""
+        self.fd = -1
         self._calls = calls
         self._open(folder)
         try:
@@ -131,8 +132,10 @@ class SlabFile:
             raise OSError(errno.EIO, f"short read from {self.path}: {read} of {wanted} bytes")
 
     def close(self) -> None:
-        """Close the file, which releases its lock."""
-        os.close(self.fd)
+        """Close the file, which releases its lock; a second time does nothing."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
     def _open(self, folder: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC

@@ -1,0 +1,265 @@
+"""`TcpServer`: lets peers of the same cluster read and write registered regions, and read blocks of a host slab.
+
+One thread per connection, because on Linux a blocking receive into place is more than twice as fast as an event loop
+(docs/bench/transfer.md). Payloads go from the region to the socket and from the socket to the region, without a copy.
+"""
+
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from penstock.kernel.errors import TransferError
+from penstock.kernel.secret import ClusterSecret
+from penstock.transfer.tcp.region_table import RegionTable, RegionUse
+from penstock.transfer.tcp.tcp_frames import (
+    GROUP_BYTES,
+    GROUP_ITEMS,
+    ITEMS_MAX,
+    AskKeys,
+    Checksums,
+    Frame,
+    Leading,
+    MoveOutcome,
+    Notice,
+    Part,
+    PeerBlock,
+    ReadBlocks,
+    ReadSpans,
+    RegionSpan,
+    WriteSpans,
+    Wrote,
+    span_groups,
+)
+from penstock.transfer.tcp.tcp_stream import PeerIdentity, StreamEnded, StreamRefused, TcpStream, answer_call
+
+CONNECTIONS_MAX = 256
+"""Each costs a thread; one more is closed at once."""
+REQUEST_SECONDS_MAX = 60.0
+"""A request that names a longer time gets this: a peer that stops in the middle may not keep memory for ever."""
+_DRAIN_BYTES = 64 << 10
+
+
+class LentBlock(NamedTuple):
+    """A block that goes out. ``checksum``: XXH3-64 of the payload as it was when it was stored."""
+
+    payload: memoryview
+    checksum: int
+
+
+class BlockOwner(Protocol):
+    """A host slab whose blocks peers may read. The calls come from the server's threads, several at a time."""
+
+    block_bytes: int
+
+    def leading(self, keys: Sequence[bytes]) -> list[PeerBlock]:
+        """Return the leading blocks of a chain that are here, with their slots and generations."""
+        ...
+
+    def lend(self, block: PeerBlock) -> LentBlock | MoveOutcome:
+        """Return the payload of a slot, if that slot has this key and generation now; else ``stale`` or ``absent``."""
+        ...
+
+    def returned(self, block: PeerBlock) -> bool:
+        """Tell, after the payload was sent, whether the slot had that key and generation all the time."""
+        ...
+
+
+class TcpServer:
+    """A listener and its connections.
+
+    Args:
+        me: name and epoch of this process.
+        blocks: whose blocks `ReadBlocks` and `AskKeys` name; None refuses them.
+        notice: takes the messages of peers, in the thread of their connection.
+        log: takes one line for each connection that ends by a fault.
+    """
+
+    def __init__(
+        self,
+        me: PeerIdentity,
+        secret: ClusterSecret,
+        *,
+        blocks: BlockOwner | None = None,
+        notice: Callable[[PeerIdentity, bytes], None] | None = None,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.regions = RegionTable()
+        self.faults: Counter[str] = Counter()
+        """Connections by why they ended: ``refused`` (another secret), ``broken``, ``full``."""
+        self._me, self._secret = me, secret
+        self._blocks, self._notice, self._log = blocks, notice, log
+        self._listener: socket.socket | None = None
+        self._streams: dict[TcpStream, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._acceptor: threading.Thread | None = None
+
+    def start(self, host: str, port: int = 0) -> tuple[str, int]:
+        """Listen; return the address.
+
+        Raises:
+            OSError: the address is not ours, or taken.
+        """
+        self._listener = socket.create_server((host, port), backlog=64)
+        self._acceptor = threading.Thread(target=self._accept, args=(self._listener,), name="tcp accept", daemon=True)
+        self._acceptor.start()
+        address = self._listener.getsockname()
+        return str(address[0]), int(address[1])
+
+    def close(self) -> None:
+        """Close everything; afterwards no thread touches any region."""
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        # accept() wakes from this; it would not from close alone.
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        if self._acceptor is not None:
+            self._acceptor.join()
+        with self._lock:
+            streams = dict(self._streams)
+        for stream in streams:
+            stream.close()
+        for thread in streams.values():
+            thread.join()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError as error:
+                if self._listener is None:
+                    return
+                # Too many open files, for one: the next connection may do better, after a moment.
+                self._fault("broken", f"a connection could not be accepted: {error}")
+                time.sleep(0.1)
+                continue
+            stream = TcpStream(connection, listener=True)
+            with self._lock:
+                full = len(self._streams) >= CONNECTIONS_MAX
+                if not full:
+                    thread = threading.Thread(target=self._serve, args=(stream,), name="tcp serve", daemon=True)
+                    self._streams[stream] = thread
+            if full:
+                stream.close()
+                self._fault("full", f"a connection was closed: there are {CONNECTIONS_MAX}")
+            else:
+                thread.start()
+
+    def _fault(self, kind: str, line: str) -> None:
+        with self._lock:
+            self.faults[kind] += 1
+        self._log(line)
+
+    def _serve(self, stream: TcpStream) -> None:
+        peer = None
+        try:
+            peer = answer_call(stream, self._secret, self._me)
+            while True:
+                stream.expire_at(None)
+                frame = stream.receive()
+                self._answer(stream, peer, frame)
+        except StreamRefused as error:
+            self._fault("refused", error.message)
+        except TransferError as error:
+            if not isinstance(error, StreamEnded) or not error.clean:
+                self._fault("broken", f"the connection of {peer.name if peer else 'a stranger'} ended: {error.message}")
+        finally:
+            stream.close()
+            with self._lock:
+                self._streams.pop(stream, None)
+
+    def _answer(self, stream: TcpStream, peer: PeerIdentity, frame: Frame) -> None:
+        match frame:
+            case ReadSpans(id, seconds, spans) if len(spans) <= ITEMS_MAX:
+                stream.expire_at(_end(seconds))
+                self._send_spans(stream, id, spans)
+            case ReadBlocks(id, seconds, blocks) if len(blocks) <= ITEMS_MAX and self._blocks is not None:
+                stream.expire_at(_end(seconds))
+                self._send_blocks(stream, id, blocks, self._blocks)
+            case WriteSpans(id, seconds, spans) if len(spans) <= GROUP_ITEMS:
+                stream.expire_at(_end(seconds))
+                self._take_spans(stream, id, spans)
+            case AskKeys(id, keys) if len(keys) <= ITEMS_MAX and self._blocks is not None:
+                stream.expire_at(_end(REQUEST_SECONDS_MAX))
+                stream.send(Leading(id, self._blocks.leading(keys)))
+            case Notice(id, body) if self._notice is not None:
+                stream.expire_at(_end(REQUEST_SECONDS_MAX))
+                self._notice(peer, body)
+                stream.send(Wrote(id, ["ok"]))
+            case _:
+                raise StreamEnded(f"{peer.name!r} sent a {type(frame).__name__}, which is not served here, or too long")
+
+    def _send_spans(self, stream: TcpStream, request: int, spans: Sequence[RegionSpan]) -> None:
+        ended: list[tuple[MoveOutcome, int]] = []
+        for group in span_groups(spans):
+            uses = self.regions.use(group, stream, write=False)
+            lent = [use for use in uses if isinstance(use, RegionUse)]
+            try:
+                lengths = [len(use.view) if isinstance(use, RegionUse) else 0 for use in uses]
+                stream.send(Part(request, ended, lengths))
+                sums = iter([stream.send_payload(use.view) for use in lent])
+            finally:
+                served = iter(self.regions.leave(lent, stream))
+            ended = [
+                ("ok" if next(served) else "stale", next(sums)) if isinstance(use, RegionUse) else (use, 0)
+                for use in uses
+            ]
+        stream.send(Part(request, ended, []))
+
+    def _send_blocks(self, stream: TcpStream, request: int, blocks: Sequence[PeerBlock], owner: BlockOwner) -> None:
+        ended: list[tuple[MoveOutcome, int]] = []
+        step = max(1, min(GROUP_ITEMS, GROUP_BYTES // owner.block_bytes))
+        for start in range(0, len(blocks), step):
+            group = blocks[start : start + step]
+            lent = [owner.lend(block) for block in group]
+            lengths = [len(block.payload) if isinstance(block, LentBlock) else 0 for block in lent]
+            stream.send(Part(request, ended, lengths))
+            for block in lent:
+                if isinstance(block, LentBlock):
+                    stream.send_payload(block.payload, check=False)
+            ended = [
+                ("ok" if owner.returned(wanted) else "stale", block.checksum)
+                if isinstance(block, LentBlock)
+                else (block, 0)
+                for wanted, block in zip(group, lent)
+            ]
+        stream.send(Part(request, ended, []))
+
+    def _take_spans(self, stream: TcpStream, request: int, spans: Sequence[RegionSpan]) -> None:
+        uses = self.regions.use(spans, stream, write=True)
+        lent = [use for use in uses if isinstance(use, RegionUse)]
+        sums: list[int] = []
+        try:
+            for use, span in zip(uses, spans):
+                if isinstance(use, RegionUse):
+                    sums.append(stream.take_payload(use.view))
+                else:
+                    _drain(stream, span.length)
+        finally:
+            served = iter(self.regions.leave(lent, stream))
+        checksums = stream.receive()
+        if not isinstance(checksums, Checksums) or len(checksums.sums) != len(spans):
+            raise StreamEnded("the checksums of a write did not come")
+        arrived = iter(sums)
+        outcomes: list[MoveOutcome] = []
+        for use, right in zip(uses, checksums.sums):
+            if not isinstance(use, RegionUse):
+                outcomes.append(use)
+            else:
+                same = next(arrived) == right
+                outcomes.append("stale" if not next(served) else "ok" if same else "corrupt")
+        stream.send(Wrote(request, outcomes))
+
+
+def _end(seconds: float) -> float:
+    return time.monotonic() + max(0.0, min(seconds, REQUEST_SECONDS_MAX))
+
+
+def _drain(stream: TcpStream, length: int) -> None:
+    scratch = memoryview(bytearray(min(max(length, 0), _DRAIN_BYTES)))
+    while length > 0:
+        stream.take_payload(scratch[: min(length, len(scratch))])
+        length -= len(scratch)

@@ -1,0 +1,97 @@
+"""`penstock cache` on a running tier process: what it prints, pins, drops and verifies."""
+
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from penstock.adapters.connectors.engine_port import free_port
+from penstock.cli.cache import command
+from tests.runtime.kv_tiers.conftest import Start
+from tests.runtime.kv_tiers.plain_engine import PlainEngine, block_bytes, block_hashes
+
+pytestmark = pytest.mark.live
+
+
+def cache(*words: str) -> Result:
+    return CliRunner().invoke(command, words, standalone_mode=False, catch_exceptions=True)
+
+
+def test_the_commands_see_what_an_engine_stored(start: Start, tmp_path: Path) -> None:
+    port = free_port()
+    tiers = start(32, 64, "--metrics-port", str(port), "--order", "priority")
+    at = ("--socket", str(tiers.socket))
+    assert "no engine yet" in cache("stat", *at).output
+    hashes = block_hashes(8)
+    with PlainEngine(tiers.socket) as engine:
+        engine.store(hashes)
+        engine.until(lambda: engine.stored.get("disk") == set(hashes))
+        assert engine.ask([*hashes, *block_hashes(2, "other")]).blocks == 8
+        engine.load(hashes, first_row=32)
+
+        stat = json.loads(cache("stat", "--json", *at).output)
+        host, disk = stat["tiers"]
+        assert (host["tier"], host["blocks"], host["capacity"]) == ("host", 8, 32)
+        assert (disk["blocks"], disk["capacity"], disk["bytes_in"]) == (8, 64, 8 * engine.row_bytes)
+        assert host["hits"] == 8 and sum(stat["misses"].values()) == 2
+        assert stat["leaks"] == [] and stat["engines"] == ["w0"]
+        assert "Hit rate 80.0 % of the blocks asked for" in cache("stat", *at).output
+
+        listed = json.loads(cache("ls", "--tier", "disk", "--limit", "3", "--json", *at).output)
+        assert listed["total"] == 8 and len(listed["blocks"]) == 3
+        newest = listed["blocks"][0]
+        assert bytes.fromhex(newest["hash"]) == hashes[-1] and newest["tokens"] == 16
+        assert newest["tiers"] == ["host", "disk"]
+        assert "8 in all" in cache("ls", *at).output
+
+        pinned = cache("pin", newest["key"][:16], "--for", "1h", *at)
+        assert "1 of 1 blocks are in the tiers, and are pinned for 60 min" in pinned.output
+        assert json.loads(cache("stat", "--json", *at).output)["tiers"][0]["pinned"] == 1
+        for first in range(0, 64, 4):  # the rest is evicted
+            engine.store(block_hashes(64, "more")[first : first + 4])
+        engine.until(lambda: len(engine.removed.get("host", ())) >= 7)
+        assert hashes[-1] not in engine.removed["host"]
+        assert "no longer pinned" in cache("pin", newest["key"], "--for", "0s", *at).output
+        assert "0 blocks have a key" in str(cache("pin", "ffff", "--for", "1h", *at).exception)
+
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            text = answer.read().decode()
+        assert 'penstock_kv_tier_hits_total{tier="host"} 8' in text
+        assert 'penstock_kv_tier_misses_total{reason="absent"} 2' in text
+        assert 'penstock_kv_tier_capacity_blocks{tier="disk"} 64' in text
+        assert f'penstock_kv_tier_bytes_total{{source="host",target="engine"}} {8 * engine.row_bytes}' in text
+        assert 'penstock_kv_tier_moved_blocks_total{source="host",target="disk",outcome="ok"}' in text
+        assert 'penstock_kv_tier_ignored_hints_total{tier="host"} 0' in text
+
+        assert "are dropped from host" in cache("clear", "--tier", "host", *at).output
+        assert json.loads(cache("stat", "--json", *at).output)["tiers"][0]["blocks"] == 0
+        assert "there is no tier 'object' here" in str(cache("clear", "--tier", "object", *at).exception)
+
+
+def test_verify_finds_a_flipped_byte_and_drops_the_block(start: Start, tmp_path: Path) -> None:
+    tiers = start(32, 64)
+    at = ("--socket", str(tiers.socket))
+    hashes = block_hashes(8)
+    with PlainEngine(tiers.socket) as engine:
+        engine.store(hashes)
+        engine.until(lambda: engine.stored.get("disk") == set(hashes))
+        good = cache("verify", "--rate", "1GB/s", *at)
+        assert "host: 8 ok" in good.output and "disk: 8 ok" in good.output and good.return_value == 0
+        slab = next((tmp_path / "disk").glob("*.slab"))
+        raw = slab.read_bytes()
+        place = raw.index(block_bytes(hashes[5]))
+        with slab.open("r+b") as file:
+            file.seek(place)
+            file.write(bytes((raw[place] ^ 1,)))
+        bad = cache("verify", "--tier", "disk", "--rate", "1GB/s", *at)
+        assert "disk: 1 corrupt, 7 ok" in bad.output and bad.return_value == 1
+        cache("clear", "--tier", "host", *at)
+        done = engine.load(hashes, first_row=32)
+        assert not done[5] and engine.right(hashes, done, first_row=32)
+
+
+def test_nobody_to_ask_is_said(tmp_path: Path) -> None:
+    assert "no tier process answers" in str(cache("stat", "--socket", str(tmp_path / "none")).exception)
+    assert "say which blocks" in str(cache("pin", "--for", "1h", "--socket", str(tmp_path / "none")).exception)

@@ -1,0 +1,73 @@
+"""Harnesses of the backends that move bytes between memory of one host, for the contract suite of transfers."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.testing.transfer_contract import fill
+from penstock.transfer.backends import byte_copies
+from penstock.transfer.descriptors import MemoryRegion
+from penstock.transfer.shared_memory import SharedMemory
+from penstock.transfer.transfer_agent import TransferAgent
+from penstock.transfer.transfer_backend import TransferBackend, TransferOrder
+
+
+class MemoryHarness:
+    """Agents of this process with memory; ``shared``: the target's could be mapped by other processes."""
+
+    def __init__(
+        self, backend: Callable[[], TransferBackend], patch: pytest.MonkeyPatch, *, shared: bool = False
+    ) -> None:
+        self._backend = backend
+        self._shared = shared
+        self._patch = patch
+        self._agents: list[TransferAgent] = []
+        self.capabilities = backend().capabilities
+
+    async def agent(self, name: str, epoch: int) -> TransferAgent:
+        agent = TransferAgent(name, [self._backend()], epoch=epoch)
+        await agent.start()
+        self._agents.append(agent)
+        return agent
+
+    async def local_region(self, agent: TransferAgent, size: int) -> MemoryRegion:
+        return agent.register_memory(np.zeros(size, np.uint8), label="local")
+
+    async def target_region(self, agent: TransferAgent, size: int, *, writable: bool = True) -> MemoryRegion:
+        if self._shared:
+            return agent.register_shared(SharedMemory.create(size), label="target", writable=writable)
+        return agent.register_memory(np.zeros(size, np.uint8), label="target", writable=writable)
+
+    async def put(self, region: MemoryRegion, data: bytes) -> None:
+        fill(region.bytes_of(), data)
+
+    async def get(self, region: MemoryRegion) -> bytes:
+        return region.bytes_of().tobytes()
+
+    async def lose(self, agent: TransferAgent, region: MemoryRegion) -> None:
+        agent.deregister(region)
+
+    @contextlib.contextmanager
+    def stalled(self) -> Iterator[None]:
+        gate = threading.Event()
+        copy_now = byte_copies.copy_now
+
+        def wait_and_copy(order: TransferOrder, there: Any) -> None:
+            gate.wait()
+            copy_now(order, there)
+
+        with self._patch.context() as patch:
+            patch.setattr(byte_copies, "copy_now", wait_and_copy)
+            patch.setattr(byte_copies, "INLINE_BYTES", 0)  # in a thread: the loop must go on
+            try:
+                yield
+            finally:
+                gate.set()
+
+    async def close(self) -> None:
+        for agent in self._agents:
+            await agent.close()
