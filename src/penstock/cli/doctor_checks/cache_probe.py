@@ -154,7 +154,7 @@ def _tokens(name: str, answer: ProbeResult) -> Iterator[Finding]:
 
 
 def _block_size(worker: WorkerStatus) -> Iterator[Finding]:
-    labels = cache_labels(_metrics(worker.url)) or {}
+    labels = cache_labels(engine_metrics(worker.url)) or {}
     theirs, ours = labels.get("block_size"), worker.block_size
     if theirs is not None and theirs.isdigit() and ours is not None and int(theirs) != ours:
         yield _finding(
@@ -181,10 +181,10 @@ def _ask(cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus, prompt:
     """Send a prompt to one worker, and collect every account of it."""
     name, url = worker.id, worker.url
     counter = dialect_of(worker.engine).counters.hits
-    before = samples(_metrics(url) or "") if counter is not None else {}
+    before = samples(engine_metrics(url) or "") if counter is not None else {}
     body = {"model": worker.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
     answer, headers = keyed.post("/v1/completions", body, dict, {"x-penstock-worker": name})
-    after = samples(_metrics(url) or "") if counter is not None else {}
+    after = samples(engine_metrics(url) or "") if counter is not None else {}
     request = headers.get("x-penstock-request-id", "")
     decisions = cluster.get(f"/admin/explain/{path_part(request)}", Explanation[Decision]).decisions
     decision = decisions[-1] if decisions else None
@@ -233,7 +233,7 @@ def _why_silent(url: str) -> str:
     return f"{endpoint} can be reached from here; is its topic the one that the frontend asks for?"
 
 
-def _metrics(url: str) -> str | None:
+def engine_metrics(url: str) -> str | None:
     """Read an engine's metrics; None where it can't be reached from here."""
     return _read(f"{url.rstrip('/')}/metrics")
 

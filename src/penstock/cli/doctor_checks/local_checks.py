@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from penstock.cli.doctor_checks.cache_probe import probe
+from penstock.cli.doctor_checks.cache_probe import engine_metrics, probe
 from penstock.cli.doctor_checks.discovery_checks import check_discovery
 from penstock.cli.doctor_checks.finding import Finding, Level
+from penstock.cli.doctor_checks.kv_tier_checks import check_tiers
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
 from penstock.config.checks import file_problems
 from penstock.config.reading.load import load
@@ -197,7 +198,9 @@ def check_status(status: ClusterStatus) -> Iterator[Finding]:
 
 
 def check_caches(client: AdminClient, url: str, status: ClusterStatus, probing: ProbeOptions) -> Iterator[Finding]:
-    """Check that our view of each engine's cache is right."""
+    """Check that each engine's tiers give back what they take, and that our view of its cache is right."""
+    for worker in status.workers:
+        yield from check_tiers(worker.id, engine_metrics(worker.url))
     if not probing.on:
         return
     where = url
