@@ -48,10 +48,10 @@ def test_a_request_that_is_gone_is_forgotten() -> None:
     lookups.lookup("r", b"a")
     (question,) = lookups.due()
     lookups.sent(1, question)
-    assert lookups.gone("r") == [b"a"]
+    assert lookups.end("r") == [b"a"]
     lookups.answered(1, 1)
     assert lookups.lookup("r", b"a") is None
-    assert lookups.gone("never") == []
+    assert lookups.end("never") == []
 
 
 def test_runs_of_a_chain() -> None:

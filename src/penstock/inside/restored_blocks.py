@@ -1,4 +1,4 @@
-"""Check for tests: is every block that a tier restores one that was stored? Off unless `RESTORED_ENV` names a file."""
+"""Checks, for tests, that each block which a tier restores was stored; off unless `RESTORED_ENV` names a file."""
 
 import os
 from pathlib import Path

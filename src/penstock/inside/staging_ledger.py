@@ -34,7 +34,7 @@ class _Staged:
         self.params = params
         self.phase = "asked"
         self.rows: list[int] = []
-        self.gone = False
+        self.ended = False
 
 
 class _Offer(NamedTuple):
@@ -109,7 +109,7 @@ class StagingLedger:
         if staged is None:
             return []
         if staged.phase != "there":  # it goes on without them
-            staged.gone = True
+            staged.ended = True
             return []
         first = computed - staged.start
         taken = range(first, first + len(blocks)) if blocks else range(0)
@@ -157,7 +157,7 @@ class StagingLedger:
             return
         if staged.phase == "there":
             self._free.extend(staged.rows)
-        staged.gone = True
+        staged.ended = True
 
     def poll(self) -> None:
         """Take what the tier process said."""
@@ -176,7 +176,7 @@ class StagingLedger:
     def _load(self, staged: _Staged, blocks: int) -> None:
         blocks = min(blocks, len(staged.hashes), len(self._free))
         staged.phase = "there"
-        if not blocks or staged.gone:
+        if not blocks or staged.ended:
             return
         rows, number = [self._free.popleft() for _ in range(blocks)], next(self._numbers)
         if self._client.load(number, staged.hashes[:blocks], rows, 0, staged.params.hints):
@@ -186,7 +186,7 @@ class StagingLedger:
             self._free.extend(rows)
 
     def _loaded(self, staged: _Staged, done: Sequence[bool]) -> None:
-        right = 0 if staged.gone else [*done, False].index(False)
+        right = 0 if staged.ended else [*done, False].index(False)
         self._free.extend(staged.rows[right:])
         staged.rows = staged.rows[:right]
         staged.phase = "there"

@@ -66,12 +66,12 @@ class TierLookups:
 
     def missed(self, keys: Iterable[bytes]) -> None:
         """These could not be loaded: they are misses for every request that lives."""
-        gone = set(keys)
+        lost = set(keys)
         for verdicts in self._verdicts.values():
-            for key in gone & verdicts.keys():
+            for key in lost & verdicts.keys():
                 verdicts[key] = False
 
-    def gone(self, request: str) -> list[bytes]:
+    def end(self, request: str) -> list[bytes]:
         """Forget a request; return the keys that it asked for."""
         self._due.pop(request, None)
         return list(self._verdicts.pop(request, ()))

@@ -104,6 +104,8 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Step -> when it was scheduled, its prompt tokens, all its tokens."""
         self._speed = float("inf")
         self._reported = time.monotonic()
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._reports_speed = bool(extra.get("report_speed", True))
         if role is connector_base.KVConnectorRole.SCHEDULER:
             self._start_scheduler(vllm_config, group)
 
@@ -306,6 +308,8 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _measure(self, began: float, prompt: int, tokens: int) -> None:
         """Report the least seconds per prompt token: loading has to beat the engine at its best."""
         now = time.monotonic()
+        if not self._reports_speed:
+            return
         if prompt >= SPEED_TOKENS and prompt > tokens // 2:
             self._speed = min(self._speed, (now - began) / tokens)
         if self._speed < float("inf") and now - self._reported > SPEED_PERIOD:

@@ -204,7 +204,7 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
     def on_request_finished(self, req_context: Any) -> None:
         """Forget the request; where its hints say so, have its blocks brought up."""
         params = self._params.pop(req_context.req_id, None)
-        self._lookups.gone(req_context.req_id)
+        self._lookups.end(req_context.req_id)
         chain = self._chains.pop(req_context.req_id, {})
         if params is not None and params.prefetch and chain:
             hashes = [chain[end] for end in sorted(chain)]

@@ -1,11 +1,13 @@
 """`penstock cache` on a running tier process: what it prints, pins, drops and verifies."""
 
 import json
+import urllib.request
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from penstock.adapters.connectors.engine_port import free_port
 from penstock.cli.cache import command
 from tests.runtime.kv_tiers.conftest import Start
 from tests.runtime.kv_tiers.plain_engine import PlainEngine, block_bytes, block_hashes
@@ -18,7 +20,8 @@ def cache(*words: str) -> Result:
 
 
 def test_the_commands_see_what_an_engine_stored(start: Start, tmp_path: Path) -> None:
-    tiers = start(32, 64, "--metrics-port", "0")
+    port = free_port()
+    tiers = start(32, 64, "--metrics-port", str(port), "--order", "priority")
     at = ("--socket", str(tiers.socket))
     assert "no engine yet" in cache("stat", *at).output
     hashes = block_hashes(8)
@@ -52,6 +55,15 @@ def test_the_commands_see_what_an_engine_stored(start: Start, tmp_path: Path) ->
         assert hashes[-1] not in engine.removed["host"]
         assert "no longer pinned" in cache("pin", newest["key"], "--for", "0s", *at).output
         assert "0 blocks have a key" in str(cache("pin", "ffff", "--for", "1h", *at).exception)
+
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            text = answer.read().decode()
+        assert 'penstock_kv_tier_hits_total{tier="host"} 8' in text
+        assert 'penstock_kv_tier_misses_total{reason="absent"} 2' in text
+        assert 'penstock_kv_tier_capacity_blocks{tier="disk"} 64' in text
+        assert f'penstock_kv_tier_bytes_total{{source="host",target="engine"}} {8 * engine.row_bytes}' in text
+        assert 'penstock_kv_tier_moved_blocks_total{source="host",target="disk",outcome="ok"}' in text
+        assert 'penstock_kv_tier_ignored_hints_total{tier="host"} 0' in text
 
         assert "are dropped from host" in cache("clear", "--tier", "host", *at).output
         assert json.loads(cache("stat", "--json", *at).output)["tiers"][0]["blocks"] == 0

@@ -7,12 +7,14 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from penstock.adapters.connectors.shim_client import ending
+from penstock.adapters.task_cancel import end
 from penstock.config.cluster_secret_file import SECRET_ENV
 from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import START_TIMEOUT, SuperviseSettings
@@ -74,16 +76,26 @@ class TierChildren:
         """End the tier process of an engine that is gone for good."""
         watcher = self._watchers.pop(worker, None)
         if watcher is not None:
-            watcher.cancel()
-            Path(self.socket(worker)).with_suffix(SUFFIX).unlink(missing_ok=True)  # a killed process left it
-            self._ending.add(watcher)
-            watcher.add_done_callback(self._ending.discard)
+            self._finish(self._end(worker, watcher))
 
     async def stop(self) -> None:
         """End all of them."""
         for worker in list(self._watchers):
             self.end(worker)
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        while self._ending:
+            await asyncio.wait(self._ending)
+
+    async def _end(self, worker: str, watcher: "asyncio.Task[None]") -> None:
+        await end((watcher,))  # one cancel is not enough: `asyncio.wait_for` may lose it
+        if worker not in self._watchers:  # what a killed process left
+            for suffix in (SUFFIX, ".sock"):
+                Path(self.socket(worker)).with_suffix(suffix).unlink(missing_ok=True)
+
+    def _finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work that `stop` waits for, however often the watcher is cancelled."""
+        task = asyncio.create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def _watch(self, worker: str, cache: CacheSettings) -> None:
         wait = self.settings.restart_backoff
@@ -99,13 +111,16 @@ class TierChildren:
             except (PenstockError, OSError) as error:
                 log.error("the tier process of %s can't be started, so its engine misses: %s", worker, error)
             finally:
-                [started] = await asyncio.gather(starting, return_exceptions=True)
-                if isinstance(started, ChildProcess):
-                    await started.stop(self.settings.stop_grace)
+                self._finish(self._stop(starting))
             if time.monotonic() - begun > STEADY:
                 wait = self.settings.restart_backoff
             await asyncio.sleep(wait)
             wait = min(RESTART_BACKOFF_MAX, wait * 2)
+
+    async def _stop(self, starting: "asyncio.Task[ChildProcess]") -> None:
+        [child] = await asyncio.gather(starting, return_exceptions=True)
+        if isinstance(child, ChildProcess):
+            await child.stop(self.settings.stop_grace)
 
     async def _start(self, worker: str, cache: CacheSettings) -> ChildProcess:
         path = Path(self.socket(worker))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from penstock.adapters.telemetry.prometheus_text import Counter, MetricRegistry
+from penstock.blocks.tiers.tier_counts import TierCounts
 from penstock.blocks.tiers.tier_events import Place, TierName
 
 SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -29,6 +30,12 @@ class TierMetrics:
             "job_blocks_total", "Blocks of engines' jobs, by whether they were done.", "job", "done"
         )
         self.refused = new.counter("refused_total", "Jobs and connections that were refused, by reason.", "reason")
+        self.skipped = new.counter(
+            "skipped_total", "Blocks that were not put into a tier, by reason.", "tier", "reason"
+        )
+        self.late = new.counter("late_moves_total", "Moves whose deadline passed.", "tier")
+        self.lost = new.counter("lost_total", "Blocks that were evicted before a lower tier had them.", "tier")
+        self.hints = new.counter("ignored_hints_total", "Blocks whose pin or priority could not be honoured.", "tier")
         self.present = new.gauge("blocks", "Blocks that a tier has.", "tier")
         self.capacity = new.gauge("capacity_blocks", "Blocks that a tier has room for.", "tier")
         self.open = new.gauge("open", "What is under way: jobs, moves, connections.", "what")
@@ -43,6 +50,15 @@ class TierMetrics:
         for what, count in under_way.items():
             self.open.set(what, to=count)
         return self.registry.render()
+
+    def read(self, counts: Mapping[Place, TierCounts]) -> None:
+        """Take over what the tier machine counts itself."""
+        for tier, count in counts.items():
+            for reason, blocks in count.skipped.items():
+                self.skipped.set(tier, reason, to=blocks)
+            self.late.set(tier, to=count.late)
+            self.lost.set(tier, to=count.lost)
+            self.hints.set(tier, to=count.hints_ignored)
 
     def moved(
         self, source: Place, target: Place, outcomes: Mapping[str, int], block_bytes: int, seconds: float

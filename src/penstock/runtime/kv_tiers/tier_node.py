@@ -32,6 +32,7 @@ from penstock.blocks.tiers.tier_events import (
     TierFound,
     TierName,
 )
+from penstock.blocks.tiers.tier_machine import TierMachine
 from penstock.inside.tier_protocol import (
     VERSION,
     AnswerBlocks,
@@ -50,7 +51,7 @@ from penstock.inside.tier_protocol import (
     UsedBlocks,
 )
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.machine import Event, Machine, Nanos
+from penstock.kernel.machine import Event, Nanos
 from penstock.runtime.kv_tiers.block_carrier import ROW_BITS, BlockCarrier, SlabStore
 from penstock.runtime.kv_tiers.engine_link import EngineJob, EngineLink, identity_of
 from penstock.runtime.kv_tiers.engine_region import EngineRegion
@@ -75,7 +76,7 @@ _decode = msgspec.msgpack.Decoder(EngineFrame).decode
 class OpenTiers(NamedTuple):
     """Tiers for blocks of one size. ``lower``: those below the host; ``capacity``: blocks of each tier."""
 
-    machine: Machine
+    machine: TierMachine
     slab: SlabStore
     lower: Mapping[TierName, BlockStore]
     capacity: Mapping[TierName, int]
@@ -172,6 +173,8 @@ class TierNode:
         """Return the text of a scrape."""
         under_way = {"jobs": len(self.jobs), "moves": len(self._moves), "connections": len(self.links)}
         capacity = {} if self.tiers is None else self.tiers.capacity
+        if self.tiers is not None:
+            self.metrics.read(self.tiers.machine.state.tiers)
         return self.metrics.render(self.contents.counts, capacity, under_way)
 
     async def _admit(self, hello: TierHello, stream: FrameStream) -> EngineLink:
