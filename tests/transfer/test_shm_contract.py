@@ -11,8 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import uvloop
+from msgspec.structs import replace
 
 from penstock.testing.transfer_contract import *  # noqa: F403 - the suite
+from penstock.testing.transfer_contract import pair_of
+from penstock.transfer.agent_metadata import decode_metadata
 from penstock.transfer.backends.shm_backend import ShmBackend
 from penstock.transfer.descriptors import Descriptor
 from penstock.transfer.shared_memory import SharedMemory
@@ -137,6 +140,15 @@ async def test_the_owner_keeps_a_region_while_a_peer_copies_and_gets_it_back_aft
             while pair.remote.pins:
                 await asyncio.sleep(0.001)
         pair.target.deregister(pair.remote)
+
+
+async def test_metadata_of_another_epoch_at_the_same_address_is_refused(transfers: MemoryHarness) -> None:
+    async with pair_of(transfers) as pair:
+        pair.origin.add_remote(replace(decode_metadata(pair.target.metadata()), epoch=2).encode())
+        handle = pair.origin.prepare("read", *pair.parts(), pair.peer)
+        handle.post()
+        assert await handle.wait() is TransferState.FAILED
+        assert "before its restart" in handle.results()[0].cause
 
 
 def test_it_runs_in_uvloop() -> None:

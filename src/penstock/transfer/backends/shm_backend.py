@@ -170,7 +170,7 @@ class ShmBackend:
         self._server: asyncio.Server | None = None
         self._address = ""
         self._host = _host()
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._links: dict[tuple[str, int], _PeerLink] = {}
         self._connecting: dict[tuple[str, int], asyncio.Lock] = {}
 
@@ -233,10 +233,10 @@ class ShmBackend:
         self._links.clear()
         if self._server is not None:
             self._server.close()
-        for task in self._serving:
-            task.cancel()
+        for writer in self._serving.values():
+            writer.close()  # its task reads the end
         if self._serving:
-            await asyncio.wait(self._serving)
+            await asyncio.wait(list(self._serving))
 
     def _map(self, link: _PeerLink, info: RegionInfo, reply: Reply) -> MemoryRegion | None:
         place = reply.places.get(info.id)
@@ -271,7 +271,7 @@ class ShmBackend:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._serving.add(task)
+        self._serving[task] = writer
         lent: dict[int, list[MemoryRegion]] = {}
         try:
             hello = await _read(reader, _REQUESTS)
@@ -286,7 +286,7 @@ class ShmBackend:
             for regions in lent.values():
                 _unpin(regions)
             writer.close()
-            self._serving.discard(task)
+            del self._serving[task]
 
     def _greet(self, hello: Request, writer: asyncio.StreamWriter) -> str:
         credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
