@@ -7,7 +7,7 @@ VLLM   := $(abspath $(or $(PENSTOCK_VLLM_VENV),.venv-vllm))
 FAST   := .venv-fast
 LLAMA  := $(abspath $(or $(PENSTOCK_LLAMACPP_VENV),.venv-llamacpp))
 
-.PHONY: soak up install dev test test-fast fast test-compiled test-nixl test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation clean help
+.PHONY: soak up install dev test test-fast fast test-compiled test-nixl test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner bench-transfer study-disaggregation clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -104,6 +104,9 @@ study-disaggregation: install ## Search the design space of split engines and si
 
 bench-planner: install ## Our planner and Dynamo's in Dynamo's own simulator, into docs/; PEERS= names a folder with its environment (25 minutes, goes on)
 	$(BIN)/python bench/planner_referee/run.py --docs docs/bench/planner-referee.md
+
+bench-transfer: install ## Transfers beside raw limits, and beside NIXL and KVCR in PEERS, into docs/ (5 minutes on an idle machine)
+	$(BIN)/python bench/transfer/run.py --docs docs/bench/transfer.md
 
 format: dev ## Put the sources in order
 	$(BIN)/ruff format src tests bench hatch_build.py
