@@ -7,7 +7,7 @@ VLLM   := $(abspath $(or $(PENSTOCK_VLLM_VENV),.venv-vllm))
 FAST   := .venv-fast
 LLAMA  := $(abspath $(or $(PENSTOCK_LLAMACPP_VENV),.venv-llamacpp))
 
-.PHONY: soak up install dev test test-fast fast test-compiled test-nixl test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers clean help
+.PHONY: soak up install dev test test-fast fast test-compiled test-nixl test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-transfer clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -107,6 +107,8 @@ bench-planner: install ## Our planner and Dynamo's in Dynamo's own simulator, in
 
 bench-tiers: install ## Hit rate, TTFT and GPU-hours with tiers of KV and without, simulated, into docs/ (10 minutes)
 	$(BIN)/python bench/tiers/run.py --docs docs/bench/tiers.md
+bench-transfer: install ## Transfers beside raw limits, and beside NIXL and KVCR in PEERS, into docs/ (5 minutes on an idle machine)
+	$(BIN)/python bench/transfer/run.py --docs docs/bench/transfer.md
 
 format: dev ## Put the sources in order
 	$(BIN)/ruff format src tests bench hatch_build.py

@@ -1,0 +1,110 @@
+"""A process that owns the memory at the other end: of an agent over TCP or shm, of a host slab, of a bare socket."""
+
+import asyncio
+import mmap
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from child import serve
+from sizes import PEER_BLOCK, SECRET, TOTAL
+from xxhash import xxh3_64_intdigest
+
+from penstock.kernel.secret import ClusterSecret
+from penstock.transfer.backends.shm_backend import ShmBackend
+from penstock.transfer.backends.tcp_backend import TcpBackend
+from penstock.transfer.peer_link import LentBlock, PeerBlock, PeerIdentity, PeerServer
+from penstock.transfer.shared_memory import SharedMemory
+from penstock.transfer.transfer_agent import TransferAgent
+
+
+def main(kind: str) -> None:
+    {"tcp": agent, "shm": agent, "slab": slab, "socket": bare}[kind](kind)
+
+
+def agent(kind: str) -> None:
+    """An agent with one region of random bytes; says its metadata."""
+
+    async def run() -> None:
+        backend = TcpBackend(ClusterSecret(SECRET)) if kind == "tcp" else ShmBackend()
+        async with TransferAgent("owner", [backend]) as owner:
+            if kind == "tcp":
+                owner.register_memory(random_bytes())
+            else:
+                shared = SharedMemory.create(TOTAL)
+                shared.array[:] = random_bytes()
+                owner.register_shared(shared)
+            await asyncio.to_thread(serve, {"metadata": owner.metadata().hex()}, dict)
+
+    asyncio.run(run())
+
+
+class Slab:
+    """Blocks of `PEER_BLOCK` bytes under their numbers, as a tier process has them."""
+
+    block_bytes = PEER_BLOCK
+
+    def __init__(self) -> None:
+        self._memory = random_bytes().data
+        views = [self._memory[at : at + PEER_BLOCK] for at in range(0, TOTAL, PEER_BLOCK)]
+        self._blocks = {
+            number.to_bytes(32, "big"): LentBlock(view, xxh3_64_intdigest(view)) for number, view in enumerate(views)
+        }
+
+    def leading(self, keys: Sequence[bytes]) -> list[PeerBlock]:
+        return [PeerBlock(key, int.from_bytes(key, "big"), 1) for key in keys if key in self._blocks]
+
+    def lend(self, block: PeerBlock) -> LentBlock:
+        return self._blocks[block.key]
+
+    def returned(self, block: PeerBlock) -> bool:
+        return block.key in self._blocks
+
+
+def slab(_: str) -> None:
+    server = PeerServer(PeerIdentity("owner", 1), ClusterSecret(SECRET), Slab())
+    serve({"address": server.start("127.0.0.1")}, dict)
+    server.close()
+
+
+def bare(_: str) -> None:
+    """Sends or receives everything over one connection, in calls of the size that the first 9 bytes say."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    memory = random_bytes().data
+
+    def accept() -> None:
+        while True:
+            connection, _ = listener.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            head = connection.recv(9, socket.MSG_WAITALL)
+            block = int.from_bytes(head[1:], "little")
+            for at in range(0, TOTAL, block):
+                part = memory[at : at + block]
+                if head[:1] == b"r":
+                    connection.sendall(part)
+                else:
+                    receive(connection, part)
+            if head[:1] == b"w":
+                connection.sendall(b"k")
+            connection.close()
+
+    threading.Thread(target=accept, daemon=True).start()
+    serve({"address": listener.getsockname()}, dict)
+
+
+def receive(connection: socket.socket, part: memoryview) -> None:
+    """Fill a buffer."""
+    while part:
+        part = part[connection.recv_into(part) :]
+
+
+def random_bytes() -> np.ndarray:
+    memory = np.frombuffer(mmap.mmap(-1, TOTAL, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    memory[:] = np.resize(np.random.default_rng(1).integers(0, 256, 1 << 20, np.uint8), TOTAL)
+    return memory
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
