@@ -184,22 +184,8 @@ class Fetches:
         return ""
 
     def _post(self, now: Nanos, id: int, fetch: Fetch) -> None:
-        moves, host = self._moves, self._moves.host
-        count = len(fetch.blocks.keys)
-        fetch.handle = host.take(count, now)
-        if fetch.source == "peer":
-            slots, generations = [-1] * count, [0] * count
-        else:
-            source = moves.tiers[fetch.source]
-            slots, generations = source.slots(fetch.source_handle), source.generations(fetch.source_handle)
-        moves.post(
-            id,
-            fetch,
-            source_slots=slots,
-            target_slots=host.slots(fetch.handle),
-            generations=generations,
-            deadline=now + (LOAD_DEADLINE if fetch.waiters else PREFETCH_DEADLINE),
-        )
+        fetch.handle = self._moves.host.take(len(fetch.blocks.keys), now)
+        self._moves.post(id, fetch, now + (LOAD_DEADLINE if fetch.waiters else PREFETCH_DEADLINE))
 
     def ended(self, id: int, fetch: Fetch, event: MoveEnded) -> tuple[list[BlockKey], list[Arrival]]:
         """Register what arrived: keys that are new in the host tier, and what that is for each job."""

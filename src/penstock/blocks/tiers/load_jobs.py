@@ -107,14 +107,8 @@ class LoadJobs:
             origin=origin,
         )
         job.moves.append(move_id)
-        moves.post(
-            move_id,
-            move,
-            source_slots=host.slots(handle),
-            target_slots=[rows[position] for position in positions],
-            generations=host.generations(handle),
-            deadline=min(job.deadline, now + COPY_DEADLINE),
-        )
+        deadline = min(job.deadline, now + COPY_DEADLINE)
+        moves.post(move_id, move, deadline, [rows[position] for position in positions])
 
     def _end_at(self, id: int, job: LoadJob, position: int, reason: str) -> None:
         """Make a block and all behind it misses."""

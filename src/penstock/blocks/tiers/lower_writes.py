@@ -100,15 +100,7 @@ class LowerWrites:
         handle, id = tier.take(len(blocks.keys), now), moves.new_id()
         moves.state.lower[name].writing.update(dict.fromkeys(blocks.keys, id))
         move = WriteMove(edge=edge_name, target=name, blocks=blocks, host_handle=host_handle, handle=handle)
-        moves.post(
-            id,
-            move,
-            source_slots=moves.host.slots(host_handle),
-            target_slots=tier.slots(handle),
-            generations=tier.generations(handle),
-            deadline=now + WRITE_DEADLINE,
-            parents=blocks.parents,
-        )
+        moves.post(id, move, now + WRITE_DEADLINE)
 
     def ended(self, id: int, move: WriteMove, event: MoveEnded) -> None:
         """Register what arrived."""

@@ -297,39 +297,27 @@ class TierMachine:
         state, block_bytes = self.state, self.settings.block_bytes
         handles: Counter[tuple[str, int]] = Counter()
         in_flight: Counter[str] = Counter()
+        owned = {id for load in state.loads.values() for id in load.moves} | set(state.stores.values())
+        queued = Counter(id for edge in state.edges.values() for id in edge.queue + edge.ahead)
         for id, move in state.moves.items():
-            size = len(move.blocks.keys) * block_bytes
-            match move:
-                case StoreMove():
-                    handles["host", move.handle] += 1
-                    if state.stores.get(move.job) != id:
-                        raise InvariantError(f"move {id} is of store job {move.job}, which has another")
-                case LoadMove():
-                    handles["host", move.handle] += 1
-                    if id not in state.loads[move.job].moves:
-                        raise InvariantError(f"move {id} is of load job {move.job}, which has no such move")
-                case WriteMove():
-                    handles["host", move.host_handle] += 1
-                    handles[move.target, move.handle] += 1
-                case Fetch():
-                    if move.source_handle:
-                        handles[move.source, move.source_handle] += 1
-                    edge = state.edges[move.edge]
-                    if move.handle:
-                        handles["host", move.handle] += 1
-                    elif (edge.queue + edge.ahead).count(id) != 1:
-                        raise InvariantError(f"fetch {id} is neither posted nor queued")
-                    for job in move.waiters:
-                        if id not in state.loads[job].fetches:
-                            raise InvariantError(f"load job {job} waits for fetch {id} and does not know")
-            if not (isinstance(move, Fetch) and not move.handle):
-                in_flight[move.edge] += size
+            if move.handle:
+                handles[move.target if isinstance(move, WriteMove) else "host", move.handle] += 1
+                in_flight[move.edge] += len(move.blocks.keys) * block_bytes
+            if isinstance(move, WriteMove):
+                handles["host", move.host_handle] += 1
+            elif isinstance(move, Fetch):
+                if move.source_handle:
+                    handles[move.source, move.source_handle] += 1
+                if queued[id] != (not move.handle) or any(id not in state.loads[job].fetches for job in move.waiters):
+                    raise InvariantError(f"fetch {id} is queued {queued[id]} times, or its jobs do not know of it")
+            elif id not in owned:
+                raise InvariantError(f"move {id} is of job {move.job}, which has no such move")
         for name, edge in state.edges.items():
             if edge.in_flight != in_flight[name]:
                 raise InvariantError(f"{name}: {edge.in_flight} bytes in flight, {in_flight[name]} counted")
-            queued = sum(len(state.moves[id].blocks.keys) for id in edge.queue) * block_bytes
-            if edge.queued != queued:
-                raise InvariantError(f"{name}: {edge.queued} bytes queued, {queued} counted")
+            waiting = sum(len(state.moves[id].blocks.keys) for id in edge.queue) * block_bytes
+            if edge.queued != waiting:
+                raise InvariantError(f"{name}: {edge.queued} bytes queued, {waiting} counted")
         for tier in self.tiers.values():
             tier.manager.check()
             expected = {handle for name, handle in handles if name == tier.name}
