@@ -107,6 +107,7 @@ bench-planner: install ## Our planner and Dynamo's in Dynamo's own simulator, in
 
 bench-tiers: install ## Hit rate, TTFT and GPU-hours with tiers of KV and without, simulated, into docs/ (10 minutes)
 	$(BIN)/python bench/tiers/run.py --docs docs/bench/tiers.md
+
 bench-transfer: install ## Transfers beside raw limits, and beside NIXL and KVCR in PEERS, into docs/ (5 minutes on an idle machine)
 	$(BIN)/python bench/transfer/run.py --docs docs/bench/transfer.md
 
