@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.blocks.block_handle import BlockHandle
+from penstock.blocks.block_handle import BlockHandle, WeakHandle
 from penstock.blocks.block_manager import BlockManager, OrderName
 from penstock.blocks.life_cycle import TRANSITIONS
 from penstock.kernel.errors import ConfigError, InvariantError
@@ -226,6 +226,40 @@ def test_a_pin_holds_until_its_time_and_then_the_block_goes_first() -> None:
     assert manager.allocate(5, "test", 99) is None
     with manager.allocate(4, "test", 100) or pytest.fail("no room") as handle:
         assert {evicted.key for evicted in handle.evicted} == set(CHAINS[0][:4])
+
+
+def test_blocks_evicted_ahead_of_need_free_their_slots_when_their_bytes_are_saved() -> None:
+    manager = BlockManager(8, 4)
+    filled(manager).release()
+    filled(manager, chain=6).release()
+    handle, columns = manager.vacate(6, lambda key: key in CHAINS[0][2:4], "test", 0)
+    assert [evicted.key for evicted in handle.evicted] == [*CHAINS[0][3::-1], *CHAINS[6][3:1:-1]]
+    assert columns.keys == CHAINS[0][3:1:-1]
+    assert columns.parents == [CHAINS[0][2], CHAINS[0][1]]
+    assert (manager.free, manager.idle, manager.active) == (4, 2, 2)
+    manager.check()
+    handle.release()
+    assert manager.free == 6
+
+
+def test_a_tier_takes_back_what_it_had_before_a_restart() -> None:
+    manager = BlockManager(8, 4)
+    slots, generations = [5, 2, 5, 99], [7, 0, 0, 0]
+    assert manager.adopt(CHAINS[0][:4], slots, generations, [None, *CHAINS[0][:3]]) == [2, 3]
+    manager.check()
+    assert manager.weak(CHAINS[0][0]) == WeakHandle(5, 7, CHAINS[0][0])
+    with manager.allocate(7, "test", 0) or pytest.fail("no room") as handle:
+        assert [evicted.key for evicted in handle.evicted] == CHAINS[0][:1], "the longest unused goes first"
+
+
+def test_blocks_that_become_dear_are_evicted_later() -> None:
+    manager = BlockManager(8, 4, "priority")
+    filled(manager).release()
+    filled(manager, chain=6).release()
+    manager.prefer(CHAINS[0][:4], 1)
+    manager.check()
+    with manager.allocate(4, "test", 0) or pytest.fail("no room") as handle:
+        assert {evicted.key for evicted in handle.evicted} == set(CHAINS[6][:4])
 
 
 def test_wrong_settings_name_the_fix() -> None:

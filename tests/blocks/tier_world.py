@@ -1,12 +1,14 @@
 """Carriers, an engine and a listener around a tier machine: naive, with real bytes and every fault, and they check it.
 
-What a place contains is a list of what each slot has: a key, or rubbish. A carrier checks what it reads as a real one
+What a slot has is a key and an epoch (how often all was cleared before it was computed). A carrier checks as a real one
 does, but a wrong block that nobody damaged on purpose fails the test: the machine asked for a slot that has another.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.blocks.block_key import BlockKey
 from penstock.blocks.tiers import tier_events as events
@@ -25,6 +27,13 @@ LOWER = ("disk", "object")
 PEERS = ("near", "far")
 Slot = tuple[str, int]
 """Place and number."""
+
+
+class Content(NamedTuple):
+    """A block's bytes: of which block, and of which epoch."""
+
+    key: BlockKey
+    epoch: int
 
 
 @dataclass
@@ -52,7 +61,9 @@ class World:
     rng: random.Random
     faults: float = 0.0
     now: Nanos = 0
-    contents: dict[Slot, object] = field(default_factory=dict)
+    epoch: int = 0
+    posted: dict[int, int] = field(default_factory=dict)
+    contents: dict[Slot, Content | None] = field(default_factory=dict)
     records: dict[Slot, Record] = field(default_factory=dict)
     damaged: set[Slot] = field(default_factory=set)
     open_moves: dict[int, events.Move] = field(default_factory=dict)
@@ -66,6 +77,9 @@ class World:
     free_rows: list[int] = field(default_factory=lambda: list(range(200)))
     wake_at: Nanos | None = None
     next_id: int = 1
+    hits: Counter[str] = field(default_factory=Counter)
+    missed: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
     log: list[Effect] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -90,13 +104,13 @@ class World:
         keys = CHAINS[chain][first : first + count]
         rows = self._rows(len(keys))
         for row, key in zip(rows, keys, strict=True):
-            self.contents["engine", row] = key
+            self.contents["engine", row] = Content(key, self.epoch)
         return self._job(events.BlocksOffered, keys, rows, hints, parent=PARENTS[keys[0]])
 
     def load(self, keys: Sequence[BlockKey], **hints: float) -> int:
         rows = self._rows(len(keys))
         for row in rows:
-            self.contents["engine", row] = "rubbish"
+            self.contents["engine", row] = None
         return self._job(events.BlocksWanted, keys[: len(rows)], rows, hints)
 
     def cancel(self, id: int) -> None:
@@ -127,7 +141,8 @@ class World:
                 right = record is not None and record.key == key and record.generation == generation
                 assert right or source in self.damaged, f"{source} was to have {key!r}, and has {record}"
             else:
-                right = self.contents.get(source) == key
+                content = self.contents.get(source)
+                right = content is not None and content.key == key
                 assert right or source in self.damaged, f"{source} was to have {key!r}"
             if source in self.damaged:
                 right = False
@@ -135,10 +150,13 @@ class World:
             if not right:
                 corrupt.append(position)
             done.append(right and not failed)
-            self.contents[target] = key if done[-1] else "torn"
+            if move.source == "peer":
+                self.contents[source] = Content(key, self.posted[id])
+            self.contents[target] = self.contents[source] if done[-1] else None
             if done[-1]:
                 self.damaged.discard(target)
             if move.target in LOWER and (done[-1] or self.rng.random() < 0.5) and right:
+                self.contents[target] = self.contents[source]
                 self.records[target] = Record(key, generation)
                 self.damaged.discard(target)
         self.post(events.MoveEnded(id=id, done=done, corrupt=corrupt, seconds=seconds))
@@ -161,6 +179,10 @@ class World:
         ask = self.asks.pop(id)
         self.post(events.PeerAnswered(id=id, blocks=min(blocks, len(ask.keys))))
 
+    def clear(self, tier: events.TierName | None) -> None:
+        self.epoch += tier is None
+        self.post(events.TierCleared(tier=tier))
+
     def damage(self) -> None:
         """Flip a bit of some block of the host or a lower tier that no move touches."""
         busy = {slot for move in self.open_moves.values() for slot in slots_of(move)}
@@ -182,6 +204,7 @@ class World:
 
     def crash(self) -> None:
         """Kill the process: what is in memory is lost, and a new machine is told what the media have."""
+        self.tally()
         for job in self.jobs.values():
             self.free_rows += job.rows
         self.open_moves, self.jobs, self.queries, self.asks, self.announced = {}, {}, {}, {}, {}
@@ -201,6 +224,14 @@ class World:
                     )
                 )
 
+    def tally(self) -> None:
+        """Add the machine's counters to ours."""
+        state = self.machine.state
+        self.missed.update(state.counts.missed)
+        for name, counts in state.tiers.items():
+            self.hits[name] += counts.hits
+            self.skipped.update(counts.skipped)
+
     # --- what the machine wants
 
     def _carry(self, effect: Effect) -> None:
@@ -208,6 +239,7 @@ class World:
             case events.Move():
                 self._check_posted(effect)
                 self.open_moves[effect.id] = effect
+                self.posted[effect.id] = self.epoch
             case events.CancelMove():
                 assert effect.id in self.open_moves, "a move that is over is cancelled"
                 assert effect.id not in self.cancelled, "a move is cancelled twice"
@@ -275,7 +307,7 @@ class World:
         if job.load:
             assert sorted(effect.done, reverse=True) == list(effect.done), "a prefix"
             for row, key, done in zip(job.rows, job.keys, effect.done, strict=True):
-                assert not done or self.contents["engine", row] == key, "a wrong block was given"
+                assert not done or self.contents["engine", row] == Content(key, self.epoch), "a wrong block was given"
         self.free_rows += job.rows
         self.ended[effect.job] = effect.done
 
@@ -342,11 +374,11 @@ def random_step(world: World) -> None:
         world.store(chain, rng.choice((0, first)), count, priority=rng.randrange(3), pin=rng.choice((0, 0, 0, 0.005)))
     elif dice < 0.72 and len(world.free_rows) > 20:
         deadline = {"deadline": rng.choice((0.001, 0.01))} if rng.random() < 0.3 else {}
-        world.load(CHAINS[chain][: first + count], priority=rng.randrange(2), **deadline)
+        world.load(CHAINS[chain][rng.choice((0, first)) :][:count], priority=rng.randrange(2), **deadline)
     elif dice < 0.78:
         world.ask(CHAINS[chain][: first + count])
     elif dice < 0.82:
-        world.pass_time(rng.choice((1, 5, 100, 12_000)) * MILLISECOND)
+        world.pass_time(rng.choice((1, 1, 1, 5, 5, 5, 100, 12_000)) * MILLISECOND)
     elif dice < 0.85:
         world.post(events.PrefetchWanted(keys=CHAINS[chain][: first + count]))
     elif dice < 0.88 and world.jobs:
@@ -364,6 +396,6 @@ def random_step(world: World) -> None:
     elif dice < 0.97:
         world.restart()
     elif dice < 0.975:
-        world.post(events.TierCleared(tier=rng.choice((None, "host", "disk", "object"))))
+        world.clear(rng.choice((None, "host", "disk", "object")))
     elif dice < 0.98:
         world.crash()

@@ -15,7 +15,7 @@ from penstock.blocks.tiers.tier_events import (
     TierName,
 )
 from penstock.blocks.tiers.tier_settings import TierSettings
-from penstock.kernel.machine import Effect, Nanos, nanos
+from penstock.kernel.machine import Effect, Nanos, Snapshot, nanos
 
 
 class BlockTier:
@@ -37,8 +37,9 @@ class BlockTier:
         self._handles: dict[int, BlockHandle] = {}
         self.vacated: list[BlockKey] = []
 
-    def reopened(self) -> None:
-        """Take the handles of a manager that was restored."""
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take the manager's state and its open handles."""
+        self.manager.restore(snapshot)
         self._handles = {opened.id: self.manager.reopen(opened.id) for opened in self.manager.open_handles()}
 
     @property

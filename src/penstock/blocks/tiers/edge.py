@@ -7,9 +7,9 @@ from penstock.kernel.machine import Nanos
 
 FADE = 0.9
 """A measured move counts so much of the next one: the last ten decide."""
-PRIOR_WEIGHT = 0.5
-"""Of each of the prior's two points, of a real move's 1: the first measured move outweighs it."""
-PRIOR_BYTES = 64 << 20
+PRIOR_WEIGHT = 0.1
+"""Of the prior's latency, where a measured move has 1. Most moves are of one size: then this point decides how much of
+their time is latency, and the rest goes to the rate."""
 
 
 class EdgeSpeed(msgspec.Struct, frozen=True):
@@ -37,7 +37,8 @@ class Edge(msgspec.Struct, kw_only=True):
     """One direction between two places.
 
     Seconds of a move are a line over its bytes, fitted by least squares to the moves that came through whole: the
-    older a move, the less it counts. Two points of the prior keep the fit determined when all moves are of one size.
+    older a move, the less it counts. The prior's latency is a point of the line, too; its rate counts until the first
+    move. Where the fit makes no sense, such as longer moves that took less time, the line is one without latency.
 
     Args:
         peer: of which peer; empty for the others.
@@ -72,18 +73,14 @@ class Edge(msgspec.Struct, kw_only=True):
     def speed(self) -> EdgeSpeed:
         """Return latency and rate as they are now."""
         prior = PRIORS[self.name]
+        if not self.moves:
+            return prior
         weight, x, y, xx, xy = self.sums
-        far = prior.latency + PRIOR_BYTES / prior.rate
-        weight += 2 * PRIOR_WEIGHT
-        x += PRIOR_WEIGHT * PRIOR_BYTES
-        y += PRIOR_WEIGHT * (prior.latency + far)
-        xx += PRIOR_WEIGHT * PRIOR_BYTES * PRIOR_BYTES
-        xy += PRIOR_WEIGHT * PRIOR_BYTES * far
+        weight += PRIOR_WEIGHT  # of a move without bytes
+        y += PRIOR_WEIGHT * prior.latency
         slope = (weight * xy - x * y) / (weight * xx - x * x)
-        if slope <= 0:  # longer moves took less time: the whole time is latency
-            return EdgeSpeed(y / weight, PRIOR_BYTES / far)
         latency = (y - slope * x) / weight
-        if latency < 0:  # a line through zero then
+        if slope <= 0 or latency < 0:
             return EdgeSpeed(0.0, xx / xy)
         return EdgeSpeed(latency, 1 / slope)
 

@@ -9,7 +9,7 @@ from penstock.blocks.tiers.edge import Edge
 from penstock.blocks.tiers.tier_events import BlockHints, MoveEnded, TierName
 from penstock.blocks.tiers.tier_moves import TierMoves
 from penstock.blocks.tiers.tier_settings import LOAD_DEADLINE, PREFETCH_DEADLINE
-from penstock.blocks.tiers.tier_state import Fetch
+from penstock.blocks.tiers.tier_state import LOWER_TIERS, Fetch
 from penstock.kernel.machine import Nanos, nanos
 
 
@@ -37,7 +37,11 @@ class Fetches:
 
     def __init__(self, moves: TierMoves) -> None:
         self._moves = moves
-        self._lower = [name for name in ("disk", "object") if name in moves.tiers]
+        self._lower = [
+            (moves.tiers[name].index, moves.edge(name, "host")[1], Source(name, "", 0))
+            for name in LOWER_TIERS
+            if name in moves.tiers
+        ]
 
     # --- plan
 
@@ -49,10 +53,10 @@ class Fetches:
             fetch = moves.state.moves[id]
             return Source(fetch.source, fetch.peer, id) if isinstance(fetch, Fetch) else "arriving"
         reason = "absent"
-        for name in self._lower:
-            if key in moves.tiers[name].index:
-                if not moves.edge(name, "host")[1].rests(now):
-                    return Source(name, "", 0)
+        for index, edge, source in self._lower:
+            if key in index:
+                if now >= edge.rest_until:
+                    return source
                 reason = "resting"
         block = moves.state.peer_blocks.get(key)
         if block is not None and block.peer and block.until > now:
@@ -180,22 +184,8 @@ class Fetches:
         return ""
 
     def _post(self, now: Nanos, id: int, fetch: Fetch) -> None:
-        moves, host = self._moves, self._moves.host
-        count = len(fetch.blocks.keys)
-        fetch.handle = host.take(count, now)
-        if fetch.source == "peer":
-            slots, generations = [-1] * count, [0] * count
-        else:
-            source = moves.tiers[fetch.source]
-            slots, generations = source.slots(fetch.source_handle), source.generations(fetch.source_handle)
-        moves.post(
-            id,
-            fetch,
-            source_slots=slots,
-            target_slots=host.slots(fetch.handle),
-            generations=generations,
-            deadline=now + (LOAD_DEADLINE if fetch.waiters else PREFETCH_DEADLINE),
-        )
+        fetch.handle = self._moves.host.take(len(fetch.blocks.keys), now)
+        self._moves.post(id, fetch, now + (LOAD_DEADLINE if fetch.waiters else PREFETCH_DEADLINE))
 
     def ended(self, id: int, fetch: Fetch, event: MoveEnded) -> tuple[list[BlockKey], list[Arrival]]:
         """Register what arrived: keys that are new in the host tier, and what that is for each job."""

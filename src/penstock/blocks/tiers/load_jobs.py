@@ -68,22 +68,19 @@ class LoadJobs:
         job.moves.remove(id)
         moves.host.invalidate(move.handle, event.corrupt, move.blocks)
         moves.host.release(move.handle)
-        if move.void:
-            self._end_at(move.job, job, move.positions[0], "cleared")
-        else:
-            for position, done in zip(move.positions, event.done, strict=True):
-                if done:
-                    job.done[position] = True
-                else:
-                    self._end_at(move.job, job, position, "corrupt" if event.corrupt else "failed")
-                    break
-            moves.state.tiers[move.origin].hits += sum(event.done)
+        for position, done in zip(move.positions, event.done, strict=True):
+            if done:
+                job.done[position] = True
+            else:
+                self._end_at(move.job, job, position, "corrupt" if event.corrupt else "failed")
+                break
+        moves.state.tiers[move.origin].hits += sum(event.done)
         self._close(move.job, job)
 
-    def cancel(self, id: int) -> None:
-        """Give a job up: it ends once nothing touches its rows."""
+    def give_up(self, id: int, reason: str) -> None:
+        """Make all of a job misses: it ends once nothing touches its rows."""
         job = self._moves.state.loads[id]
-        self._end_at(id, job, 0, "cancelled")
+        self._end_at(id, job, 0, reason)
         for move in job.moves:
             self._moves.cancel(move)
         self._close(id, job)
@@ -110,14 +107,8 @@ class LoadJobs:
             origin=origin,
         )
         job.moves.append(move_id)
-        moves.post(
-            move_id,
-            move,
-            source_slots=host.slots(handle),
-            target_slots=[rows[position] for position in positions],
-            generations=host.generations(handle),
-            deadline=min(job.deadline, now + COPY_DEADLINE),
-        )
+        deadline = min(job.deadline, now + COPY_DEADLINE)
+        moves.post(move_id, move, deadline, [rows[position] for position in positions])
 
     def _end_at(self, id: int, job: LoadJob, position: int, reason: str) -> None:
         """Make a block and all behind it misses."""

@@ -10,10 +10,8 @@ from penstock.blocks.tiers.edge import Edge
 from penstock.blocks.tiers.tier_events import MoveEnded
 from penstock.blocks.tiers.tier_moves import TierMoves
 from penstock.blocks.tiers.tier_settings import WRITE_DEADLINE
-from penstock.blocks.tiers.tier_state import LowerQueue, LowerTier, WriteMove
+from penstock.blocks.tiers.tier_state import LOWER_TIERS, LowerQueue, LowerTier, WriteMove
 from penstock.kernel.machine import Nanos
-
-TARGETS: tuple[LowerTier, ...] = ("disk", "object")
 
 
 class LowerWrites:
@@ -27,7 +25,7 @@ class LowerWrites:
     def __init__(self, moves: TierMoves) -> None:
         self._moves = moves
         self._targets = [
-            (name, moves.tiers[name], *moves.edge("host", name)) for name in TARGETS if name in moves.tiers
+            (name, moves.tiers[name], *moves.edge("host", name)) for name in LOWER_TIERS if name in moves.tiers
         ]
         for name, *_ in self._targets:
             moves.state.lower.setdefault(name, LowerQueue())
@@ -85,7 +83,8 @@ class LowerWrites:
         host = moves.host
         for key in keys:
             del queue.waiting[key]
-        alive = [key for key in keys if key in host.index and key not in tier.index]
+        above, below = host.index, tier.index
+        alive = [key for key in keys if key in above and key not in below]
         tier.counts.skip("evicted", len(keys) - len(alive))
         room = min(len(alive), tier.manager.available(now))
         tier.counts.skip("full", len(alive) - room)
@@ -101,15 +100,7 @@ class LowerWrites:
         handle, id = tier.take(len(blocks.keys), now), moves.new_id()
         moves.state.lower[name].writing.update(dict.fromkeys(blocks.keys, id))
         move = WriteMove(edge=edge_name, target=name, blocks=blocks, host_handle=host_handle, handle=handle)
-        moves.post(
-            id,
-            move,
-            source_slots=moves.host.slots(host_handle),
-            target_slots=tier.slots(handle),
-            generations=tier.generations(handle),
-            deadline=now + WRITE_DEADLINE,
-            parents=blocks.parents,
-        )
+        moves.post(id, move, now + WRITE_DEADLINE)
 
     def ended(self, id: int, move: WriteMove, event: MoveEnded) -> None:
         """Register what arrived."""

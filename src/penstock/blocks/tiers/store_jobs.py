@@ -53,15 +53,7 @@ class StoreJobs:
         move = StoreMove(
             edge=self._edge_name, job=event.job, positions=positions, blocks=blocks, done=done, handle=handle
         )
-        rows = event.rows
-        moves.post(
-            id,
-            move,
-            source_slots=[rows[position] for position in positions],
-            target_slots=host.slots(handle),
-            generations=host.generations(handle),
-            deadline=now + COPY_DEADLINE,
-        )
+        moves.post(id, move, now + COPY_DEADLINE, [event.rows[position] for position in positions])
         return here
 
     def ended(self, id: int, move: StoreMove, event: MoveEnded) -> list[BlockKey]:
@@ -91,8 +83,7 @@ class StoreJobs:
     ) -> tuple[list[int], list[BlockKey | None]]:
         """Choose blocks by the policy: their positions and parents; ``done`` and ``here`` get those that are here."""
         moves, settings = self._moves, self._moves.settings
-        index, incoming, counts, once = moves.host.index, moves.state.incoming, moves.host.counts, moves.state.once
-        lower = [tier.index for tier in moves.tiers.values() if tier is not moves.host]
+        index, incoming, counts = moves.host.index, moves.state.incoming, moves.host.counts
         positions: list[int] = []
         parents: list[BlockKey | None] = []
         keys, parent = event.keys, event.parent
@@ -103,34 +94,35 @@ class StoreJobs:
         if no_holes and parent is not None and not moves.has(parent):
             counts.skip("hole", len(keys))
             return [], []
-        if settings.offload == "all":
-            for position, key in enumerate(keys):
-                if key in index:
-                    done[position] = True
-                    here.append(key)
-                elif key not in incoming:
-                    positions.append(position)
-                    parents.append(parent)
-                parent = key
-            return positions, parents
+        takes_all = settings.offload == "all"
         for position, key in enumerate(keys):
             if key in index:
                 done[position] = True
                 here.append(key)
-            elif key in incoming or any(key in tier for tier in lower):
-                counts.skip("present", 1)
-            elif settings.offload == "second_hit" and key not in once:
-                self._remember(key)
-                counts.skip("first use", 1)
-                if no_holes:
-                    counts.skip("hole", len(keys) - position - 1)
-                    break
-            else:
-                once.pop(key, None)
+            elif key in incoming:
+                pass
+            elif takes_all or not (reason := self._refusal(key)):
                 positions.append(position)
                 parents.append(parent)
+            else:
+                done[position] = reason == "present"
+                counts.skip(reason, 1)
+                if no_holes and not done[position]:
+                    counts.skip("hole", len(keys) - position - 1)
+                    break
             parent = key
         return positions, parents
+
+    def _refusal(self, key: BlockKey) -> str:
+        """Return why a block is not taken that the host tier lacks; empty where it is."""
+        moves = self._moves
+        if any(key in tier.index for tier in moves.tiers.values()):
+            return "present"
+        if moves.settings.offload == "second_hit" and key not in moves.state.once:
+            self._remember(key)
+            return "first use"
+        moves.state.once.pop(key, None)
+        return ""
 
     def _remember(self, key: BlockKey) -> None:
         once = self._moves.state.once

@@ -233,7 +233,11 @@ class BlocksAnswered(Effect, frozen=True, kw_only=True):
 
 
 class JobEnded(Effect, frozen=True, kw_only=True):
-    """A job of the engine is over, and nothing touches its rows any more; ``done`` per block."""
+    """A job of the engine is over, and nothing touches its rows any more.
+
+    Args:
+        done: per block, whether it is in its row (a load: an unbroken prefix), or in a tier (a store).
+    """
 
     job: int
     done: Sequence[bool]

@@ -51,9 +51,10 @@ class TierMachine:
             events.PeersChanged: self._peers_changed,
             Woken: self._woken,
         }
-        self._assemble(TierState())
+        self._assemble(TierState(), {})
 
-    def _assemble(self, state: TierState) -> None:
+    def _assemble(self, state: TierState, blocks: Snapshot) -> None:
+        """Put the machine together. ``blocks``: snapshots of its managers, restored first: parts refer to indices."""
         settings = self.settings
         self.state = state
         self._effects: list[Effect] = []
@@ -63,10 +64,12 @@ class TierMachine:
             ("disk", settings.disk_blocks),
             ("object", settings.object_blocks),
         ]
-        for name, blocks in sizes:
+        for name, size in sizes:
             counts = state.tiers.setdefault(name, TierCounts())
-            if blocks:
-                self.tiers[name] = BlockTier(name, blocks, settings, counts, self._effects)
+            if size:
+                self.tiers[name] = tier = BlockTier(name, size, settings, counts, self._effects)
+                if name in blocks:
+                    tier.restore(blocks[name])
         state.tiers.setdefault("peer", TierCounts())
         self._moves = TierMoves(settings, state, self.tiers, self._effects)
         self._fetches = Fetches(self._moves)
@@ -117,11 +120,15 @@ class TierMachine:
         if event.job in self.state.stores or event.job in self.state.loads:
             self.state.counts.unknown += 1
             return
-        self._writes.used(self._loads.begin(now, event))
+        here = self._loads.begin(now, event)
+        for tier in self.tiers.values():
+            if tier.name != "host":
+                tier.touch(here, now, event.hints)
+        self._writes.used(here)
 
     def _cancelled(self, now: Nanos, event: events.JobCancelled) -> None:
         if event.job in self.state.loads:
-            self._loads.cancel(event.job)
+            self._loads.give_up(event.job, "cancelled")
         elif event.job in self.state.stores:
             self._moves.cancel(self.state.stores[event.job])
         else:  # it has ended, and its `JobEnded` met the cancellation on the way
@@ -169,7 +176,7 @@ class TierMachine:
     def _cleared(self, now: Nanos, event: events.TierCleared) -> None:
         """Drop what tiers have. What is under way into one of them ends as nothing.
 
-        Where all are cleared, the engine's KV itself may have changed its meaning: loads under way end as misses, too.
+        Where all are cleared, the engine's KV itself may have changed its meaning: jobs under way end with nothing.
         """
         state, every = self.state, event.tier is None
         for name, tier in self.tiers.items():
@@ -180,6 +187,8 @@ class TierMachine:
                 queue.waiting.clear()
         if every:
             state.once.clear()
+            for job in list(state.loads):
+                self._loads.give_up(job, "cleared")
         if every or event.tier == "peer":
             state.peer_blocks.clear()
         arrivals: list[Arrival] = []
@@ -189,10 +198,9 @@ class TierMachine:
             if isinstance(move, Fetch):
                 if into or (edge.source == event.tier and not move.handle):
                     arrivals += self._fetches.void(id, move, "cleared")
-            elif into:
+            elif into and isinstance(move, StoreMove | WriteMove):
                 move.void = True
-                if isinstance(move, StoreMove):
-                    self._moves.arrived(id, move.blocks.keys)
+                self._moves.arrived(id, move.blocks.keys)
         self._deliver(now, arrivals)
 
     # --- what a carrier answers ---------------------------------------------------------------------------------------
@@ -278,10 +286,7 @@ class TierMachine:
             ValueError: it is of another version.
         """
         check_version(snapshot, VERSION, "the tier machine")
-        self._assemble(msgspec.convert(snapshot["state"], TierState))
-        for name, tier in self.tiers.items():
-            tier.manager.restore(snapshot["tiers"][name])
-            tier.reopened()
+        self._assemble(msgspec.convert(snapshot["state"], TierState), snapshot["tiers"])
 
     def check(self) -> None:
         """Compare with a recount. Cost: walks all blocks, moves and jobs.

@@ -8,7 +8,7 @@ from penstock.blocks.tiers.block_tier import BlockTier
 from penstock.blocks.tiers.edge import Edge
 from penstock.blocks.tiers.tier_events import CancelMove, Move, MoveEnded, Place, TierName
 from penstock.blocks.tiers.tier_settings import REST, TierSettings
-from penstock.blocks.tiers.tier_state import Fetch, OpenMove, TierState, WriteMove
+from penstock.blocks.tiers.tier_state import Fetch, LoadMove, OpenMove, StoreMove, TierState, WriteMove
 from penstock.kernel.machine import Effect, Nanos
 
 
@@ -62,20 +62,11 @@ class TierMoves:
     def timer(self, at: Nanos, what: str, id: int) -> None:
         heapq.heappush(self.state.timers, (at, what, id))
 
-    def post(
-        self,
-        id: int,
-        move: OpenMove,
-        *,
-        source_slots: Sequence[int],
-        target_slots: Sequence[int],
-        generations: Sequence[int],
-        deadline: Nanos,
-        parents: Sequence[BlockKey | None] = (),
-    ) -> None:
-        """Post a move, which is open until `ended`."""
+    def post(self, id: int, move: OpenMove, deadline: Nanos, rows: Sequence[int] = ()) -> None:
+        """Post a move, which is open until `ended`. ``rows``: of the engine's region, for one that it takes part in."""
+        sources, targets, generations = self._slots(move, rows)
         edge = self.state.edges[move.edge]
-        edge.in_flight += len(source_slots) * self.settings.block_bytes
+        edge.in_flight += len(sources) * self.settings.block_bytes
         self.state.moves[id] = move
         if isinstance(move, Fetch | WriteMove):  # those of the engine's rows end nobody's wait before they are over
             self.timer(deadline, "move", id)
@@ -85,14 +76,30 @@ class TierMoves:
                 source=edge.source,
                 target=edge.target,
                 keys=move.blocks.keys,
-                source_slots=source_slots,
-                target_slots=target_slots,
+                source_slots=sources,
+                target_slots=targets,
                 generations=generations,
                 deadline=deadline,
                 peer=edge.peer,
-                parents=parents,
+                parents=move.blocks.parents if isinstance(move, WriteMove) else (),
             )
         )
+
+    def _slots(self, move: OpenMove, rows: Sequence[int]) -> tuple[Sequence[int], Sequence[int], list[int]]:
+        """Return a move's slots at the source and the target, and the generations that go with it."""
+        host = self.host
+        if isinstance(move, WriteMove):
+            tier = self.tiers[move.target]
+            return host.slots(move.host_handle), tier.slots(move.handle), tier.generations(move.handle)
+        slots, generations = host.slots(move.handle), host.generations(move.handle)
+        if isinstance(move, LoadMove):
+            return slots, rows, generations
+        if isinstance(move, StoreMove):
+            return rows, slots, generations
+        if move.source == "peer":
+            return [-1] * len(slots), slots, [0] * len(slots)
+        source, handle = self.tiers[move.source], move.source_handle
+        return source.slots(handle), slots, source.generations(handle)
 
     def ended(self, now: Nanos, event: MoveEnded) -> OpenMove | None:
         """Close a move; None where no such move is posted."""

@@ -16,10 +16,12 @@ MOVE_BLOCKS = 64
 prefix are in the engine while the others are read."""
 MOVE_BYTES = 64 << 20
 """Bytes of one such move: 64 ms of a device with 1 GB/s."""
-STORE_SHARE = 4
-"""One part in so many of the host tier may be under way from the engine: what is offered beyond is skipped."""
-WATERMARK_SHARE = 16
-"""With write-back, one part in so many of the host tier is kept empty by writing blocks down ahead of need."""
+STORE_SHARE = 2
+"""One part in so many of the host tier may be under way from the engine: what is offered beyond is skipped, rather
+than the whole cache given up for blocks of which nobody knows whether they arrive."""
+WATERMARK_SHARE = 8
+"""With write-back, one part in so many of the host tier is kept empty by writing blocks down ahead of need: what
+an engine offers at once must fit in, or it is skipped."""
 LOAD_DEADLINE: Nanos = 10 * SECOND
 """Of a load without a deadline of its own: longer than any prefill that a user waits for."""
 PREFETCH_DEADLINE: Nanos = 30 * SECOND
@@ -94,5 +96,5 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def watermark(self) -> int:
-        """Empty blocks that the host tier keeps with write-back."""
-        return max(1, self.host_blocks // WATERMARK_SHARE)
+        """Empty blocks that the host tier keeps with write-back; one fetch fits in."""
+        return max(self.move_blocks, self.host_blocks // WATERMARK_SHARE)

@@ -13,6 +13,8 @@ from penstock.blocks.tiers.tier_events import BlockHints, BlocksAsked, Place, Pr
 from penstock.kernel.machine import Nanos
 
 LowerTier = Literal["disk", "object"]
+LOWER_TIERS: tuple[LowerTier, ...] = ("disk", "object")
+"""The nearest first: a block that is in both is fetched from the first one."""
 
 
 class LoadJob(msgspec.Struct, kw_only=True):
@@ -66,7 +68,6 @@ class LoadMove(msgspec.Struct, kw_only=True, tag=True):
     blocks: BlockColumns
     handle: int
     origin: TierName
-    void: bool = False
     cancelled: bool = False
 
 
