@@ -13,9 +13,12 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from table import Cell, break_even, cells, page_with
 
@@ -30,24 +33,17 @@ from penstock.traffic.formats.mooncake import MooncakeTrace
 from penstock.traffic.traffic_request import TrafficRequest
 
 ROOT = Path(__file__).resolve().parents[2]
+TRACE = "mooncake_conversation_first6000.jsonl"
 GIB = 1 << 30
 ENGINES = 4
-BLOCK = 128
-"""Tokens: a quarter of the trace's own block, and few enough blocks for a run of half a minute."""
+BLOCK = 512
+"""Tokens: the block of the Mooncake traces, which know nothing finer."""
+NONE = TierPlan()
 HOST = TierPlan(host=128 * GIB, order="lru")
 BOTH = TierPlan(host=128 * GIB, disk=2048 * GIB, order="lru")
-PLANS = {
-    "none": TierPlan(),
-    "host 128 GiB": HOST,
-    "host + disk 2 TiB": BOTH,
-    "host + peers": TierPlan(host=128 * GIB, order="lru", peers=True),
-    "host 32 GiB, lru": TierPlan(host=32 * GIB, order="lru"),
-    "host 32 GiB, lineage": TierPlan(host=32 * GIB, order="lineage"),
-    "host 32 GiB, segmented": TierPlan(host=32 * GIB, order="segmented"),
-    "host 32 GiB, priority": TierPlan(host=32 * GIB, order="priority"),
-}
-MODELS = {"Llama-3.1-8B": 1, "Llama-3.1-70B": 4}
-"""Model -> H100 of one engine."""
+PEERS = TierPlan(host=128 * GIB, order="lru", peers=True)
+SMALL = TierPlan(host=32 * GIB, order="lru")
+ORDERS = {order: TierPlan(host=64 * GIB, order=order) for order in ("lru", "lineage", "segmented", "priority")}
 RATES = {("conversation", "Llama-3.1-8B"): 2.0, ("agent", "Llama-3.1-8B"): 5.0}
 """Requests per second at which these engines are busy and keep up; others get `RATE`."""
 RATE = 1.5
@@ -55,29 +51,49 @@ FULL = 10.0
 """Times that rate: engines are never idle then, and the GPU-hours until the last answer are what the work takes."""
 
 
+class Job(NamedTuple):
+    """One row of a table; ``full``: also its GPU-hours at full load."""
+
+    traffic: str
+    model: str
+    gpus: int
+    label: str
+    plan: TierPlan
+    mode: Literal["kv", "round_robin"] = "kv"
+    full: bool = True
+
+
+def jobs_of(traffic: str) -> list[Job]:
+    """Return the rows for one kind of traffic."""
+    small = (traffic, "Llama-3.1-8B", 1)
+    large = (traffic, "Llama-3.1-70B", 4)
+    rows = [Job(*small, "none", NONE), Job(*small, "host 128 GiB", HOST), Job(*small, "host + disk 2 TiB", BOTH)]
+    if traffic == "agent":
+        return rows
+    return [
+        *rows,
+        Job(*small, "host 32 GiB", SMALL, full=False),
+        *(Job(*small, f"host 64 GiB, {order}", plan, full=False) for order, plan in ORDERS.items()),
+        Job(*small, "round robin: none", NONE, "round_robin"),
+        Job(*small, "round robin: host 128 GiB", HOST, "round_robin"),
+        Job(*small, "round robin: host + peers", PEERS, "round_robin"),
+        Job(*large, "none", NONE),
+        Job(*large, "host + disk 2 TiB", BOTH),
+    ]
+
+
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
-    traffic: dict[str, Callable[[float], Iterator[TrafficRequest]]] = {"agent": agent}
-    trace = options.traces / "mooncake_conversation_first6000.jsonl"
-    if trace.exists():
-        traffic = {"conversation": lambda rate: conversation(trace, rate), **traffic}
-    else:
+    trace = options.traces / TRACE
+    kinds = ["conversation", "agent"] if trace.exists() else ["agent"]
+    if not trace.exists():
         print(f"no trace {trace}: name its folder with --traces or PENSTOCK_TRACES", file=sys.stderr)
+    jobs = [job for kind in kinds for job in jobs_of(kind)]
     found: list[Cell] = []
-    for model, gpus in MODELS.items():
-        for name, make in traffic.items():
-            rate = RATES.get((name, model), RATE)
-            for label, plan in PLANS.items():
-                order = "32 GiB" in label
-                if order and (gpus > 1 or name == "agent"):
-                    continue  # orders are compared where there is something to evict
-                cluster, ended, wall = simulate(model, gpus, plan, islice(make(rate), options.requests))
-                cell = cell_of(name, model, gpus, label, cluster, ended)._replace(wall=wall)
-                if not order:
-                    full, _, _ = simulate(model, gpus, plan, islice(make(rate * FULL), options.requests))
-                    cell = cell._replace(full_hours=full.gpu_hours())
-                found.append(cell)
-                print(cell, flush=True)
+    with ProcessPoolExecutor() as pool:
+        for cell in pool.map(partial(measure, trace, options.requests), jobs):
+            found.append(cell)
+            print(cell, flush=True)
     text = "\n\n".join((about(options), cells(found), break_even()))
     print(text)
     if options.docs is not None:
@@ -85,17 +101,32 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def measure(trace: Path, count: int, job: Job) -> Cell:
+    """Simulate one row."""
+    rate = RATES.get((job.traffic, job.model), RATE)
+
+    def requests(speed: float) -> Iterator[TrafficRequest]:
+        return islice(agent(rate * speed) if job.traffic == "agent" else conversation(trace, rate * speed), count)
+
+    cluster, ended, wall = simulate(job, requests(1.0))
+    cell = cell_of(job, ended)._replace(wall=wall)
+    if job.full:
+        cluster, _, _ = simulate(job, requests(FULL))
+        cell = cell._replace(full_hours=cluster.gpu_hours())
+    return cell
+
+
 def simulate(
-    model: str, gpus: int, plan: TierPlan, requests: Iterator[TrafficRequest]
+    job: Job, requests: Iterator[TrafficRequest]
 ) -> tuple[SimulatedCluster, list[penstock.RequestRecord], float]:
     """Simulate one run; returns it with its records and the seconds that it took."""
-    timing = TimingSettings(kind="roofline", model=model, gpu="h100", tensor_parallel_size=gpus)
+    timing = TimingSettings(kind="roofline", model=job.model, gpu="h100", tensor_parallel_size=job.gpus)
     sim = SimSettings(block_size=BLOCK, async_scheduling=True, max_model_len=1_000_000, timing=timing)
     table = load_timing(timing)
     sim = with_blocks(sim, table)
-    pool = PoolPlan(sim=sim, replicas=ENGINES, gpus=gpus, table=table, cache=plan)
+    pool = PoolPlan(sim=sim, replicas=ENGINES, gpus=job.gpus, table=table, cache=job.plan)
     ended: list[penstock.RequestRecord] = []
-    router = penstock.RouterSettings(mode="kv", request_timeout=100_000.0)
+    router = penstock.RouterSettings(mode=job.mode, request_timeout=100_000.0)
     cluster = SimulatedCluster(
         SimulationPlan(model="m", pools={"main": pool}, router=router), requests, record=ended.append
     )
@@ -104,9 +135,7 @@ def simulate(
     return cluster, ended, time.perf_counter() - began
 
 
-def cell_of(
-    traffic: str, model: str, gpus: int, label: str, cluster: SimulatedCluster, ended: list[penstock.RequestRecord]
-) -> Cell:
+def cell_of(job: Job, ended: list[penstock.RequestRecord]) -> Cell:
     """Return the figures of a run."""
     prompt = sum(each.isl or 0 for each in ended)
     ttfts = sorted(each.ttft for each in ended if each.ttft is not None)
@@ -115,10 +144,10 @@ def cell_of(
         for tier, tokens in (each.cached_by_tier or {}).items():
             tiers[tier] = tiers.get(tier, 0) + tokens
     return Cell(
-        traffic=traffic,
-        model=model,
-        gpus=gpus,
-        label=label,
+        traffic=job.traffic,
+        model=job.model,
+        gpus=job.gpus,
+        label=job.label,
         requests=len(ended),
         hit_rate=sum(each.cached or 0 for each in ended) / prompt,
         tiers={tier: tokens / prompt for tier, tokens in tiers.items()},

@@ -120,6 +120,19 @@ def test_a_replica_of_several_gpus_costs_as_many(tmp_path: Path, knob: str) -> N
     assert found["gpu_hours"] == pytest.approx(2 * 4 * found["simulated_s"] / 3600)
 
 
+def test_tiers_show_what_each_gave_and_are_in_the_records(tmp_path: Path) -> None:
+    cache = ("--set", "models.sim.pools.main.sim.kv_blocks=600", "--set", "models.sim.pools.main.cache.order=lru")
+    arguments = ("--workload", "agent", "--rate", "4", "--requests", "120", "--workers", "1", "--no-html", *cache)
+    found = variants(tmp_path, *arguments, "--host-cache", "8GiB", "--disk-cache", "64GiB")
+    (one,) = found
+    folder = Path(one["wall_run"])
+    by_tier = one["tokens"]["cached_by_tier"]
+    assert by_tier["host"] > 0 and sum(by_tier.values()) < one["tokens"]["cached"]
+    records = decode_records((folder / "requests.jsonl").read_bytes().splitlines())
+    assert sum((record.cached_by_tier or {}).get("host", 0) for record in records) == by_tier["host"]
+    assert "host: 8589934592" in (folder / "config.yaml").read_text()
+
+
 def test_a_trace_is_cut_and_scaled(tmp_path: Path) -> None:
     rows = [
         {"timestamp": 1000 * n, "input_length": 600, "output_length": 5, "hash_ids": [n % 3, 10 + n % 3]}

@@ -1,6 +1,7 @@
 """Tiers of a whole simulated cluster: disk, peers, books that add up after every event, and a snapshot that goes on."""
 
 import msgspec
+import pytest
 
 from penstock.engine.engine import Engine
 from penstock.engine.events import EngineFinished, SubmitRequest
@@ -92,3 +93,24 @@ def test_a_snapshot_with_tiers_goes_on_as_the_engine_does() -> None:
     assert after[0] == after[1]
     done = [effect for effect in after[0] if isinstance(effect, EngineFinished)]
     assert len(done) == 2 and {tier for each in done for tier in each.sources} >= {"disk"}
+
+
+@pytest.mark.parametrize(("hint", "kept"), [({}, 0), ({"keep": 3}, 16), ({"pin": 50.0}, 16)])
+def test_blocks_of_a_request_with_a_hint_outlive_others(hint: dict[str, float], kept: int) -> None:
+    tiers = tiers_of(TierPlan(host=100 * BYTES), SIM, Engine(SIM).timing)
+    assert tiers is not None
+
+    def store(base: int, **more: float) -> None:
+        nonlocal now
+        submit = SubmitRequest(id=f"r{base}", prompt=Prompt(0), max_tokens=1, **more)
+        tiers.store(submit, list(range(base, base + 16)), 0, 16, now)
+        now += 1_000_000_000
+        tiers.advance(now)
+        tiers.check()
+
+    now = 0
+    store(1000, **hint)
+    for base in range(2000, 12_000, 1000):
+        store(base)
+    asked = SubmitRequest(id="again", prompt=Prompt(0), max_tokens=1)
+    assert tiers.lookup(asked, list(range(1000, 1016)), 0, 16, now) == kept

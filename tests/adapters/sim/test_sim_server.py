@@ -475,3 +475,13 @@ async def test_tiers_below_a_live_engine_give_back_what_it_evicted_and_announce_
         in_host = {name for event in stored if event.tier == "host" for name in event.hashes}
         assert set(block_hashes(list(range(320)), 16)) <= in_host
         assert server.live.engine.tiers is not None
+
+
+@pytest.mark.parametrize("hints", [{"pin": -1}, {"pin": "5m"}, {"priority": 1.5}, 7])
+async def test_a_hint_for_tiers_that_is_no_number_is_refused(hints: Any) -> None:
+    async with serving() as (http, _):
+        body = {"model": "sim", "prompt": [1, 2, 3], "max_tokens": 1, "kv_transfer_params": {"penstock": hints}}
+        status, answer = await post(http, "/v1/completions", body)
+        assert status == 400 and "kv_transfer_params.penstock" in answer["error"]["message"]
+        body["kv_transfer_params"] = {"penstock": {"pin": 5, "priority": 1}}
+        assert (await post(http, "/v1/completions", body))[0] == 200

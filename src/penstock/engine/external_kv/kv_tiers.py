@@ -19,12 +19,11 @@ from penstock.kernel.values import KvEvent
 
 
 class LoadedBlocks(NamedTuple):
-    """A load that is over: so many blocks are there, from the first one on, and from which tier each came."""
+    """A load that is over: so many blocks are there, from the first one on; ``sources``: tier -> blocks from there."""
 
     id: str
     blocks: int
     sources: dict[str, int]
-    """tier -> blocks"""
 
 
 class KvTiers(Protocol):

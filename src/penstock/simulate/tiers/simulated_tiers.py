@@ -29,6 +29,7 @@ from penstock.blocks.tiers.tier_events import (
     MoveEnded,
     PeerAnswered,
     PeersChanged,
+    Place,
 )
 from penstock.blocks.tiers.tier_machine import TierMachine
 from penstock.blocks.tiers.tier_settings import TierSettings
@@ -93,10 +94,7 @@ class SimulatedTiers:
             peers[name] = self
         self._post(0, EngineSpeed(seconds_per_token=seconds_per_token))
         for source, target in self.carriers.edges:
-            for blocks in (1, settings.move_blocks) * MEASURED:
-                took = self.carriers.seconds(source, target, blocks)
-                size = blocks * settings.block_bytes
-                self._post(0, EdgeMeasured(source=source, target=target, size=size, seconds=took))
+            self._measure(0, source, target)
 
     # --- what the engine's scheduler asks ---------------------------------------------------------------------------
 
@@ -258,8 +256,17 @@ class SimulatedTiers:
         """Know the peers that there are now."""
         names = [name for name in peers if name != self._name]
         if names != self._known:
+            fresh = [name for name in names if name not in self._known]
             self._known = names
             self._post(now, PeersChanged(peers=names))
+            for name in fresh:
+                self._measure(now, "peer", "host", name)
+
+    def _measure(self, now: Nanos, source: Place, target: Place, peer: str = "") -> None:
+        """Let the machine know a link before it uses it."""
+        for blocks in (1, self.settings.move_blocks) * MEASURED:
+            took, size = self.carriers.seconds(source, target, blocks), blocks * self.settings.block_bytes
+            self._post(now, EdgeMeasured(source=source, target=target, size=size, seconds=took, peer=peer))
 
     # --- state -------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from penstock.adapters.engines.sim.live_engine import LiveEngine
 from penstock.adapters.engines.sim.request_reader import GenerationRequest, Kind, RequestReader
 from penstock.adapters.engines.sim.response_writer import ResponseChoice, ResponseWriter, choices_of
 from penstock.adapters.engines.sim.sim_text import SimText
-from penstock.adapters.engines.sim.transfer_params import Role, TransferLeg, answer_of, leg_of
+from penstock.adapters.engines.sim.transfer_params import Role, TransferLeg, answer_of, leg_of, tier_hints_of
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ClientError
 from penstock.kernel.values import JsonObject
@@ -78,6 +78,10 @@ class Generator:
         choices = choices_of(ask, f"{id}#{number}", server.settings, server.text)
         if leg is not None:
             _join(leg, choices[0])
+        pin, keep = tier_hints_of(body)
+        if pin or keep:
+            for choice in choices:
+                choice.submit = msgspec.structs.replace(choice.submit, pin=pin, keep=keep)
         writer = ResponseWriter(ask, id, server.text)
         news = asyncio.Event()
         interval = server.settings.stream_interval if ask.stream else 0

@@ -3,6 +3,7 @@
 do_remote_decode                    make the KV and hold it; the answer says where it is
 do_remote_prefill, remote_...       pull: the KV is held by that request on that engine
 do_remote_prefill, no request id    push: it will be held there under the same X-Request-Id; both legs run at once
+penstock: {pin, priority}           hints for tiers below the engine's memory: seconds, and a number of 0 or more
 bootstrap_host, _port, _room        both legs carry the same; the server's role decides which leg this is
 """
 
@@ -14,6 +15,8 @@ from penstock.kernel.errors import ClientError
 from penstock.kernel.values import JsonObject
 
 Role = Literal["aggregated", "prefill", "decode"]
+PIN_MAX = 7 * 24 * 3600
+"""Seconds of the longest pin: a client that wants more is better served by a tier that is large enough."""
 ROLES: tuple[Role, ...] = ("aggregated", "prefill", "decode")
 
 
@@ -70,6 +73,24 @@ def leg_of(body: Mapping[str, Any], role: Role, given: str | None) -> TransferLe
     if not isinstance(host, str) or port is None:
         raise ClientError("bootstrap_host and bootstrap_port must say where the prefill runs.", param="bootstrap_host")
     return TransferLeg(source=KvSource(host, port, key, waits=True))
+
+
+def tier_hints_of(body: Mapping[str, Any]) -> tuple[float, int]:
+    """Return for how many seconds tiers are to keep a request's blocks, and their priority; 0 where nothing is said.
+
+    Raises:
+        ClientError: one of them is no such number.
+    """
+    params = body.get("kv_transfer_params")
+    hints = params.get("penstock") if isinstance(params, dict) else None
+    if hints is None:
+        return 0.0, 0
+    pin, priority = (hints.get(name, 0) if isinstance(hints, dict) else None for name in ("pin", "priority"))
+    if isinstance(pin, bool) or not isinstance(pin, int | float) or not 0 <= pin <= PIN_MAX:
+        raise ClientError(f"kv_transfer_params.penstock.pin must be seconds, 0 to {PIN_MAX:,}.", param="pin")
+    if type(priority) is not int or not 0 <= priority < 1 << 31:
+        raise ClientError("kv_transfer_params.penstock.priority must be a whole number, 0 or more.", param="priority")
+    return float(pin), priority
 
 
 def answer_of(key: str, tokens: int, blocks: int, engine: str, host: str, port: int) -> JsonObject:
