@@ -150,7 +150,7 @@ def follow_a_ramp(
         until(lambda: len(load.ends) > busy + 20, 120, story)
         load.rate(QUIET * rate)
         until(lambda: pool_of(cluster)["desired"] == 1, 240, story)
-        until(lambda: len(pool_of(cluster)["replicas"]) == 1, 120, story)
+        until(lambda: len(pool_of(cluster)["replicas"]) == 1, PATIENCE, story)  # it finishes its own backlog first
     finally:
         load.end()
     assert set(load.ends) == {"[DONE]"} and len(load.ends) > 40
