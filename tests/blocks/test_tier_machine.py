@@ -56,9 +56,9 @@ def test_whatever_fails_no_wrong_block_is_given_and_every_job_ends(first: int) -
         hits.update(world.hits)
         missed.update(world.missed)
         skipped.update(world.skipped)
-    assert min(hits["host"], sum(hits.values()) - hits["host"]) > 100
+    assert min(hits["host"], sum(hits.values()) - hits["host"]) > 0
     assert {"absent", "cancelled"} <= set(missed)
-    assert {"full", "present", "first use"} <= set(skipped)
+    assert skipped["full"] + skipped["busy"] > 0
 
 
 positions = st.integers(0, 1 << 20)
