@@ -7,6 +7,7 @@ from penstock.engine.kv_capacity import kv_bytes_per_token
 from penstock.engine.settings import SimSettings, TierLinks, TimingSettings
 from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.machine import SECOND
+from penstock.report.markdown import folded
 
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 ENGINES = {
@@ -99,4 +100,4 @@ def page_with(page: str, text: str) -> str:
     """Return the page with the measured part between its markers replaced."""
     head, _, rest = page.partition(BEGIN)
     _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}"
+    return f"{head}{BEGIN}\n\n{folded(text)}\n\n{END}{tail}"
