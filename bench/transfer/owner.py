@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 from penstock.kernel.secret import ClusterSecret
 from penstock.transfer.backends.shm_backend import ShmBackend
 from penstock.transfer.backends.tcp_backend import TcpBackend
-from penstock.transfer.peer_link import LentBlock, PeerBlock, PeerIdentity, PeerServer
+from penstock.transfer.peer_link import LentBlock, SlabBlock, PeerIdentity, PeerServer
 from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.transfer_agent import TransferAgent
 
@@ -53,13 +53,13 @@ class Slab:
             number.to_bytes(32, "big"): LentBlock(view, xxh3_64_intdigest(view)) for number, view in enumerate(views)
         }
 
-    def leading(self, keys: Sequence[bytes]) -> list[PeerBlock]:
-        return [PeerBlock(key, int.from_bytes(key, "big"), 1) for key in keys if key in self._blocks]
+    def leading(self, keys: Sequence[bytes]) -> list[SlabBlock]:
+        return [SlabBlock(key, int.from_bytes(key, "big"), 1) for key in keys if key in self._blocks]
 
-    def lend(self, block: PeerBlock) -> LentBlock:
+    def lend(self, block: SlabBlock) -> LentBlock:
         return self._blocks[block.key]
 
-    def returned(self, block: PeerBlock) -> bool:
+    def returned(self, block: SlabBlock) -> bool:
         return block.key in self._blocks
 
 

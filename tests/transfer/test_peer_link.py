@@ -7,7 +7,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from penstock.kernel.secret import ClusterSecret
-from penstock.transfer.peer_link import LentBlock, PeerAnswer, PeerBlock, PeerIdentity, PeerLink, PeerServer
+from penstock.transfer.peer_link import LentBlock, PeerAnswer, SlabBlock, PeerIdentity, PeerLink, PeerServer
 from penstock.transfer.tcp.tcp_frames import MoveOutcome
 
 SECRET = ClusterSecret("the secret of this cluster")
@@ -39,21 +39,21 @@ class Slab:
     def view(self, slot: int) -> memoryview:
         return self.memory[slot * BLOCK : (slot + 1) * BLOCK]
 
-    def leading(self, keys: Sequence[bytes]) -> list[PeerBlock]:
+    def leading(self, keys: Sequence[bytes]) -> list[SlabBlock]:
         by_key = {place[0]: (slot, place[1]) for slot, place in self.places.items()}
         blocks = []
         for each in keys:
             if each not in by_key:
                 break
-            blocks.append(PeerBlock(each, *by_key[each]))
+            blocks.append(SlabBlock(each, *by_key[each]))
         return blocks
 
-    def lend(self, block: PeerBlock) -> LentBlock | MoveOutcome:
+    def lend(self, block: SlabBlock) -> LentBlock | MoveOutcome:
         if self.places.get(block.slot) != (block.key, block.generation):
             return "stale"
         return LentBlock(self.view(block.slot), self.sums[block.slot])
 
-    def returned(self, block: PeerBlock) -> bool:
+    def returned(self, block: SlabBlock) -> bool:
         if self.steal == block.slot:
             self.store(block.slot, 99, generation=2)
         return self.places.get(block.slot) == (block.key, block.generation)
@@ -142,7 +142,7 @@ async def test_a_cancelled_read_lets_go_of_its_buffers(peers: Peers) -> None:
     loop = asyncio.get_running_loop()
     lend = peers.slab.lend
 
-    def slow(block: PeerBlock) -> LentBlock | MoveOutcome:
+    def slow(block: SlabBlock) -> LentBlock | MoveOutcome:
         asyncio.run_coroutine_threadsafe(hold.wait(), loop).result()
         return lend(block)
 

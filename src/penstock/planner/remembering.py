@@ -4,7 +4,7 @@ What a class body annotates is memory, and goes into the snapshot; what ``__init
 as the running process has it. Other parts below are restored in place, so they keep their settings, too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -53,7 +53,7 @@ class Remembering:
         return msgspec.convert(state, hint, str_keys=True)
 
 
-memory_of: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
+memory_of: Callable[[Any], Mapping[str, Any]] = cache(get_type_hints)
 """Class -> what it and its bases declare: attribute -> type."""
 
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from penstock.kernel.secret import ClusterSecret
 from penstock.transfer.storage.block_store import BlockResult
 from penstock.transfer.tcp.link_jobs import AskJob, BlockReadJob, Report, wait_for_jobs
-from penstock.transfer.tcp.tcp_frames import MoveOutcome, PeerBlock
+from penstock.transfer.tcp.tcp_frames import MoveOutcome, SlabBlock
 from penstock.transfer.tcp.tcp_link import SPLIT_BYTES, TcpLink
 from penstock.transfer.tcp.tcp_server import BlockOwner, LentBlock, TcpServer
 from penstock.transfer.tcp.tcp_stream import PeerIdentity
 
-__all__ = ["BlockOwner", "LentBlock", "PeerAnswer", "PeerBlock", "PeerIdentity", "PeerLink", "PeerServer"]
+__all__ = ["BlockOwner", "LentBlock", "PeerAnswer", "SlabBlock", "PeerIdentity", "PeerLink", "PeerServer"]
 
 PLACES_MAX = 1 << 17
 """Slots of a peer's blocks that a link remembers between a question and the read, some 30 MB."""
@@ -71,7 +71,7 @@ class PeerLink:
     def __init__(self, address: tuple[str, int], secret: ClusterSecret, me: PeerIdentity, peer: str) -> None:
         self._link = TcpLink(address, secret, me, peer=peer)
         self._epoch: int | None = None
-        self._places: dict[bytes, PeerBlock] = {}
+        self._places: dict[bytes, SlabBlock] = {}
 
     @property
     def address(self) -> tuple[str, int]:

@@ -18,7 +18,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.kv_tiers.block_carrier import SlabStore
 from penstock.runtime.kv_tiers.tier_contents import RecordPlace, TierContents
-from penstock.transfer.peer_link import LentBlock, PeerBlock, PeerIdentity, PeerLink, PeerServer
+from penstock.transfer.peer_link import LentBlock, SlabBlock, PeerIdentity, PeerLink, PeerServer
 from penstock.transfer.storage.block_store import BlockResult
 from penstock.transfer.tcp.tcp_frames import MoveOutcome
 
@@ -54,21 +54,21 @@ class HostLender:
         self._contents = contents
         self._slab = slab
 
-    def leading(self, keys: Sequence[bytes]) -> list[PeerBlock]:
-        blocks: list[PeerBlock] = []
+    def leading(self, keys: Sequence[bytes]) -> list[SlabBlock]:
+        blocks: list[SlabBlock] = []
         for key in keys:
             place = self._place(key)
             if place is None:
                 break
-            blocks.append(PeerBlock(key, *place))
+            blocks.append(SlabBlock(key, *place))
         return blocks
 
-    def lend(self, block: PeerBlock) -> LentBlock | MoveOutcome:
+    def lend(self, block: SlabBlock) -> LentBlock | MoveOutcome:
         if not self.returned(block) or (checksum := self._slab.checksum(block.slot)) is None:
             return "stale"
         return LentBlock(self._slab.view(block.slot), checksum)
 
-    def returned(self, block: PeerBlock) -> bool:
+    def returned(self, block: SlabBlock) -> bool:
         return self._place(block.key) == (block.slot, block.generation)
 
     def _place(self, key: bytes) -> RecordPlace | None:

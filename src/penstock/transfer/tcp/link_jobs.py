@@ -18,7 +18,7 @@ from penstock.transfer.tcp.tcp_frames import (
     MoveOutcome,
     Notice,
     Part,
-    PeerBlock,
+    SlabBlock,
     ReadBlocks,
     ReadSpans,
     RegionSpan,
@@ -228,7 +228,7 @@ class BlockReadJob(ReadJob):
 
     def __init__(
         self,
-        blocks: Sequence[PeerBlock],
+        blocks: Sequence[SlabBlock],
         buffers: Sequence[memoryview],
         report: Report,
         seconds: float,
@@ -304,7 +304,7 @@ class AskJob(LinkJob):
 
     def __init__(self, keys: Sequence[bytes], report: Report, seconds: float, epoch: int | None = None) -> None:
         super().__init__(1, report, seconds, epoch)
-        self.blocks: list[PeerBlock] = []
+        self.blocks: list[SlabBlock] = []
         self._keys = list(keys[:ITEMS_MAX])
 
     def run(self, stream: TcpStream) -> None:

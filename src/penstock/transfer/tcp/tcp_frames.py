@@ -71,7 +71,7 @@ class RegionSpan(msgspec.Struct, frozen=True, array_like=True):
     length: int
 
 
-class PeerBlock(msgspec.Struct, frozen=True, array_like=True):
+class SlabBlock(msgspec.Struct, frozen=True, array_like=True):
     """A block in the host slab of a peer: bytes of its key, its slot there, and the slot's generation."""
 
     key: bytes
@@ -92,7 +92,7 @@ class ReadBlocks(Frame, frozen=True, tag="blocks"):
 
     id: int
     seconds: float
-    blocks: list[PeerBlock]
+    blocks: list[SlabBlock]
 
 
 class Part(Frame, frozen=True, tag="part"):
@@ -147,7 +147,7 @@ class Leading(Frame, frozen=True, tag="leading"):
     """The leading blocks, with slots and generations."""
 
     id: int
-    blocks: list[PeerBlock]
+    blocks: list[SlabBlock]
 
 
 ToListener = CallerHello | Proof | ReadSpans | ReadBlocks | WriteSpans | Checksums | Notice | AskKeys

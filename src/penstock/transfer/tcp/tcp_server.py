@@ -25,7 +25,7 @@ from penstock.transfer.tcp.tcp_frames import (
     MoveOutcome,
     Notice,
     Part,
-    PeerBlock,
+    SlabBlock,
     ReadBlocks,
     ReadSpans,
     RegionSpan,
@@ -54,15 +54,15 @@ class BlockOwner(Protocol):
 
     block_bytes: int
 
-    def leading(self, keys: Sequence[bytes]) -> list[PeerBlock]:
+    def leading(self, keys: Sequence[bytes]) -> list[SlabBlock]:
         """Return the leading blocks of a chain that are here, with their slots and generations."""
         ...
 
-    def lend(self, block: PeerBlock) -> LentBlock | MoveOutcome:
+    def lend(self, block: SlabBlock) -> LentBlock | MoveOutcome:
         """Return the payload of a slot, if that slot has this key and generation now; else ``stale`` or ``absent``."""
         ...
 
-    def returned(self, block: PeerBlock) -> bool:
+    def returned(self, block: SlabBlock) -> bool:
         """Tell, after the payload was sent, whether the slot had that key and generation all the time."""
         ...
 
@@ -209,7 +209,7 @@ class TcpServer:
             ]
         stream.send(Part(request, ended, []))
 
-    def _send_blocks(self, stream: TcpStream, request: int, blocks: Sequence[PeerBlock], owner: BlockOwner) -> None:
+    def _send_blocks(self, stream: TcpStream, request: int, blocks: Sequence[SlabBlock], owner: BlockOwner) -> None:
         ended: list[tuple[MoveOutcome, int]] = []
         step = max(1, min(GROUP_ITEMS, GROUP_BYTES // owner.block_bytes))
         for start in range(0, len(blocks), step):
