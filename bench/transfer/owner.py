@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 from penstock.kernel.secret import ClusterSecret
 from penstock.transfer.backends.shm_backend import ShmBackend
 from penstock.transfer.backends.tcp_backend import TcpBackend
-from penstock.transfer.peer_link import LentBlock, SlabBlock, PeerIdentity, PeerServer
+from penstock.transfer.peer_link import LentBlock, PeerIdentity, PeerServer, SlabBlock
 from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.transfer_agent import TransferAgent
 

@@ -7,7 +7,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from penstock.kernel.secret import ClusterSecret
-from penstock.transfer.peer_link import LentBlock, PeerAnswer, SlabBlock, PeerIdentity, PeerLink, PeerServer
+from penstock.transfer.peer_link import LentBlock, PeerAnswer, PeerIdentity, PeerLink, PeerServer, SlabBlock
 from penstock.transfer.tcp.tcp_frames import MoveOutcome
 
 SECRET = ClusterSecret("the secret of this cluster")

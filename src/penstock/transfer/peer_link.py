@@ -18,7 +18,7 @@ from penstock.transfer.tcp.tcp_link import SPLIT_BYTES, TcpLink
 from penstock.transfer.tcp.tcp_server import BlockOwner, LentBlock, TcpServer
 from penstock.transfer.tcp.tcp_stream import PeerIdentity
 
-__all__ = ["BlockOwner", "LentBlock", "PeerAnswer", "SlabBlock", "PeerIdentity", "PeerLink", "PeerServer"]
+__all__ = ["BlockOwner", "LentBlock", "PeerAnswer", "PeerIdentity", "PeerLink", "PeerServer", "SlabBlock"]
 
 PLACES_MAX = 1 << 17
 """Slots of a peer's blocks that a link remembers between a question and the read, some 30 MB."""

@@ -18,7 +18,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.kv_tiers.block_carrier import SlabStore
 from penstock.runtime.kv_tiers.tier_contents import RecordPlace, TierContents
-from penstock.transfer.peer_link import LentBlock, SlabBlock, PeerIdentity, PeerLink, PeerServer
+from penstock.transfer.peer_link import LentBlock, PeerIdentity, PeerLink, PeerServer, SlabBlock
 from penstock.transfer.storage.block_store import BlockResult
 from penstock.transfer.tcp.tcp_frames import MoveOutcome
 
