@@ -36,7 +36,7 @@ LATE_SECONDS = 0.02
 """How long a time-out that was set in the kernel is used again, which spares two calls of it for each other one."""
 HANDSHAKE_SECONDS = 5.0
 """Time for a handshake: a stranger that sends nothing may not keep a thread for longer."""
-STEP_BYTES = 1 << 20
+STEP_BYTES = 256 << 10
 """Of a payload, checked and moved one after the other: they are still in the processor's cache for the second."""
 _HANDSHAKE_MAX = 2048
 """Bytes of a frame from somebody who is not known yet."""
