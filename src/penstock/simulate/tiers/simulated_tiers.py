@@ -87,7 +87,8 @@ class SimulatedTiers:
         """A heap of (end, serial, beginning, move)."""
         self._jobs: dict[int, tuple[str, dict[str, int]]] = {}
         """Open loads: job -> (request, tier -> blocks that come from it)"""
-        self._answer: BlocksAnswered | None = None
+        self._answered = 0
+        """Blocks of the last answer: a number, since mypyc keeps to what mypy narrows an optional one to."""
         self._over: list[LoadedBlocks] = []
         self._changes: list[KvEvent] = []
         if peers is not None:
@@ -113,12 +114,11 @@ class SimulatedTiers:
         if self._peers is not None:
             self._meet(now, self._peers)
         self._serial += 1
-        self._answer = None
+        self._answered = 0
         before = start * self.settings.block_tokens
         keys = keys_of(chain[start:end])
         self._post(now, BlocksAsked(query=self._serial, keys=keys, tokens_before=before, hints=_hints(submit)))
-        answer: BlocksAnswered | None = self._answer
-        return 0 if answer is None else answer.blocks
+        return self._answered
 
     def load(self, submit: SubmitRequest, chain: Sequence[int], start: int, end: int, now: Nanos) -> None:
         """Bring these blocks; `advance` says when they are there."""
@@ -214,7 +214,7 @@ class SimulatedTiers:
         elif isinstance(effect, JobEnded):
             self._ended(effect)
         elif isinstance(effect, BlocksAnswered):
-            self._answer = effect
+            self._answered = effect.blocks
         elif isinstance(effect, AskPeer):
             peer = (self._peers or {}).get(effect.peer)
             return PeerAnswered(id=effect.id, blocks=0 if peer is None else peer.leading(effect.keys))
