@@ -15,10 +15,11 @@ from penstock.config.derived.yaml_writer import init_yaml, value_text
 from penstock.config.reading.load import load
 from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
+from penstock.engine.settings import TierLinks
 from penstock.kernel.settings import Field, Knob, Settings, fields_of, is_group
 
 KNOBS = derive(ClusterSettings)
-KNOBS_MAX = 250 + len(fields_of(CacheSettings))
+KNOBS_MAX = 250 + len(fields_of(CacheSettings)) + len(fields_of(TierLinks))
 """Settings of a whole cluster, and of the tiers that came since: what nobody turns is a constant with its reason."""
 SCHEMA = json_schema()
 PAGE = configuration_page()

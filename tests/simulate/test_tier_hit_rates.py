@@ -21,7 +21,7 @@ SIZE = 512
 BYTES = 1 << 20
 """Of one block."""
 CHUNK = 8192 // SIZE
-FREE = TierLinks(host_bandwidth=1e15, host_latency=0, disk_read=1e15, disk_write=1e15, disk_latency=0)
+FREE = TierLinks(host_bandwidth=1e15, disk_read=1e15, disk_write=1e15)
 """Links that always make loading pay, and end every move before the next pass."""
 
 

@@ -221,9 +221,6 @@ class TierLinks(Settings, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = 55e9
-    host_latency: Annotated[
-        float, Knob("What a copy between GPU and host takes before its first byte.", unit="s", ge=0)
-    ] = 1e-5
     disk_read: Annotated[
         float, Knob("From disk to host. The default is one NVMe drive of PCIe 4.0.", unit="bytes/s", gt=0)
     ] = 7e9
@@ -236,7 +233,6 @@ class TierLinks(Settings, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = 5e9
-    disk_latency: Annotated[float, Knob("What a read or a write takes before its first byte.", unit="s", ge=0)] = 1e-4
     object_bandwidth: Annotated[
         float,
         Knob(
@@ -246,9 +242,6 @@ class TierLinks(Settings, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = 1.4e9
-    object_latency: Annotated[
-        float, Knob("What a request to the object store takes before its first byte.", unit="s", ge=0)
-    ] = 0.03
     peer_bandwidth: Annotated[
         float,
         Knob(
@@ -257,9 +250,6 @@ class TierLinks(Settings, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = 11e9
-    peer_latency: Annotated[
-        float, Knob("What a peer takes before its first byte, the question included.", unit="s", ge=0)
-    ] = 2e-4
 
 
 class SimSettings(Settings, frozen=True, kw_only=True):

@@ -4,6 +4,10 @@ from penstock.blocks.tiers.tier_events import Move, Place
 from penstock.engine.settings import TierLinks
 from penstock.kernel.machine import SECOND, Nanos, nanos
 
+HOST_LATENCY, DISK_LATENCY, OBJECT_LATENCY, PEER_LATENCY = 1e-5, 1e-4, 0.03, 2e-4
+"""Seconds before a move's first byte: a copy's launch, a read of NVMe, a request to S3, a question and its answer in
+one data centre. Rounded figures of such devices; bandwidths decide, and are settings."""
+
 
 class TierCarriers:
     """The links of one engine's tiers. A link carries one move after the other, and each way has its own.
@@ -15,16 +19,16 @@ class TierCarriers:
     """
 
     def __init__(self, links: TierLinks, block_bytes: int, gpus: int = 1) -> None:
-        host = links.host_bandwidth * gpus, links.host_latency
-        store = links.object_bandwidth, links.object_latency
+        host = links.host_bandwidth * gpus, HOST_LATENCY
+        store = links.object_bandwidth, OBJECT_LATENCY
         self._speeds: dict[tuple[Place, Place], tuple[float, float]] = {
             ("engine", "host"): host,
             ("host", "engine"): host,
-            ("host", "disk"): (links.disk_write, links.disk_latency),
-            ("disk", "host"): (links.disk_read, links.disk_latency),
+            ("host", "disk"): (links.disk_write, DISK_LATENCY),
+            ("disk", "host"): (links.disk_read, DISK_LATENCY),
             ("host", "object"): store,
             ("object", "host"): store,
-            ("peer", "host"): (links.peer_bandwidth, links.peer_latency),
+            ("peer", "host"): (links.peer_bandwidth, PEER_LATENCY),
         }
         self._block_bytes = block_bytes
         self._free: dict[tuple[Place, Place], Nanos] = {}
