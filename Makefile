@@ -58,7 +58,7 @@ test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to in
 
 test-nixl: dev ## Prove the transfer library's NIXL backends on the real package (70 MB to install, without torch)
 	$(PIP) install --no-deps nixl==1.5.0 nixl-cu12==1.5.0
-	PENSTOCK_REQUIRE=nixl $(BIN)/python -m pytest tests/transfer -k nixl -rs
+	PENSTOCK_REQUIRE=nixl $(BIN)/python -m pytest tests/transfer -k nixl -rsR --reruns 1
 
 test-llamacpp: dev ## Prove the planner on llama.cpp's own servers: they are built first, in some ten minutes
 	$(BIN)/python tests/llamacpp/setup/install.py $(LLAMA)
