@@ -130,7 +130,7 @@ def test_the_same_events_lead_to_the_same_effects() -> None:
 
 def test_a_snapshot_of_another_version_is_refused() -> None:
     planner = Planner(*wanderers(0)())
-    with pytest.raises(ValueError, match="a planner has version 99, and this release reads 6"):
+    with pytest.raises(ValueError, match="a planner has version 99, and this release reads 7"):
         planner.restore({**planner.snapshot(), "version": 99})
 
 
