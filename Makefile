@@ -7,7 +7,7 @@ VLLM   := $(abspath $(or $(PENSTOCK_VLLM_VENV),.venv-vllm))
 FAST   := .venv-fast
 LLAMA  := $(abspath $(or $(PENSTOCK_LLAMACPP_VENV),.venv-llamacpp))
 
-.PHONY: soak up install dev test test-fast fast test-compiled test-nixl test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-transfer clean help
+.PHONY: soak soak-vllm up install dev test test-fast fast test-compiled test-nixl test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-transfer clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -52,9 +52,13 @@ test-compiled: fast ## All tests on the compiled build
 	$(FAST)/bin/python -m pip --disable-pip-version-check -q install "$$(echo build/fast/*.whl)[dev]"
 	PENSTOCK_REQUIRE=$${PENSTOCK_REQUIRE:+$$PENSTOCK_REQUIRE,}compiled $(FAST)/bin/python -m tests.run
 
-test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 27
+test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 22
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm -v -rsR --reruns 1 --durations=12
+
+soak-vllm: dev ## Let three policies scale a real vLLM from a measured profile alone, a row of docs/bench/accuracy.md each (20 minutes)
+	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
+	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm/profiled/ramp_soak.py -v -s
 
 test-nixl: dev ## Prove the transfer library's NIXL backends on the real package (70 MB to install, without torch)
 	$(PIP) install --no-deps nixl==1.5.0 nixl-cu12==1.5.0

@@ -8,7 +8,7 @@ import threading
 import time
 import urllib.error
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.live.cluster import Served, stream, until
 from tests.live.test_operate import penstock
@@ -22,6 +22,17 @@ QUIET = 0.25
 PATIENCE = 900.0
 """Seconds that a client waits for a token: until a second replica serves, the requests above what one answers wait.
 On a busy machine vLLM was seen to need 230 for its start, and its backlog longer than that."""
+
+
+class Followed(NamedTuple):
+    """How many requests a ramp had; and seconds: since it began until two replicas were wanted and ready, and since few
+    requests came until one was wanted and left."""
+
+    requests: int
+    two_wanted: float
+    two_ready: float
+    one_wanted: float
+    one_left: float
 
 
 class Load:
@@ -70,9 +81,12 @@ class Load:
                 self._ask(number, turn)
 
     def _pace(self) -> None:
-        turn = 0
-        while not self._ended.wait(1.0 / self._rate if self._rate else 0.1):
-            if self._rate:
+        turn, due = 0, time.monotonic()
+        while not self._ended.wait(max(0.0, due - time.monotonic())):
+            rate = self._rate
+            # On time on average: a busy machine that wakes this thread late must not lower the rate.
+            due += 1.0 / rate if rate else 0.1
+            if rate:
                 turn += 1
                 thread = threading.Thread(target=self._ask, args=(len(self._clients), turn), daemon=True)
                 self._others.append(thread)
@@ -102,8 +116,8 @@ def follow_a_ramp(
     *,
     one: float | None = None,
     explained: Callable[[], str] | None = None,
-) -> None:
-    """See the planner go from one replica to two and back, say why, and fail no request.
+) -> Followed:
+    """See the planner go from one replica to two and back, say why, and fail no request; return how long it took.
 
     One client asks; then ten, which shows how many requests a second one replica answers; then those come, and more and
     more, until two are wanted, and a little more until two serve; then few come.
@@ -144,13 +158,19 @@ def follow_a_ramp(
         load.clients(1)
         until(lambda: len(load.ends) >= 10, 120, story)
         rate = one or ten_clients()
-        load.rate(CLEARLY * climb(time.monotonic(), rate))
+        began = time.monotonic()
+        load.rate(CLEARLY * climb(began, rate))
+        two_wanted = time.monotonic() - began
         until(lambda: pool_of(cluster)["ready"] == 2, start_limit, story)
+        two_ready = time.monotonic() - began
         busy = len(load.ends)
         until(lambda: len(load.ends) > busy + 20, 120, story)
         load.rate(QUIET * rate)
+        ended = time.monotonic()
         until(lambda: pool_of(cluster)["desired"] == 1, 240, story)
+        one_wanted = time.monotonic() - ended
         until(lambda: len(pool_of(cluster)["replicas"]) == 1, PATIENCE, story)  # it finishes its own backlog first
+        one_left = time.monotonic() - ended
     finally:
         load.end()
     assert set(load.ends) == {"[DONE]"} and len(load.ends) > 40
@@ -158,3 +178,4 @@ def follow_a_ramp(
     found = cluster.get("/admin/status")[1]
     assert found["requests"]["failed"] == found["requests"]["rejected"] == 0
     assert not any(each["cut"] for each in cluster.get("/admin/desired")[1]["drained"].values())
+    return Followed(len(load.ends), two_wanted, two_ready, one_wanted, one_left)

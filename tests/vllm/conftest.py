@@ -1,9 +1,9 @@
 """Where do the vLLM tests get their environment and their model from? Without them they are skipped by name.
 
 `make test-vllm` makes both. ``attached`` runs two servers that Penstock did not start and ``seeing`` one, ``children``,
-``handoff`` and ``planned`` some that it did, ``profiled`` measures one of each and scales the latter, and ``tiers`` has
-one after the other. But for a while in ``handoff`` no more than two are up at once: each takes 2 GB, and up to three
-minutes to start.
+``handoff`` and ``planned`` some that it did, ``profiled`` measures one of the former (its soak one of the latter), and
+``tiers`` has one after the other. But for a while in ``handoff`` no more than two are up at once: each takes 2 GB, and
+up to three minutes to start.
 """
 
 import hashlib

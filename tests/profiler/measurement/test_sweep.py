@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.config.files.profile_manifest import ProfileManifest, ProfilePoint, read_measured
@@ -10,11 +11,18 @@ from penstock.engine.settings import TimingSettings
 from penstock.engine.timing.timing_model import roofline_of, timing_of
 from penstock.kernel.errors import ConfigError, EngineError
 from penstock.kernel.machine import MILLISECOND
-from penstock.kernel.values import Slo
+from penstock.kernel.values import EngineLimits, Slo
 from penstock.profiler.measurement.engine_probe import PointKey, ProbeSample
 from penstock.profiler.measurement.profile_run import MeasuredPoints, ProfileOptions, ShareOfBudget
-from penstock.profiler.measurement.sweep import REPEATS, REPEATS_MAX, Sweep, SweepOptions, point_of, steady
-from penstock.profiler.measurement.sweep_grid import COARSE, first_of, flights, most_uncertain, prompt_lengths
+from penstock.profiler.measurement.sweep import OUTPUT, REPEATS, REPEATS_MAX, Sweep, SweepOptions, point_of, steady
+from penstock.profiler.measurement.sweep_grid import (
+    COARSE,
+    first_of,
+    flights,
+    in_flight_max,
+    most_uncertain,
+    prompt_lengths,
+)
 from tests.profiler.measurement.swept import SHAPE, Endless, swept
 from tests.profiler.measurement.virtual_probe import GAP, MODEL, VirtualProbe, h100
 
@@ -77,6 +85,27 @@ def test_flights_go_from_one_to_what_fits() -> None:
     assert flights(1) == [1] and flights(3) == [1, 2, 3]
     many = flights(256)
     assert many[0] == 1 and many[-1] == 256 and len(many) == 9
+
+
+async def test_an_engine_that_does_not_say_how_many_it_takes_is_measured_up_to_as_many_as_it_takes() -> None:
+    class Silent(VirtualProbe):
+        @property
+        def limits(self) -> EngineLimits[int | None]:
+            return msgspec.structs.replace(super().limits, max_num_seqs=None)
+
+        async def measure(self, key: PointKey) -> ProbeSample:
+            if key.seqs > (self.settings.max_num_seqs or 0):
+                raise EngineError(f"{key.seqs} sequences never decoded at one time")
+            return await super().measure(key)
+
+    for most in (2, 8):
+        probe, done = Silent(h100(1, max_num_seqs=most)), dict[PointKey, ProfilePoint]()
+        options = SweepOptions(shape=SHAPE, longest=6_000, mixed=False)
+        sweep = Sweep(probe, 1, options, done, Endless(), record=lambda key, point: None)
+        await sweep.run()
+        measured = {key.seqs for key in done if key.kind == "decode" and key.context == options.context}
+        fits = in_flight_max(probe.limits, options.context, OUTPUT)
+        assert max(measured) == max(each for each in flights(fits) if each <= most) > most // 2, measured
 
 
 async def test_an_outlier_is_repeated_and_left_out() -> None:

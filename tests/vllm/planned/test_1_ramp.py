@@ -29,8 +29,8 @@ LEARNS_FOR = {"slo": 0.0, "throughput-fpm": 60.0}
 """Seconds: the latter needs eight intervals."""
 
 
-def config(venv: Path, checkpoint: Path, policy: dict[str, Any]) -> dict[str, Any]:
-    flags = ["--dtype", "float32", "--max-num-seqs", str(SEQS), "--enforce-eager", "--load-format", "dummy"]
+def config(venv: Path, checkpoint: Path, policy: dict[str, Any], seqs: int = SEQS) -> dict[str, Any]:
+    flags = ["--dtype", "float32", "--max-num-seqs", str(seqs), "--enforce-eager", "--load-format", "dummy"]
     flags.append(f"--hf-overrides={json.dumps(LARGER)}")
     pool = {
         "engine": "vllm",

@@ -125,6 +125,8 @@ class Sweep:
             point = await self._point(key(place))
             if point is None:  # nor will it be possible to measure a longer prompt, or more in flight
                 grid, ahead = ([each for each in places if each < place] for places in (grid, ahead))
+                if grid and not self._budget.over():
+                    ahead.append(grid[-1])  # what the engine can at most is what a planner counts on
             else:
                 measured[place] = (point.mean, point.sd / point.repeats**0.5)
             if not ahead and (worst := most_uncertain(grid, measured)) is not None:

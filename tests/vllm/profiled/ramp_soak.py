@@ -5,6 +5,9 @@ The profile is measured on the first engine that `penstock up` starts; a planner
 the profile by latencies: nothing else can be learnt.
 `sla-classic` scales prefill and decode pools only: its engines are of a decode pool, which prefills as no other does.
 The model is that of ``planned``, too slow for a few requests per second.
+
+`make soak-vllm` runs it and prints a row of the table in docs/bench/accuracy.md per policy; `make test-vllm` does not
+collect a file of this name, since the three take a quarter of an hour.
 """
 
 import asyncio
@@ -23,26 +26,34 @@ import pytest
 
 from penstock.config.files.profile_folder import read_profile
 from penstock.kernel.pass_report import STATS_ENV
+from penstock.kernel.request_record import RequestRecord, decode_records
 from penstock.kernel.values import RequestShape, Role, Slo
 from penstock.planner.tick_record import TickRecord
 from penstock.profiler.measurement.profile_run import ProfileOptions, run
 from penstock.profiler.measurement.sweep import SweepOptions
 from penstock.runtime.planning.planner_report import PlannerDecisions, past_decisions
+from penstock.runtime.records import segments
 from tests.live.cluster import Served, free_port, served, until
 from tests.live.ramp import PATIENCE, follow_a_ramp
 from tests.vllm.handoff.conftest import KV, WIRE
-from tests.vllm.planned.test_1_ramp import ANSWER, PROMPT, SEQS, body, config
+from tests.vllm.planned.test_1_ramp import ANSWER, PROMPT, body, config
 from tests.vllm.server import CPU_ENV, MODEL, START_LIMIT
 
-SECONDS = 60.0
+SECONDS = 90.0
 """Of measuring."""
-SLO = {"ttft": "2s", "itl": "1s"}
+SEQS = 4
+"""Sequences at a time: with fewer, one client alone is half of what a replica answers, and `sla-classic` wants two."""
+SLO = Slo(ttft=2.0, itl=1.0)
 INTERVAL = "5s"
-POLICIES: dict[Role, dict[str, dict[str, Any]]] = {
-    "aggregated": {"throughput-fpm": {}, "slo": {"slo": {"hold": "5s"}}},
-    "decode": {"sla-classic": {"classic": {"sla": {"adjustment_interval": INTERVAL, "no_correction": True}}}},
+ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""Engine core and worker are one process: as two, the former polls for the latter's answer all the time, and the polls
+of two engines take a machine of two cores from what they wait for."""
+POLICIES: dict[str, tuple[Role, dict[str, Any]]] = {
+    "throughput-fpm": ("aggregated", {}),
+    "slo": ("aggregated", {"slo": {"hold": "5s"}}),
+    "sla-classic": ("decode", {"classic": {"sla": {"adjustment_interval": INTERVAL, "no_correction": True}}}),
 }
-CASES = [(role, policy) for role, policies in POLICIES.items() for policy in policies]
+"""Policy -> its engines' role, its knobs."""
 
 
 class Measured(NamedTuple):
@@ -54,9 +65,9 @@ class Measured(NamedTuple):
 
 
 @contextmanager
-def measured(venv: Path, checkpoint: Path, role: Role, folder: Path, known: Path | None) -> Iterator[Measured]:
-    """Serve an engine of a role, and measure it unless its profile is known."""
-    settings = config(venv, checkpoint, {})
+def measured(venv: Path, checkpoint: Path, role: Role, folder: Path, profile: Path) -> Iterator[Measured]:
+    """Serve an engine of a role, and measure it unless there is a profile: it does not depend on the role."""
+    settings = config(venv, checkpoint, {}, SEQS)
     pool = settings["models"][MODEL]["pools"]["main"]
     pool |= {"role": role, "env": {STATS_ENV: "", **WIRE}}
     pool["args"] += [f"--kv-transfer-config={json.dumps(KV)}"] if role == "decode" else []
@@ -65,27 +76,27 @@ def measured(venv: Path, checkpoint: Path, role: Role, folder: Path, known: Path
     settings["supervise"]["drain_timeout"] = PATIENCE
     settings["frontend"] = {"upstream": {"first_byte_timeout": PATIENCE}}
     (folder / "up.yaml").write_text(json.dumps(settings))
-    env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    env = {**CPU_ENV, **ONE_PROCESS, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     up = ["up", "up.yaml", "--frontend.port", str(free_port())]
     with served(folder, *up, env=env, start_limit=START_LIMIT) as cluster:
         (worker,) = cluster.get("/admin/status")[1]["workers"]
-        out = known or profile_of(worker["url"], folder / "profile")
-        pool["sim"] = {"timing": {"kind": "table", "profile": str(out)}}
-        yield Measured(cluster, settings, out)
+        if not profile.exists():
+            measure(worker["url"], profile)
+        pool["sim"] = {"timing": {"kind": "table", "profile": str(profile)}}
+        yield Measured(cluster, settings, profile)
 
 
-def profile_of(url: str, out: Path) -> Path:
+def measure(url: str, out: Path) -> None:
     sweep = SweepOptions(
         shape=RequestShape(float(PROMPT), float(ANSWER)), prefill_granularity=4, decode_granularity=2, longest=320
     )
-    slo = Slo(ttft=2.0, itl=1.0)
-    asyncio.run(run(ProfileOptions(sweep=sweep, out=out, slo=slo, url=url, seconds=SECONDS)))
-    return out
+    asyncio.run(run(ProfileOptions(sweep=sweep, out=out, slo=SLO, url=url, seconds=SECONDS)))
 
 
 @contextmanager
 def planner(measured: Measured, policy: str, more: dict[str, Any], folder: Path) -> Iterator[Path]:
     """Plan beside the cluster; yield the planner's run folder."""
+    folder.mkdir()
     planning = {
         "policy": policy,
         **more,
@@ -115,6 +126,10 @@ def ticks(run: Path) -> list[TickRecord]:
     return msgspec.json.decode(raw, type=PlannerDecisions[TickRecord]).decisions
 
 
+def answered(cluster: Served) -> list[RequestRecord]:
+    return decode_records(line for file in segments.opened(cluster.run / "requests.jsonl") for line in file)
+
+
 def sources(value: object) -> set[str]:
     """Return every source of speeds that a tick's evidence names."""
     if not isinstance(value, dict):
@@ -128,30 +143,37 @@ def texts(value: object) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ramped")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the profile is, once the first policy's engine is measured."""
+    return tmp_path_factory.mktemp("ramped") / "profile"
 
 
-@pytest.fixture(scope="module")
-def case(request: pytest.FixtureRequest, venv: Path, checkpoint: Path, folder: Path) -> Iterator[Measured]:
-    """The cluster of a role; all have one profile, since what is measured does not depend on the role."""
-    mine, known = folder / str(request.param), folder / "aggregated" / "profile"
-    mine.mkdir()
-    with measured(venv, checkpoint, request.param, mine, known if known.exists() else None) as each:
-        yield each
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_follows_a_ramp_from_a_profile_alone(
+    policy: str, venv: Path, checkpoint: Path, profile: Path, tmp_path: Path
+) -> None:
+    role, knobs = POLICIES[policy]
+    with measured(venv, checkpoint, role, tmp_path, profile) as case:
+        print(f"\n{follow(case, policy, knobs, tmp_path)}")
 
 
-@pytest.mark.parametrize(("case", "policy"), CASES, indirect=["case"], ids=[policy for _, policy in CASES])
-def test_a_policy_follows_a_ramp_from_a_profile_alone(case: Measured, policy: str, tmp_path: Path) -> None:
-    role = case.settings["models"][MODEL]["pools"]["main"]["role"]
+def follow(case: Measured, policy: str, knobs: dict[str, Any], folder: Path) -> str:
+    """See a policy follow the ramp; return a row for the docs."""
     curves = read_profile(case.folder).decode()
     assert curves is not None
     itl = curves.itl_at(SEQS, PROMPT + ANSWER / 2)
-    with planner(case, policy, POLICIES[role][policy], tmp_path) as run:
+    one = SEQS / itl / ANSWER
+    with planner(case, policy, knobs, folder / "planned") as run:
 
         def explained() -> str:
             return "\n".join(tick.why for tick in ticks(run))
 
-        follow_a_ramp(case.cluster, body, START_LIMIT, one=SEQS / itl / ANSWER, explained=explained)
+        before = len(answered(case.cluster))
+        followed = follow_a_ramp(case.cluster, body, START_LIMIT, one=one, explained=explained)
         named = set[str]().union(*(sources(tick.evidence) for tick in ticks(run)))
     assert named == {"profile"}, named
+    until(lambda: len(answered(case.cluster)) == before + followed.requests, 30.0)  # records are written in batches
+    records = answered(case.cluster)[before:]
+    within = sum(record.within(SLO) for record in records) / len(records)
+    seconds = " | ".join(f"{each:.0f}" for each in followed[1:])
+    return f"| {policy} | {one:.2f} | {followed.requests} | {seconds} | {within:.0%} |"
