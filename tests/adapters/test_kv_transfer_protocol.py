@@ -19,3 +19,11 @@ def test_a_push_says_over_how_many_gpus_the_prefill_engine_is_spread(labels: dic
     told = HANDOVERS["push", "vllm"].decode({}, Handoff(protocol="push", key=1, source=source))["kv_transfer_params"]
     assert (told["tp_size"], told["pp_size"]) == sizes
     assert (told["remote_engine_id"], told["remote_host"]) == (labels.get("engine_id"), "127.0.0.1")
+
+
+def test_hints_for_tiers_stay_beside_the_parameters_of_a_prefill() -> None:
+    card = WorkerCard(id=WorkerId("p"), epoch=1, model="m", url="http://127.0.0.1:1")
+    body = {"kv_transfer_params": {"lost": 1, "penstock": {"pin": 9}}}
+    sent = HANDOVERS["completed", "vllm"].prefill(body, Handoff(protocol="completed", key=1), card)
+    assert sent["kv_transfer_params"]["penstock"] == {"pin": 9} and sent["kv_transfer_params"]["do_remote_decode"]
+    assert "lost" not in sent["kv_transfer_params"]

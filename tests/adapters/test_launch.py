@@ -219,6 +219,7 @@ def test_vllm_with_a_tier_process_gets_its_connector_and_hashes_that_can_name_st
     pool = vllm(cache=CacheSettings(host=1 << 30))
     assert has_tier_process(pool) and not has_tier_process(vllm())
     assert not has_tier_process(PoolSettings(engine="sim", cache=CacheSettings(host=1 << 30)))
+    assert overrides_of(pool)["labels"]["kv_tiers"] == "priority" and "kv_tiers" not in overrides_of(vllm())["labels"]
     launch = launch_of("main-0", "tiny", pool, port=1, tiers="/run/main-0.sock")
     assert "/run/main-0.sock" in flag(launch, "--kv-transfer-config")
     assert flag(launch, "--prefix-caching-hash-algo") == "sha256_cbor"

@@ -482,11 +482,35 @@ async def test_a_hint_that_does_nothing_is_said_and_counted() -> None:
     async with stand() as s:
         idle = {"agent_hints": {"speculative_prefill": True, "osl": 5}, "cache_control": {"type": "ephemeral"}}
         answer = await (await s.chat(nvext={**idle, "extra_fields": ["worker_id"]})).json()
-        assert answer["nvext"]["ignored_hints"] == ["agent_hints.speculative_prefill", "cache_control"]
+        assert answer["nvext"]["ignored_hints"] == ["cache_control", "agent_hints.speculative_prefill"]
         answer = await (await s.chat(nvext={"agent_hints": {"speculative_prefill": False}})).json()
         assert "nvext" not in answer
         text = await (await s.http.get("/metrics")).text()
         assert 'penstock_ignored_hints_total{model="m",hint="cache_control"} 1' in text
+
+
+async def test_a_pin_and_a_priority_reach_the_tiers_or_are_reported() -> None:
+    hints = {"cache_control": {"type": "ephemeral", "ttl": "5m"}, "agent_hints": {"priority": 3}}
+    async with stand(card={"engine": "sim", "labels": {"kv_tiers": "priority"}}) as s:
+        answer = await s.chat(nvext=hints)
+        assert "x-penstock-ignored-hints" not in answer.headers
+        await s.chat(nvext=hints, kv_transfer_params={"x": 1, "penstock": {"pin": 9}})
+        await s.chat()
+        sent = [json.loads(body).get("kv_transfer_params") for body in s.engines[0].bodies]
+        assert sent == [
+            {"penstock": {"pin": 300.0, "priority": 3}},
+            {"x": 1, "penstock": {"pin": 9, "priority": 3}},
+            None,
+        ]
+    for order in ("", "lru"):
+        async with stand(card={"engine": "sim", "labels": {"kv_tiers": order} if order else {}}) as s:
+            answer = await s.chat(nvext=hints, headers={"x-request-id": "r"})
+            assert answer.headers["x-penstock-ignored-hints"] == "cache_control"
+            assert b"kv_transfer_params" not in s.engines[0].bodies[0]
+            assert s.records[0].ignored_hints == ("cache_control",)
+            explained = s.service.history.explain("r")
+            assert explained is not None and explained.request is not None
+            assert explained.request.ignored_hints == ("cache_control",)
 
 
 async def test_client_that_reads_nothing_is_cut_off() -> None:

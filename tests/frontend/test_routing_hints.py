@@ -1,13 +1,20 @@
 """Is what callers ask of routing read as the field writes it?"""
 
+import json
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from multidict import CIMultiDict
 
+from penstock.adapters.engines.dialects.dialect_registry import dialect_of
+from penstock.frontend.exchange.upstream_request import UpstreamRequest, engine_body, ignored_hints
+from penstock.frontend.prompt.request_body import parse
 from penstock.frontend.prompt.routing_hints import RoutingHints, read_hints
 from penstock.kernel.errors import ClientError
-from penstock.router.events import Preferences
+from penstock.kernel.values import WorkerCard, WorkerId
+from penstock.router.events import Handoff, Preferences
 
 
 def read(nvext: dict[str, Any] | None = None, headers: dict[str, str] | None = None, **fields: Any) -> RoutingHints:
@@ -97,6 +104,12 @@ def test_overrides_and_lists() -> None:
         {"token_data": [1, True]},
         {"extra_fields": [1]},
         {"cache_salt": "x" * 257},
+        {"cache_control": True},
+        {"cache_control": {"ttl": 5}},
+        {"cache_control": {"type": "ephemeral", "ttl": "soon"}},
+        {"cache_control": {"type": "ephemeral", "ttl": 0}},
+        {"cache_control": {"type": "ephemeral", "ttl": "8000000s"}},
+        {"cache_control": {"type": "ephemeral", "ttl": True}},
     ],
 )
 def test_malformed_values_name_their_field(nvext: dict[str, Any]) -> None:
@@ -105,8 +118,38 @@ def test_malformed_values_name_their_field(nvext: dict[str, Any]) -> None:
     assert caught.value.status == 400 and caught.value.param is not None and "nvext" in caught.value.param
 
 
+@pytest.mark.parametrize(("ttl", "seconds"), [("5m", 300), ("1h", 3600), ("90s", 90), (7, 7), (0.5, 0.5)])
+def test_a_pin_is_read_in_seconds(ttl: Any, seconds: float) -> None:
+    found = read({"cache_control": {"type": "ephemeral", "ttl": ttl}, "context_type": "system"})
+    assert found.pin == seconds and found.uncertain
+
+
+def test_pins_and_priorities_that_nobody_wrote_down() -> None:
+    assert read({"cache_control": {"type": "ephemeral"}}).pin == 300
+    system = read({"context_type": "system"})
+    assert (system.pin, system.uncertain) == (3600, False)
+    assert (read({"context_type": "tool"}).pin, read({"cache_control": None}).pin) == (0, 0)
+    assert [read({"agent_hints": {"priority": each}}).keep for each in (5, -5)] == [5, 0]
+
+
 def test_top_level_salt_is_read_and_checked() -> None:
     assert read(cache_salt="a").salt == "a"
     assert read({"cache_salt": "b"}, cache_salt="a").salt == "b"
     with pytest.raises(ClientError):
         read(cache_salt=5)
+
+
+def test_both_legs_of_a_hand_off_carry_the_hints() -> None:
+    source = WorkerCard(id=WorkerId("p"), epoch=1, model="m", url="http://p", labels={"kv_tiers": "priority"})
+    parsed = parse("chat_completions", b'{"model": "m", "messages": [{"role": "user", "content": "a"}]}')
+    hints = read({"cache_control": {"type": "ephemeral", "ttl": 60}})
+    job = UpstreamRequest("/", parsed.raw, "", "chat_completions", False, parsed, hints)
+    word: Any = SimpleNamespace(card=source, target=None, handoff=Handoff(protocol="completed", key=1, source=source))
+    body = json.loads(engine_body(job, dialect_of("sim"), word, None, handed={"kv_transfer_params": {"remote": 1}}))
+    assert body["kv_transfer_params"] == {"remote": 1, "penstock": {"pin": 60}}
+    word.card = msgspec.structs.replace(source, labels={})
+    body = json.loads(engine_body(job, dialect_of("sim"), word, None, handed={"kv_transfer_params": {"remote": 1}}))
+    assert body["kv_transfer_params"] == {"remote": 1}
+    assert ignored_hints(job, word) == ()  # the worker of the prefill keeps them
+    word.handoff = None
+    assert ignored_hints(job, word) == ("cache_control",)

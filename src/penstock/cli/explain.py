@@ -130,6 +130,8 @@ def _ended_text(request: str, ended: RequestEnd) -> str:
         f"{ended.attempts} attempt" + ("" if ended.attempts == 1 else "s"),
     ]
     lines.append(", ".join(times))
+    if ended.ignored_hints:
+        lines.append("hints without an effect: " + ", ".join(ended.ignored_hints))
     if len({leg.role for leg in ended.legs}) > 1:
         lines.append("stages: " + ", then ".join(f"{leg.role} on {leg.target}" for leg in ended.legs))
     lines += [f"failed on {leg.target}: {leg.failure}" for leg in ended.legs if leg.failure]

@@ -50,6 +50,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ``cached_by_tier``: those of ``cached`` that came from tiers below the engine's memory.
     ``ttft``: first output token less arrival, queueing included. ``e2e``: last output token less arrival.
     ``queued``: seconds it waited for a worker. ``lateness``: how late a load generator sent it against its own plan.
+    ``ignored_hints``: its hints that had no effect.
     """
 
     id: str
@@ -77,6 +78,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     turn: int | None = None
     program: str | None = None
     lateness: float | None = None
+    ignored_hints: tuple[str, ...] = ()
 
     @property
     def worker(self) -> str | None:
@@ -246,6 +248,7 @@ class RequestEnd(msgspec.Struct, frozen=True, kw_only=True):
     retry_after: float | None = None
     session: str | None = None
     program: str | None = None
+    ignored_hints: tuple[str, ...] = ()
 
 
 class Explanation(msgspec.Struct, Generic[D], frozen=True):

@@ -3,8 +3,11 @@
 from collections.abc import Iterable
 from typing import Any
 
+from penstock.adapters.engines.dialects.kv_transfer_protocol import TIERS
 from penstock.config.settings.cluster_settings import PoolSettings
 
+WITH_TIERS = ("vllm", "sim")
+"""Kinds of engine that get KV tiers from us."""
 GUESSED = ("sim", "openai")
 """Kinds that are no override where a pool of URLs names them: each server is asked for its kind."""
 
@@ -21,6 +24,8 @@ def overrides_of(pool: PoolSettings, url: str | None = None) -> dict[str, Any]:
         "max_num_batched_tokens": pool.max_num_batched_tokens,
     }
     labels = {**pool.labels, **({"priority": "on"} if takes_priority(pool) else {})}
+    if pool.cache.host and pool.engine in WITH_TIERS and not pool.urls:
+        labels[TIERS] = pool.cache.order
     if labels:
         overrides["labels"] = labels
     if url is not None:

@@ -106,15 +106,17 @@ class FrontendMetrics(MetricNamesOf):
         endpoint: str,
         streamed: bool,
         context_type: str | None = None,
-        ignored: Sequence[str] = (),
     ) -> None:
-        """A request has been read and will be routed. ``ignored``: its hints without an effect."""
+        """A request has been read and will be routed."""
         self.requests_started.add(endpoint, model, "stream" if streamed else "unary")
         self._active[model] = self._active.get(model, 0) + 1
         self._queued[model] = self._queued.get(model, 0) + 1
         if context_type is not None:
             self.context_types.add(model, self._bounded(context_type))
-        for hint in ignored:
+
+    def ignored(self, model: str, hints: Sequence[str]) -> None:
+        """A request is over, and these hints of it had no effect."""
+        for hint in hints:
             self.ignored_hints.add(model, hint)
 
     def first_token(self, model: str) -> None:

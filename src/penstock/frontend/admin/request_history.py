@@ -46,6 +46,8 @@ class RequestHistory:
         self._by_request: dict[str, list[bytes]] = {}
         self._closed: OrderedDict[str, Closed] = OrderedDict()
         self._closed_max = closed_max
+        self._ignored: dict[str, tuple[str, ...]] = {}
+        """Hints without an effect, of the ends that have some."""
         self._leads: dict[str, Nanos] = {}
         """Decisions of the requests that have not ended."""
         self._encode = msgspec.json.Encoder(enc_hook=plain).encode
@@ -72,13 +74,20 @@ class RequestHistory:
 
     def closed(self, closed: Closed) -> None:
         """Remember how a request ended; an id that is used again replaces its older end."""
-        self._closed.pop(closed.id, None)
+        if self._closed.pop(closed.id, None) is not None:
+            self._ignored.pop(closed.id, None)
         lead = self._leads.pop(closed.id, 0)
         if lead:
             closed = msgspec.structs.replace(closed, arrived=closed.arrived - lead)
         self._closed[closed.id] = closed
         if len(self._closed) > self._closed_max:
-            self._closed.popitem(last=False)
+            oldest, _ = self._closed.popitem(last=False)
+            self._ignored.pop(oldest, None)
+
+    def ignored(self, request: str, hints: tuple[str, ...]) -> None:
+        """Remember which hints of an ended request had no effect."""
+        if request in self._closed:
+            self._ignored[request] = hints
 
     @property
     def full(self) -> bool:
@@ -111,9 +120,9 @@ class RequestHistory:
 
     def _ended(self, closed: Closed) -> RequestEnd:
         legs = [self._moved(leg) for leg in closed.legs]
-        return msgspec.convert(
-            self._moved(msgspec.structs.replace(closed, legs=legs)), RequestEnd, from_attributes=True
-        )
+        end = msgspec.convert(self._moved(msgspec.structs.replace(closed, legs=legs)), RequestEnd, from_attributes=True)
+        ignored = self._ignored.get(closed.id)
+        return end if ignored is None else msgspec.structs.replace(end, ignored_hints=ignored)
 
     def _moved(self, part: S) -> S:
         """Return an end or an attempt with its times since the start of the run."""

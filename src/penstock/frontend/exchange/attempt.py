@@ -262,7 +262,8 @@ class Attempt:
         answer.take_usage(usage_of(body) if answer.job.parsed is not None else None, 0)
         if answer.job.wants_extra:
             body = with_nvext(body, answer.extra())
-        await answer.caller.send(call.status, body, {"content-type": call.content_type, **marks(self.dispatch)})
+        headers = {"content-type": call.content_type, **marks(self.dispatch, answer.job)}
+        await answer.caller.send(call.status, body, headers)
         answer.began()
         answer.finish()
         return True
@@ -286,7 +287,7 @@ class Attempt:
         answer.refused(self.dispatch, f"the engine refused: {text}", status)
         if answer.caller.begun:
             return False
-        await answer.caller.send(status, body, {"content-type": content_type, **marks(self.dispatch)})
+        await answer.caller.send(status, body, {"content-type": content_type, **marks(self.dispatch, answer.job)})
         return True
 
     async def _error(self) -> bool | AttemptLost:
@@ -313,6 +314,6 @@ class Attempt:
                 "content-type": self._call.content_type,
                 "cache-control": "no-cache",
                 "x-accel-buffering": "no",
-                **marks(self.dispatch),
+                **marks(self.dispatch, self._answer.job),
             },
         )

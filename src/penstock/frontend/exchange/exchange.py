@@ -171,4 +171,4 @@ class RequestExchange:
                 caller.abort()  # the client does not read, and nothing else would end that
             return
         error = problem(status, reason, code=code, retry_after=closed.retry_after)
-        await send_error(caller, error, {} if self._last is None else marks(self._last))
+        await send_error(caller, error, {} if self._last is None else marks(self._last, self.answer.job))

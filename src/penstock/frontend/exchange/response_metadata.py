@@ -5,20 +5,22 @@ import time
 import msgspec
 
 from penstock.frontend.exchange.token_timing import TokenTiming
-from penstock.frontend.exchange.upstream_request import UpstreamRequest
+from penstock.frontend.exchange.upstream_request import UpstreamRequest, ignored_hints
 from penstock.frontend.prompt.request_body import Parsed
 from penstock.kernel.values import JsonObject
 from penstock.router.events import Dispatch
 
 
-def marks(dispatch: Dispatch) -> dict[str, str]:
-    """Return the headers that name a request's workers."""
+def marks(dispatch: Dispatch, job: UpstreamRequest) -> dict[str, str]:
+    """Return the headers that name a request's workers, and its hints that have no effect on them."""
     decision = dispatch.decision
+    ignored = () if job.hints is None or not job.hints.uncertain else ignored_hints(job, dispatch)
     return {
         "x-penstock-worker": str(decision.chosen),
         **({} if prefill_of(dispatch) is None else {"x-penstock-prefill-worker": str(prefill_of(dispatch))}),
         "x-penstock-expected-cached-tokens": str(decision.expected_cached_tokens),
         "x-penstock-queue-ms": f"{decision.queued * 1e3:.1f}",
+        **({"x-penstock-ignored-hints": ", ".join(ignored)} if ignored else {}),
     }
 
 
@@ -41,8 +43,8 @@ def extra_fields(job: UpstreamRequest, dispatch: Dispatch, timing: TokenTiming) 
             "prefill_worker_id": prefill_of(dispatch) or worker,
             "decode_worker_id": worker,
         }
-    if names and job.hints is not None and job.hints.ignored:
-        out["ignored_hints"] = list(job.hints.ignored)
+    if names and (ignored := ignored_hints(job, dispatch)):
+        out["ignored_hints"] = list(ignored)
     if "timing" in names:
         out["timing"] = {
             "queue_ms": round(decision.queued * 1e3, 3),

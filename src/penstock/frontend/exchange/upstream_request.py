@@ -6,10 +6,11 @@ from typing import Any
 
 from penstock.adapters.engines.dialects.dialect import Dialect
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
+from penstock.adapters.engines.dialects.kv_transfer_protocol import PARAMS, TIERS, tier_hints_in, with_tier_hints
 from penstock.adapters.telemetry.otel_tracer import OtelSpan
 from penstock.frontend.prompt.request_body import Parsed, with_fields, with_uuids
-from penstock.frontend.prompt.routing_hints import RoutingHints
-from penstock.kernel.values import JsonObject
+from penstock.frontend.prompt.routing_hints import CACHE_CONTROL, RoutingHints
+from penstock.kernel.values import JsonObject, WorkerCard
 from penstock.router.events import Dispatch
 
 _PASSED_ON = ("traceparent", "tracestate")
@@ -109,7 +110,36 @@ def _added(
     for name, value in fields.items():
         if parsed.fields.get(name) != value:
             added[name] = value
+    if PARAMS in added or (hints is not None and (hints.pin or hints.keep)):
+        _add_tier_hints(added, parsed, hints, card)
     return added
+
+
+def pins(card: WorkerCard) -> bool:
+    """Return whether an engine has tiers that heed a pin and a priority."""
+    return card.labels.get(TIERS) == "priority"
+
+
+def ignored_hints(job: UpstreamRequest, dispatch: Dispatch | None) -> tuple[str, ...]:
+    """Return the hints of a request that have no effect on the workers that took it; no worker: on none."""
+    hints = job.hints
+    if hints is None or dispatch is None:
+        return () if hints is None else hints.ignored
+    source = None if dispatch.handoff is None else dispatch.handoff.source
+    if not hints.asks_pin or pins(dispatch.card) or (source is not None and pins(source)):
+        return hints.ignored
+    return (CACHE_CONTROL, *hints.ignored)
+
+
+def _add_tier_hints(added: JsonObject, parsed: Parsed, hints: RoutingHints | None, card: WorkerCard) -> None:
+    """Put the hints for KV tiers beside a hand-off's parameters; what the client itself wrote there wins."""
+    own = tier_hints_in(parsed.fields)
+    wanted: JsonObject = {}
+    if hints is not None and pins(card):
+        wanted = {name: value for name, value in (("pin", hints.pin), ("priority", hints.keep)) if value}
+    params = added.get(PARAMS, parsed.fields.get(PARAMS) or {})
+    if wanted | own and isinstance(params, dict):  # else the engine says what is wrong with the client's
+        added[PARAMS] = with_tier_hints(params, wanted | own)
 
 
 def engine_headers(

@@ -1,7 +1,7 @@
 """Chat and text completions: reads the body, tokenises the prompt, routes the request and runs its exchange."""
 
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 
 import msgspec
 
@@ -9,7 +9,7 @@ from penstock.adapters.telemetry.otel_tracer import NO_SPAN, OtelSpan
 from penstock.frontend.exchange.client_answer import ClientAnswer
 from penstock.frontend.exchange.exchange import RequestExchange
 from penstock.frontend.exchange.token_timing import TokenTiming
-from penstock.frontend.exchange.upstream_request import UpstreamRequest
+from penstock.frontend.exchange.upstream_request import UpstreamRequest, ignored_hints
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.prompt.model_catalog import ResolvedModel, check_prompt
 from penstock.frontend.prompt.request_body import Endpoint, Parsed, is_whole, media_id, media_of
@@ -88,7 +88,7 @@ async def carry(
     )
     caller.id = arrived.id
     timing.routed = time.monotonic()
-    service.bookkeeping.add((_arrived, (service, arrived, job, hints.ignored, timing)))
+    service.bookkeeping.add((_arrived, (service, arrived, job, timing)))
     ticket = service.tickets.arrive(arrived)
     answer = ClientAnswer(caller, service.exchanges, resolved, job, prompt, ticket, span, timing)
     try:
@@ -131,12 +131,10 @@ def _over(
         _end_span(answer.span, closed, target_name)
 
 
-def _arrived(
-    service: Service, arrived: Arrived, job: UpstreamRequest, ignored: Sequence[str], timing: TokenTiming
-) -> None:
+def _arrived(service: Service, arrived: Arrived, job: UpstreamRequest, timing: TokenTiming) -> None:
     """Count a request that goes to the router."""
     isl, model = arrived.prompt.isl, arrived.model
-    service.metrics.started(model, job.endpoint, job.streamed, arrived.preferences.service_class, ignored)
+    service.metrics.started(model, job.endpoint, job.streamed, arrived.preferences.service_class)
     service.timeline_store.arrived(timing.arrived + timing.lead, isl)
     service.counts.of(model).arrive(isl)
     service.history.arrived(arrived.id, nanos(timing.lead))
@@ -152,6 +150,11 @@ def _ended(service: Service, answer: ClientAnswer, closed: Closed, service_class
     if closed.outcome == "ok" and timing.ttft is not None and closed.legs:
         target = closed.legs[-1].target
         service.metrics.timed(model, target.worker, target.rank, timing.ttft, timing.itl)
+    ignored: tuple[str, ...] = ()
+    if job.hints is not None and job.hints.uncertain:
+        ignored = ignored_hints(job, answer.speaker)
+        service.metrics.ignored(model, ignored)
+        service.history.ignored(closed.id, ignored)
     record = record_of(
         # One clock for the TTFT of client, page, explain and record: it begins when the request arrives here.
         msgspec.structs.replace(closed, arrived=closed.arrived - nanos(timing.lead)),
@@ -161,6 +164,7 @@ def _ended(service: Service, answer: ClientAnswer, closed: Closed, service_class
         ttft=timing.ttft,
         e2e=timing.e2e,
         service_class=service_class,
+        ignored_hints=ignored,
     )
     service.records.write(record)
     service.timeline_store.ended(now, record, service.settings.slo)

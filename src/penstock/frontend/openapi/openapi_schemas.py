@@ -4,7 +4,7 @@ Objects are open: fields that are not named here are the engine's, or come with 
 """
 
 from penstock.frontend.prompt.request_body import DEPTH_MAX
-from penstock.frontend.prompt.routing_hints import EXTRA_FIELDS, TEXT_MAX
+from penstock.frontend.prompt.routing_hints import CACHE_TTL_MAX, EXTRA_FIELDS, TEXT_MAX
 from penstock.kernel.values import JsonObject
 
 _WORD: JsonObject = {"type": "string", "minLength": 1, "maxLength": TEXT_MAX}
@@ -62,6 +62,18 @@ _NVEXT: JsonObject = _open(
         "agent_hints": _open({"priority": _PRIORITY, "strict_priority": _WHOLE32, "osl": _WHOLE32}),
         "agent_context": _open({"session_id": _WORD, "program_id": _WORD, "context_type": _WORD}),
         "session_control": _open({"session_id": _WORD}),
+        "cache_control": _open(
+            {
+                "type": {"const": "ephemeral"},
+                "ttl": {
+                    "anyOf": [
+                        {"type": "number", "exclusiveMinimum": 0, "maximum": CACHE_TTL_MAX},
+                        {"enum": ["5m", "1h"]},
+                    ]
+                },
+            },
+            ("type",),
+        ),
         "program_id": _WORD,
         "context_type": _WORD,
         "cache_salt": _WORD,

@@ -4,6 +4,7 @@ Headers win over the body, and Penstock's spelling of a header wins over the oth
 ignored: the body reaches the engine as it came.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,8 +39,15 @@ _NAMES = frozenset(
 
 EXTRA_FIELDS = ("worker_id", "timing", "ignored_hints")
 """Response fields that ``nvext.extra_fields`` can request from Penstock; others are the engine's."""
-IDLE = ("agent_hints.speculative_prefill", "cache_control", "session_control.action", "session_control.timeout")
+CACHE_CONTROL = "cache_control"
+IDLE = ("agent_hints.speculative_prefill", "session_control.action", "session_control.timeout")
 """Hints of ``nvext`` that other gateways know and that have no effect here: the response reports them."""
+CACHE_TTL = 300.0
+"""Seconds of a ``cache_control`` that names none, as callers of other gateways expect."""
+CACHE_TTL_MAX = 7 * 24 * 3600.0
+"""Longest pin in seconds: blocks that nobody asks for within a week are not worth their memory."""
+CONTEXT_PINS = {"system": 3600.0, "long_lived": 3600.0}
+"""Type of context -> seconds of its pin, where the request itself asks for none: prompts that many requests share."""
 TEXT_MAX = 256
 """Longest id or salt in characters, so that the memory per session or request stays small."""
 
@@ -53,9 +61,17 @@ class RoutingHints:
     extra: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     """Which hints of `IDLE` the request has."""
+    pin: float = 0.0
+    """Seconds for which KV tiers are to keep its blocks; 0 where nobody asks for that."""
+    asks_pin: bool = False
+    """Whether the request itself asks for the pin, so that it is told where there is none."""
+    keep: int = 0
+    """Priority of its blocks in KV tiers; 0 is the lowest."""
     token_data: list[int] | None = None
     timeout: float | None = None
     """Seconds that the caller allows for the whole request."""
+    uncertain: bool = False
+    """Whether it has a hint that has no effect, or not on every worker."""
 
 
 def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Mapping[str, Any]) -> RoutingHints:
@@ -90,6 +106,14 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
     rank = _first(_number(headers, _RANK, 0, 65_535), _whole(nvext, "dp_rank", 0, 65_535))
     priority = _first(_number(headers, _PRIORITY, -(2**31), 2**31 - 1), _whole(hints, "priority", -(2**31), 2**31 - 1))
     strict = _first(_number(headers, _STRICT, 0, 2**32 - 1), _whole(hints, "strict_priority", 0, 2**32 - 1))
+    service_class = _first(
+        _text(headers, _CONTEXT),
+        _field(nvext, "context_type"),
+        _field(hints, "context_type"),
+        _field(context, "context_type"),
+    )
+    ttl = _cache_ttl(nvext)
+    ignored = tuple(name for name in IDLE if _at(nvext, name))
     return RoutingHints(
         preferences=Preferences(
             worker=None if worker is None else WorkerId(worker),
@@ -102,24 +126,25 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
             # A program without a session counts as a session: its requests share prefixes and belong together.
             session=_first(home, program),
             program=program,
-            service_class=_first(
-                _text(headers, _CONTEXT),
-                _field(nvext, "context_type"),
-                _field(hints, "context_type"),
-                _field(context, "context_type"),
-            ),
+            service_class=service_class,
             overlap_credit=_real(headers, _CREDIT, 0.0, 1e6),
             temperature=_real(headers, _TEMPERATURE, 0.0, 1e6),
         ),
         salt=_first(_text(headers, _SALT), _field(nvext, "cache_salt"), _field(fields, "cache_salt", "")),
         extra=_extra(nvext),
-        ignored=tuple(name for name in IDLE if _at(nvext, name)),
+        ignored=ignored,
+        uncertain=bool(ignored) or ttl is not None,
+        pin=CONTEXT_PINS.get(service_class, 0.0) if ttl is None else ttl,
+        asks_pin=ttl is not None,
+        keep=max(0, priority or 0),
         token_data=_tokens(nvext),
         timeout=_real(headers, _TIMEOUT, 0.001, 1e6),
     )
 
 
 _NONE = RoutingHints(preferences=Preferences())
+_TTL = re.compile(r"([0-9]{1,7})([smh])")
+_TTL_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def _first(*values: Any) -> Any:
@@ -211,6 +236,26 @@ def _extra(nvext: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise rejected("nvext.extra_fields must be a list of names", "nvext.extra_fields")
     return tuple(name for name in EXTRA_FIELDS if name in value)
+
+
+def _cache_ttl(nvext: Mapping[str, Any]) -> float | None:
+    """Return the seconds of ``cache_control``; None where there is none."""
+    control = _object(nvext, CACHE_CONTROL)
+    if not control:
+        return None
+    if control.get("type") != "ephemeral":
+        raise rejected('nvext.cache_control.type must be "ephemeral"', "nvext.cache_control.type")
+    value = control.get("ttl", CACHE_TTL)
+    seconds = value
+    if isinstance(value, str):
+        matched = _TTL.fullmatch(value)
+        seconds = None if matched is None else int(matched[1]) * _TTL_UNITS[matched[2]]
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= CACHE_TTL_MAX:
+        raise rejected(
+            'nvext.cache_control.ttl must be seconds, or text such as "90s", "5m" or "1h", of at most 7 days',
+            "nvext.cache_control.ttl",
+        )
+    return float(seconds)
 
 
 def _at(nvext: Mapping[str, Any], path: str) -> Any:

@@ -87,7 +87,7 @@ export type Cost = {
 
 export type CrashStatus = {
   name: string;
-  kind: "engine" | "frontend" | "planner" | "server";
+  kind: "engine" | "frontend" | "planner" | "server" | "tiers";
   count: number;
   reason: string;
   at: number;
@@ -331,6 +331,7 @@ export type RequestEnd = {
   retry_after?: number | null;
   session?: string | null;
   program?: string | null;
+  ignored_hints?: string[];
 };
 
 export type RequestList = {

@@ -19,6 +19,7 @@ def record_of(
     osl_requested: int | None = None,
     turn: int | None = None,
     cached_by_tier: dict[str, int] | None = None,
+    ignored_hints: tuple[str, ...] = (),
 ) -> RequestRecord:
     """Write one request down.
 
@@ -62,6 +63,7 @@ def record_of(
         session=closed.session,
         turn=turn,
         program=closed.program,
+        ignored_hints=ignored_hints,
     )
 
 
@@ -93,4 +95,5 @@ def closed_of(record: RequestRecord) -> RequestEnd:
         ],
         session=record.session,
         program=record.program,
+        ignored_hints=record.ignored_hints,
     )

@@ -21,6 +21,10 @@ _ONE_TOKEN: Fields = {"stream": False, "max_tokens": 1}
 _NEEDLESS = ("stream_options", "min_tokens", "return_token_ids", "logprobs", "top_logprobs")
 TP_SIZE, PP_SIZE = "tp_size", "pp_size"
 """Labels of an engine's tensor-parallel and pipeline-parallel sizes; 1 where they are absent."""
+TIERS = "kv_tiers"
+"""Label: the eviction order of an engine's KV tiers that read our hints; absent where it has none."""
+PARAMS, HINTS = "kv_transfer_params", "penstock"
+"""Where the tiers find a request's hints: field of its body, and field in that."""
 BOOTSTRAP_PORT = 8998
 """SGLang's own default."""
 
@@ -62,7 +66,7 @@ class VllmPull:
             "remote_host": None,
             "remote_port": None,
         }
-        return {**_one_token(fields), "kv_transfer_params": params}
+        return {**_one_token(fields), PARAMS: with_tier_hints(params, tier_hints_in(fields))}
 
     def decode_params(self, answer: Mapping[str, Any]) -> Fields | None:
         params = answer.get("kv_transfer_params")
@@ -155,6 +159,18 @@ def meeting_point(card: WorkerCard) -> tuple[str, int]:
 def _meeting(handoff: Handoff, card: WorkerCard) -> Fields:
     host, port = meeting_point(card)
     return {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": handoff.key}
+
+
+def tier_hints_in(fields: Mapping[str, Any]) -> Fields:
+    """Return the hints for KV tiers that a body has, or none."""
+    params = fields.get(PARAMS)
+    hints = params.get(HINTS) if isinstance(params, dict) else None
+    return hints if isinstance(hints, dict) else {}
+
+
+def with_tier_hints(params: Mapping[str, Any], hints: Fields) -> Fields:
+    """Return transfer parameters with hints for KV tiers beside what a hand-off put there."""
+    return {**params, HINTS: hints} if hints else {**params}
 
 
 def _one_token(fields: Mapping[str, Any]) -> Fields:
