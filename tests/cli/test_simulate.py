@@ -165,7 +165,7 @@ def test_other_formats_are_told_by_their_first_lines(tmp_path: Path) -> None:
     trace = tmp_path / "azure.csv"
     trace.write_text(AZURE)
     found = variants(tmp_path / "runs", "--trace", str(trace), "--no-html")[0]
-    assert found["tokens"] == {"prompt": 374 + 396 + 879, "output": 44 + 109 + 55, "cached": 0}
+    assert found["tokens"] == {"prompt": 374 + 396 + 879, "output": 44 + 109 + 55, "cached": 0, "cached_by_tier": {}}
     again = variants(tmp_path / "again", "--trace", found["wall_run"] + "/requests.jsonl", "--no-html")[0]
     assert again["tokens"] == found["tokens"] and again["e2e_mean_s"] == pytest.approx(found["e2e_mean_s"])
 

@@ -179,14 +179,25 @@ def cheapest_of(costs: Sequence[Cost]) -> Sequence[int]:
     """Return the places of the candidates with the least total, rising."""
     if isinstance(costs, CostTable):
         total = costs.total
-        places: list[int] = (total == total[total.argmin()]).nonzero()[0].tolist()
-        return places
-    least = min(one.total for one in costs)
-    return [place for place, one in enumerate(costs) if one.total == least]
+        equal: list[int] = (total == total[total.argmin()]).nonzero()[0].tolist()
+        return equal
+    places: list[int] = []
+    least = math.inf
+    for place, one in enumerate(costs):
+        if one.total <= least:
+            if one.total < least:
+                least, places = one.total, []
+            places.append(place)
+    return places
 
 
 def second_of(costs: Sequence[Cost], first: int) -> tuple[Target, float]:
     """Return the first candidate with the least total of all but the one at a place, and its total."""
     if isinstance(costs, CostTable):
         return costs.second(first)
-    return min(((one.target, one.total) for place, one in enumerate(costs) if place != first), key=lambda one: one[1])
+    second: Cost | None = None
+    for place, one in enumerate(costs):
+        if place != first and (second is None or one.total < second.total):
+            second = one
+    assert second is not None, "one candidate has no runner-up"
+    return second.target, second.total
