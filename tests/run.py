@@ -29,6 +29,8 @@ SUITES: dict[str, list[str]] = {
         "tests/adapters",
         "tests/contracts",
         "tests/frontend",
+        "tests/inside",
+        "tests/page",
         "tests/runtime",
         "tests/report",
         "tests/profiler",

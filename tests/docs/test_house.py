@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.run import SUITES
+
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src/penstock"
 KINDS = {"__init__", "__main__", "events", "journal", "settings"}
@@ -207,3 +209,9 @@ def test_every_room_is_within_its_budget() -> None:
     assert "" not in lines, "a folder of src/penstock has no row in ARCHITECTURE.md"
     assert {room: count for room, count in lines.items() if count > known[room]} == {}
     assert {room for room in known if room not in lines} == set(), "ARCHITECTURE.md has a row for a room that is gone"
+
+
+def test_every_folder_of_tests_is_in_a_suite() -> None:
+    folders = {f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if any(path.glob("**/test_*.py"))}
+    slow_only = {"tests/soak"}
+    assert folders - {part for arguments in SUITES.values() for part in arguments} == slow_only
