@@ -16,6 +16,7 @@ models:
     tokenizer: builtin:sim
     pools:
       main:
+        replicas: 1
         cache: {{host: {BLOCKS * BLOCK_BYTES}, order: ORDER}}
         sim: {{kv_blocks: {BLOCKS}, timing: {{prefill: [0, 1, 1], decode: [0, 0, 1]}}}}
 """
