@@ -15,7 +15,7 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from penstock.inside.staging_region import SHARED, lock_region, remove_leftovers
-from penstock.inside.tier_residency import TierResidency
+from penstock.inside.tier_seam import TierResidency
 from penstock.kernel.errors import ConfigError
 
 OURS = "penstock-"

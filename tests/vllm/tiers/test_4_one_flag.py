@@ -1,5 +1,6 @@
 """`penstock serve MODEL --engine vllm --host-cache ... --disk-cache ...`: does one flag give a user tiers that work?"""
 
+import asyncio
 import json
 import os
 import signal
@@ -33,7 +34,7 @@ def cluster(venv: Path, checkpoint: Path, folder: Path) -> Iterator[Served]:
     arguments = ["serve", str(checkpoint), "--engine", "vllm", "--served-name", MODEL, "--host-cache", "64MiB"]
     arguments += ["--disk-cache", str(folder / "disk"), "--frontend.port", str(free_port())]
     arguments += [f"--command={venv / 'bin' / 'vllm'}", f"--args={','.join(CPU_FLAGS)}"]
-    arguments += ["--supervise.start_timeout", str(START_LIMIT)]
+    arguments += ["--supervise.start_timeout", str(START_LIMIT), "--router.index.predicted_ttl", "0"]
     for knob, value in (("block_size", BLOCK), ("kv_blocks", GPU_BLOCKS), ("max_model_len", 2048)):
         arguments += ["--set", f"models.{MODEL}.pools.main.{knob}={value}"]
     env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
@@ -76,11 +77,20 @@ def expected(cluster: Served, answer: Answer) -> dict[str, Any]:
 
 def tier_process(cluster: Served) -> int:
     """Return the pid of the tier process."""
+    (pid,) = tier_processes(cluster)
+    return pid
+
+
+def tier_processes(cluster: Served) -> list[int]:
+    found = []
     for pid in cluster.children():
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
         if b"cache" in words and b"serve" in words:
-            return pid
-    raise AssertionError("there is no tier process")
+            found.append(pid)
+    return found
 
 
 async def test_prompts_come_back_from_the_tiers_and_the_router_knows(cluster: Served, folder: Path) -> None:
@@ -88,9 +98,39 @@ async def test_prompts_come_back_from_the_tiers_and_the_router_knows(cluster: Se
     assert max(answer.cached for answer in first) == 0
     await answers(cluster, prompts(6) + prompts(7))
     again = await answers(cluster, prompts())
-    print([a.cached for a in again], [json.dumps(expected(cluster, a)) for a in again])
-    print(json.dumps(stat(folder)))
-    print(json.dumps(cluster.get("/admin/status")[1]["workers"]))
-    print(cluster.text)
     assert texts(again) == texts(first)
     assert sum(answer.cached for answer in again) >= 0.8 * PROMPTS * CACHED
+    host, disk = tier(folder, "host"), tier(folder, "disk")
+    assert host["hits"] + disk["hits"] >= 0.8 * PROMPTS * CACHED // BLOCK
+    assert host["stored"] > 0 and disk["stored"] > 0
+    for answer in again:
+        known = expected(cluster, answer)
+        assert known["index"] == "exact" and 0 < known["prefill"] < TOKENS // BLOCK, known
+
+    status = cluster.get("/admin/status")[1]
+    (worker,) = status["workers"]
+    assert (worker["id"], worker["state"]) == (WORKER, "ready") and worker["kv_events"]["lost"] == 0
+    assert f'worker="{WORKER}"' in cluster.get("/metrics")[1]
+
+
+async def test_a_killed_tier_process_costs_no_request_and_comes_back(cluster: Served, folder: Path) -> None:
+    first = await answers(cluster, prompts(8))
+    killed = tier_process(cluster)
+    asked = asyncio.create_task(answers(cluster, prompts(8) + prompts(9)))
+    os.kill(killed, signal.SIGKILL)
+    assert texts(await asked)[:PROMPTS] == texts(first)
+    await eventually(lambda: not alive(killed) and bool(tier_processes(cluster)), 30.0)
+    assert "the tier process of main-0 was killed by SIGKILL" in cluster.text
+
+    async def taken() -> bool:
+        await answers(cluster, prompts(10))
+        now = stat(folder)
+        return now["engines"] != [] and any(each["tier"] == "disk" and each["blocks"] for each in now["tiers"])
+
+    for _ in range(10):
+        if await taken():
+            break
+    else:
+        raise AssertionError(stat(folder))
+    again = await answers(cluster, prompts(8))
+    assert texts(again) == texts(first)
