@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from penstock.kernel.errors import ConfigError
+from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
 from tests.live.cluster import Served, alive, free_port, served, until
 from tests.vllm.asking import Answer, ask, asking, completion
 from tests.vllm.server import BLOCK, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT
@@ -93,6 +95,14 @@ def tier_processes(cluster: Served) -> list[int]:
     return found
 
 
+def listens(socket: Path) -> bool:
+    try:
+        TierAdminClient(socket).close()
+    except ConfigError:
+        return False
+    return True
+
+
 async def test_prompts_come_back_from_the_tiers_and_the_router_knows(cluster: Served, folder: Path) -> None:
     first = await answers(cluster, prompts())
     assert max(answer.cached for answer in first) == 0
@@ -119,7 +129,8 @@ async def test_a_killed_tier_process_costs_no_request_and_comes_back(cluster: Se
     asked = asyncio.create_task(answers(cluster, prompts(8) + prompts(9)))
     os.kill(killed, signal.SIGKILL)
     assert texts(await asked)[:PROMPTS] == texts(first)
-    await eventually(lambda: not alive(killed) and bool(tier_processes(cluster)), 30.0)
+    (socket,) = (folder / "state").glob("*.tiers/main-0.sock")
+    await eventually(lambda: not alive(killed) and listens(socket))
     assert "the tier process of main-0 was killed by SIGKILL" in cluster.text
 
     async def taken() -> bool:
