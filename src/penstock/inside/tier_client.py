@@ -62,6 +62,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromTiers).decode
 
 
+class TiersLost(msgspec.Struct, frozen=True):
+    """The connection ended: what the tiers of it had is unknown, until the next one tells it."""
+
+
 class TierClient:
     """A client of one tier process, for one region.
 
@@ -83,7 +87,7 @@ class TierClient:
         self._asks: dict[int, float] = {}
         """Open question -> when it is late."""
         self._ask_number = 0
-        self._polled: queue.SimpleQueue[FromTiers] = queue.SimpleQueue()
+        self._polled: queue.SimpleQueue[FromTiers | TiersLost] = queue.SimpleQueue()
         self.tiers: list[str] = []
         """Of the tier process, in its words."""
         self.dropped = 0
@@ -167,9 +171,9 @@ class TierClient:
         with self._lock:
             return self._put(message)
 
-    def poll(self) -> list[FromTiers]:
+    def poll(self) -> list[FromTiers | TiersLost]:
         """Return what came since the last call, with a failure for all that was lost and 0 blocks for what is late."""
-        messages: list[FromTiers] = []
+        messages: list[FromTiers | TiersLost] = []
         with contextlib.suppress(queue.Empty):
             while True:
                 messages.append(self._polled.get_nowait())
@@ -356,6 +360,7 @@ class TierClient:
             for number in asks:
                 self._polled.put(AnswerBlocks(id=number, blocks=0, reason="connection lost"))
             self._jobs.clear()
+            self._polled.put(TiersLost())
         if not self._closing:
             log.warning("the tier process at %s is gone: %d open jobs failed", self._path, len(jobs))
 

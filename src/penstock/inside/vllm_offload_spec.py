@@ -15,6 +15,7 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from penstock.inside.staging_region import SHARED, lock_region, remove_leftovers
+from penstock.inside.tier_seam import TierResidency
 from penstock.kernel.errors import ConfigError
 
 OURS = "penstock-"
@@ -36,6 +37,7 @@ class PenstockOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
         manager = super().get_manager()
         if self._lock < 0:
             self._lock = lock_region(SHARED / f"vllm_offload_{self._engine_id}.mmap")
+            merge_removals(manager)
         return manager
 
     def get_worker(self, kv_caches: Any) -> Any:
@@ -56,6 +58,18 @@ class PenstockOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
             )
             self._worker = CpuCopyWorker(kv_caches, self.blocks_per_chunk, region)
         return self._worker
+
+
+def merge_removals(manager: Any) -> None:
+    """Have a manager announce a block as removed once no tier of that medium has it."""
+    residency, take_events, reset_cache = TierResidency(), manager.take_events, manager.reset_cache
+
+    def reset() -> None:
+        reset_cache()
+        residency.cleared()
+
+    manager.take_events = lambda: residency.merge(take_events())
+    manager.reset_cache = reset
 
 
 class CpuCopyWorker(OffloadingWorker):  # type: ignore[misc]

@@ -21,7 +21,7 @@ from vllm.v1.kv_offload.tiering import base as tiering_base
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from penstock.inside.request_hints import TierParams, tier_params
-from penstock.inside.tier_client import TierClient
+from penstock.inside.tier_client import TierClient, TiersLost
 from penstock.inside.tier_lookups import GROUP_BYTES, TierLookups, chain_runs
 from penstock.inside.tier_protocol import (
     AnswerBlocks,
@@ -114,6 +114,8 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
         self._moves: dict[int, tuple[_TierMove, list[bytes]]] = {}
         self._ready: list[Any] = []
         self._events: list[Any] = []
+        self._announced: dict[str, set[bytes]] = {}
+        """Tier -> its blocks, as the routers know them."""
         self._announces = bool(offloading_spec.kv_events_config.enable_kv_cache_events)
         self._counts = {STORED: 0, SERVED: 0}
         self._failures = {"store": 0, "load": 0}
@@ -172,6 +174,8 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
                 self._lookups.answered(message.id, message.blocks)
             elif isinstance(message, StoredBlocks | RemovedBlocks):
                 self._announce(message)
+            elif isinstance(message, TiersLost):
+                self._withdraw()
         ready, self._ready = self._ready, []
         return ready
 
@@ -282,14 +286,24 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
     def _announce(self, message: StoredBlocks | RemovedBlocks) -> None:
         if not self._announces:
             return
-        host = message.tier == "host"
-        event = offload_base.OffloadingEvent(
-            keys=[offload_base.make_offload_key(value, message.group) for value in message.hashes],
-            medium=offload_base.Medium.CPU if host else offload_base.Medium.STORAGE,
-            removed=isinstance(message, RemovedBlocks),
-        )
+        keys = [offload_base.make_offload_key(value, message.group) for value in message.hashes]
+        there = self._announced.setdefault(message.tier, set())
+        removed = isinstance(message, RemovedBlocks)
+        (there.difference_update if removed else there.update)(keys)
+        self._tell_routers(message.tier, keys, removed=removed)
+
+    def _withdraw(self) -> None:
+        """Announce all blocks as removed: a new connection tells anew what is there."""
+        for tier, keys in self._announced.items():
+            if keys:
+                self._tell_routers(tier, list(keys), removed=True)
+        self._announced.clear()
+
+    def _tell_routers(self, tier: str, keys: list[bytes], *, removed: bool) -> None:
+        medium = offload_base.Medium.CPU if tier == "host" else offload_base.Medium.STORAGE
+        event = offload_base.OffloadingEvent(keys=keys, medium=medium, removed=removed)
         if hasattr(event, "ownership"):
-            event.ownership = f"penstock-{message.tier}"
+            event.ownership = f"penstock-{tier}"
         self._events.append(event)
 
     def _read_back(self) -> bool:

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
+from penstock.runtime.kv_tiers.tier_admin_protocol import AskStat, CacheStat
 from tests.live.cluster import until
-from tests.vllm.asking import Answer
+from tests.transfer.object_servers import BUCKET, s3_server
+from tests.vllm.asking import Answer, ask, asking, completion
 from tests.vllm.tiers.processes import DISK, SMALL_HOST, TierProcess
 from tests.vllm.tiers.test_1_guard import texts
 from tests.vllm.tiers.tiered import CACHED, PROMPTS, TOKENS, Tiered, native, prompts, tiered
@@ -98,6 +101,16 @@ async def test_flipped_bytes_on_disk_are_never_served(
     server: Tiered, process: TierProcess, first: list[Answer]
 ) -> None:
     process.kill()
+    flip_records(process)
+    process.start(host=SMALL_HOST, disk=DISK)
+    await connected(server)
+    again = await ask_again(server)
+    assert texts(again) == texts(first)
+    assert max(answer.cached for answer in again) == 0
+
+
+def flip_records(process: TierProcess) -> None:
+    """Flip bytes in each block of the disk tier."""
     rng = random.Random(3)
     for file in process.disk.rglob("*"):
         if file.is_file():
@@ -105,11 +118,6 @@ async def test_flipped_bytes_on_disk_are_never_served(
                 for place in range(8192, file.stat().st_size, 32 << 10):
                     raw.seek(place + rng.randrange(4096))
                     raw.write(rng.randbytes(8))
-    process.start(host=SMALL_HOST, disk=DISK)
-    await connected(server)
-    again = await ask_again(server)
-    assert texts(again) == texts(first)
-    assert max(answer.cached for answer in again) == 0
 
 
 @pytest.mark.parametrize("fault", ["slow", "full"])
@@ -149,3 +157,96 @@ async def test_hints_reach_the_tiers(server: Tiered, process: TierProcess) -> No
     again = await server.answers(pinned)
     assert texts(again) == texts(before)
     assert again[0].cached >= CACHED, "three further prompts would have evicted it, but it is pinned"
+
+
+async def test_blocks_come_back_from_s3(
+    server: Tiered, process: TierProcess, first: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with s3_server(tmp_path) as (options, _):
+        for name, option in (
+            ("AWS_ENDPOINT_URL", "endpoint"),
+            ("AWS_ACCESS_KEY_ID", "access_key_id"),
+            ("AWS_SECRET_ACCESS_KEY", "secret_access_key"),
+            ("AWS_REGION", "region"),
+        ):
+            monkeypatch.setenv(name, options[option])
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        process.start(object_url=f"s3://{BUCKET}/kv")
+        await connected(server)
+        assert texts(await ask_again(server)) == texts(first)
+        until(lambda: blocks_in(process, "object") >= 0.8 * BLOCKS, 60.0, lambda: str(stat(process)))
+        process.kill()
+        process.start(object_url=f"s3://{BUCKET}/kv")
+        await connected(server)
+        again = await ask_again(server)
+        assert texts(again) == texts(first)
+        assert cached(again) >= 0.5 * PROMPTS * CACHED, stat(process)  # host memory was empty
+        process.kill()
+
+
+def stat(process: TierProcess) -> CacheStat:
+    client = TierAdminClient(process.socket)
+    try:
+        return client.ask(AskStat(), CacheStat)
+    finally:
+        client.close()
+
+
+def blocks_in(process: TierProcess, tier: str) -> int:
+    return sum(each.blocks for each in stat(process).tiers if each.tier == tier)
+
+
+LOAD, IN_FLIGHT, LOAD_TOKENS = 24, 8, 480
+"""Prompts of 15 blocks each: eight need 128 blocks with their answers, where vLLM has room for 79 and evicts."""
+
+
+async def load(server: Tiered) -> list[Answer]:
+    rng = random.Random(17)
+    asked = [[rng.randrange(10, 2000) for _ in range(LOAD_TOKENS)] for _ in range(LOAD)]
+    turns = asyncio.Semaphore(IN_FLIGHT)
+    server.forget()
+    async with asking() as http:
+
+        async def one(prompt: list[int]) -> Answer:
+            async with turns:
+                answer = await ask(http, server.url, completion(prompt, 24, return_token_ids=True))
+                assert answer.status == 200, answer.error
+                return answer
+
+        return await asyncio.gather(*map(one, asked))
+
+
+async def test_text_under_load_is_that_without_tiers(server: Tiered, process: TierProcess) -> None:
+    """Batches differ from run to run, and sums with them: only what two runs without tiers agree on is compared."""
+    process.kill()
+    await asyncio.sleep(0.5)
+    one, two = texts(await load(server)), texts(await load(server))
+    same = [place for place in range(LOAD) if one[place] == two[place]]
+    print(f"{len(same)} of {LOAD} requests have one text in both runs without tiers, in float32")
+    assert len(same) >= 0.8 * LOAD
+
+    def right(answers: list[Answer]) -> bool:
+        return all(answers[place].token_ids == one[place] for place in same)
+
+    for folder in process.disk.rglob("*"):
+        if folder.is_file():
+            folder.unlink()
+    process.start(host=SMALL_HOST, disk=DISK)
+    await connected(server)
+    assert right(await load(server)), "with tiers that are filled"
+    again = await load(server)
+    assert right(again), "with tiers that are full"
+    print(f"{cached(again)} of {LOAD * LOAD_TOKENS} prompt tokens came from the tiers")
+    assert cached(again) > 0.2 * LOAD * LOAD_TOKENS
+    process.kill()
+    flip_records(process)
+    process.start(host=SMALL_HOST, disk=DISK)
+    await connected(server)
+    assert right(await load(server)), "with flipped bytes on disk"
+    process.start(host=SMALL_HOST, disk=DISK, fault="full")
+    await connected(server)
+    assert right(await load(server)), "with a full disk"
+    running = asyncio.create_task(load(server))
+    await asyncio.sleep(1.0)
+    process.kill()
+    assert right(await running), "with a tier process that is killed"

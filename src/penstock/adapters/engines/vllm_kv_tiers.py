@@ -11,11 +11,12 @@ STAGING_SHARE, STAGING_MAX = 8, 4 << 30
 """vLLM's own host memory, through which blocks go to the tier process: a part of the host tier, at most 4 GiB. What it
 keeps is kept twice, and what it can't hold while it moves is skipped."""
 STAGING_MIN = 256 << 20
+"""At least that, or half of a host tier so small."""
 
 
 def kv_transfer_config(socket: str, cache: CacheSettings) -> dict[str, object]:
     """Return ``--kv-transfer-config`` of a vLLM server whose tier process listens at a unix socket."""
-    staging = min(STAGING_MAX, max(STAGING_MIN, cache.host // STAGING_SHARE))
+    staging = min(STAGING_MAX, max(cache.host // STAGING_SHARE, min(STAGING_MIN, cache.host // 2)))
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",

@@ -1,0 +1,147 @@
+"""`penstock serve MODEL --engine vllm --host-cache ... --disk-cache ...`: does one flag give a user tiers that work?"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.kernel.errors import ConfigError
+from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
+from tests.live.cluster import Served, alive, free_port, served, until
+from tests.vllm.asking import Answer, ask, asking, completion
+from tests.vllm.server import BLOCK, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT
+from tests.vllm.tiers.tiered import CACHED, PROMPTS, TOKENS, prompts
+from tests.vllm.waiting import eventually
+
+WORKER = "main-0"
+GPU_BLOCKS = 80
+OTHERS = 10
+"""Prompts that push all earlier blocks out of vLLM's own KV memory and its host tier of 32 MiB, and few out of ours."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("o")
+
+
+@pytest.fixture(scope="module")
+def cluster(venv: Path, checkpoint: Path, folder: Path) -> Iterator[Served]:
+    arguments = ["serve", str(checkpoint), "--engine", "vllm", "--served-name", MODEL, "--host-cache", "64MiB"]
+    arguments += ["--disk-cache", str(folder / "disk"), "--frontend.port", str(free_port())]
+    arguments += [f"--command={venv / 'bin' / 'vllm'}", f"--args={','.join(CPU_FLAGS)}"]
+    arguments += ["--supervise.start_timeout", str(START_LIMIT), "--router.index.predicted_ttl", "0"]
+    for knob, value in (("block_size", BLOCK), ("kv_blocks", GPU_BLOCKS), ("max_model_len", 2048)):
+        arguments += ["--set", f"models.{MODEL}.pools.main.{knob}={value}"]
+    env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    with served(folder, *arguments, env=env, start_limit=START_LIMIT) as cluster:
+        until(lambda: len(cluster.get("/admin/status")[1]["workers"]) == 1, 10.0)
+        yield cluster
+
+
+async def answers(cluster: Served, asked: list[list[int]]) -> list[Answer]:
+    got = []
+    async with asking() as http:
+        for prompt in asked:
+            got.append(await ask(http, cluster.url, completion(prompt, return_token_ids=True)))
+            assert got[-1].status == 200, got[-1].error
+    return got
+
+
+def texts(some: list[Answer]) -> list[list[int]]:
+    return [answer.token_ids for answer in some]
+
+
+def stat(folder: Path) -> dict[str, Any]:
+    """Return what ``penstock cache stat --json`` says of the only tier process of this user."""
+    env = {**os.environ, "PENSTOCK_STATE_DIR": str(folder / "state")}
+    command = [sys.executable, "-m", "penstock", "cache", "stat", "--json"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def tier(folder: Path, name: str) -> dict[str, Any]:
+    return next(each for each in stat(folder)["tiers"] if each["tier"] == name)
+
+
+def expected(cluster: Served, answer: Answer) -> dict[str, Any]:
+    """Return what the router knew of the worker's tiers when it chose it."""
+    decision = cluster.get(f"/admin/explain/{answer.headers['x-penstock-request-id']}")[1]["decisions"][-1]
+    return decision["candidates"][0]
+
+
+def tier_process(cluster: Served) -> int:
+    """Return the pid of the tier process."""
+    (pid,) = tier_processes(cluster)
+    return pid
+
+
+def tier_processes(cluster: Served) -> list[int]:
+    found = []
+    for pid in cluster.children():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"cache" in words and b"serve" in words:
+            found.append(pid)
+    return found
+
+
+def listens(socket: Path) -> bool:
+    try:
+        TierAdminClient(socket).close()
+    except ConfigError:
+        return False
+    return True
+
+
+async def test_prompts_come_back_from_the_tiers_and_the_router_knows(cluster: Served, folder: Path) -> None:
+    first = await answers(cluster, prompts())
+    assert max(answer.cached for answer in first) == 0
+    await answers(cluster, prompts(6) + prompts(7))
+    again = await answers(cluster, prompts())
+    assert texts(again) == texts(first)
+    assert sum(answer.cached for answer in again) >= 0.8 * PROMPTS * CACHED
+    host, disk = tier(folder, "host"), tier(folder, "disk")
+    assert host["hits"] + disk["hits"] >= 0.8 * PROMPTS * CACHED // BLOCK
+    assert host["stored"] > 0 and disk["stored"] > 0
+    for answer in again:
+        known = expected(cluster, answer)
+        assert known["index"] == "exact" and 0 < known["prefill"] < TOKENS // BLOCK, known
+
+    status = cluster.get("/admin/status")[1]
+    (worker,) = status["workers"]
+    assert (worker["id"], worker["state"]) == (WORKER, "ready") and worker["kv_events"]["lost"] == 0
+    assert f'worker="{WORKER}"' in cluster.get("/metrics")[1]
+
+
+async def test_a_killed_tier_process_costs_no_request_and_comes_back(cluster: Served, folder: Path) -> None:
+    first = await answers(cluster, prompts(8))
+    killed = tier_process(cluster)
+    asked = asyncio.create_task(answers(cluster, prompts(8) + prompts(9)))
+    os.kill(killed, signal.SIGKILL)
+    assert texts(await asked)[:PROMPTS] == texts(first)
+    (socket,) = (folder / "state").glob("*.tiers/main-0.sock")
+    await eventually(lambda: not alive(killed) and listens(socket))
+    assert "the tier process of main-0 was killed by SIGKILL" in cluster.text
+
+    async def taken() -> bool:
+        await answers(cluster, prompts(10))
+        now = stat(folder)
+        return now["engines"] != [] and any(each["tier"] == "disk" and each["blocks"] for each in now["tiers"])
+
+    for _ in range(10):
+        if await taken():
+            break
+    else:
+        raise AssertionError(stat(folder))
+    again = await answers(cluster, prompts(8))
+    assert texts(again) == texts(first)
