@@ -56,7 +56,7 @@ test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to in
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm -v -rsR --reruns 1 --durations=12
 
-soak-vllm: dev ## Let three policies scale a real vLLM from a measured profile alone, a row of docs/bench/accuracy.md each (20 minutes)
+soak-vllm: dev ## Let three policies scale a real vLLM from a measured profile alone, a row of docs/bench/accuracy.md each (7 minutes)
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm/profiled/ramp_soak.py -v -s
 

@@ -7,7 +7,7 @@ the profile by latencies: nothing else can be learnt.
 The model is that of ``planned``, too slow for a few requests per second.
 
 `make soak-vllm` runs it and prints a row of the table in docs/bench/accuracy.md per policy; `make test-vllm` does not
-collect a file of this name, since the three take a quarter of an hour.
+collect a file of this name, since the three take seven minutes, and more on a busy machine.
 """
 
 import asyncio
