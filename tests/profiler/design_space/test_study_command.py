@@ -52,7 +52,7 @@ def test_what_is_not_known_is_an_error_that_names_it(tmp_path: Path, more: dict[
 
 def test_scenarios_are_what_they_say() -> None:
     plans = {scenario.name: plan_of(scenario, "5P3D") for scenario in scenarios(None)}
-    assert len(plans) == 6, "the trace's is left out without traces"
+    assert len(plans) == 7, "the trace's is left out without traces"
     for plan in plans.values():
         assert checked(plan) is plan
         assert {name: (pool.role, pool.replicas) for name, pool in plan.pools.items()} == {
@@ -64,15 +64,17 @@ def test_scenarios_are_what_they_say() -> None:
     assert links[1] == pytest.approx(links[0] / 10)
     mixed = plans["half of the GPUs are H200, for decoding"]
     assert mixed.pools["second"].sim.blocks > 2 * mixed.pools["first"].sim.blocks, "an H200 has more memory"
+    offloaded = plans["KV is offloaded (agents)"]
+    assert all(pool.cache.host and pool.cache.disk for pool in offloaded.pools.values())
     assert [fault.worker for fault in plans["an engine dies"].faults] == ["first-0", "second-0"]
 
 
 def test_a_scenario_is_simulated_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated_rows, "REQUESTS", 25)
     section = simulated_section(None)
-    assert "is left out" in section.text[0]
+    assert "are left out" in section.text[0]
     rows = [row.cells for row in section.tables[0].rows]
-    assert len(rows) == 6 * 4
+    assert len(rows) == 7 * 4
     assert all(0.0 < float(row[3]) <= float(row[4]) for row in rows)
     agents = [row for row in rows if "agents" in row[0]]
     assert all(int(row[6].rstrip("%")) > 20 for row in agents), "their prompts come again"

@@ -23,6 +23,7 @@ from penstock.report.study.study_tables import section_of
 from penstock.router.settings import HandoffSettings, RouterSettings
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan
+from penstock.simulate.tiers.tier_plan import TierPlan
 from penstock.traffic import trace_slices
 from penstock.traffic.formats.mooncake import MooncakeTrace
 from penstock.traffic.lengths import Lognormal
@@ -39,13 +40,16 @@ RATE, AGENTS_RATE, TRACE_RATE = 4.0, 12.0, 1.5
 """Requests per second of long prompts, of agents' steps, of the trace: what these engines can just hold."""
 PRICES = {"h100": 1.0, "h200": 1.25}
 """Price of an hour, in those of an H100. A guess: lists differ by provider and term."""
+TIERS = TierPlan(host=256 << 30, disk=2 << 40)
+"""Of an engine that offloads KV: its share of a host with eight GPUs and 1 TiB of memory, and of its disks."""
 TRACE = "mooncake_conversation_first6000.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedScenario:
     """One scenario. ``gpus``: of the engines that compute prompts, and of those that decode; co-located ones are one
-    half each. ``failing``: seconds after which an engine of each kind dies and comes back after a minute."""
+    half each. ``failing``: seconds after which an engine of each kind dies and comes back after a minute. ``tiers``:
+    below each engine's memory."""
 
     name: str
     requests: Callable[[], Sequence[TrafficRequest]]
@@ -53,6 +57,7 @@ class SimulatedScenario:
     link: float = 1.0
     latency: float = 0.0
     failing: float | None = None
+    tiers: TierPlan = TierPlan()
 
 
 def scenarios(traces: Path | None) -> Iterator[SimulatedScenario]:
@@ -63,8 +68,10 @@ def scenarios(traces: Path | None) -> Iterator[SimulatedScenario]:
     yield SimulatedScenario("links of a tenth", _long, link=0.1)
     yield SimulatedScenario("hand-offs begin 0.5 s late", _long, latency=0.5)
     yield SimulatedScenario("an engine dies", _long, failing=30.0)
+    yield SimulatedScenario("KV is offloaded (agents)", _agents, tiers=TIERS)
     if traces is not None and (traces / TRACE).is_file():
         yield SimulatedScenario("a real trace (Mooncake's conversations)", lambda: _trace(traces / TRACE))
+        yield SimulatedScenario("a real trace, KV is offloaded", lambda: _trace(traces / TRACE), tiers=TIERS)
 
 
 def simulated_section(traces: Path | None) -> Section:
@@ -78,11 +85,12 @@ def simulated_section(traces: Path | None) -> Section:
         f"{ENGINES} engines of {MODEL} (fp8, {WIDTH} H100 each) under the same {REQUESTS} requests, simulated with "
         f"queues, routing and hand-offs. In SLO: TTFT within {SLO.ttft:g} s and mean ITL within {SLO.itl or 0:g} s. "
         "Cost is in hours of an H100 per million tokens of answers in SLO, an H200 counted as "
-        f"{PRICES['h200']:g} of them (a guess). Engines that die come back after a minute. Offloading of KV is not "
-        "among the rows: the simulated engine has no tiers yet."
+        f"{PRICES['h200']:g} of them (a guess). Engines that die come back after a minute. Offloaded is to "
+        f"{TIERS.host >> 30} GiB of host memory and {TIERS.disk >> 40} TiB of disk per engine, over the default links "
+        "of `sim.tier_links`."
     )
     if not any(name.startswith("a real trace") for name, *_ in rows):
-        text += f" The row of a real trace is left out: no {TRACE} in --traces."
+        text += f" The rows of a real trace are left out: no {TRACE} in --traces."
     head = ["scenario", "layout", "in SLO", "TTFT s", "P99", "ITL P99 ms", "hit rate", "cost", "failed"]
     return section_of("What the study leaves out, simulated", text, head, rows)
 
@@ -128,6 +136,7 @@ def plan_of(scenario: SimulatedScenario, layout: str) -> SimulationPlan:
             gpus=WIDTH,
             role=role,
             table={"model": model_named(MODEL)},
+            cache=scenario.tiers,
         )
         for name, (role, count, gpu) in kinds.items()
     }
