@@ -2,11 +2,10 @@
 
 import msgspec
 
-from penstock.kernel.errors import ConfigError
-from penstock.kernel.message_version import NewerVersion, VersionedDecoder
+from penstock.kernel.message_version import VersionedDecoder
 from penstock.transfer.descriptors import RegionInfo
 from penstock.transfer.layouts.kv_shape import KvShape
-from penstock.transfer.transfer_status import TransferRefused, TransferStatus
+from penstock.transfer.transfer_status import TransferRefused, TransferStatus, decode_message
 
 
 class AgentMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,12 +38,7 @@ def decode_metadata(data: bytes) -> AgentMetadata:
     Raises:
         TransferRefused: it is damaged, of a newer version, or contradicts itself.
     """
-    try:
-        metadata: AgentMetadata = _DECODER.decode(data)
-    except NewerVersion as error:
-        raise TransferRefused(TransferStatus.MISMATCH, error.message, hint=error.hint) from error
-    except (msgspec.MsgspecError, ConfigError) as error:
-        raise TransferRefused(TransferStatus.INVALID, "the metadata of a peer can't be read") from error
+    metadata: AgentMetadata = decode_message(_DECODER, data, "the metadata of a peer")
     if metadata.digest != ("" if metadata.shape is None else metadata.shape.digest):
         raise TransferRefused(
             TransferStatus.MISMATCH, f"the layout digest of {metadata.name!r} is not that of its shape"

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from penstock.kernel.errors import TransferError
+import msgspec
+
+from penstock.kernel.errors import ConfigError, TransferError
+from penstock.kernel.message_version import NewerVersion, VersionedDecoder
 
 
 class TransferStatus(IntEnum):
@@ -104,3 +107,17 @@ def causes(error: BaseException) -> Iterator[str]:
         kind = type(current).__name__
         yield text if isinstance(current, TransferError) else f"{kind}: {text}" if text else kind
         current = current.__cause__ or current.__context__
+
+
+def decode_message(decoder: VersionedDecoder, data: bytes, what: str) -> Any:
+    """Return a peer's message.
+
+    Raises:
+        TransferRefused: it is damaged, or of a newer version.
+    """
+    try:
+        return decoder.decode(data)
+    except NewerVersion as error:
+        raise TransferRefused(TransferStatus.MISMATCH, error.message, hint=error.hint) from error
+    except (msgspec.MsgspecError, ConfigError) as error:
+        raise TransferRefused(TransferStatus.INVALID, f"{what} can't be read") from error

@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from penstock.kernel.errors import ConfigError
 from penstock.transfer.descriptors import MemoryRegion, RegionInfo
-from penstock.transfer.storage.object_store import CONCURRENCY, INSTALLED, REQUEST_TIMEOUT, RETRIES
+from penstock.transfer.storage.object_store import CONCURRENCY, INSTALLED, missing, object_client
 from penstock.transfer.transfer_backend import Capabilities, LocalAgent, RemoteAgent, TransferOrder
 from penstock.transfer.transfer_status import PieceFailed, TransferStatus
 
 if INSTALLED:
     import obstore
     from obstore.exceptions import BaseError
-    from obstore.store import from_url
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion
-    from obstore.store import S3Config
 
 BATCH_BYTES = 32 << 20
 """Of an object that one request reads: the answer is a copy before it is in the region."""
@@ -44,14 +42,9 @@ class ObjectBackend:
 
     def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
         if not INSTALLED:
-            raise ConfigError("object backend: the package obstore is missing", hint="pip install 'penstock[object]'")
+            raise missing("object backend")
         try:
-            self._store = from_url(
-                url,
-                config=cast("S3Config", dict(options or {})),
-                client_options={"allow_http": True, "timeout": REQUEST_TIMEOUT},
-                retry_config={"max_retries": RETRIES, "retry_timeout": REQUEST_TIMEOUT},
-            )
+            self._store = object_client(url, options)
         except (BaseError, ValueError) as error:
             raise ConfigError(
                 f"object backend: url {url!r}: {error}", hint="such as s3://BUCKET/PREFIX, with its credentials"

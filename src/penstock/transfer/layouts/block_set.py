@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.kernel.errors import ConfigError
-from penstock.kernel.message_version import NewerVersion, VersionedDecoder
+from penstock.kernel.message_version import VersionedDecoder
 from penstock.transfer.descriptors import Descriptor, MemoryKind, RegionInfo
 from penstock.transfer.layouts.block_layout import BlockLayout
 from penstock.transfer.layouts.copy_plan import CopyPlan
-from penstock.transfer.transfer_status import TransferRefused, TransferStatus
+from penstock.transfer.transfer_status import TransferRefused, TransferStatus, decode_message
 
 
 class RegionStart(msgspec.Struct, frozen=True, array_like=True):
@@ -85,12 +84,7 @@ def import_block_set(data: bytes) -> BlockSet:
     Raises:
         TransferRefused: it is damaged, of a newer version, or contradicts itself.
     """
-    try:
-        blocks: BlockSet = _DECODER.decode(data)
-    except NewerVersion as error:
-        raise TransferRefused(TransferStatus.MISMATCH, error.message, hint=error.hint) from error
-    except (msgspec.MsgspecError, ConfigError) as error:
-        raise TransferRefused(TransferStatus.INVALID, "a block set can't be read") from error
+    blocks: BlockSet = decode_message(_DECODER, data, "a block set")
     if blocks.digest != blocks.layout.shape.digest:
         raise TransferRefused(TransferStatus.MISMATCH, f"the digest of block set {blocks.id} is not that of its shape")
     if len(blocks.starts) != blocks.layout.allocations:

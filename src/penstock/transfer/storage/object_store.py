@@ -39,6 +39,7 @@ except ModuleNotFoundError:
     INSTALLED = False
 
 if TYPE_CHECKING:
+    from obstore.store import ObjectStore as ObjectClient
     from obstore.store import S3Config
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,25 @@ QUEUE_LIMIT = 1024
 REQUEST_TIMEOUT = timedelta(seconds=30)
 RETRIES = 3
 CHECK_THREADS = 2
+
+
+def missing(what: str) -> ConfigError:
+    """Return the error of one that needs the extra, where it is not installed."""
+    return ConfigError(f"{what}: the package obstore is missing", hint="pip install 'penstock[object]'")
+
+
+def object_client(url: str, options: Mapping[str, str] | None) -> "ObjectClient":
+    """Return a client of one bucket or container, and there of one prefix.
+
+    Raises:
+        BaseError, ValueError: obstore can't make one of this URL.
+    """
+    return from_url(
+        url,
+        config=cast("S3Config", dict(options or {})),
+        client_options={"allow_http": True, "timeout": REQUEST_TIMEOUT},
+        retry_config={"max_retries": RETRIES, "retry_timeout": REQUEST_TIMEOUT},
+    )
 
 
 class ObjectName(NamedTuple):
@@ -100,16 +120,11 @@ class ObjectStore:
 
     def __init__(self, url: str, block_bytes: int, slots: int, *, options: Mapping[str, str] | None = None) -> None:
         if not INSTALLED:
-            raise ConfigError("object tier: the package obstore is missing", hint="pip install 'penstock[object]'")
+            raise missing("object tier")
         self.block_bytes = block_bytes
         self.slots = slots
         try:
-            self._store = from_url(
-                url,
-                config=cast("S3Config", dict(options or {})),
-                client_options={"allow_http": True, "timeout": REQUEST_TIMEOUT},
-                retry_config={"max_retries": RETRIES, "retry_timeout": REQUEST_TIMEOUT},
-            )
+            self._store = object_client(url, options)
             listed = list(chain.from_iterable(obstore.list(self._store)))
         except (BaseError, OSError, ValueError) as error:
             raise ConfigError(

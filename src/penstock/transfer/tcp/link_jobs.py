@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.transfer.tcp.tcp_frames import (
     ITEMS_MAX,
@@ -160,23 +160,29 @@ async def wait_for_jobs(jobs: Sequence[LinkJob]) -> None:
 class ReadJob(LinkJob):
     """Receive payloads into buffers of the same lengths; an item counts where its checksum is right."""
 
-    def __init__(self, buffers: Sequence[memoryview], report: Report, seconds: float, epoch: int | None = None) -> None:
+    request: Callable[[int, float, list[Any]], Frame]
+    """Of a kind of item: the frame that asks for some."""
+
+    def __init__(
+        self,
+        items: Sequence[Any],
+        buffers: Sequence[memoryview],
+        report: Report,
+        seconds: float,
+        epoch: int | None = None,
+    ) -> None:
         super().__init__(len(buffers), report, seconds, epoch)
         self.sums: list[int] = []
         """Checksums of what arrived, in order."""
-        self._buffers = buffers
+        self._wanted, self._buffers = items, buffers
 
     def let_go(self) -> None:
         self._buffers = ()
 
-    def request(self, number: int, start: int, end: int) -> Frame:
-        """Return the request for items [start, end)."""
-        raise NotImplementedError
-
     def run(self, stream: TcpStream) -> None:
         for start in range(self._reported, len(self._buffers), ITEMS_MAX):
             number, end = next(_requests), start + ITEMS_MAX
-            stream.send(self.request(number, start, end))
+            stream.send(self.request(number, self.seconds(), list(self._wanted[start:end])))
             self._take_answer(stream, number, self._buffers[start:end])
 
     def _take_answer(self, stream: TcpStream, request: int, buffers: Sequence[memoryview]) -> None:
@@ -206,39 +212,15 @@ class ReadJob(LinkJob):
 
 
 class SpanReadJob(ReadJob):
-    """Read spans of the peer's regions."""
+    """Read spans (`RegionSpan`) of the peer's regions."""
 
-    def __init__(
-        self,
-        spans: Sequence[RegionSpan],
-        buffers: Sequence[memoryview],
-        report: Report,
-        seconds: float,
-        epoch: int | None = None,
-    ) -> None:
-        super().__init__(buffers, report, seconds, epoch)
-        self._spans = spans
-
-    def request(self, number: int, start: int, end: int) -> Frame:
-        return ReadSpans(number, self.seconds(), list(self._spans[start:end]))
+    request = ReadSpans
 
 
 class BlockReadJob(ReadJob):
-    """Read blocks of the peer's host slab."""
+    """Read blocks (`SlabBlock`) of the peer's host slab."""
 
-    def __init__(
-        self,
-        blocks: Sequence[SlabBlock],
-        buffers: Sequence[memoryview],
-        report: Report,
-        seconds: float,
-        epoch: int | None = None,
-    ) -> None:
-        super().__init__(buffers, report, seconds, epoch)
-        self._blocks = blocks
-
-    def request(self, number: int, start: int, end: int) -> Frame:
-        return ReadBlocks(number, self.seconds(), list(self._blocks[start:end]))
+    request = ReadBlocks
 
 
 class WriteJob(LinkJob):
