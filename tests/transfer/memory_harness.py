@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,3 +72,36 @@ class MemoryHarness:
     async def close(self) -> None:
         for agent in self._agents:
             await agent.close()
+
+
+class FolderHarness(MemoryHarness):
+    """Memory, and files of one folder; ``direct``: without the page cache."""
+
+    def __init__(
+        self, backend: Callable[[], TransferBackend], folder: Path, patch: pytest.MonkeyPatch, *, direct: bool = False
+    ) -> None:
+        super().__init__(backend, patch)
+        self._folder, self._direct, self._count = folder, direct, 0
+
+    async def target_region(self, agent: TransferAgent, size: int, *, writable: bool = True) -> MemoryRegion:
+        self._count += 1
+        path = self._folder / str(self._count)
+        path.write_bytes(bytes(size))
+        return agent.register_file(path, direct=self._direct, writable=writable)
+
+    async def put(self, region: MemoryRegion, data: bytes) -> None:
+        if region.kind == "file":
+            self._write(Path(region.path), data)
+        else:
+            await super().put(region, data)
+
+    async def get(self, region: MemoryRegion) -> bytes:
+        return self._read(Path(region.path)) if region.kind == "file" else await super().get(region)
+
+    @staticmethod
+    def _write(path: Path, data: bytes) -> None:
+        path.write_bytes(data)
+
+    @staticmethod
+    def _read(path: Path) -> bytes:
+        return path.read_bytes()

@@ -17,41 +17,17 @@ from penstock.transfer.descriptors import MemoryRegion, TransferPiece
 from penstock.transfer.transfer_agent import TransferAgent
 from penstock.transfer.transfer_backend import Direction
 from penstock.transfer.transfer_status import TransferState, TransferStatus
-from tests.transfer.memory_harness import MemoryHarness
+from tests.transfer.memory_harness import FolderHarness
 
 
-class FileHarness(MemoryHarness):
+class FileHarness(FolderHarness):
     """Memory that is aligned to pages, and files."""
 
     def __init__(self, folder: Path, direct: bool, patch: pytest.MonkeyPatch) -> None:
-        super().__init__(FileBackend, patch)
-        self._folder, self._direct, self._count = folder, direct, 0
+        super().__init__(FileBackend, folder, patch, direct=direct)
 
     async def local_region(self, agent: TransferAgent, size: int) -> MemoryRegion:
         return agent.register_memory(mmap.mmap(-1, size))
-
-    async def target_region(self, agent: TransferAgent, size: int, *, writable: bool = True) -> MemoryRegion:
-        self._count += 1
-        path = self._folder / str(self._count)
-        path.write_bytes(bytes(size))
-        return agent.register_file(path, direct=self._direct, writable=writable)
-
-    async def put(self, region: MemoryRegion, data: bytes) -> None:
-        if region.kind == "file":
-            self._write(Path(region.path), data)
-        else:
-            await super().put(region, data)
-
-    async def get(self, region: MemoryRegion) -> bytes:
-        return self._read(Path(region.path)) if region.kind == "file" else await super().get(region)
-
-    @staticmethod
-    def _write(path: Path, data: bytes) -> None:
-        path.write_bytes(data)
-
-    @staticmethod
-    def _read(path: Path) -> bytes:
-        return path.read_bytes()
 
     @contextlib.contextmanager
     def stalled(self) -> Iterator[None]:

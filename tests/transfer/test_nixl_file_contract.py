@@ -12,42 +12,17 @@ import pytest
 from penstock.testing.transfer_contract import *  # noqa: F403 - the suite
 from penstock.transfer.backends.nixl_agent import NixlAgent
 from penstock.transfer.backends.nixl_file_backend import NixlFileBackend
-from penstock.transfer.descriptors import MemoryRegion
 from penstock.transfer.transfer_agent import TransferAgent
 from penstock.transfer.transfer_status import TransferState
-from tests.transfer.memory_harness import MemoryHarness
+from tests.transfer.memory_harness import FolderHarness
 from tests.transfer.nixl_setup import needs_nixl
 
 
-class NixlFileHarness(MemoryHarness):
+class NixlFileHarness(FolderHarness):
     """Memory and files of one agent."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        super().__init__(NixlFileBackend, patch)
-        self._folder, self._count = folder, 0
-
-    async def target_region(self, agent: TransferAgent, size: int, *, writable: bool = True) -> MemoryRegion:
-        self._count += 1
-        path = self._folder / str(self._count)
-        self._write(path, bytes(size))
-        return agent.register_file(path, writable=writable)
-
-    async def put(self, region: MemoryRegion, data: bytes) -> None:
-        if region.kind == "file":
-            self._write(Path(region.path), data)
-        else:
-            await super().put(region, data)
-
-    async def get(self, region: MemoryRegion) -> bytes:
-        return self._read(Path(region.path)) if region.kind == "file" else await super().get(region)
-
-    @staticmethod
-    def _write(path: Path, data: bytes) -> None:
-        path.write_bytes(data)
-
-    @staticmethod
-    def _read(path: Path) -> bytes:
-        return path.read_bytes()
+        super().__init__(NixlFileBackend, folder, patch)
 
     @contextlib.contextmanager
     def stalled(self) -> Iterator[None]:
