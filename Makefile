@@ -5,9 +5,10 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 VLLM   := $(abspath $(or $(PENSTOCK_VLLM_VENV),.venv-vllm))
 FAST   := .venv-fast
+K8S    := $(abspath $(or $(PENSTOCK_K8S_PROGRAMS),.programs))
 LLAMA  := $(abspath $(or $(PENSTOCK_LLAMACPP_VENV),.venv-llamacpp))
 
-.PHONY: soak soak-vllm up install dev test test-fast fast test-compiled test-nixl test-vllm test-llamacpp lint types format bench-gateway bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-transfer clean help
+.PHONY: soak soak-vllm up install dev test test-fast fast test-compiled test-nixl test-kubernetes test-vllm test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-start bench-front-door bench-transfer clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -52,17 +53,25 @@ test-compiled: fast ## All tests on the compiled build
 	$(FAST)/bin/python -m pip --disable-pip-version-check -q install "$$(echo build/fast/*.whl)[dev]"
 	PENSTOCK_REQUIRE=$${PENSTOCK_REQUIRE:+$$PENSTOCK_REQUIRE,}compiled $(FAST)/bin/python -m tests.run
 
-test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 22
+# Tests that judge how long a vLLM server takes have the machine to themselves; two of the others run at a time.
+TIMED = tests/vllm/attached tests/vllm/planned tests/vllm/profiled
+test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 24
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
-	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm -v -rsR --reruns 1 --durations=12
+	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm $(TIMED:%=--ignore=%) -m "not soak" -n 2 --dist loadgroup -v -rsR --reruns 1 --durations=12
+	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest $(TIMED) -m "not soak" -v -rsR --reruns 1 --durations=12
 
-soak-vllm: dev ## Let three policies scale a real vLLM from a measured profile alone, a row of docs/bench/accuracy.md each (7 minutes)
+soak-vllm: dev ## Let three policies scale a real vLLM from a measured profile alone, a row of docs/bench/accuracy.md each, and one from its passes (12 minutes)
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm/profiled/ramp_soak.py -v -s
+	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm/planned -m soak -v -s
 
 test-nixl: dev ## Prove the transfer library's NIXL backends on the real package (70 MB to install, without torch)
 	$(PIP) install --no-deps nixl==1.5.0 nixl-cu12==1.5.0
 	PENSTOCK_REQUIRE=nixl $(BIN)/python -m pytest tests/transfer -k nixl -rsR --reruns 1
+
+test-kubernetes: dev ## Prove it with real kubectl, helm, Envoy, nginx and HAProxy (180 MB to fetch)
+	$(BIN)/python tests/kubernetes/setup/install.py $(K8S)
+	PENSTOCK_K8S_PROGRAMS=$(K8S) PENSTOCK_REQUIRE=$${PENSTOCK_REQUIRE:+$$PENSTOCK_REQUIRE,}kubectl,helm,envoy,nginx,haproxy,xds $(BIN)/python -m pytest tests/kubernetes tests/picker -n 2 --dist loadfile -rsR --reruns 1 --durations=12
 
 test-llamacpp: dev ## Prove the planner on llama.cpp's own servers: they are built first, in some ten minutes
 	$(BIN)/python tests/llamacpp/setup/install.py $(LLAMA)
@@ -84,6 +93,10 @@ bench-index: install ## Measure the index beside its peer; PEERS= names a folder
 
 soak: dev ## Let a cluster stand a storm of twenty minutes, and write down how it did; SECONDS=, SEED=
 	$(BIN)/python -m tests.soak.storm $(or $(SECONDS),1200) --seed $(or $(SEED),1) --docs docs/bench/soak.md
+
+bench-pickers: dev ## Measure a request's cost where Envoy, nginx or HAProxy carry it and a picker chooses (8 minutes)
+	$(BIN)/python tests/kubernetes/setup/install.py $(K8S)
+	PENSTOCK_K8S_PROGRAMS=$(K8S) $(BIN)/python bench/pickers/run.py --docs docs/bench/pickers.md
 
 bench-gateway: install ## Measure a request's cost beside other gateways; PEERS= names a folder with the peers' environments (25 minutes)
 	$(BIN)/python bench/gateway/run.py --docs docs/bench/gateway.md
@@ -111,6 +124,12 @@ bench-planner: install ## Our planner and Dynamo's in Dynamo's own simulator, in
 
 bench-tiers: install ## Hit rate, TTFT and GPU-hours with tiers of KV and without, simulated, into docs/ (10 minutes)
 	$(BIN)/python bench/tiers/run.py --docs docs/bench/tiers.md
+
+bench-start: install ## Seconds of vLLM starts by phase: files, a sibling's weights, kept compile cache, into docs/ (10 minutes; make test-vllm installs vLLM)
+	PENSTOCK_VLLM_VENV=$(VLLM) $(BIN)/python bench/start_up.py --compile --docs docs/bench/start-up.md
+
+bench-front-door: install ## vLLM's render, generate and derender routes beside our own path, into docs/ (5 minutes; make test-vllm makes what it needs)
+	PENSTOCK_VLLM_VENV=$(VLLM) $(BIN)/python bench/front_door.py $(firstword $(filter-out %.lock,$(wildcard build/vllm-model-*))) --docs docs/bench/front-door.md
 
 bench-transfer: install ## Transfers beside raw limits, and beside NIXL and KVCR in PEERS, into docs/ (5 minutes on an idle machine)
 	$(BIN)/python bench/transfer/run.py --docs docs/bench/transfer.md

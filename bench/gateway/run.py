@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     results: dict[str, Any] = {"machine": machine(), "seconds": options.seconds, "skipped": {}, "runs": []}
-    with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
+    with tempfile.TemporaryDirectory(prefix="gateway-", ignore_cleanup_errors=True) as folder:
         setting = Setting(Path(folder), Path(folder) / "model", [])
         make_model(setting.model)
         backend = subprocess.Popen(

@@ -10,16 +10,9 @@ BEGIN, END = "<!-- begin table -->", "<!-- end table -->"
 
 def tables(results: dict[str, Any]) -> str:
     """Return the page's part between its markers."""
-    machine, runs = results["machine"], results["runs"]
-    loads = [run["load"] for run in runs if "load" in run]
+    runs = results["runs"]
     names = list(dict.fromkeys(run["gateway"] for run in runs))
-    repeats = 1 + max((run["repeat"] for run in runs), default=0)
-    lines = [
-        f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores, Python {machine['python']}; medians of "
-        f"{repeats} alternating runs of {results['seconds']:g} s; load average {min(loads, default=0):.1f} to "
-        f"{max(loads, default=0):.1f}."
-    ]
-    lines += [f"Left out: {name} ({why})." for name, why in results["skipped"].items()]
+    lines = heading(results)
     cells = [cell for cell in dict.fromkeys(run["cell"] for run in runs) if cell != "hold"]
     lines += block("CPU per request, ms", names, [(cell, "cpu_ms") for cell in cells], runs, skip=("direct",))
     lines += block("Median latency, ms (streams: first token)", names, [(c, p50(c)) for c in cells], runs)
@@ -31,6 +24,19 @@ def tables(results: dict[str, Any]) -> str:
     )
     lines += block("Requests that failed", names, [(cell, "errors") for cell in cells], runs, zeros=False)
     return "\n".join([*lines, "", *goals(runs)])
+
+
+def heading(results: dict[str, Any]) -> list[str]:
+    """Return the lines that say where and how often was measured, and what was left out."""
+    machine, runs = results["machine"], results["runs"]
+    loads = [run["load"] for run in runs if "load" in run]
+    repeats = 1 + max((run["repeat"] for run in runs), default=0)
+    return [
+        f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores, Python {machine['python']}; medians of "
+        f"{repeats} alternating runs of {results['seconds']:g} s; load average {min(loads, default=0):.1f} to "
+        f"{max(loads, default=0):.1f}.",
+        *(f"Left out: {name} ({why})." for name, why in results["skipped"].items()),
+    ]
 
 
 def block(

@@ -10,6 +10,7 @@ from penstock.kernel.machine import SECOND
 from penstock.report.markdown import folded
 
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
+LIVE_BEGIN, LIVE_END = "<!-- live -->", "<!-- /live -->"
 ENGINES = {
     "Llama-3.2-1B": 1,
     "Llama-3.1-8B": 1,
@@ -97,7 +98,16 @@ def break_even() -> str:
 
 
 def page_with(page: str, text: str) -> str:
-    """Return the page with the measured part between its markers replaced."""
-    head, _, rest = page.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n\n{folded(text)}\n\n{END}{tail}"
+    """Return the page with the simulated part between its markers replaced."""
+    return _with(page, folded(text), BEGIN, END)
+
+
+def page_with_live(page: str, text: str) -> str:
+    """Return the page with the live part between its markers replaced."""
+    return _with(page, text, LIVE_BEGIN, LIVE_END)
+
+
+def _with(page: str, text: str, begin: str, end: str) -> str:
+    head, _, rest = page.partition(begin)
+    _, _, tail = rest.partition(end)
+    return f"{head}{begin}\n\n{text}\n\n{end}{tail}"

@@ -3,6 +3,8 @@
 usage: python bench/transfer/run.py [--rounds 7] [--folder DIR] [--peer-python PATH] [--only memcpy,shm,tcp,peer,disk]
                                     [--out FILE.json] [--docs docs/bench/transfer.md]
 
+--only gpu is for a machine with one, and with torch.
+
 In each round every way is measured once, in an order that turns, so that a busy moment meets all of them; a ratio is
 the median of the rounds' ratios to the raw limit of the same round, by wall time and by CPU time of all processes. The
 peers' interpreter is --peer-python, else $PEERS/transfer/bin/python; where there is none, their columns stay empty.
@@ -22,6 +24,7 @@ from statistics import median
 from typing import Any
 
 import disk
+import gpu
 import memory
 import network
 from child import Child, cpu_seconds
@@ -67,6 +70,7 @@ async def sections(results: dict[str, Any], options: argparse.Namespace, folder:
         "tcp": network.tcp,
         "peer": network.peer,
         "disk": lambda: disk.disk(folder),
+        "gpu": gpu.gpu,
     }
     for name in options.only.split(","):
         async with makers[name]() as ways:

@@ -9,6 +9,7 @@ TITLES = {
     "tcp": ("TCP between two processes", "bare socket"),
     "peer": ("Another worker's blocks", "bare socket"),
     "disk": ("Disk", "direct calls"),
+    "gpu": ("Between a GPU and its host", "one copy"),
 }
 GOALS = {"memcpy": (0.85, 256 << 10), "shm": (0.80, 0), "tcp": (0.80, 0), "disk": (0.85, 0)}
 """Ratio that is wanted, from which block size on."""

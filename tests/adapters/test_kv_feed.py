@@ -72,11 +72,6 @@ async def test_batches_arrive_in_order_with_the_publishers_numbers(feed):
     assert {b.rank for b in got} == {2}
     assert feed.subscriber.received == len(got) + 1
     assert feed.subscriber.malformed == 0
-    assert feed.subscriber.last_age is not None and feed.subscriber.last_age >= 0
-
-
-async def test_before_anything_was_heard_the_age_is_unknown_not_zero(feed):
-    assert feed.subscriber.last_age is None
 
 
 async def test_a_replay_gives_all_from_the_asked_one_on(feed):

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engines.launch import Launch, has_tier_process, launch_of
+from penstock.adapters.engines.launch import LOAD_FORMAT, WEIGHTS_ENV, Launch, has_tier_process, launch_of
 from penstock.adapters.engines.pool_overrides import overrides_of
 from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.engine.settings import SimSettings
+from penstock.inside.weights import weight_protocol
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.pass_report import STATS_ENV
 
@@ -56,6 +57,29 @@ def test_the_statistics_plug_in_is_switched_on_by_its_environment_and_named_in_t
     assert STATS_ENV not in off.env
     assert "stats" not in off.card
     assert "--enable-logging-iteration-details" not in off.argv
+
+
+def test_a_pool_whose_replicas_may_sleep_gets_the_flag_and_the_routes() -> None:
+    assert "--enable-sleep-mode" not in launch_of("w", "m", vllm(), port=1).argv
+    launch = launch_of("w", "m", vllm(sleeping=1), port=1)
+    assert launch.argv.count("--enable-sleep-mode") == 1 and launch.env["VLLM_SERVER_DEV_MODE"] == "1"
+    assert (
+        "--enable-sleep-mode"
+        not in launch_of("w", "m", vllm(sleeping=1, args=("--no-enable-sleep-mode",)), port=1).argv
+    )
+
+
+def test_weights_of_a_sibling_need_the_loader_in_the_engines_environment(tmp_path: Path) -> None:
+    assert (WEIGHTS_ENV, LOAD_FORMAT) == (weight_protocol.WEIGHTS_ENV, weight_protocol.LOAD_FORMAT)
+    with pytest.raises(ConfigError, match="has no weight loader"):
+        launch_of("w", "m", vllm(command="nowhere"), port=1, weights="/run/w.sock")
+    installed = tmp_path / "penstock-0.1.0.dist-info"
+    installed.mkdir()
+    (installed / "entry_points.txt").write_text("[vllm.general_plugins]\npenstock = a:b\n")
+    pool = vllm(command="nowhere", env={"PYTHONPATH": str(tmp_path)})
+    launch = launch_of("w", "m", pool, port=1, weights="/run/w.sock")
+    assert flag(launch, "--load-format") == "penstock" and launch.env[WEIGHTS_ENV] == "/run/w.sock"
+    assert "--load-format" not in launch_of("w", "m", pool, port=1).argv
 
 
 def test_details_of_passes_are_asked_for_only_where_the_plug_in_takes_them(tmp_path: Path) -> None:
@@ -229,3 +253,12 @@ def test_vllm_with_a_tier_process_gets_its_connector_and_hashes_that_can_name_st
     assert config["kv_connector"] == "MultiConnector"
     assert len(config["kv_connector_extra_config"]["connectors"]) == 2
     assert "--kv-transfer-config" not in launch_of("main-0", "tiny", vllm(), port=1).argv
+
+
+def test_vllm_loads_adapters_while_it_runs_where_its_pool_has_room_for_some() -> None:
+    launch = launch_of("main-0", "tiny", vllm(max_cpu_loras=2, max_lora_rank=64), port=8123)
+    assert "--enable-lora" in launch.argv and launch.env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    assert [flag(launch, f"--{name}") for name in ("max-loras", "max-cpu-loras", "max-lora-rank")] == ["2", "2", "64"]
+    assert launch.card["adapter_slots"] == 2
+    without = launch_of("main-0", "tiny", vllm(), port=8123)
+    assert "--enable-lora" not in without.argv and "adapter_slots" not in without.card

@@ -7,9 +7,10 @@ from penstock.config.settings.cache_settings import CacheSettings
 
 
 def staging(host: int) -> int:
-    config = json.loads(json.dumps(kv_transfer_config("/run/tier.sock", CacheSettings(host=host))))
+    config = json.loads(json.dumps(kv_transfer_config("/run/tier.sock", CacheSettings(host=host), "main-0")))
     (tier,) = config["kv_connector_extra_config"]["secondary_tiers"]
-    assert tier["socket"] == "/run/tier.sock" and tier["hash_algorithm"] == "sha256_cbor"
+    assert (tier["socket"], tier["worker"]) == ("/run/tier.sock", "main-0")
+    assert tier["hash_algorithm"] == "sha256_cbor"
     return int(config["kv_connector_extra_config"]["cpu_bytes_to_use"])
 
 
@@ -22,7 +23,7 @@ def test_blocks_go_through_a_part_of_the_host_memory() -> None:
 
 def test_a_hand_off_is_asked_before_the_tiers() -> None:
     handoff: dict[str, object] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-    tiers = kv_transfer_config("/run/tier.sock", CacheSettings(host=1 << 30))
+    tiers = kv_transfer_config("/run/tier.sock", CacheSettings(host=1 << 30), "main-0")
     both = with_handoff(handoff, tiers)
     assert both["kv_connector"] == "MultiConnector"
     assert both["kv_connector_extra_config"] == {"connectors": [handoff, tiers]}

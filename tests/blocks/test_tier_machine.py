@@ -404,6 +404,18 @@ def test_prefetched_blocks_are_in_the_host_tier_when_they_are_wanted() -> None:
     assert world.machine.state.counts.prefetched == 4
     world.load(CHAINS[0][:6])
     assert moves(world) == [("host", "engine", 6)]
+    world.end_all()
+    counts = world.machine.state.counts
+    assert (counts.prefetch_hits, counts.prefetch_wasted) == (4, 0)
+
+
+def test_what_was_prefetched_for_nobody_is_counted_as_wasted_once_it_is_evicted() -> None:
+    world = mixed()
+    world.post(events.PrefetchWanted(keys=CHAINS[0][:7]))
+    world.end_all()
+    counts = world.machine.state.counts
+    evicted(world)
+    assert (counts.prefetch_hits, counts.prefetch_wasted) == (0, 4) and not world.machine.state.ahead
 
 
 def test_pins_and_priorities_hold_in_every_tier_and_are_counted_where_they_can_not() -> None:

@@ -45,6 +45,7 @@ DECISION = {
     "temperature": 0.0,
 }
 CLOSED = {
+    "way": "its prompt went to the engine as it was: it asks for several answers",
     "id": "r-1",
     "model": "sim",
     "outcome": "ok",
@@ -113,6 +114,36 @@ def healthy_status() -> dict[str, Any]:
         "tokenizers": {},
         "loop": {"longest": 0.01, "recent": 0.002},
         "router_faults": 0,
+        "names": [
+            {
+                "name": "chat",
+                "weights": {"sim": 19.0, "new": 1.0},
+                "requests": {"sim": 1900, "new": 100},
+                "shadows": [
+                    {
+                        "model": "new",
+                        "share": 0.1,
+                        "same": 3,
+                        "different": 1,
+                        "failed": 0,
+                        "skipped": 2,
+                        "seconds": 0.25,
+                        "answered_seconds": 0.5,
+                    }
+                ],
+            }
+        ],
+        "adapters": [
+            {
+                "name": "sql",
+                "model": "tiny",
+                "wanted": 2,
+                "workers": ["main-0"],
+                "loading": [],
+                "why": "main-1 has no room for adapter sql: its 2 are in use",
+            }
+        ],
+        "programs": [],
         "last_minute": {
             "ended": 7,
             **{f"ttft_{quantile}": 0.25 for quantile in ("p50", "p95", "p99")},

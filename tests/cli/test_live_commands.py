@@ -36,6 +36,11 @@ def test_findings_come_with_their_next_step(penstock, cluster):
     assert "warning: no events (switch them on)" in penstock("status", "--url", cluster.url).output
 
 
+def test_adapters_that_are_wanted_on_some_workers_are_shown_with_what_is_there(penstock, cluster):
+    text = " ".join(penstock("status", "--url", cluster.url).output.split())
+    assert "sql of tiny: 2 workers wanted, 1 there (main-0); main-1 has no room for adapter sql" in text
+
+
 def test_status_as_json_has_stable_keys_and_measured_times_under_wall(penstock, cluster):
     result = penstock("status", "--json", "--url", cluster.url)
     found = json.loads(result.output)
@@ -45,6 +50,35 @@ def test_status_as_json_has_stable_keys_and_measured_times_under_wall(penstock, 
     assert found["workers"][0]["wall_since_s"] == 12.5
     assert found["loop"]["wall_longest_s"] == 0.01
     assert not WALL_KEYS.keys() & found["workers"][0].keys()
+
+
+def test_status_shows_the_shares_of_names_and_what_became_of_copies(penstock, cluster):
+    text = " ".join(penstock("status", "--wide", "--url", cluster.url).output.split())
+    assert "chat: sim 95.0 % (1,900 requests), new 5.0 % (100 requests)" in text
+    assert "copies of 10.0 % to new: 3 same, 1 different, 2 skipped; 250 ms on average, against 500 ms" in text
+
+
+def test_status_lists_the_newest_programs_with_their_sub_agents(penstock, cluster):
+    program = {
+        "model": "sim",
+        "failed": 1,
+        "prompt_tokens": 12_000,
+        "counted_tokens": 10_000,
+        "cached_tokens": 8_000,
+        "output_tokens": 900,
+        "sessions": ["a", "b"],
+        "workers": {"main-1": 3, "main-0": 1},
+        "last": 1.0,
+    }
+    cluster.status["programs"] = [{"name": f"build-{n}", "requests": 4 + n, **program} for n in range(7)]
+    lines = penstock("status", "--url", cluster.url).output.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("PROGRAM"))
+    row = " ".join(lines[at + 1].split())
+    assert row == "build-0 2 4 1 12,000 900 80.0 % main-1 (3), main-0 (1)"
+    assert [line.split()[0] for line in lines[at + 1 : at + 6]] == [f"build-{n}" for n in range(5)]
+    assert lines[at + 6] == "2 more: penstock status --wide."
+    wide = penstock("status", "--wide", "--url", cluster.url).output
+    assert "build-6" in wide and "more:" not in wide
 
 
 def test_the_admin_key_is_sent_and_a_wrong_one_is_told(penstock, cluster):
@@ -78,6 +112,7 @@ def test_explain_shows_the_candidates_with_the_chosen_one_first(penstock, cluste
     assert "main-0" in rows[2]
     assert "excluded: main-2 breaker is open" in rows[3]
     assert "first token after 250 ms" in result.output
+    assert "its prompt went to the engine as it was: it asks for several answers" in result.output.splitlines()
     assert penstock("explain", "request", "r-1", "--url", cluster.url).output == result.output
 
 

@@ -120,7 +120,7 @@ def test_help_and_version_of_the_module(penstock):
         (["bench", "--workload", "chat", "--duration", "5x"], "has the unknown unit 'x'"),
         (["chat", "--json"], "give the text as an argument"),
         (["join", "--run", "runs/x"], "--run needs --model"),
-        (["attach"], "Missing argument"),
+        (["attach"], "with --selector"),
     ],
 )
 def test_a_wrong_command_line_is_a_sentence_and_status_2(penstock, cluster, arguments, said):

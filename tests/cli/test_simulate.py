@@ -350,3 +350,15 @@ def test_every_variant_has_the_config_that_came_on_standard_input(tmp_path: Path
     )
     assert done.exception is None, done.exception
     assert [list(each["workers"]) for each in json.loads(done.stdout)["variants"]] == [["one-0"], ["one-0"]]
+
+
+def test_adapters_are_named_by_the_workload_and_their_loads_predicted(tmp_path: Path) -> None:
+    slots = "models.sim.pools.main.max_cpu_loras=2,40"
+    few, many = variants(tmp_path, *SHORT, "--adapters", "count=40,skew=0.5", "--compare", slots)
+    for one in (few, many):
+        counts = one["adapters"]
+        assert counts["hit"] + counts["wait"] + counts["load"] == one["requests"]["submitted"]
+    assert few["adapters"]["load"] > many["adapters"]["load"] and many["adapters"]["unload"] == 0
+    assert few["ttft_p95_s"] > many["ttft_p50_s"]
+    done = simulate(tmp_path, *SHORT, "--adapters", "count=0")
+    assert isinstance(done.exception, ConfigError) and "count=0 is out of range" in str(done.exception)

@@ -19,7 +19,8 @@ from penstock.engine.settings import TierLinks
 from penstock.kernel.settings import Field, Knob, Settings, fields_of, is_group
 
 KNOBS = derive(ClusterSettings)
-KNOBS_MAX = 250 + len(fields_of(CacheSettings)) + len(fields_of(TierLinks))
+KNOBS_MAX = 250 + len(fields_of(CacheSettings)) + len(fields_of(TierLinks)) + 14 + 54
+"""The last: 14 of Kubernetes and the pickers, 54 of adapters, names, tenants, media, starts, gRPC and agents."""
 """Settings of a whole cluster, and of the tiers that came since: what nobody turns is a constant with its reason."""
 SCHEMA = json_schema()
 PAGE = configuration_page()
@@ -89,6 +90,8 @@ def with_entry(knob, path, folder):
     tree = {}
     if knob.path[:3] == ("planner", "plugins", "use"):  # a plugin is in a module, or elsewhere
         tree = {"endpoint" if knob.path[-1] == "module" else "module": "x"}
+    if knob.path[0] == "tenants":  # one without a key is refused
+        tree = {"key_files" if knob.path[-1] == "keys" else "keys": ["k"]}
     for part in reversed(path[: knob.path.index(ANY_KEY) + 1]):
         tree = {part: tree}
     file = folder / "entry.yaml"

@@ -30,6 +30,34 @@ def test_a_contradiction_is_told_with_the_way_out(override: str, said: str) -> N
     assert "word" not in str(told.value).replace("password", "")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["discovery.store=kubernetes", "name=a cluster"], "can't be a label of Kubernetes"),
+        (["models.sim.pools.main.selector=inferencepool/"], "names no InferencePool"),
+        (["models.sim.pools.main.selector=app=$(vllm)"], "is no label selector"),
+        (
+            ["models.sim.pools.main.selector=app=vllm", "models.sim.pools.main.urls=http://a:1"],
+            "make two pools of them",
+        ),
+        (["models.sim.pools.main.selector=app=vllm", "models.sim.pools.main.stats=tcp://a:1"], "annotate the pods"),
+    ],
+)
+def test_what_kubernetes_would_refuse_is_told_before(overrides: list[str], said: str) -> None:
+    pytest.importorskip("lightkube")
+    with pytest.raises(ConfigProblems) as told:
+        load(None, overrides, {})
+    assert said in str(told.value)
+
+
+def test_pods_of_any_engine_need_no_urls() -> None:
+    pool = "models.sim.pools.main"
+    for selector in ("app=vllm,tier in (a,b)", "inferencepool/vllm-pool"):
+        settings = load(None, [f"{pool}.engine=sglang", f"{pool}.selector={selector}"], {}).settings
+        found = settings.models["sim"].pools["main"]
+        assert (found.attached, found.size) == (True, 0)
+
+
 def test_a_cluster_of_several_machines_is_no_contradiction() -> None:
     given = {
         "store": "etcd",

@@ -20,6 +20,7 @@ POOL = "models.sim.pools.main"
         (f"{POOL}.vllm.args", "models.*.pools.*.vllm"),
         (f"{POOL}.vllm.model", "models.*.pools.*.vllm.model"),
         (f"{POOL}.sim.timing.constant_decode_ms", "models.*.pools.*.sim.timing.constant_decode_ms"),
+        (f"{POOL}.sim.encoder.fetch_latency", "models.*.pools.*.sim.encoder.fetch_latency"),
         ("frontend.limits.deadline", "frontend.limits.deadline"),
         ("router.stale_after", "router.stale_after"),
         ("planner.plugins.modules", "planner.plugins.modules"),

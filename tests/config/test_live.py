@@ -6,7 +6,7 @@ import pytest
 from penstock.config.derived.knobs import derive
 from penstock.config.live_knobs import changed, differences, live_knobs, live_values, with_values
 from penstock.config.reading.problems import ConfigProblems
-from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.config.settings.cluster_settings import ClusterSettings, NameSettings
 
 DEFAULT = ClusterSettings()
 
@@ -74,8 +74,24 @@ def test_values_are_put_in_as_they_were_told():
 def test_every_live_knob_can_be_set_to_what_it_is_and_shown():
     values = live_values(DEFAULT)
     assert with_values(DEFAULT, values) == DEFAULT
-    assert values.keys() == live_knobs().keys() and len(values) > 40
-    assert not any(knob.knob.secret or "*" in knob.path for knob in live_knobs().values())
+    assert values.keys() == live_knobs(DEFAULT).keys() and len(values) > 40
+    assert not any(knob.knob.secret or "*" in knob.path for knob in live_knobs(DEFAULT).values())
+
+
+def test_weights_of_names_are_live_and_names_are_not():
+    shared = msgspec.structs.replace(
+        DEFAULT, names={"chat-4.1": NameSettings(models={"sim": 1.0}), "sim": NameSettings()}
+    )
+    key = 'names."chat-4.1".models'
+    assert live_values(shared)[key] == {"sim": 1.0} and "names.sim.shadow" in live_values(shared)
+    found = changed(shared, ["names.chat-4.1.models={sim: 3}"], shared)
+    assert [tuple(change) for change in found] == [(key, {"sim": 1.0}, {"sim": 3.0})]
+    made = with_values(shared, {change.key: change.new for change in found})
+    assert made.names["chat-4.1"].models == {"sim": 3.0} and differences(shared, made) == found
+    with pytest.raises(ConfigProblems, match="no weight above 0"):
+        changed(shared, ["names.chat-4.1.models={sim: 0}"], shared)
+    with pytest.raises(ConfigProblems, match="can't be changed while"):
+        changed(shared, ["names.other={models: {sim: 1}}"], shared)
 
 
 def test_secrets_are_told_without_their_values():

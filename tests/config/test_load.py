@@ -1,9 +1,12 @@
 """A config with every kind of mistake in it: each problem has its position, its value and a hint, all at once."""
 
 import io
+from pathlib import Path
 
+import msgspec
 import pytest
 
+from penstock.config.presets import PRESETS
 from penstock.config.reading.load import load, load_group, load_resolved, resolved_yaml
 from penstock.config.reading.problems import ConfigProblems
 from penstock.config.settings.cluster_settings import ClusterSettings, PoolSettings
@@ -24,6 +27,27 @@ def check(tmp_path):
         return []
 
     return problems
+
+
+def test_a_preset_sets_what_nothing_else_does(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("router:\n  preset: agentic\n  affinity:\n    ttl: 5m\n")
+    loaded = load(file)
+    assert (loaded.settings.router.affinity.mode, loaded.settings.router.affinity.ttl) == ("soft", 300.0)
+    assert str(loaded.origin("router.affinity.mode")) == "preset agentic"
+    assert load(file, ["router.affinity.mode=off"]).settings.router.affinity.mode == "off"
+    again = tmp_path / "resolved.yaml"
+    again.write_text(resolved_yaml(loaded.settings))
+    assert load(again).settings == loaded.settings
+    assert load(None).settings.router.affinity.mode == "off"
+    with pytest.raises(ConfigProblems, match="general, agentic"):
+        load(None, ["router.preset=agents"])
+    for name, texts in PRESETS.items():
+        settings = load(None, [f"router.preset={name}"]).settings
+        assert settings == msgspec.structs.replace(
+            load(None, [f"{key}={text}" for key, text in texts.items()]).settings,
+            router=settings.router,
+        )
 
 
 def test_without_a_file_it_is_the_embedded_default():

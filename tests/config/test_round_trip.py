@@ -57,8 +57,9 @@ def values(field: Field) -> st.SearchStrategy[Any]:
     elif plain is str:
         made = NAMES
     elif get_origin(plain) is dict:
-        numbers = st.floats(1e-6, 1e15) if get_args(plain)[1] is float else NAMES
-        made = st.dictionaries(NAMES, numbers, max_size=3)
+        entry = get_args(plain)[1]
+        floats, counts = st.floats(1e-6, 1e15 if high is None else high), st.integers(0, 9)
+        made = st.dictionaries(NAMES, {float: floats, int: counts}.get(entry, NAMES), max_size=3)
     else:
         assert get_origin(plain) is tuple
         items = get_args(plain)

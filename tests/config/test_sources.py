@@ -96,7 +96,7 @@ def test_dashes_do_for_underscores_and_spaces_do_not_hurt():
         ("router.mode.x=1", "router.mode is a single value"),
         ("router=kv", "takes a mapping, such as {key: value}"),
         ("models={a: }}", "is no YAML"),
-        ("router.zzz=1", "known: mode, cost, index"),
+        ("router.zzz=1", "known: preset, mode, cost"),
     ],
 )
 def test_an_override_that_leads_nowhere_is_told(override, said):

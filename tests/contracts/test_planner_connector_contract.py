@@ -3,12 +3,18 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import pytest
 from aiohttp import web
+from lightkube import AsyncClient, KubeConfig
+from lightkube.resources.apps_v1 import Deployment
 
+from penstock.adapters.connectors.kubernetes.api_access import ApiAccess
+from penstock.adapters.connectors.kubernetes.kubernetes_connector import KubernetesConnector
+from penstock.adapters.connectors.kubernetes.scaled_object import ScaledObject
 from penstock.adapters.connectors.scale_connector import ScaleConnector
 from penstock.adapters.connectors.virtual_connector import VirtualConnector
 from penstock.adapters.connectors.webhook import WebhookConnector
@@ -29,6 +35,7 @@ from penstock.runtime.cluster_state.desired_state import (
 from penstock.runtime.planning.admin_api_connector import AdminApiConnector
 from penstock.runtime.planning.desired_state_connector import DesiredStateConnector
 from penstock.runtime.planning.virtual_keys_access import VirtualClient, connect, keys_of
+from penstock.testing.kubernetes.api.api_server import ApiServer
 from tests.servers import Etcd
 
 WHY = (Reason(code="test", text="a test wants it"),)
@@ -169,10 +176,55 @@ class OverHttp:
             await self._runner.cleanup()
 
 
-@pytest.fixture(params=["wishes", "virtual", "webhook", "remote"])
-async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+class Deployments:
+    """Two Deployments of an API server in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server = ApiServer(folder)
+        self.connector: ScaleConnector
+        self.client: AsyncClient
+
+    async def open(self) -> "Deployments":
+        await self.server.__aenter__()
+        config = KubeConfig.from_file(self.server.kubeconfig).get()
+        self.client = AsyncClient(config=config)
+        client = AsyncClient(config=config)
+        targets = []
+        for name in ("prefill", "decode"):
+            await self.client.create(deployment(name))
+            pool = Pool(model="m", role=name, desired=1)  # type: ignore[arg-type]
+            targets.append(ScaledObject(client, "Deployment", name, pool=name, configured=pool))
+        self.connector = KubernetesConnector(targets, ApiAccess(client), namespace="default")
+        return self
+
+    async def obey(self) -> dict[str, int]:
+        stored = [await self.client.get(Deployment, name) for name in ("prefill", "decode")]
+        return {each.metadata.name: each.spec.replicas for each in stored}  # type: ignore[union-attr,misc]
+
+    async def fail(self) -> None:
+        await self.server.__aexit__(None, None, None)
+
+    async def close(self) -> None:
+        await self.connector.close()
+        await self.client.close()
+        await self.server.__aexit__(None, None, None)
+
+
+def deployment(name: str) -> Deployment:
+    """Return a Deployment of one pod."""
+    labels = {"app": name}
+    container = {"name": "main", "image": "vllm"}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    return Deployment.from_dict({"metadata": {"name": name}, "spec": spec})
+
+
+@pytest.fixture(params=["wishes", "virtual", "webhook", "remote", "kubernetes"])
+async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Harness]:
     found: Harness
-    if request.param == "wishes":
+    if request.param == "kubernetes":
+        found = await Deployments(tmp_path).open()
+    elif request.param == "wishes":
         found = await Wishes().open()
     elif request.param == "virtual":
         etcd: Etcd = request.getfixturevalue("etcd")

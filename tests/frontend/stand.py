@@ -21,7 +21,7 @@ from penstock.frontend.node_cluster import NodeCluster
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
 from penstock.frontend.service import Service
 from penstock.kernel.values import WorkerCard, WorkerId
-from penstock.router.events import OperatorNote, Publish, ReplayWanted, WorkerJoined
+from penstock.router.events import OperatorNote, Publish, ReplayWanted, WorkerJoined, WorkerLeft
 from penstock.router.router import Router
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.loop_monitor import LoopMonitor
@@ -42,6 +42,7 @@ class Engine:
         self.name = name
         self.url = ""
         self.reply: Reply = answer_well
+        self.lists: Reply = lists_nothing
         self.bodies: list[bytes] = []
         self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
@@ -56,6 +57,7 @@ class Engine:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/reset_prefix_cache", self._reset)
         app.router.add_post("/{rest:.*}", self._serve)
+        app.router.add_get("/v1/models", self._listed)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -70,6 +72,10 @@ class Engine:
     async def _reset(self, request: web.Request) -> web.StreamResponse:
         self.resets += 1
         return web.Response()
+
+    async def _listed(self, request: web.Request) -> web.StreamResponse:
+        request[ENGINE] = self
+        return await self.lists(request, {})
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
@@ -86,6 +92,11 @@ class Engine:
         except asyncio.CancelledError:
             self.hung_up.set()
             raise
+
+
+async def lists_nothing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """Have no list of models."""
+    return web.Response(status=404)
 
 
 async def answer_well(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -137,6 +148,7 @@ class Stand:
         self.engines = engines
         self.http = aiohttp.ClientSession(base_url=server.url)
         self.kept_records: list[Any] = []
+        self.kept_copies: list[Any] = []
         self.kept_decisions: list[Any] = []
 
     @property
@@ -144,6 +156,12 @@ class Stand:
         """The records of the requests that have ended."""
         self.service.bookkeeping.enter()
         return self.kept_records
+
+    @property
+    def copies(self) -> list[Any]:
+        """The records of shadows' copies that have ended."""
+        self.service.bookkeeping.enter()
+        return self.kept_copies
 
     @property
     def decisions(self) -> list[Any]:
@@ -160,6 +178,9 @@ class Stand:
             "router",
             WorkerJoined(card=WorkerCard(**{"id": WorkerId(engine.name), "url": engine.url, **defaults, **card})),
         )
+
+    def leave(self, name: str) -> None:
+        self.live.post("router", WorkerLeft(worker=WorkerId(name), epoch=1, reason="test"))
 
 
 class Keep:
@@ -205,6 +226,7 @@ async def stand(
         name="router",
         router=router,
         live=live,
+        feeds=SimpleNamespace(images={}),
         loop_monitor=LoopMonitor(),
         noted=notes,
         peers=None,
@@ -225,7 +247,7 @@ async def stand(
     engines = [Engine(f"e{number}") for number in range(count)]
     for engine in engines:
         await engine.start()
-    records, decisions = Keep(), Keep()
+    records, decisions, copies = Keep(), Keep(), Keep()
     service = Service(
         settings=base,
         cluster=NodeCluster(node),
@@ -234,6 +256,7 @@ async def stand(
         tokenizers=dict.fromkeys(base.models, tokenizer),
         metrics=FrontendMetrics("router"),
         records=records,
+        copies=copies,
         decisions=decisions,
         run_offset=offset,
     )
@@ -241,6 +264,7 @@ async def stand(
     await server.start()
     found = Stand(service, server, live, router, engines)
     found.kept_records = records.kept
+    found.kept_copies = copies.kept
     found.kept_decisions = decisions.kept
     for engine in engines:
         found.join(engine, **(card or {}))

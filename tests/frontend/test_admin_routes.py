@@ -151,7 +151,7 @@ async def test_other_routes_are_proxied_as_they_are() -> None:
 
 
 async def test_proxied_stream_of_another_dialect_passes_untouched() -> None:
-    async with stand() as s:
+    async with stand(frontend=FrontendSettings(proxied_routes=("/v1/responses",))) as s:
         sent = b'event: response.created\ndata: {"usage": {"a": 1}, "choices": []}\n\nevent: done\ndata: {}\n\n'
 
         async def stream(request: web.Request, body: dict[str, object]) -> web.StreamResponse:

@@ -121,9 +121,9 @@ def test_remote_callers_are_refused_without_admin_keys() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "example.org"])
 def test_binding_elsewhere_needs_a_key(host: str) -> None:
     with pytest.raises(ConfigError):
-        check_binding(host, (), False)
-    check_binding(host, ("key",), False)
-    check_binding(host, (), True)
+        check_binding(host, False, False)
+    check_binding(host, True, False)
+    check_binding(host, False, True)
 
 
 def test_loopback_addresses() -> None:

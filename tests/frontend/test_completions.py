@@ -480,10 +480,10 @@ async def test_context_types_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_a_hint_that_does_nothing_is_said_and_counted() -> None:
     async with stand() as s:
-        idle = {"agent_hints": {"speculative_prefill": True, "osl": 5}, "cache_control": {"type": "ephemeral"}}
+        idle = {"session_control": {"action": "close"}, "cache_control": {"type": "ephemeral"}}
         answer = await (await s.chat(nvext={**idle, "extra_fields": ["worker_id"]})).json()
-        assert answer["nvext"]["ignored_hints"] == ["cache_control", "agent_hints.speculative_prefill"]
-        answer = await (await s.chat(nvext={"agent_hints": {"speculative_prefill": False}})).json()
+        assert answer["nvext"]["ignored_hints"] == ["cache_control", "session_control.action"]
+        answer = await (await s.chat(nvext={"session_control": {"action": None}})).json()
         assert "nvext" not in answer
         text = await (await s.http.get("/metrics")).text()
         assert 'penstock_ignored_hints_total{model="m",hint="cache_control"} 1' in text
@@ -502,6 +502,15 @@ async def test_a_pin_and_a_priority_reach_the_tiers_or_are_reported() -> None:
             {"x": 1, "penstock": {"pin": 9, "priority": 3}},
             None,
         ]
+    async with stand(card={"engine": "sim", "labels": {"kv_tiers": "lru"}}) as s:
+        await s.chat(nvext={"agent_hints": {"next_request_in": 60}})
+        await s.chat(headers={"x-penstock-next-request-in": "90"})
+        assert (await s.chat(nvext={"agent_hints": {"next_request_in": "soon"}})).status == 400
+        sent = [json.loads(body).get("kv_transfer_params") for body in s.engines[0].bodies]
+        assert sent == [{"penstock": {"prefetch": True, "after": after}} for after in (58.0, 88.0)]
+    async with stand() as s:
+        answer = await s.chat(headers={"x-penstock-next-request-in": "90"})
+        assert answer.headers["x-penstock-ignored-hints"] == "agent_hints.next_request_in"
     for order in ("", "lru"):
         async with stand(card={"engine": "sim", "labels": {"kv_tiers": order} if order else {}}) as s:
             answer = await s.chat(nvext=hints, headers={"x-request-id": "r"})

@@ -122,6 +122,36 @@ async def test_process_serves_by_cache_writes_its_records_and_drains(tmp_path: P
         assert "Traceback" not in (run / "logs" / "frontend-0.log").read_text()
 
 
+async def test_a_response_is_had_from_any_process_and_outlives_the_one_that_made_it(tmp_path: Path) -> None:
+    port = free_port()
+    async with cluster(tmp_path, f"frontend.port={port}", frontends=2) as (processes, _):
+        url = f"http://127.0.0.1:{port}/v1/responses"
+
+        async def ask(method: str, path: str = "", **body: Any) -> tuple[int, Any]:
+            """Ask on a connection of its own, which either process may get."""
+            async with aiohttp.ClientSession() as http, http.request(method, url + path, json=body or None) as answer:
+                return answer.status, await answer.json()
+
+        async with aiohttp.ClientSession() as http:
+            for process in processes:
+                await until_ready(http, process.admin_url)
+        made = [(await ask("POST", model="sim", input=f"count {n}", max_output_tokens=4))[1] for n in range(12)]
+        for first in made:
+            status, got = await ask("GET", f"/{first['id']}")
+            assert (status, got) == (200, first)
+            more = {"model": "sim", "input": "on", "max_output_tokens": 4, "previous_response_id": first["id"]}
+            status, second = await ask("POST", **more)
+            assert status == 200 and second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+        assert (await ask("DELETE", f"/{made[0]['id']}"))[0] == 200
+        assert [(await ask("GET", f"/{made[0]['id']}"))[0] for _ in range(6)] == [404] * 6
+        for _ in range(4):
+            slow = (await ask("POST", model="sim", input="x", max_output_tokens=8000, background=True))[1]
+            assert (await ask("POST", f"/{slow['id']}/cancel"))[1]["status"] == "cancelled"
+            assert (await ask("GET", f"/{slow['id']}"))[1]["status"] == "cancelled"
+        assert await processes[0].stop() == 0
+        assert all([(await ask("GET", f"/{first['id']}"))[1] == first for first in made[1:]])
+
+
 async def test_two_processes_share_a_port_and_add_up(tmp_path: Path) -> None:
     port = free_port()
     async with (

@@ -200,10 +200,12 @@ async def test_unknown_routes_and_methods() -> None:
         for method, path, status in (
             ("GET", "/v1/chat/completions", 405),
             ("DELETE", "/v1/models/m", 405),
-            ("POST", "/v1/files", 404),
+            ("POST", "/v1/fine_tuning/jobs", 404),
             ("DELETE", "/v1/models", 405),
             ("GET", "/nothing", 404),
             ("POST", "/health", 405),
+            ("GET", "/rerank", 405),
+            ("TRACE", "/rerank", 405),
             ("GET", "/v1/models/nope", 404),
         ):
             answer = await s.http.request(method, path)

@@ -144,7 +144,9 @@ def test_both_legs_of_a_hand_off_carry_the_hints() -> None:
     parsed = parse("chat_completions", b'{"model": "m", "messages": [{"role": "user", "content": "a"}]}')
     hints = read({"cache_control": {"type": "ephemeral", "ttl": 60}})
     job = UpstreamRequest("/", parsed.raw, "", "chat_completions", False, parsed, hints)
-    word: Any = SimpleNamespace(card=source, target=None, handoff=Handoff(protocol="completed", key=1, source=source))
+    word: Any = SimpleNamespace(
+        card=source, target=None, prefetch_after=None, handoff=Handoff(protocol="completed", key=1, source=source)
+    )
     body = json.loads(engine_body(job, dialect_of("sim"), word, None, handed={"kv_transfer_params": {"remote": 1}}))
     assert body["kv_transfer_params"] == {"remote": 1, "penstock": {"pin": 60}}
     word.card = msgspec.structs.replace(source, labels={})
@@ -153,3 +155,39 @@ def test_both_legs_of_a_hand_off_carry_the_hints() -> None:
     assert ignored_hints(job, word) == ()  # the worker of the prefill keeps them
     word.handoff = None
     assert ignored_hints(job, word) == ("cache_control",)
+
+
+RUN = "1b4f7d6e-8c1a-4f0e-9d55-0c3f2a7b9e10"
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "session", "program"),
+    [
+        ({}, {"prompt_cache_key": "k"}, "k", None),
+        ({}, {"metadata": {"thread_id": "t", "run_id": "r"}}, "t", "r"),
+        ({}, {"prompt_cache_key": "k", "metadata": {"session_id": "s"}}, "k", None),
+        ({"langsmith-trace": f"20261125T081500000001Z{RUN}.20261125T081501000001Z{RUN[::-1]}"}, {}, RUN, RUN),
+        ({"langsmith-trace": "nonsense"}, {}, None, None),
+        ({}, {"user": 7, "metadata": "x", "prompt_cache_key": ""}, None, None),
+        ({"x-penstock-session-id": "h"}, {"prompt_cache_key": "k", "metadata": {"program_id": "p"}}, "h", "p"),
+    ],
+)
+def test_frameworks_tell_session_and_program_in_their_own_words(
+    headers: dict[str, str], fields: dict[str, Any], session: str | None, program: str | None
+) -> None:
+    preferences = read(None, headers, **fields).preferences
+    assert (preferences.session, preferences.program) == (session, program)
+    assert read_hints(headers, {}, fields).preferences == preferences
+
+
+def test_a_person_is_a_program_of_which_nobody_reads_the_name() -> None:
+    one = read(None, user="ann@example.org").preferences
+    assert one.program is not None and one.program.startswith("user-") and "ann" not in one.program
+    assert one.session == one.program == read(None, safety_identifier="ann@example.org").preferences.session
+    assert read(None, user="bob").preferences.program != one.program
+
+
+def test_nvext_wins_over_a_framework_and_a_long_key_is_shortened() -> None:
+    assert read({"program_id": "p"}, user="ann").preferences.program == "p"
+    session = read(None, prompt_cache_key="x" * 4000).preferences.session
+    assert session is not None and len(session) == 12

@@ -147,14 +147,18 @@ def request(url: str, data: bytes | None = None, headers: dict[str, str] | None 
     return status, body
 
 
-def post(url: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any, dict[str, str]]:
-    return _send(url, json.dumps(body).encode(), {"content-type": "application/json", **(headers or {})})
+def post(
+    url: str, body: Any, headers: dict[str, str] | None = None, timeout: float = 30.0
+) -> tuple[int, Any, dict[str, str]]:
+    return _send(url, json.dumps(body).encode(), {"content-type": "application/json", **(headers or {})}, timeout)
 
 
-def _send(url: str, data: bytes | None, headers: dict[str, str] | None) -> tuple[int, Any, dict[str, str]]:
+def _send(
+    url: str, data: bytes | None, headers: dict[str, str] | None, timeout: float = 30.0
+) -> tuple[int, Any, dict[str, str]]:
     sent = urllib.request.Request(url, data=data, headers=headers or {})
     try:
-        with urllib.request.urlopen(sent, timeout=30) as answer:
+        with urllib.request.urlopen(sent, timeout=timeout) as answer:
             raw, status, got = answer.read(), answer.status, answer.headers
     except urllib.error.HTTPError as error:
         raw, status, got = error.read(), error.code, error.headers

@@ -18,6 +18,7 @@ planner: {policy: slo, advisory: true, load_interval: 1s, throughput_interval: 5
 models:
   sim:
     tokenizer: builtin:sim
+    adapters: {clerk: ./clerk}
     pools:
       prefill: {role: prefill, replicas: 1, sim: {timing: {speed_up: 20}}}
       decode: {role: decode, replicas: 2, sim: {timing: {speed_up: 20}}}
@@ -29,6 +30,9 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "restart": [{"force": True}],
     "set": [{"values": {"router.attempts_max": 4}}],
     "clearKvBlocks": [{}],
+    "loadAdapter": [{"lora_name": "pilot", "lora_path": "clerk"}],
+    "scaleAdapter": [{"name": "clerk", "workers": 1}, {"name": "clerk"}],
+    "unloadAdapter": [{"lora_name": "pilot"}],
 }
 QUERIES = {"scope": "process", "ticks": "all", "limit": "3"}
 
@@ -58,6 +62,8 @@ def test_a_field_more_or_less_does_not_fit() -> None:
 
 @pytest.mark.slow
 def test_every_admin_answer_is_read_whole_by_its_struct(tmp_path: Path) -> None:
+    (tmp_path / "clerk").mkdir()
+    (tmp_path / "clerk/adapter_config.json").write_text("{}")
     (tmp_path / "c.yaml").write_text(CONFIG.replace("PORT", str(free_port())))
     unseen = {(route.name, kind) for route in ADMIN_ROUTES for kind in route.answers}
 

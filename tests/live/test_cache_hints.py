@@ -29,7 +29,7 @@ def ask(cluster: Served, number: int, **fields: Any) -> tuple[int, dict[str, str
     return (body["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0, headers
 
 
-@pytest.mark.parametrize("order", ["priority", "lru"])
+@pytest.mark.parametrize("order", ["priority", pytest.param("lru", marks=pytest.mark.slow)])
 def test_a_pin_keeps_a_prompt_in_the_tiers_or_is_reported(tmp_path: Path, order: str) -> None:
     config = tmp_path / "tiers.yaml"
     config.write_text(CONFIG.replace("ORDER", order))

@@ -135,6 +135,21 @@ async def test_a_decision_shows_its_reason_and_every_candidate(cluster: Served, 
         await page.until("!document.querySelector('#explain').open")
 
 
+async def test_programs_are_listed_with_their_sub_agents(cluster: Served, tmp_path: Path) -> None:
+    def ask(agent: str) -> None:
+        headers = {"x-penstock-program-id": "build-42", "x-penstock-session-id": agent}
+        body = {"model": "sim", "messages": [{"role": "user", "content": agent}], "max_tokens": 3}
+        assert post(f"{cluster.url}/v1/chat/completions", body, headers)[0] == 200
+
+    for agent in ("plan", "edit", "edit"):
+        await asyncio.to_thread(ask, agent)
+    async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+        await page.until("document.querySelectorAll('#programs tbody tr').length === 1")
+        cells = await page.ask("[...document.querySelectorAll('#programs tbody td')].map(cell => cell.innerText)")
+        assert cells[:4] == ["build-42", "2", "3", "0"] and "main-" in cells[-1]
+        assert page.complaints == []
+
+
 async def test_a_worker_opens_with_its_card_load_and_decisions(cluster: Served, tmp_path: Path) -> None:
     async with browsed(tmp_path, f"{cluster.url}/ui") as page:
         await ask_some(cluster, 4)

@@ -40,6 +40,7 @@ def own_trace(path: Path) -> None:
     subprocess.run(convert, check=True, capture_output=True)
 
 
+@pytest.mark.slow
 def test_three_commands_lead_from_a_model_and_a_trace_to_a_running_deployment(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     own_trace(tmp_path / "trace.jsonl")

@@ -48,6 +48,7 @@ def printed(text: str) -> list[str]:
     return [*starts, *behind]
 
 
+@pytest.mark.slow
 def test_what_is_printed_works_when_it_is_copied(tmp_path: Path) -> None:
     config = tmp_path / "cluster.yaml"
     config.write_text(CONFIG)

@@ -10,7 +10,6 @@ from penstock.planner.limits.gpu_budget import (
     Widths,
     cap_change,
     clamp_pair,
-    clamp_single,
     load_guard,
 )
 
@@ -30,14 +29,6 @@ from penstock.planner.limits.gpu_budget import (
 )
 def test_a_pair_is_fitted_in_proportion(wanted, widths, low, high, minimum, expected):
     assert clamp_pair(PoolPair(*wanted), Widths(*widths), low, high, PoolPair(minimum, minimum)) == expected
-
-
-@pytest.mark.parametrize(
-    ("wanted", "gpus", "low", "high", "minimum", "expected"),
-    [(10, 4, -1, 16, 1, 4), (1, 2, 8, 8, 1, 4), (0, 4, -1, 3, 1, 0), (1, 2, 5, 5, 1, 2)],
-)
-def test_a_single_pool_is_fitted_and_never_breaks_the_ceiling(wanted, gpus, low, high, minimum, expected):
-    assert clamp_single(wanted, gpus, low, high, minimum) == expected
 
 
 @pytest.mark.parametrize(

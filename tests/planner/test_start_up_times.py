@@ -38,6 +38,15 @@ def test_of_the_other_warmth_is_better_than_an_assumption():
     assert known.quantile("m", pool(warm=True), 0.5) == 40.0
 
 
+def test_where_a_replica_sleeps_the_next_one_takes_as_long_as_a_wake():
+    known = StartUpTimes(90.0)
+    known.note("m", pool(start_up_times=(40.0, 50.0), wake_times=(3.0, 5.0, 4.0)))
+    assert known.quantile("m", pool(asleep=1), 0.5) == 4.0
+    assert known.quantile("m", pool(), 0.5) == 45.0, "nobody sleeps: it is started"
+    assert known.measured("m", pool()) == 2
+    assert StartUpTimes(90.0).quantile("m", pool(asleep=1), 0.5) == 90.0, "a wake was never measured"
+
+
 def test_only_the_last_ones_count():
     known = StartUpTimes()
     known.note("m", pool(start_up_times=(500.0,) * TIMES_MAX))

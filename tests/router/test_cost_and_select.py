@@ -186,6 +186,7 @@ CANDIDATE = st.fixed_dictionaries(
         "held": st.tuples(st.integers(0, 12), st.integers(0, 3), st.integers(0, 3)),
         "speed": st.tuples(st.floats(0, 0.1), st.floats(1e-6, 1e-2), st.floats(0, 1e-4)),
         "distance": st.sampled_from([1.0, 2.0, 8.0, 0.3]),
+        "adapter": st.sampled_from([0.0, 0.0, 0.7, 3.0]),
     }
 )
 
@@ -241,7 +242,9 @@ def test_columns_price_as_one_by_one_does(
         rows = [
             price(
                 asked,
-                Candidate(to, held.get(to, NOTHING), active.load(to), Speed(*one["speed"]), one["distance"]),
+                Candidate(
+                    to, held.get(to, NOTHING), active.load(to), Speed(*one["speed"]), one["distance"], one["adapter"]
+                ),
                 settings,
             )
             for (to, _), one in zip(targets, found)
@@ -261,6 +264,7 @@ def test_columns_price_as_one_by_one_does(
                 np.array([SOURCES.index(one.source) for one in held_by_target]),
                 np.array([one["speed"] for one in found]).T,
                 np.array([one["distance"] for one in found]),
+                np.array([one["adapter"] for one in found]),
             ),
         )
     active.check()

@@ -3,7 +3,16 @@
 import pytest
 
 from penstock.kernel.machine import MILLISECOND, SECOND, Wake, Woken
-from penstock.kernel.values import NOTHING_PROMISED, LatencyTargets, RequestId, Slo, SloClass, WorkerCard, WorkerId
+from penstock.kernel.values import (
+    NOTHING_PROMISED,
+    LatencyTargets,
+    MediaItem,
+    RequestId,
+    Slo,
+    SloClass,
+    WorkerCard,
+    WorkerId,
+)
 from penstock.router.events import (
     Abort,
     Cancelled,
@@ -22,12 +31,14 @@ from penstock.router.events import (
     WorkerLeft,
     WorkerMeasured,
 )
+from penstock.router.requests.embedding_table import EMBEDDING_BYTES
 from penstock.router.requests.stage_graph import FINAL, GRAPH, StagePath, remote_prefill, splits
 from penstock.router.settings import AffinitySettings, DecodeSettings, HandoffSettings, PrefillSettings
 from penstock.testing import RouterWorld, arrived, card, none, only, prompt
 from penstock.testing.router_world import BLOCK
 
 R = RequestId("r")
+CAT, DOG = MediaItem("cat", 100), MediaItem("dog", 100)
 ALWAYS = HandoffSettings(conditional="off")
 
 
@@ -355,7 +366,7 @@ def test_of_two_asked_at_once_both_are_stopped_with_the_client() -> None:
 
 def test_images_are_encoded_first_where_somebody_does_that() -> None:
     world = RouterWorld(card("e0", role="encode"), p("p0"), d("d0"), handoff=ALWAYS)
-    first = only(world.post(arrived("r", media=2)), Dispatch)
+    first = only(world.post(arrived("r", media=(CAT, DOG))), Dispatch)
     assert (first.stage, first.target.worker) == ("encode", "e0")
     second = only(world.post(Staged(id=R, attempt=1)), Dispatch)
     third = only(world.post(Staged(id=R, attempt=2)), Dispatch)
@@ -366,9 +377,65 @@ def test_images_are_encoded_first_where_somebody_does_that() -> None:
     assert plain.stage == "prefill"
 
 
+def encoded(world: RouterWorld, name: str, *media: MediaItem) -> tuple[Dispatch | None, Closed, str]:
+    """Run a request through: its encode leg, where it has one, its end, and why its last leg came."""
+    id = RequestId(name)
+    first = only(world.post(arrived(name, media=media)), Dispatch)
+    last = only(world.post(Staged(id=id, attempt=1)), Dispatch) if first.stage == "encode" else first
+    closed = only(world.post(Finished(id=id, attempt=last.attempt, tokens=1)), Closed)
+    return (first if first is not last else None), closed, last.decision.flow
+
+
+def test_the_same_content_is_encoded_once_whoever_asks() -> None:
+    world = RouterWorld(*(card(f"e{number}", role="encode") for number in range(4)), card("a0"))
+    leg, closed, flow = encoded(world, "r", CAT, DOG, CAT)
+    assert leg is not None and leg.encode == (0, 1) and (closed.media, closed.media_cached) == (3, 1)
+    assert "2 of 3" in flow and "by an encode worker" in flow
+    leg, closed, flow = encoded(world, "s", DOG, CAT)
+    assert leg is None and (closed.media, closed.media_cached) == (2, 2) and "encoded already" in flow
+    leg, closed, _ = encoded(world, "t", CAT, MediaItem("cow"), MediaItem())
+    assert leg is not None and leg.encode == (1, 2), "what has no name is encoded each time"
+    assert world.router.pools["m"].media == {"cached": 4, "encoded": 4, "failed": 0, "here": 0}
+    assert encoded(world, "u")[1].media_cached is None, "nothing was asked of a text"
+
+
+def test_content_that_is_being_encoded_goes_to_the_same_worker_from_any_router() -> None:
+    workers = [card(f"e{number}", role="encode") for number in range(5)]
+    targets = set()
+    for order in (workers, workers[::-1]):
+        world = RouterWorld(*order, card("a0"))
+        for name in ("r", "s"):
+            targets.add(only(world.post(arrived(name, media=(CAT,))), Dispatch).target)
+    assert len(targets) == 1
+    world = RouterWorld(*workers, card("a0"))
+    spread = {only(world.post(arrived(f"r{n}", media=(MediaItem(f"{n}"),))), Dispatch).target.worker for n in range(40)}
+    assert len(spread) == 5
+
+
+def test_embeddings_are_bounded_in_bytes_and_the_latest_stay() -> None:
+    room = HandoffSettings(embeddings=2 * 100 * EMBEDDING_BYTES)
+    world = RouterWorld(card("e0", role="encode"), card("a0"), handoff=room)
+    for name, item in (("r", CAT), ("s", DOG), ("t", CAT), ("u", MediaItem("cow", 100))):
+        encoded(world, name, item)
+    table = world.router.pools["m"].embeddings
+    assert len(table) == 2 and table.bytes <= table.bytes_max
+    assert encoded(world, "v", CAT)[0] is None, "it was asked for after the dog"
+    assert encoded(world, "w", DOG)[0] is not None
+    again = RouterWorld(card("e0", role="encode"), card("a0"), handoff=room)
+    again.router.restore(world.router.snapshot())
+    assert again.router.pools["m"].embeddings.missing([DOG, CAT, MediaItem("cow")]) == [2]
+
+
+def test_nobody_waits_for_an_encoder_that_is_not_there() -> None:
+    world = RouterWorld(card("e0", role="encode"), card("a0"))
+    world.post(WorkerDraining(worker=WorkerId("e0"), epoch=1))
+    leg, closed, flow = encoded(world, "r", CAT)
+    assert leg is None and closed.media_cached == 0 and "by the worker that prefills" in flow
+
+
 def test_an_encoder_that_fails_is_done_without() -> None:
     world = RouterWorld(card("e0", role="encode"), card("a0"))
-    world.post(arrived("r", media=1))
+    world.post(arrived("r", media=(CAT,)))
     dispatch = only(world.post(Failed(id=R, attempt=1, reason="it broke", retryable=True)), Dispatch)
     assert (dispatch.stage, dispatch.target.worker) == ("aggregated", "a0")
 

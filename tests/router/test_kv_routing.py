@@ -23,7 +23,14 @@ from penstock.router.events import (
     WorkerMeasured,
 )
 from penstock.router.router import Router
-from penstock.router.settings import AffinitySettings, CostSettings, IndexSettings, QueueSettings, RouterSettings
+from penstock.router.settings import (
+    AffinityMode,
+    AffinitySettings,
+    CostSettings,
+    IndexSettings,
+    QueueSettings,
+    RouterSettings,
+)
 from penstock.router.status import findings
 from penstock.router.workers.replica_sync import STALE_AFTER
 from penstock.testing import RouterWorld, arrived, card, only, prompt
@@ -195,6 +202,18 @@ def test_soft_affinity_is_a_discount(monkeypatch: pytest.MonkeyPatch) -> None:
     again = sent(world, "r1", prompt(1, 320), preferences=wish)
     assert again.target == home
     assert [c.discount for c in again.decision.candidates if c.target == home] == [0.5]
+
+
+@pytest.mark.parametrize("mode", ["soft", "hard"])
+def test_a_new_session_is_drawn_to_its_programs_worker_but_not_pinned_there(
+    mode: AffinityMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.router.selection.select.SESSION_DISCOUNT", 0.5)
+    world = two(affinity=AffinitySettings(mode=mode))
+    home = sent(world, "r0", prompt(0, 320), preferences=Preferences(session="main", program="p")).target
+    second = sent(world, "r1", prompt(1, 320), preferences=Preferences(session="sub 1", program="p"))
+    assert [c.discount for c in second.decision.candidates if c.target == home] == [0.5]
+    assert second.decision.mode != "pinned"
 
 
 def test_an_idle_session_is_forgotten() -> None:

@@ -178,15 +178,15 @@ async def test_two_misses_cordon_it_and_the_next_answer_lifts_that(engine: Engin
     engine.status, engine.answer = 500, DRAINING
     await all_.step(31.0)
     assert all_.router.cordons == []
-    await all_.step(5.0)  # after a miss it is asked again soon
+    await all_.step(6.0)  # after a miss it is asked again soon
     ((on, reason),) = all_.router.cordons
     assert on and "2 canaries in a row" in reason and "cannot schedule new futures" in reason
     assert all_.canary.counts == {"sent": 2, "missed": 2, "cordoned": 1}
     all_.router.load = (1, 7)  # a request that hangs there must not keep it cordoned for ever
-    await all_.step(5.0)
+    await all_.step(6.0)
     assert len(all_.router.cordons) == 1 and all_.sent == 3
     engine.status, engine.answer = 200, TOKEN
-    await all_.step(5.0)
+    await all_.step(6.0)
     assert all_.router.cordons[1:] == [(False, reason)]
     assert all_.canary.counts == {"sent": 4, "missed": 3, "cordoned": 0}
     await all_.canary.close()

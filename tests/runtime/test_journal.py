@@ -10,7 +10,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.journal_frames import Frames, frame, packed, read_header, read_record
 from penstock.report.journal_replay import replay
 from penstock.router import journal as router_journal
-from penstock.router.journal import RouterBook, event_of, router_of
+from penstock.router.journal import event_of, router_book, router_of
 from penstock.router.prompt_forms import RUNS
 from penstock.router.settings import IndexSettings, RouterSettings
 from penstock.runtime.records import journal_writer as module
@@ -47,7 +47,7 @@ def write(
 
     cluster = SimulatedCluster(plan(faults=FAULTS, **more), chat(25), watch=watch)
     journal = JournalWriter(
-        folder, RouterBook(cluster.router), wall_ns=1, segment_bytes=segment, segments=segments, batch=batch
+        folder, router_book(cluster.router), wall_ns=1, segment_bytes=segment, segments=segments, batch=batch
     )
     journal.begin(0)
     cluster.run()
@@ -179,7 +179,7 @@ def test_a_disk_that_cannot_be_written_costs_a_segment_and_no_decision(
             folder.unlink()
 
     cluster = SimulatedCluster(plan(faults=FAULTS), chat(25), watch=watch, record=records.append)
-    journal = JournalWriter(folder, RouterBook(cluster.router), wall_ns=1, segment_bytes=1 << 20, segments=100)
+    journal = JournalWriter(folder, router_book(cluster.router), wall_ns=1, segment_bytes=1 << 20, segments=100)
     journal.begin(0)
     cluster.run()
     journal.flush()

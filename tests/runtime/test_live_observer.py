@@ -19,7 +19,7 @@ from penstock.adapters.sources.frontend_counters import (
 )
 from penstock.adapters.sources.frontend_source import PATH, FrontendSource
 from penstock.kernel.request_record import ItlSummary, RequestRecord
-from penstock.kernel.values import EngineLimits, Pool, Replica, Slo, StepStats, Traffic
+from penstock.kernel.values import EngineLimits, Pool, Replica, Slo, StartRecord, StepStats, Traffic
 from penstock.planner.observation import PoolState
 from penstock.runtime.cluster_state.desired_state import PoolStatus
 from penstock.runtime.planning.desired_state_connector import pool_of_status
@@ -301,6 +301,29 @@ def test_replicas_that_start_have_ages_and_those_that_came_tell_how_long_it_took
     came = seen(pools, 15.0, pool(("a", "ready"), ("b", "ready"), ("c", "starting"), desired=3))
     assert (came.start_up_times, came.starting, came.warm) == ((14.0,), (10.0,), True)
     assert seen(pools, 20.0, pool(("a", "ready"), ("b", "ready"), ("c", "starting"), desired=3)).start_up_times == ()
+
+
+def test_a_start_that_the_fleet_recorded_counts_as_recorded_and_once():
+    def look(at, *replicas):
+        return pools.look(at, {"main": Pool(model="m", desired=2, replicas=replicas)}, None)["m"]["main"]
+
+    def ready(id, seconds, woken=False, state="ready"):
+        return Replica(id=id, state=state, start=StartRecord(seconds=seconds, phases={}, woken=woken))
+
+    pools = PoolObserver()
+    look(0.0, Replica(id="a", state="ready"))
+    seen = look(30.0, Replica(id="a", state="ready"), ready("b", 12.5))
+    assert (seen.start_up_times, seen.wake_times, seen.ready) == ((12.5,), (), 2)
+    seen = look(60.0, Replica(id="a", state="ready"), ready("b", 12.5, state="draining"))
+    assert look(90.0, Replica(id="a", state="ready"), ready("b", 12.5)).start_up_times == (), "it only drained"
+    asleep = Replica(id="b", state="draining", asleep=True, host_memory=5)
+    seen = look(120.0, Replica(id="a", state="ready"), asleep)
+    assert (seen.asleep, seen.host_memory, seen.ready, seen.starting) == (1, 5, 1, ())
+    seen = look(150.0, Replica(id="a", state="ready"), ready("b", 0.5, woken=True))
+    assert (seen.start_up_times, seen.wake_times, seen.asleep, seen.host_memory) == ((), (0.5,), 0, 0)
+    assert (
+        look(180.0, Replica(id="a", state="ready"), Replica(id="b", state="draining", asleep=True)).host_memory is None
+    )
 
 
 def test_one_that_came_between_two_looks_counts_from_when_it_was_wanted():

@@ -9,7 +9,7 @@ import pytest
 from penstock.cli.replay import text_of
 from penstock.kernel.machine import Effect, Event, Nanos
 from penstock.kernel.values import Role, Slo
-from penstock.planner.journal import PlannerBook
+from penstock.planner.journal import planner_book
 from penstock.planner.planner import Planner
 from penstock.planner.policies import PolicyInputs, plugins_of
 from penstock.planner.policies import slo as policy
@@ -55,7 +55,7 @@ def write(folder: Path, name: str, segment: int = 1 << 30) -> None:
     inputs = PolicyInputs(slo=Slo(ttft=TTFT, itl=ITL), speeds={"": roles})
     planner = Journalled(settings, plugins_of(settings, inputs), strict=True)
     planner.journal = JournalWriter(
-        folder, PlannerBook(planner, inputs), wall_ns=1, segment_bytes=segment, segments=100
+        folder, planner_book(planner, inputs), wall_ns=1, segment_bytes=segment, segments=100
     )
     planner.journal.begin(0)
     rate = edge(4)

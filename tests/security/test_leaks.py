@@ -81,6 +81,8 @@ def drive(cluster: Served) -> None:
         ("/v1/embeddings", {"model": "sim", "input": TEXT}),
         ("/v1/tokenize", {"model": "sim", "prompt": TEXT}),
         ("/v1/responses", {"model": "sim", "input": TEXT}),
+        ("/v1/messages", {"model": "sim", "max_tokens": 4, "messages": [{"role": "user", "content": TEXT}]}),
+        ("/v1/rerank", {"model": "sim", "query": TEXT, "documents": [TEXT]}),  # which the engine does not know
     ]
     headers = {**BEARER, "cookie": f"a={TEXT}", "x-penstock-cache-salt": TEXT, "referer": f"http://x/?{TEXT}"}
     for path, body in bodies:

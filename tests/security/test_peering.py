@@ -64,6 +64,13 @@ def test_anything_else_is_refused_with_its_reason(said, asked, why, caplog):
     assert guard.refused == {why: 1} and caplog.text.count("not let in") == 1
 
 
+def test_stored_responses_are_ended_and_forgotten_by_peers_too():
+    guard = PeerGuard(OURS, Clock())
+    for method in ("POST", "DELETE"):
+        asked = (method, "127.0.0.1:9", "/peer/responses/resp_1?owner=")
+        assert guard.admits(header(asked=asked, nonce=NONCE + method.encode().hex()), *asked)
+
+
 def test_without_a_header_or_a_secret_nobody_is_let_in():
     assert not PeerGuard(OURS, Clock()).admits(None, *ASKED)
     guard = PeerGuard(None, Clock())

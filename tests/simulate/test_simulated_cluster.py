@@ -362,6 +362,54 @@ def test_a_policy_is_told_what_happened_and_gets_what_it_asks_for() -> None:
     assert len(drained) == 4 and {life.worker for life in drained} == {f"main-{n}" for n in (1, 2, 3, 4)}
 
 
+def test_a_replica_sleeps_without_gpus_and_wakes_sooner_than_another_one_starts() -> None:
+    came: list[tuple[tuple[float, ...], tuple[float, ...], int]] = []
+    wanted = {0.0: 3, 20.0: 1, 60.0: 3}
+
+    def decide(seen: Observation) -> dict[str, int]:
+        state = seen.models["m"].pools["main"]
+        came.append((state.start_up_times, state.wake_times, state.asleep))
+        return {"main": [count for at, count in wanted.items() if seen.at >= at][-1]}
+
+    sim = msgspec.structs.replace(SIM, wake_time=2.0)
+    pools = {"main": PoolPlan(sim=sim, replicas=3, sleeping=1)}
+    shape = plan(pools=pools, policy_interval=5.0, start_up=StartUp(median=15.0), until=120.0)
+    run = Run(shape, chat(100, rate=1.0), SimpleNamespace(decide=decide))
+    assert set(run.outcomes()) == {"ok"}
+    assert max(asleep for *_, asleep in came) == 1
+    assert [time for _, wakes, _ in came for time in wakes] == [2.0]
+    assert [time for starts, *_ in came for time in starts] == [15.0]
+    lives = [life for life in run.cluster.fleet.lives if life.woken or life.why == "it sleeps"]
+    asleep, woken = lives
+    assert asleep.worker == woken.worker and woken.started == 60 * SECOND
+    assert run.cluster.asleep_hours() * 3600 == pytest.approx((woken.started - (asleep.ended or 0)) / SECOND)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_weights_from_a_sibling_make_the_starts_shorter_that_the_planner_measures(shares: bool) -> None:
+    """A pool that begins empty: its first replica reads its files, and the others take its weights where they may."""
+    sim = msgspec.structs.replace(SIM, load_time=60.0, sibling_load_time=8.0)
+    pools = {"main": PoolPlan(sim=sim, replicas=1, share_weights=shares)}
+    believed: list[tuple[float, float, int]] = []
+
+    def target(context: Any) -> Any:
+        state = context.observation.models["m"].pools["main"]
+        usual = context.start_ups.quantile("m", state, 0.5)
+        believed.append((context.observation.at, usual, context.start_ups.measured("m", state)))
+        return wants(main=1 if context.observation.at < 100 else 2 if context.observation.at < 200 else 4)
+
+    faults = [Fault(at=10.0, kind="fail", worker="main-0", restart=1.0)]
+    planner = Planner(PlannerSettings(tick=5.0), [Says("p", target)], strict=True)
+    shape = plan(pools=pools, until=400.0, faults=faults)
+    SimulatedCluster(shape, chat(380, rate=0.2), planner=planner).run()
+    started = planner.memory.start_ups.times
+    ((_, times),) = started.items()
+    assert times[-3:] == ([8.0] * 3 if shares else [60.0] * 3)
+    usual = [usual for at, usual, measured in believed if at > 300 and measured >= 3]
+    assert usual and set(usual) == ({8.0} if shares else {60.0})
+    assert believed[0][1:] == (PlannerSettings().start.assumed, 0)
+
+
 @pytest.mark.parametrize("who", ["planner", "policy"])
 @pytest.mark.parametrize("start_up", [0.0, 5.0, 10.0, 12.0, 20.0])
 def test_whoever_becomes_ready_at_the_instant_of_a_look_belongs_to_one_look(start_up: float, who: str) -> None:

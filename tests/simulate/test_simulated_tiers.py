@@ -7,12 +7,13 @@ from penstock.engine.engine import Engine
 from penstock.engine.events import EngineFinished, SubmitRequest
 from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.machine import Wake, Woken
+from penstock.kernel.machine import SECOND, Wake, Woken
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.values import Prompt
 from penstock.router.settings import RouterSettings
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan
+from penstock.simulate.tiers.simulated_tiers import keys_of
 from penstock.simulate.tiers.tier_assembly import tiers_of
 from penstock.simulate.tiers.tier_plan import TierPlan
 from tests.simulate.test_tier_hit_rates import BYTES, SIZE, generated
@@ -52,6 +53,31 @@ def test_peers_give_what_an_engine_never_computed_also_where_one_dies() -> None:
     fault = Fault(at=51.0, kind="fail", worker="main-0", restart=5.0)
     found = ended(plan, mode="kv", faults=(fault,))
     assert [record.outcome for record in found] == ["ok"] * len(found)
+
+
+def test_blocks_come_up_when_the_next_request_is_expected() -> None:
+    plan = TierPlan(host=100 * BYTES, disk=1000 * BYTES, order="lru")
+    tiers = tiers_of(plan, SIM, Engine(SIM).timing)
+    assert tiers is not None
+
+    def keep(base: int, at: int) -> None:
+        tiers.store(SubmitRequest(id=f"r{base}", max_tokens=1), range(base, base + 40), 0, 40, at)
+        tiers.advance(at + 50 * SECOND)
+
+    for number in range(4):
+        keep(1000 * number, 60 * number * SECOND)
+    gone = set(keys_of(range(40))) - tiers.places["host"]  # on disk alone now
+    assert len(gone) > 20
+    tiers.expect(range(40), 40, 300 * SECOND)
+    assert tiers.due == 300 * SECOND
+    again = tiers_of(plan, SIM, Engine(SIM).timing)
+    assert again is not None
+    again.restore(tiers.snapshot())
+    for each in (tiers, again):
+        each.advance(299 * SECOND)
+        assert not gone & each.places["host"] and each.prefetched()["brought"] == 0
+        each.advance(400 * SECOND)
+        assert len(gone & each.places["host"]) == each.prefetched()["brought"] > 20
 
 
 def test_lower_tiers_without_host_memory_are_refused() -> None:

@@ -16,6 +16,7 @@ from penstock.kernel.values import (
     KvEvent,
     KvRemoved,
     KvStored,
+    MediaItem,
     Prompt,
     RequestId,
     Role,
@@ -160,7 +161,7 @@ class Cluster:
             prompt=Prompt(len(tokens), list(block_hashes(tokens, BLOCK))),
             preferences=wish,
             deadline=deadline,
-            media=rng.choice((0, 0, 2)),
+            media=rng.choice(((), (), (MediaItem("cat", 64), MediaItem(rng.choice(("dog", "cow")), 64), MediaItem()))),
             whole=rng.random() < 0.1,
         )
         self.arrived.append(request)

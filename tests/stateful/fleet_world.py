@@ -43,6 +43,8 @@ class FleetWorld:
         """Workers of which every frontend has counted the requests."""
         self.away: set[str] = set()
         """Servers that do not answer."""
+        self.asleep: set[str] = set()
+        """Workers that are put to sleep, or sleep."""
         self.restarts: dict[str, str] = {}
         self.kinds: set[type] = set()
         self.troubled = True
@@ -55,11 +57,14 @@ class FleetWorld:
         self.pools = {f"p{n}": dice.randint(1, 3) for n in range(dice.randint(1, 2))}
         for name, replicas in self.pools.items():
             each = int(sum(self.pools.values()) <= self.gpus and dice.random() < 0.7)
-            self.post(events.PoolAdded(pool=name, configured=Pool(model="m", desired=replicas), gpus=each))
+            sleeping = dice.choice((0, 0, 1, 2))
+            configured = Pool(model="m", desired=replicas)
+            self.post(events.PoolAdded(pool=name, configured=configured, gpus=each, sleeping=sleeping))
         self.servers = dice.randint(0, 2)
         if self.servers:
             configured = Pool(model="m", role="decode", desired=self.servers)
             self.post(events.PoolAdded(pool="urls", configured=configured, attached=True))
+        self.post(events.PoolAdded(pool="pods", configured=Pool(model="m", desired=0), attached=True))
         self.post(events.Begun())
         at = 0.0
         while at < TROUBLE:
@@ -68,7 +73,7 @@ class FleetWorld:
             self.trouble(at)
         self.troubled = False
         self.away.clear()
-        for name in (*self.pools, "urls"):
+        for name in (*self.pools, "urls", "pods"):
             for worker in [worker for worker in self.requests if worker.startswith(name)]:
                 self.leave_requests(worker, 0)
         self.simulation.run(until=nanos(TROUBLE + CALM))
@@ -79,7 +84,7 @@ class FleetWorld:
         worker = f"{name}-{dice.randrange(4)}"
         if self.servers and dice.random() < 0.2:
             worker = f"urls-{dice.randrange(self.servers)}"
-        kind = dice.randrange(9)
+        kind = dice.randrange(10)
         if kind == 0:
             self.post(events.Desired(pool=name, replicas=dice.randrange(5), by_planner=dice.random() < 0.5, at=at))
         elif kind == 1:
@@ -95,8 +100,11 @@ class FleetWorld:
             self.post(events.RestartDesired(revision=f"r{at}", force=dice.random() < 0.5, frontends=frontends))
         elif kind == 5 and worker in self.processes:
             serial = self.processes.pop(worker)
+            self.asleep.discard(worker)
             self.requests.pop(worker, None)
             self.post(events.Died(worker=worker, serial=serial, reason="was killed"))
+        elif kind == 9:
+            self.change_pods()
         elif kind == 6:
             (self.away.discard if worker in self.away else self.away.add)(worker)
         else:
@@ -104,6 +112,14 @@ class FleetWorld:
                 self.requests[there] = dice.randrange(4)
             for there in [there for there, draining in self.entries.items() if draining]:
                 self.leave_requests(there, max(0, self.requests.get(there, 0) - 1))
+
+    def change_pods(self) -> None:
+        """A pod comes, is to end, or vanishes."""
+        number, change = self.dice.randrange(3), self.dice.randrange(4)
+        if change < 2:
+            self.post(events.ServerJoined(pool="pods", number=number))
+        else:
+            self.post(events.ServerLeaving(worker=f"pods-{number}", vanished=change == 3))
 
     def leave_requests(self, worker: str, active: int) -> None:
         before, self.requests[worker] = self.requests.get(worker, 0), active
@@ -132,14 +148,33 @@ class FleetWorld:
         self.processes[effect.worker] = effect.serial
         return events.Started(worker=effect.worker, serial=effect.serial, pid=effect.serial)
 
+    def do_Sleep(self, now: Nanos, effect: events.Sleep) -> Event:
+        worker = effect.worker
+        assert worker in self.processes and worker not in self.entries, f"{worker} falls asleep while it serves"
+        assert not self.requests.get(worker), f"{worker} falls asleep with requests"
+        if self.troubled and self.dice.random() < 0.2:
+            return events.SleepFailed(worker=worker, serial=effect.serial, reason="too little memory is left")
+        self.asleep.add(worker)
+        return events.Slept(worker=worker, serial=effect.serial, host_memory=1)
+
+    def do_Rouse(self, now: Nanos, effect: events.Rouse) -> Event:
+        worker = effect.worker
+        assert worker not in self.entries
+        if worker not in self.processes or (self.troubled and self.dice.random() < 0.3):
+            return events.Died(worker=worker, serial=effect.serial, reason="could not be woken", restart=0.0)
+        self.asleep.discard(worker)
+        self.processes[worker] = effect.serial
+        return events.Awoke(worker=worker, serial=effect.serial)
+
     def do_Probe(self, now: Nanos, effect: events.Probe) -> Event:
         lack = "nobody listens" if effect.worker in self.away or self.dice.random() < 0.2 * self.troubled else None
         return events.Probed(worker=effect.worker, serial=effect.serial, lack=lack)
 
     def do_PublishReplica(self, now: Nanos, effect: events.PublishReplica) -> Event | None:
         worker = effect.worker
-        attached = effect.pool == "urls"
+        attached = effect.pool in ("urls", "pods")
         assert attached or worker in self.processes or effect.draining, f"{worker} is published without a process"
+        assert worker not in self.asleep, f"{worker} is published and sleeps"
         if not effect.draining:
             self.due.pop(worker, None)
         if not effect.draining and (worker in self.away or (self.troubled and self.dice.random() < 0.1)):
@@ -169,6 +204,7 @@ class FleetWorld:
         if worker in self.processes and now < self.due.get(worker, 0):
             assert not self.requests.get(worker) and worker in self.heard, f"{worker} is cut off too soon"
         self.processes.pop(worker, None)
+        self.asleep.discard(worker)
         self.requests.pop(worker, None)
         self.due.pop(worker, None)
         return events.Stopped(worker=worker, serial=effect.serial)

@@ -25,6 +25,8 @@ def as_desired(world: FleetWorld) -> str | None:
         own = state.pools[name]
         for replica in pool.replicas or ():
             life = state.lives[replica.id]
+            if replica.asleep:
+                continue
             role = world.fleet.state.roles.get(replica.id)
             aside = own.attached and replica.id in own.drains
             if replica.state != ("draining" if aside else "ready"):
@@ -33,10 +35,13 @@ def as_desired(world: FleetWorld) -> str | None:
                 return f"{replica.id} is {replica.role}, not {role}"
             if world.entries.get(replica.id) != aside:
                 return f"the frontends read another state of {replica.id}"
-        ids = set(pool.ids)
+        ids = {replica.id for replica in pool.replicas or () if not replica.asleep}
+        if pool.asleep > own.sleeping:
+            return f"{name} has {pool.asleep} replicas asleep, and may have {own.sleeping}"
         if not own.attached and (len(ids) != pool.desired or ids & own.without):
             return f"{name} should have {pool.desired} without {own.without}, and has {ids}"
-    if world.entries.keys() != state.lives.keys() or world.processes.keys() - state.lives.keys():
+    serving = {worker for worker, life in state.lives.items() if life.phase != "asleep"}
+    if world.entries.keys() != serving or world.processes.keys() - state.lives.keys():
         return f"left over: {world.entries} {world.processes}"
     return None
 

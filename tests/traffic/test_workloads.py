@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.kernel.errors import ConfigError
 from penstock.traffic import arrivals, trace_slices
 from penstock.traffic.hit_rate_bound import infinite_cache_bound
 from penstock.traffic.lengths import Empirical, Fixed, Lognormal
 from penstock.traffic.prompt_maker import PromptMaker
-from penstock.traffic.traffic_request import TrafficRequest
-from penstock.traffic.workloads import Form, Name, Plain, plain, workload
+from penstock.traffic.traffic_request import TrafficRequest, shared_tokens
+from penstock.traffic.workloads import Coding, Form, Name, Plain, plain, workload
 
 KINDS: list[arrivals.Kind] = ["poisson", "gamma", "constant", "bursts"]
 
@@ -58,13 +59,18 @@ def test_lengths_stay_in_range_and_follow_their_weights() -> None:
 @pytest.mark.parametrize("form", ["tokens", "text"])
 @pytest.mark.parametrize("name", get_args(Name))
 def test_a_workload_ascends_keeps_its_rate_and_its_seed(name: Name, form: Form) -> None:
+    if (name, form) == ("images", "text"):
+        with pytest.raises(ConfigError, match="no form of text"):
+            next(workload(name, 20.0, random.Random(1), form=form))
+        return
+
     def take(seed: int, count: int) -> list[TrafficRequest]:
         return list(itertools.islice(workload(name, 20.0, random.Random(seed), form=form), count))
 
-    count = 300 if form == "text" else 4000
+    count = (10 if name == "coding" else 300) if form == "text" else 4000
     found = take(1, count)
     assert [each.at for each in found] == sorted(each.at for each in found)
-    assert found[:50] == take(1, 50)
+    assert found[:50] == take(1, min(50, count))
     if form == "tokens":
         for part in (found[: count // 2], found[count // 2 :]):  # no slow start while sessions gather
             assert (len(part) - 1) / (part[-1].at - part[0].at) == pytest.approx(20.0, rel=0.25)
@@ -72,6 +78,32 @@ def test_a_workload_ascends_keeps_its_rate_and_its_seed(name: Name, form: Form) 
         assert all(-(-each.isl // each.block_size) == len(each.hash_ids) for each in found)
     else:
         assert all(each.messages and not each.hash_ids for each in found)
+
+
+def test_programs_of_coding_agents_share_what_is_theirs_and_grow_long() -> None:
+    found = list(itertools.islice(workload("coding", 5.0, random.Random(5)), 6000))
+    assert max(each.isl for each in found) > 120_000
+    assert all(each.isl + each.osl <= Coding().context_max for each in found)
+    assert statistics.fmean(each.osl for each in found) == pytest.approx(1000, rel=0.1)
+    last: dict[str, TrafficRequest] = {}
+    first: dict[str, TrafficRequest] = {}
+    grown = shared = 0
+    for each in found:
+        assert each.session is not None and each.program is not None and each.session.startswith(f"{each.program}/")
+        before = last.get(each.session)
+        if before is not None:
+            assert each.hash_ids[: len(before.hash_ids)] == before.hash_ids and each.turn == before.turn + 1
+            assert each.think is not None
+            grown += 1
+        elif each.program in first and each.session != first[each.program].session:
+            other = first[each.program]
+            assert shared_tokens(each, other) > 6000  # system prompt, tools and project
+            shared += 1
+        last[each.session] = each
+        first.setdefault(each.program, each)
+    assert grown > 1000 and shared > 100
+    pauses = sorted(each.think for each in found if each.think is not None)
+    assert pauses[len(pauses) // 2] < 5.0 and pauses[-len(pauses) // 100] > 60.0  # a heavy tail
 
 
 def test_later_turns_extend_the_prompt_of_earlier_ones() -> None:

@@ -14,7 +14,7 @@ from penstock.transfer.backends import byte_copies
 from penstock.transfer.descriptors import MemoryRegion
 from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.transfer_agent import TransferAgent
-from penstock.transfer.transfer_backend import TransferBackend, TransferOrder
+from penstock.transfer.transfer_backend import TransferBackend
 
 
 class MemoryHarness:
@@ -57,9 +57,9 @@ class MemoryHarness:
         gate = threading.Event()
         copy_now = byte_copies.copy_now
 
-        def wait_and_copy(order: TransferOrder, there: Any) -> None:
+        def wait_and_copy(*arguments: Any) -> None:
             gate.wait()
-            copy_now(order, there)
+            copy_now(*arguments)
 
         with self._patch.context() as patch:
             patch.setattr(byte_copies, "copy_now", wait_and_copy)

@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -177,6 +178,27 @@ async def test_a_write_that_ends_too_late_leaves_no_record(disk: DiskStore, file
     await disk.close()
     again = DiskStore([tmp_path / "a", tmp_path / "b"], SIZE_OF_BLOCK, SLOTS)
     assert again.records() == []
+    await again.close()
+
+
+async def test_a_write_under_way_at_a_clear_does_not_come_back_after_a_crash(
+    disk: DiskStore, files: FaultyFiles, tmp_path: Path
+) -> None:
+    before, late, after = (block(slot, b"%d" % slot, 1, payload_of(slot, SIZE_OF_BLOCK)) for slot in range(3))
+    await disk.write([before], PATIENCE)
+    files.inject(FileFault("hang", "write", times=1))
+    writing = asyncio.create_task(disk.write([late], PATIENCE))
+    async with asyncio.timeout(PATIENCE):
+        while not files.hanging:
+            await asyncio.sleep(0.001)
+    await disk.void()
+    files.release()
+    assert (await writing)[0].outcome == "ok", "it is whole on the disk now, and nobody has forgotten it"
+    await disk.write([after], PATIENCE)
+    for folder in ("a", "b"):
+        shutil.copytree(tmp_path / folder, tmp_path / "crashed" / folder)
+    again = DiskStore([tmp_path / "crashed" / "a", tmp_path / "crashed" / "b"], SIZE_OF_BLOCK, SLOTS)
+    assert [record.key for record in again.records()] == [b"2"]
     await again.close()
 
 

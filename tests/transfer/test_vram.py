@@ -24,20 +24,36 @@ async def test_without_torch_the_refusal_says_so(monkeypatch: pytest.MonkeyPatch
             agent.register_tensor(np.zeros(4))
 
 
-@pytest.mark.parametrize("device", ["cpu", "stand-in", "cuda"])
+async def test_memory_is_pinned_only_for_a_gpu() -> None:
+    if torch is None:
+        skip_or_fail("torch", "it is not installed")
+    buffer = np.zeros(1 << 16, np.uint8)
+    async with TransferAgent("a", []) as agent:
+        if torch.cuda.is_available():
+            region = agent.register_memory(buffer, pinned=True)
+            assert torch.from_numpy(buffer).is_pinned()
+            agent.deregister(region)
+            assert not torch.from_numpy(buffer).is_pinned()
+        else:
+            with pytest.raises(TransferRefused, match="torch sees none"):
+                agent.register_memory(buffer, pinned=True)
+            assert not agent.regions
+
+
+@pytest.mark.parametrize("device", ["cpu", "stand-in", "cuda", "cuda, pinned"])
 @pytest.mark.parametrize("direction", ["read", "write"])
 async def test_bytes_of_a_tensor_move_both_ways(monkeypatch: pytest.MonkeyPatch, device: str, direction: str) -> None:
     if torch is None:
         skip_or_fail("torch", "it is not installed")
-    if device == "cuda" and not torch.cuda.is_available():
+    if "cuda" in device and not torch.cuda.is_available():
         skip_or_fail("gpu", "torch sees no GPU")
     if device == "stand-in":
         monkeypatch.setattr(transfer_agent, "is_on_gpu", lambda tensor: True)
     async with TransferAgent("a", [MemcpyBackend()]) as a, TransferAgent("b", [MemcpyBackend()]) as b:
-        kv = torch.arange(4096, dtype=torch.float32, device="cuda" if device == "cuda" else "cpu").reshape(4, 1024)
+        kv = torch.arange(4096, dtype=torch.float32, device="cuda" if "cuda" in device else "cpu").reshape(4, 1024)
         tensor = a.register_tensor(kv)
         assert tensor.kind == ("dram" if device == "cpu" else "vram")
-        host = b.register_memory(np.full(4096, -1, np.float32))
+        host = b.register_memory(np.full(4096, -1, np.float32), pinned="pinned" in device)
         a.add_remote(b.metadata())
         parts = tensor.blocks([1, 3], 4096), host.blocks([0, 2], 4096)
         handle = a.prepare("read" if direction == "read" else "write", *parts, "b")

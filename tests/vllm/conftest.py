@@ -1,11 +1,13 @@
 """Where do the vLLM tests get their environment and their model from? Without them they are skipped by name.
 
-`make test-vllm` makes both. ``attached`` runs two servers that Penstock did not start and ``seeing`` one, ``children``,
-``handoff`` and ``planned`` some that it did, ``profiled`` measures one of the former (its soak one of the latter), and
-``tiers`` has one after the other. But for a while in ``handoff`` no more than two are up at once: each takes 2 GB, and
-up to three minutes to start.
+`make test-vllm` makes both. ``attached`` runs two servers that Penstock did not start and ``seeing`` one after the
+other, ``children``, ``handoff`` and ``planned`` some that it did, ``profiled`` measures one of the former (its soak one
+of the latter), and ``tiers`` has one after the other. But for a while in ``handoff``, and for the three roles in
+``seeing``, a test has no more than two up at once: each takes 2 GB, and up to three minutes to start. ``adapters`` has
+one, with LoRA adapters that are loaded while it runs.
 """
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -20,6 +22,7 @@ HERE = Path(__file__).parent
 VENV = os.environ.get("PENSTOCK_VLLM_VENV")
 if not VENV:
     collect_ignore = [
+        "adapters",
         "attached",
         "children",
         "handoff",
@@ -27,14 +30,23 @@ if not VENV:
         "profiled",
         "seeing",
         "tiers",
+        "test_front_door.py",
+        "test_parsers.py",
         "test_publisher.py",
+        "test_weights.py",
     ]  # one skip says it for all: test_environment.py
+
+
+SHARING = ("adapters", "attached", "children", "handoff")
+"""Folders whose files share servers; the others' files may be run beside each other."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.vllm)
+            place = item.path.relative_to(HERE)
+            item.add_marker(pytest.mark.xdist_group(place.parts[0] if place.parts[0] in SHARING else str(place)))
 
 
 @pytest.fixture(scope="session")
@@ -60,14 +72,32 @@ def seeing(venv: Path) -> Path:
     return made(venv, "vision.py", "vllm-seeing")
 
 
+@pytest.fixture(scope="session")
+def watching(venv: Path) -> Path:
+    """The folder of the tiny model that takes videos, and of some films."""
+    return made(venv, "video_model.py", "vllm-watching")
+
+
+@pytest.fixture(scope="session")
+def hearing(venv: Path) -> Path:
+    """The folder of the tiny model that takes sounds, and of some sounds."""
+    command = [venv / "bin" / "python", "-c", "import soundfile"]
+    if subprocess.run(command, capture_output=True, check=False, timeout=60).returncode:
+        skip_or_fail("vllm", f"soundfile, by which vLLM reads sounds, is not in {venv}: `make test-vllm` puts it there")
+    return made(venv, "audio_model.py", "vllm-hearing")
+
+
 def made(venv: Path, name: str, prefix: str) -> Path:
     """Return the folder that a recipe makes."""
     recipe = HERE / "setup" / name
     digest = hashlib.sha256(recipe.read_bytes()).hexdigest()[:12]
     folder = ROOT / "build" / f"{prefix}-{digest}"
-    if not folder.is_dir():
-        done = subprocess.run(
-            [venv / "bin" / "python", recipe, folder], capture_output=True, text=True, check=False, timeout=300
-        )
-        assert done.returncode == 0, f"{recipe} failed:\n{done.stdout}{done.stderr}"
+    folder.parent.mkdir(exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two processes may run tests
+        if not folder.is_dir():
+            done = subprocess.run(
+                [venv / "bin" / "python", recipe, folder], capture_output=True, text=True, check=False, timeout=300
+            )
+            assert done.returncode == 0, f"{recipe} failed:\n{done.stdout}{done.stderr}"
     return folder

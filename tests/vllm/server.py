@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -36,9 +37,16 @@ CPU_ENV = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "VLLM_SERVER_DEV_MODE": "1",  # shows /reset_prefix_cache
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # as two processes, one polls for the other's answer: most of a core
 }
 """What a server needs to run on two cores without a network."""
+TIMED_PASSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+"""For a server whose passes are judged by their times. In one process the plug-in told passes of less than a
+millisecond, and a policy believed that one replica answers everything. We take it that vLLM's CPU executor has run a
+pass there before vLLM looks at its clock, but have not looked into vLLM for it."""
 CPU_FLAGS = ("--dtype", "float32", "--max-num-seqs", "16", "--enforce-eager")
+MORE_FLAGS = shlex.split(os.environ.get("PENSTOCK_VLLM_FLAGS", ""))
+"""For a machine with a GPU, such as ``--attention-backend TRITON_ATTN --gpu-memory-utilization 0.2``."""
 
 
 def events_config(topic: str, endpoint: str = "tcp://*:0", replay: str = "tcp://*:0") -> str:
@@ -75,14 +83,14 @@ class VllmServer:
         command = [str(venv / "bin" / "vllm"), "serve", str(model), "--served-model-name", MODEL]
         command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", *CPU_FLAGS]
         command += ["--block-size", str(BLOCK), "--num-gpu-blocks-override", str(BLOCKS)]
-        command += ["--enable-prompt-tokens-details", "--enable-request-id-headers", *flags]
+        command += ["--enable-prompt-tokens-details", "--enable-request-id-headers", *flags, *MORE_FLAGS]
         path = f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
         with log.open("wb") as out:
             self.process = subprocess.Popen(
                 command,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **CPU_ENV, "PATH": path, **({STATS_ENV: stats} if stats else {})},
+                env={**os.environ, **CPU_ENV, "PATH": path, **({STATS_ENV: stats, **TIMED_PASSES} if stats else {})},
                 start_new_session=True,
             )
 

@@ -8,6 +8,14 @@ AGAIN = 0.1
 """Seconds until a task that still runs is cancelled once more."""
 
 
+async def cancel_all(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+    """Cancel tasks once and wait until all have ended, however long they clean up. Results and errors are not read."""
+    running = list(tasks)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
 async def end(tasks: Iterable["asyncio.Task[Any]"]) -> None:
     """Cancel tasks until all of them have ended. Their results and errors are not read."""
     left = [task for task in tasks if task is not asyncio.current_task()]

@@ -256,6 +256,10 @@ class BlockManager:
             pins=[table.pinned_until[slot] for slot in slots],
         )
 
+    def empty_slots(self, count: int) -> list[int]:
+        """Return up to so many slots that are free, those that `allocate` takes last."""
+        return self._free[:count]
+
     def adopt(
         self,
         keys: Sequence[BlockKey],

@@ -1,15 +1,11 @@
 """Command ``penstock attach``: puts a frontend before servers that are running already."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import click
 
-from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
-from penstock.cli.shared.checkpoint import tokenizer_in
+from penstock.cli.shared.attached_servers import KINDS, attached_models, models_of_pods
 from penstock.cli.shared.settings_flags import SettingsCommand, load_to_start, settings_options
-from penstock.kernel.errors import EngineError
 
 EPILOG = """\b
 Examples:
@@ -17,18 +13,23 @@ Examples:
   penstock attach http://gpu1:8000 --tokenizer ./my-model --frontend.port 9000
   penstock attach http://gpu1:8000 --model my-model --block-size 16
   penstock attach http://gpu1:8000 http://gpu2:8000 --events http://gpu1:8000=tcp://gpu1:5557
+  penstock attach --selector app=vllm --namespace serving
+
+With --selector the servers are the ready pods of a Kubernetes namespace, as they come and go; their annotations
+penstock.io/kv-events, penstock.io/kv-replay and penstock.io/stats say where they publish, as ports.
 
 A server is asked of which kind it is, and where it announces its KV events. Without a tokenizer (--tokenizer, or the
 folder that a server on this machine names) prompts are routed by hashed blocks of text, which match the engines' caches
 less well.
 """
-KINDS = ("openai", "vllm", "sglang", "trtllm", "llamacpp", "sim")
 
 
 @click.command(
     "attach", cls=SettingsCommand, epilog=EPILOG, short_help="Put a frontend before servers that already run."
 )
-@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@click.argument("urls", nargs=-1, metavar="[URL...]")
+@click.option("--selector", help="Label selector of Kubernetes pods, or inferencepool/NAME; in place of URLs.")
+@click.option("--namespace", help="Namespace of those pods; unset is the one of the login.")
 @click.option("--model", help="Model that all of them serve; unset asks each server.")
 @click.option(
     "--engine", type=click.Choice(KINDS), default="openai", show_default=True, help="Kind; openai asks each server."
@@ -47,6 +48,8 @@ KINDS = ("openai", "vllm", "sglang", "trtllm", "llamacpp", "sim")
 @settings_options
 def command(
     urls: tuple[str, ...],
+    selector: str | None,
+    namespace: str | None,
     model: str | None,
     engine: str,
     tokenizer: str | None,
@@ -58,59 +61,26 @@ def command(
     overrides: tuple[str, ...],
 ) -> int:
     """Put a frontend before OpenAI-compatible servers that already run at URL..., grouped by the model they serve."""
-    by_model: dict[str, list[str]] = {}
-    folders: dict[str, str] = {}
-    for url in urls:
-        base = _base(url)
-        name = model
-        if name is None:
-            name, root = _model_of(base)
-            if root is not None:
-                folders.setdefault(name, root)
-        by_model.setdefault(name, []).append(base)
-    models: dict[str, Any] = {}
-    for name, members in by_model.items():
-        pool: dict[str, Any] = {"engine": engine, "urls": members, "block_size": block_size, "topic": topic}
-        for kind, given in (("events", events), ("replay", replay), ("stats", stats)):
-            pool[kind] = [
-                _entry(text, members) for text in given if _meant(text, members, everywhere=len(by_model) == 1)
-            ]
-        models[name] = {"tokenizer": tokenizer or folders.get(name), "pools": {"attached": pool}}
+    if bool(urls) == (selector is not None):
+        raise click.UsageError("name the URLs of servers, or the pods with --selector")
+    if selector is not None:
+        overrides = (*overrides, *([f"discovery.kubernetes.namespace={namespace}"] if namespace else []))
+        models = models_of_pods(
+            selector, overrides, model=model, engine=engine, tokenizer=tokenizer, block_size=block_size, topic=topic
+        )
+    else:
+        models = attached_models(
+            urls,
+            model=model,
+            engine=engine,
+            tokenizer=tokenizer,
+            block_size=block_size,
+            topic=topic,
+            events=events,
+            replay=replay,
+            stats=stats,
+        )
     loaded = load_to_start(None, [f"models={json.dumps(models)}", *overrides])
     from penstock.cli.shared.cluster_run import run_cluster
 
     return run_cluster(loaded, "attach")
-
-
-def _base(url: str) -> str:
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def _meant(text: str, members: list[str], *, everywhere: bool) -> bool:
-    """Return whether an endpoint belongs to a pool: it names one of its servers, or no server at all."""
-    return everywhere or _base(text.rpartition("=")[0]) in members
-
-
-def _entry(text: str, members: list[str]) -> str:
-    server, equals, endpoint = text.rpartition("=")
-    return f"{_base(server)}={endpoint}" if equals else text
-
-
-def _model_of(url: str) -> tuple[str, str | None]:
-    """Ask a server which model it serves, and take the tokenizer in its folder where the server runs on this machine.
-
-    LoRA adapters, which have a parent, don't count.
-    """
-    try:
-        listing = AdminClient(url, timeout=5.0).get("/v1/models", dict)
-    except (ClusterUnreachable, RequestRefused) as error:
-        reason = error.reason if isinstance(error, ClusterUnreachable) else error.message
-        raise EngineError(
-            f"no model list comes from {url}/v1/models: {reason}", hint="start the server, or name its --model"
-        ) from error
-    models = [e for e in listing.get("data", []) if isinstance(e, dict) and "id" in e and e.get("parent") is None]
-    if not models:
-        raise EngineError(f"{url} lists no model", hint="has it loaded one? name it with --model")
-    root = models[0].get("root")
-    folder = tokenizer_in(Path(root)) if isinstance(root, str) and root.startswith("/") else None
-    return str(models[0]["id"]), folder

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
 from penstock.cli.shared.amount import SECONDS, Amount
+from penstock.cli.shared.cluster_options import cluster_options
+from penstock.cli.shared.listen_text import address_of
 from penstock.cli.shared.output import json_option, seconds_text, show, table
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ Examples:
   penstock cache pin --prompt system.txt --tokenizer ./my-model --for 1h
   penstock cache clear --tier host --worker main-0
   penstock cache verify --rate 50MB/s
+  penstock cache verify --no-bytes --index        only what routers believe
   penstock cache serve --socket /run/kv.sock --host 8GiB --disk 100GiB --disk-dir /mnt/kv
 
 An engine whose pool has cache.host is started with a tier process, and these commands speak to that. Where there are
@@ -142,11 +146,50 @@ def clear(path: Path | None, worker: str | None, tier: str | None) -> int:
 @_target
 @_TIER
 @click.option("--rate", type=RATE, default="50MB/s", show_default=True, help="How fast it reads.")
-def verify(path: Path | None, worker: str | None, tier: str | None, rate: float) -> int:
-    """Read blocks again and check them; wrong ones are dropped, and the exit status is 1 where there are any."""
+@click.option("--bytes/--no-bytes", "reads", default=True, help="Whether blocks are read again.  [default: bytes]")
+@click.option("--index/--no-index", default=None, help="Whether routers are asked.  [default: where one answers]")
+@cluster_options
+def verify(
+    client: AdminClient,
+    path: Path | None,
+    worker: str | None,
+    tier: str | None,
+    rate: float,
+    reads: bool,
+    index: bool | None,
+) -> int:
+    """Read blocks again and check them, and compare the tiers with what routers believe of them.
+
+    Wrong blocks are dropped. The exit status is 1 where there are any, or a router knows other blocks than there are.
+    """
+    tiers = _client(path, worker)
+    wrong = _wrong_bytes(tiers, tier, rate) if reads else 0
+    differs = index is not False and _index_differs(tiers, client, must=index is True)
+    return 1 if wrong or differs else 0
+
+
+def _index_differs(tiers: "TierAdminClient", cluster: AdminClient, *, must: bool) -> bool:
+    """Compare routers with the tiers and show it; where no frontend answers, that is an error only if it ``must``."""
+    from penstock.cli.cache_index import compare
+
+    try:
+        differences = compare(tiers, cluster)
+    except (ClusterUnreachable, RequestRefused) as error:
+        if must:
+            raise
+        click.echo(f"index: not compared: {error}")
+        return False
+    for each in differences:
+        click.echo(each.text())
+    if not differences:
+        click.echo("index: not compared, since no engine is connected")
+    return any(each.wrong for each in differences)
+
+
+def _wrong_bytes(client: "TierAdminClient", tier: str | None, rate: float) -> int:
+    """Read all blocks again; return how many are wrong."""
     from penstock.runtime.kv_tiers.tier_admin_protocol import AskStat, CacheStat, TierVerified, VerifyTier
 
-    client = _client(path, worker)
     wrong = 0
     for name in [tier] if tier else [each.tier for each in client.ask(AskStat(), CacheStat).tiers]:
         outcomes: dict[str, int] = {}
@@ -163,7 +206,7 @@ def verify(path: Path | None, worker: str | None, tier: str | None, rate: float)
         for key in keys:
             click.echo(f"  {key} is wrong, and is never read again")
         wrong += len(keys)
-    return 1 if wrong else 0
+    return wrong
 
 
 @command.command("serve", epilog=EPILOG)
@@ -228,16 +271,9 @@ def serve(
         secret = secret_of_env(os.environ)
         if secret is None:
             raise click.UsageError(f"peers know each other by the cluster's secret: set {SECRET_ENV}")
-        others = {each.partition("=")[0]: _address(each.partition("=")[2]) for each in named}
-        peers = PeerTiers(name or path.stem, secret, _address(peer_listen), path.parent, others)
+        others = {each.partition("=")[0]: address_of(each.partition("=")[2]) for each in named}
+        peers = PeerTiers(name or path.stem, secret, address_of(peer_listen), path.parent, others)
     return asyncio.run(run_tiers(settings, path, peers=peers))
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal():
-        raise click.UsageError(f"{text!r} is no HOST:PORT")
-    return host, int(port)
 
 
 def _client(path: Path | None, worker: str | None) -> "TierAdminClient":
@@ -289,9 +325,16 @@ def _stat_text(stat: "CacheStat") -> str:
         table(headings, rows) if rows else "No tier is open.",
         f"Hit rate {share} of the blocks asked for; misses: {_listed(stat.misses)}",
         f"Under way: {stat.open_jobs} jobs, {stat.open_moves} moves; refused: {_listed(stat.refused)}",
+        f"Prefill: {_speed_text(stat.seconds_per_token)}",
         f"Leaks: {'; '.join(stat.leaks) or 'none'}",
     ]
     return "\n".join(lines)
+
+
+def _speed_text(seconds_per_token: float) -> str:
+    if not seconds_per_token:
+        return "speed unknown, so all that is there is loaded"
+    return f"{1 / seconds_per_token:,.0f} tokens/s at best; what takes longer to load is computed"
 
 
 def _listed(counts: dict[str, int]) -> str:

@@ -61,7 +61,7 @@ def check(config: str | None, as_json: bool, overrides: tuple[str, ...]) -> int:
         return 0
     settings = loaded.settings
     pools = [pool for model in settings.models.values() for pool in model.pools.values()]
-    engines = sum(len(pool.urls) or pool.replicas for pool in pools)
+    engines = sum(pool.size for pool in pools)
     click.echo(
         f"Fine: {counted(len(settings.models), 'model')}, {counted(len(pools), 'pool')}, {counted(engines, 'engine')}, "
         f"{settings.router.mode} routing on {settings.frontend.host}:{settings.frontend.port}."

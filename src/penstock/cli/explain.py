@@ -8,27 +8,35 @@ import click
 import msgspec
 
 from penstock.cli.explain_scale import decisions_of, scale_text
-from penstock.cli.shared.admin_client import AdminClient, cluster_options, path_part
+from penstock.cli.explain_start import start_text, started
+from penstock.cli.shared.admin_client import AdminClient, path_part
+from penstock.cli.shared.cluster_options import cluster_options
 from penstock.cli.shared.output import json_option, seconds_text, show, table
 from penstock.frontend.admin.request_lists import RequestList
 from penstock.kernel.request_record import Explanation, RequestEnd
 from penstock.report.run import run_reader
 from penstock.router.events import Decision
+from penstock.runtime.cluster_state.fleet_api import DesiredState
 
 EPILOG = """\b
 Examples:
   penstock explain                        the newest requests, with their ids
   penstock explain REQUEST_ID
+  penstock explain --program build-42     the newest requests of one program and its sub-agents
   penstock explain REQUEST_ID --json | jq '.decisions[0].candidates'
   penstock explain REQUEST_ID --run runs/RUN      of a run that is over, or was simulated
   penstock explain scale                  why there are as many replicas as there are: the planner's last decisions
   penstock explain scale --run runs/RUN
+  penstock explain start                  where the seconds of each replica's start went
+  penstock explain start main-0
 
 An answer carries its id in the header x-penstock-request-id. Lower cost wins; the chosen worker has a *.
 """
 
+LISTED_MAX = 1000
+"""Newest requests among which those of a program are looked for: as many as the route lists."""
 NANOSECONDS = 1e9
-COST_PARTS = ("prefill", "decode", "queue", "transfer", "discount")
+COST_PARTS = ("prefill", "decode", "queue", "transfer", "adapter", "discount")
 CANDIDATE_COLUMNS = {
     "COST": "total",
     **{part.upper(): part for part in COST_PARTS},
@@ -50,26 +58,38 @@ CANDIDATE_COLUMNS = {
     help="Folder of a run, live or simulated, instead of a running cluster.",
 )
 @click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Newest requests to list.")
+@click.option("--program", help="List the newest requests of this program only, whichever of its sub-agents sent them.")
 @cluster_options
 @json_option
-def command(client: AdminClient, request: tuple[str, ...], run: Path | None, limit: int, as_json: bool) -> int:
+def command(
+    client: AdminClient, request: tuple[str, ...], run: Path | None, limit: int, program: str | None, as_json: bool
+) -> int:
     """Show why REQUEST_ID went where it went; without an id, list the newest requests.
 
     ``penstock explain scale`` shows why pools have as many replicas as they have (a request that is called so is found
-    by ``penstock explain request scale``).
+    by ``penstock explain request scale``). ``penstock explain start`` shows where the seconds of starts went.
     """
     if request == ("scale",):
         decided = decisions_of(run, limit, client)
         show(as_json, decided, scale_text(decided))
         return 0
+    if request[:1] == ("start",) and len(request) <= 2:
+        state = client.get("/admin/desired", DesiredState)
+        replicas = started(state.pools, request[1] if len(request) == 2 else None)
+        show(as_json, {"replicas": replicas}, start_text(replicas, len(request) == 2))
+        return 0
     words = request[1:] if len(request) == 2 and request[0] == "request" else request
     if len(words) > 1:
         raise click.UsageError("give one request id")
     answer: RequestList | Explanation[Decision]
-    if not words and run is not None:
-        answer = RequestList(run_reader.newest(run, limit))
-    elif not words:
-        answer = client.get(f"/admin/requests?limit={limit}", RequestList)
+    if not words:
+        among = limit if program is None else LISTED_MAX
+        if run is None:
+            answer = client.get(f"/admin/requests?limit={among}", RequestList)
+        else:
+            answer = RequestList(run_reader.newest(run, among))
+        if program is not None:
+            answer = RequestList([each for each in answer.requests if each.program == program][:limit])
     elif run is not None:
         recorded = msgspec.json.encode(run_reader.explain(run, words[0]))
         answer = msgspec.json.decode(recorded, type=Explanation[Decision])
@@ -97,7 +117,10 @@ def requests_text(ended: Sequence[RequestEnd]) -> str:
         ]
         for each in ended
     ]
-    headings = ("REQUEST", "MODEL", "OUTCOME", "PROMPT TOKENS", "CACHED", "OUTPUT TOKENS", "TTFT", "WORKER")
+    headings = ["REQUEST", "MODEL", "OUTCOME", "PROMPT TOKENS", "CACHED", "OUTPUT TOKENS", "TTFT", "WORKER"]
+    if any(each.program or each.session for each in ended):
+        headings += ["SESSION", "PROGRAM"]
+        rows = [[*row, each.session or "-", each.program or "-"] for row, each in zip(rows, ended, strict=True)]
     return table(headings, rows)
 
 
@@ -113,7 +136,10 @@ def explain_text(request: str, explanation: Explanation[Decision]) -> str:
 
 def _ended_text(request: str, ended: RequestEnd) -> str:
     lines = [
-        f"Request {request} of {ended.model}: {ended.outcome}, status {ended.status}"
+        f"Request {request} of {ended.model}"
+        + (f" (asked for as {ended.name})" if ended.name is not None else "")
+        + (f" (a shadow's copy of {ended.copy_of})" if ended.copy_of is not None else "")
+        + f": {ended.outcome}, status {ended.status}"
         + (f", fault: {ended.fault}" if ended.fault != "none" else "")
         + (f" ({ended.reason})" if ended.reason else "")
     ]
@@ -130,8 +156,14 @@ def _ended_text(request: str, ended: RequestEnd) -> str:
         f"{ended.attempts} attempt" + ("" if ended.attempts == 1 else "s"),
     ]
     lines.append(", ".join(times))
+    if ended.session or ended.program:
+        lines.append(f"session {ended.session or '-'} of program {ended.program or '-'}")
     if ended.ignored_hints:
         lines.append("hints without an effect: " + ", ".join(ended.ignored_hints))
+    if ended.way:
+        lines.append(ended.way)
+    if ended.next_turn:
+        lines.append(f"beginning of the next turn: {ended.next_turn}")
     if len({leg.role for leg in ended.legs}) > 1:
         lines.append("stages: " + ", then ".join(f"{leg.role} on {leg.target}" for leg in ended.legs))
     lines += [f"failed on {leg.target}: {leg.failure}" for leg in ended.legs if leg.failure]
@@ -144,6 +176,7 @@ def _decision_text(decision: Decision) -> str:
     head = (
         f"Attempt {decision.attempt}{stage} went to {decision.chosen} by {decision.mode}: {decision.reason}\n"
         + (f"{decision.flow}\n" if decision.flow else "")
+        + (f"{decision.adapter}\n" if decision.adapter else "")
         + f"{decision.blocks:,} prompt blocks; cost in {candidates[0].unit if candidates else 'blocks'}"
     )
     if decision.temperature:

@@ -54,6 +54,9 @@ def pool_line(name: str, pool: PoolTick) -> str:
     text = f"{name}: {pool.target} wanted, {pool.ready} ready"
     states = (pool.starting, "starting"), (pool.draining, "draining"), (pool.failed, "can't be started")
     text += "".join(f", {count} {words}" for count, words in states if count)
+    if pool.asleep:
+        memory = "an unknown amount" if pool.host_memory is None else f"{pool.host_memory / 2**30:.1f} GiB"
+        text += f", {pool.asleep} asleep in {memory} of host memory"
     return text + (f", {pool.given_up} given up" if pool.given_up else "")
 
 
@@ -65,7 +68,9 @@ def scale_text(answer: PlannerDecisions[TickRecord]) -> str:
     decisions = answer.decisions
     if not decisions:
         last = answer.last
-        if last is None:
+        if last is None and answer.planner is not None:
+            parts.append("Its records are where it runs: in Kubernetes in its pod, below /run/penstock.")
+        elif last is None:
             parts.append("No planner has decided anything. 'planner: {}' with a policy in the config starts one.")
         else:
             parts.append(f"Nothing has been changed so far. The last tick:\n{decision_text(last)}")

@@ -70,13 +70,15 @@ def command(
     of_pool = [override for override in overrides if not override.startswith(OF_CLUSTER)]
     settings = load(config, of_cluster, os.environ).settings
     pool = load_group(PoolSettings, [f"engine={engine}", f"replicas={replicas}", *of_pool])
-    if pool.engine == "openai" and not pool.urls:
+    if pool.engine == "openai" and not pool.attached:
         raise ConfigError("engine openai needs the URLs of its servers", hint="give them with --urls URL,URL")
     cluster = run_folder if run_folder is not None else url or DEFAULT_URL
     if admin_key is not None:
         os.environ["PENSTOCK_ADMIN_KEY"] = admin_key  # the runtime asks the cluster for its run folder with it
     if model is None and settings.discovery.store != "sqlite":
-        raise click.UsageError("a cluster in an etcd needs --model as well: its store does not tell which one is meant")
+        raise click.UsageError(
+            "a cluster in an etcd or in Kubernetes needs --model as well: its store does not tell which one is meant"
+        )
     chosen = model if model is not None else _only_model(cluster, admin_key)
     from penstock.runtime.supervision.joining import join
 

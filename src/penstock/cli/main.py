@@ -20,7 +20,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("penstock.cli.serve", "Serve one model with engines of this machine."),
     "join": ("penstock.cli.join", "Add engines of this machine to a running cluster."),
     "attach": ("penstock.cli.attach", "Put a frontend before servers that already run."),
+    "epp": ("penstock.cli.epp", "Choose endpoints for gateways of the Inference Extension."),
+    "picker": ("penstock.cli.picker", "Choose engines for an Envoy, nginx or HAProxy in front."),
     "forward": ("penstock.cli.forward", "Carry events among the frontends of a cluster."),
+    "operator": ("penstock.cli.operator", "Care for the PenstockClusters of a Kubernetes cluster."),
+    "adapter": ("penstock.cli.adapter", "List, load and unload LoRA adapters."),
     "scale": ("penstock.cli.scale", "Change how many engines pools have."),
     "flip": ("penstock.cli.flip", "Change what a worker does: prefill, decode or both."),
     "drain": ("penstock.cli.drain", "Take a worker or a frontend out of service."),
@@ -32,6 +36,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("penstock.cli.explain", "Show why a request went where it went."),
     "replay": ("penstock.cli.replay", "Feed a run's journal back, also with other settings."),
     "ui": ("penstock.cli.ui", "Look at a run that is over in a browser."),
+    "usage": ("penstock.cli.usage", "Show tokens and requests per tenant and key."),
+    "audit": ("penstock.cli.audit", "Read the log of prompts and answers."),
     "runs": ("penstock.cli.runs", "List and delete run folders."),
     "chat": ("penstock.cli.chat", "Talk to a model of the cluster."),
     "bench": ("penstock.cli.bench", "Load a server and measure it."),
@@ -48,14 +54,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Name -> module with a ``command``, and its line in the help; a test compares the line with the command's own."""
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Serve": ("up", "serve", "join", "attach", "forward"),
-    "Look": ("status", "top", "explain", "ui", "replay", "runs"),
-    "Operate": ("scale", "flip", "drain", "restart", "set", "cache", "planner"),
+    "Serve": ("up", "serve", "join", "attach", "epp", "picker", "forward", "operator"),
+    "Look": ("status", "top", "explain", "ui", "replay", "usage", "audit", "runs"),
+    "Operate": ("scale", "flip", "drain", "restart", "set", "cache", "adapter", "planner"),
     "Ask and measure": ("chat", "bench", "simulate", "study", "tune", "trace"),
     "Set up": ("profile", "plan", "render", "config", "doctor"),
 }
 """Headings of the help, each with its commands."""
-HIDDEN = {"engine": "penstock.cli.engine", "frontend": "penstock.cli.frontend"}
+HIDDEN = {
+    "engine": "penstock.cli.engine",
+    "frontend": "penstock.cli.frontend",
+    "weights": "penstock.cli.weights",
+}
 """Processes of the supervisor that can be run by hand."""
 COMPUTE = ("planner", "study", "simulate", "tune")
 """Commands that compute; none of them starts engines, which choose their threads themselves."""

@@ -2,30 +2,33 @@
 
 import argparse
 import asyncio
-import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.adapters.process_life import report_ready, stop_event
 from penstock.config.reading.load import load_resolved
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend import logs
 from penstock.kernel.errors import ConfigError
 from penstock.report.planner.planner_diagnostics import PlannerDiagnostics
 from penstock.runtime.planning.planner_node import PlannerNode, serve
+from penstock.runtime.records.pod_run_folder import run_folder_in_pod
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM; return the exit status. The first line on standard output reports readiness, as JSON."""
     parser = argparse.ArgumentParser(prog="penstock planner", description="Run the planner process of a cluster.")
-    parser.add_argument("--run", type=Path, required=True, help="the cluster's run folder")
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--run", type=Path, help="the cluster's run folder")
+    place.add_argument("--config", type=Path, help="the config to make a run folder of its own from, as in a pod")
     arguments = parser.parse_args(argv)
     try:
-        settings = load_resolved(arguments.run / "config.yaml", os.environ)
+        run = arguments.run or run_folder_in_pod(arguments.config)
+        settings = load_resolved(run / "config.yaml", os.environ)
         logs.setup(settings.logs.format, settings.logs.level)
-        asyncio.run(_serve(settings, arguments.run))
+        asyncio.run(_serve(settings, run))
     except ConfigError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 2
@@ -33,15 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(settings: ClusterSettings, run: Path) -> None:
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    stopping = stop_event()
     diagnostics = PlannerDiagnostics(settings.planner, run)
 
     def ready(node: PlannerNode) -> None:
-        sys.stdout.write(json.dumps({"pid": os.getpid(), "metrics": node.metrics_url}) + "\n")
-        sys.stdout.flush()
+        report_ready(pid=os.getpid(), metrics=node.metrics_url)
 
     try:
         await serve(settings, run, stopping, ready, listeners=diagnostics.watchers)

@@ -8,6 +8,7 @@ EPILOG = """\b
 Examples:
   penstock render compose plan/penstock.yaml > compose.yaml
   penstock render compose cluster.yaml --set models.sim.pools.main.replicas=2
+  penstock render kubernetes cluster.yaml | kubectl apply -f -
 """
 
 
@@ -25,4 +26,16 @@ def compose(config: str | None, overrides: tuple[str, ...]) -> int:
     from penstock.profiler.deployment_plan.compose_file import compose_yaml
 
     click.echo(compose_yaml(load(config, overrides).settings), nl=False)
+    return 0
+
+
+@command.command("kubernetes", cls=SettingsCommand, epilog=EPILOG)
+@click.argument("config", required=False, metavar="[CONFIG]")
+@settings_options
+def kubernetes(config: str | None, overrides: tuple[str, ...]) -> int:
+    """Print Kubernetes manifests: a Deployment for each pool of CONFIG, one for frontends and planner, their rights."""
+    from penstock.config.reading.load import load
+    from penstock.profiler.deployment_plan.kubernetes_manifests import kubernetes_yaml
+
+    click.echo(kubernetes_yaml(load(config, overrides).settings), nl=False)
     return 0

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import click
 from msgspec.structs import asdict
 
-from penstock.cli.shared.admin_client import AdminClient, cluster_options
+from penstock.cli.shared.admin_client import AdminClient
+from penstock.cli.shared.cluster_options import cluster_options
 from penstock.cli.shared.completion import pools as pools_of
 from penstock.cli.shared.output import json_option, show
 from penstock.cli.shared.waiting import NotDone, wait_for, wait_options
@@ -79,7 +80,7 @@ def _removed(before: Mapping[str, DesiredPool], after: Mapping[str, DesiredPool]
 
 
 def _state(replica: Replica) -> str:
-    return replica.state + (f" ({replica.reason})" if replica.reason else "")
+    return ("asleep" if replica.asleep else replica.state) + (f" ({replica.reason})" if replica.reason else "")
 
 
 def _pair(text: str) -> tuple[str, int]:

@@ -15,6 +15,8 @@ Examples:
   penstock serve my-model --replicas 8 --sim.kv_blocks 4096 --sim.timing.speed_up 10
   penstock serve ./my-model --engine vllm
   penstock serve org/my-model --engine vllm --replicas 2 --args='--dtype,bfloat16'
+  penstock serve org/my-model --engine vllm --tools hermes --reasoning qwen3
+  penstock serve ./my-model --engine vllm --adapters ./adapters
   penstock serve org/my-model --engine vllm --host-cache 64GiB --disk-cache /mnt/kv
   penstock serve my-model.gguf --engine llamacpp --command ~/llama.cpp/llama-server
 
@@ -47,6 +49,13 @@ REPLICAS = {"sim": 4, "vllm": 1, "llamacpp": 1}
     type=BYTES,
     help=f"Disk of each engine for KV blocks.  [default: {DISK_SHARE} times the host memory]",
 )
+@click.option(
+    "--adapters",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder whose subfolders are LoRA adapters, by name.",
+)
+@click.option("--tools", "tool_parser", help="Format of the model's tool calls, such as hermes.")
+@click.option("--reasoning", "reasoning_parser", help="Format of the model's reasoning, such as qwen3.")
 @click.option("--tokenizer", help="Folder or tokenizer.json of the model.  [default: the model's own]")
 @settings_options
 def command(
@@ -57,6 +66,9 @@ def command(
     host_cache: float | None,
     disk_dirs: tuple[Path, ...],
     disk_cache_bytes: float | None,
+    adapters: Path | None,
+    tool_parser: str | None,
+    reasoning_parser: str | None,
     tokenizer: str | None,
     overrides: tuple[str, ...],
 ) -> int:
@@ -67,6 +79,8 @@ def command(
         pool["cache"] = {"host": int(host_cache or 0), "disk_dirs": [str(folder.resolve()) for folder in disk_dirs]}
         if disk_dirs:
             pool["cache"]["disk"] = int(disk_cache_bytes or DISK_SHARE * (host_cache or 0))
+    pool |= {"tool_parser": tool_parser} if tool_parser is not None else {}
+    pool |= {"reasoning_parser": reasoning_parser} if reasoning_parser is not None else {}
     name = model
     if engine == "vllm":
         from penstock.cli.shared.checkpoint import checkpoint_of
@@ -78,8 +92,16 @@ def command(
         pool["model_path"] = str(Path(model).expanduser().resolve())
         name = Path(model).stem
     name = served or name
-    models = {name: {"tokenizer": tokenizer or ("builtin:sim" if engine == "sim" else None), "pools": {"main": pool}}}
+    served_model: dict[str, object] = {
+        "tokenizer": tokenizer or ("builtin:sim" if engine == "sim" else None),
+        "pools": {"main": pool},
+    }
+    if adapters is not None:
+        served_model["adapter_folder"] = str(adapters.resolve())
+    models = {name: served_model}
     loaded = load_to_start(None, [f"models={json.dumps(models)}", *pool_overrides(overrides, name)])
-    from penstock.cli.shared.cluster_run import run_cluster
+    from penstock.cli.shared.cluster_run import check_engine_parsers, run_cluster
+
+    check_engine_parsers(loaded.settings)
 
     return run_cluster(loaded, "serve")

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import click
 from msgspec.structs import asdict
 
-from penstock.cli.shared.admin_client import AdminClient, cluster_options
+from penstock.cli.shared.admin_client import AdminClient
+from penstock.cli.shared.cluster_options import cluster_options
 from penstock.cli.shared.output import json_option, show, table
 from penstock.cli.shared.waiting import wait_for, wait_options
 from penstock.frontend.admin.settings_answers import KnobValue, LiveSettings, SettingsSet
@@ -59,7 +60,9 @@ def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise click.UsageError(f"{text!r} is no KEY=VALUE, such as router.cost.overlap_credit=2")
-    return key.strip().replace("-", "_"), value.strip()
+    key = key.strip()
+    # A name that clients ask for is as it is; of knobs, both spellings are right.
+    return key if key.startswith("names.") else key.replace("-", "_"), value.strip()
 
 
 def _shown(value: KnobValue) -> str:

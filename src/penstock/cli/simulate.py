@@ -16,6 +16,8 @@ Examples:
   penstock simulate cluster.yaml --trace conversation_trace.jsonl --compare router.mode=kv,round_robin
   penstock simulate --workload agent --workers 8 --compare router.cost.overlap_credit=0,1,2 --json
   penstock simulate --workload rag --rate 4 --prefill 2 --decode 2
+  penstock simulate --workload images --rate 6 --images count=2,side=1280 --workers 3 --encode 1
+  penstock simulate --workload chat --adapters count=200 --compare models.sim.pools.main.max_cpu_loras=8,32
   penstock simulate --workload agent --host-cache 64GiB --disk-cache 2TiB --compare router.mode=kv,round_robin
   penstock simulate --model Qwen3-32B --gpu h100 --gpus 2 --concurrency 32 --workload fixed --prompt 1k --answer 256
   penstock simulate --workload rag --hours 1 --fault at=600,kind=fail,worker=main-0 --start-up 90s
@@ -37,6 +39,12 @@ computer's own. Each variant leaves a run folder with the files of a live run an
 @click.option("--disk-cache", type=BYTES, help="Disk of each engine for KV blocks, such as 2TiB; needs --host-cache.")
 @click.option("--prefill", type=click.IntRange(1), help="Engines that only prefill; needs --decode.")
 @click.option("--decode", type=click.IntRange(1), help="Engines that go on with what those have prefilled.")
+@click.option("--encode", type=click.IntRange(1), help="Engines that only encode images, beside the others.")
+@click.option(
+    "--adapters",
+    metavar="FIELD=VALUE,...",
+    help="LoRA adapters that requests name, such as count=200,skew=1 (the n-th 1/n as often),base=0.1 (none).",
+)
 @click.option(
     "--model",
     help="Model of the config; unset where it has only one. With --gpu: a well-known name or a config.json.",

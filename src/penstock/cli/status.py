@@ -1,16 +1,19 @@
 """Command ``penstock status``: models, workers, queues and findings, as the router itself sees them."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from penstock.cli.explain_scale import planner_text
-from penstock.cli.shared.admin_client import AdminClient, cluster_options
+from penstock.cli.shared.admin_client import AdminClient
+from penstock.cli.shared.cluster_options import cluster_options
 from penstock.cli.shared.output import fitted, json_option, percent, seconds_text, show, table, terminal_width, wrapped
-from penstock.frontend.admin.cluster_status import ClusterStatus, LastMinute
+from penstock.frontend.admin.cluster_status import ClusterStatus, LastMinute, WantedAdapter
+from penstock.frontend.program_ledger import ProgramStatus
+from penstock.frontend.shadows.shadow_desk import ShadowStatus
 from penstock.kernel.plurals import counted
 from penstock.kernel.time_windows import QUANTILES
 from penstock.router.status_rows import OUTCOMES, ModelStatus, StatusFinding, WorkerStatus
@@ -20,6 +23,7 @@ Examples:
   penstock status
   penstock status --wide
   penstock status --json | jq '.workers[] | {id, state, index}'
+  penstock status --context dev --namespace llm
   penstock status --url http://127.0.0.1:9000 --admin-key "$KEY"
 """
 
@@ -50,6 +54,13 @@ def status_text(status: ClusterStatus, width: int) -> str:
     left_out = [heading for heading in WORKER_HEADINGS if heading not in headings and heading != "ROLE"]
     if left_out:
         parts[-1] += "\n" + wrapped(f"'penstock status --wide' shows also: {', '.join(left_out).lower()}.", width)
+    if status.names:
+        parts.append("\n".join(["Names:", *(wrapped(f"  {line}", width, hang="    ") for line in name_lines(status))]))
+    if status.adapters:
+        lines = (wrapped(f"  {adapter_line(each)}", width, hang="    ") for each in status.adapters)
+        parts.append("\n".join(["Adapters:", *lines]))
+    if status.programs:
+        parts.append(programs_text(status.programs[: None if width == WIDE else PROGRAMS_SHOWN], len(status.programs)))
     if status.planner is not None:
         parts.append(planner_text(status.planner))
     crashes = crash_lines(status)
@@ -61,6 +72,34 @@ def status_text(status: ClusterStatus, width: int) -> str:
     else:
         parts.append("No findings. 'penstock doctor' looks further.")
     return "\n\n".join(parts)
+
+
+PROGRAM_HEADINGS = ("PROGRAM", "SUB-AGENTS", "REQUESTS", "FAILED", "PROMPT", "OUTPUT", "HIT RATE", "WORKERS")
+PROGRAMS_SHOWN = 5
+"""Programs that are listed without --wide."""
+
+
+def programs_text(programs: Sequence[ProgramStatus], count: int) -> str:
+    """Return the newest programs as a table; ``count``: how many the status has."""
+    rows = [
+        [
+            program.name,
+            f"{len(program.sessions)}{' or more' if program.more_sessions else ''}",
+            program.requests,
+            program.failed,
+            program.prompt_tokens,
+            program.output_tokens,
+            percent(program.hit_rate),
+            ", ".join(f"{worker} ({share:,})" for worker, share in _largest(program.workers)),
+        ]
+        for program in programs
+    ]
+    left = "" if len(programs) == count else f"\n{count - len(programs)} more: penstock status --wide."
+    return table(PROGRAM_HEADINGS, rows) + left
+
+
+def _largest(workers: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(workers.items(), key=lambda item: (-item[1], item[0]))[:3]
 
 
 def head_lines(status: ClusterStatus) -> list[str]:
@@ -94,6 +133,39 @@ def crash_lines(status: ClusterStatus) -> list[str]:
         more = counted(len(status.crashes) - REASONS_MAX, "process", "processes")
         lines.append(f"and {more} more; --json has them all")
     return lines
+
+
+def name_lines(status: ClusterStatus) -> list[str]:
+    """Return one line per name that stands for models, and one per shadow of it."""
+    lines = []
+    for each in status.names:
+        whole = sum(each.weights.values())
+        shares = (
+            f"{model} {percent(weight / whole)} ({each.requests.get(model, 0):,} requests)"
+            for model, weight in each.weights.items()
+        )
+        lines.append(f"{each.name}: {', '.join(shares)}")
+        lines += [f"{each.name}: {shadow_text(shadow)}" for shadow in each.shadows]
+    return lines
+
+
+def adapter_line(adapter: WantedAdapter) -> str:
+    """Return in one line on how many workers an adapter is to be, and on which it is."""
+    there = [*adapter.workers, *(f"{worker} (loads)" for worker in adapter.loading)]
+    text = (
+        f"{adapter.name} of {adapter.model}: {counted(adapter.wanted, 'worker')} wanted, {len(adapter.workers)} there"
+    )
+    text += f" ({', '.join(there)})" if there else ""
+    return f"{text}; {adapter.why}" if adapter.why else text
+
+
+def shadow_text(shadow: ShadowStatus) -> str:
+    """Return in one line what the copies of a name's requests to one model came to."""
+    text = f"copies of {percent(shadow.share)} to {shadow.model}: {shadow.same:,} same, {shadow.different:,} different"
+    text += "".join(f", {count:,} {name}" for name in ("failed", "skipped") if (count := getattr(shadow, name)))
+    if shadow.seconds is None or shadow.answered_seconds is None:
+        return text
+    return f"{text}; {seconds_text(shadow.seconds)} on average, against {seconds_text(shadow.answered_seconds)}"
 
 
 MODEL_HEADINGS = ("MODEL", "READY", "WORKERS", "INDEX", "BLOCK", "TOKENIZER", "INFLIGHT", "QUEUED", "HIT RATE")

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, cluster_options
+from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable
+from penstock.cli.shared.cluster_options import cluster_options
 from penstock.cli.shared.output import cell, fitted
 from penstock.cli.status import (
     MODEL_HEADINGS,

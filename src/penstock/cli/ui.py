@@ -1,7 +1,6 @@
 """Command ``penstock ui``: shows a finished run, live or simulated, in the page of a live cluster."""
 
 import asyncio
-import signal
 from pathlib import Path
 
 import click
@@ -28,6 +27,7 @@ PORT = 8765
 @click.option("--slo-itl", type=SECONDS, help="Mean ITL that counts as good, instead of the run's own.")
 def command(run: Path, port: int, slo_ttft: float | None, slo_itl: float | None) -> int:
     """Serve the page over RUN_FOLDER on this machine alone, until Ctrl-C. Time can be played, fast or slow."""
+    from penstock.adapters.process_life import stop_event
     from penstock.frontend.admin.recorded_run_server import serve
     from penstock.frontend.http_server import bound_sockets, url_of
     from penstock.report.run.recording import Recording
@@ -37,9 +37,7 @@ def command(run: Path, port: int, slo_ttft: float | None, slo_itl: float | None)
     recording = Recording(run, slo_ttft, slo_itl)
 
     async def main() -> None:
-        stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        stop = stop_event()
         click.echo(f"{url_of(sockets[0], None)}/ui  (Ctrl-C stops)")
         await serve(recording, sockets, stop)
 

@@ -27,7 +27,8 @@ def command(config: str | None, overrides: tuple[str, ...]) -> int:
     CONFIG is a YAML file, or - for standard input; without one it is the embedded default.
     """
     loaded = load_to_start(config, overrides)
-    from penstock.cli.shared.cluster_run import run_cluster
+    from penstock.cli.shared.cluster_run import check_engine_parsers, run_cluster
 
+    check_engine_parsers(loaded.settings)
     again = None if config is None or config == "-" else lambda: load_to_start(config, overrides)
     return run_cluster(loaded, "up", reload=again)

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -10,9 +11,20 @@ from penstock.config.derived.knobs import dotted
 from penstock.config.files.profile_folder import read_profile
 from penstock.config.files.profile_manifest import check_profile
 from penstock.config.files.timing_files import timing_files
+from penstock.config.name_checks import FILE, name_complaints
+from penstock.config.picker_checks import picker_complaints
 from penstock.config.reading.problems import DEFAULT, ConfigProblem, ValueOrigin, listed
 from penstock.config.reading.text_tree import TreeNode, node_at
 from penstock.config.settings.cluster_settings import BUILTIN_TOKENIZER, STARTED, ClusterSettings, PoolSettings
+from penstock.config.settings.frontend_settings import ROOT_ROUTES
+from penstock.config.settings.parser_names import (
+    OWN_PREFIX,
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    own_reasoning_parser,
+    own_tool_parser,
+)
+from penstock.config.settings.tenant_settings import hashed
 from penstock.config.worker_names import pool_prefix
 from penstock.engine.settings import checked, checked_monotone
 from penstock.engine.timing.gpus import GPUS
@@ -26,6 +38,8 @@ _MODEL_NAME = re.compile(r"(?!-)[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,256}\Z")
 
 _PASSWORD = "has a user or password in it, which status and logs would show"
 
+ADAPTED = ("sim", "vllm", "sglang", "openai")
+"""Kinds of engine that may load LoRA adapters while they run."""
 TIERED = ("sim", "vllm")
 """Kinds of engine whose KV goes to tiers."""
 
@@ -74,8 +88,12 @@ def file_problems(settings: ClusterSettings, root: TreeNode) -> list[ConfigProbl
     for model, entry in settings.models.items():
         if entry.tokenizer != BUILTIN_TOKENIZER:
             named.append((("models", model, "tokenizer"), entry.tokenizer))
+        named.append((("models", model, "chat_template"), entry.chat_template))
+        if entry.system_prompt is not None and entry.system_prompt.startswith(FILE):
+            named.append((("models", model, "system_prompt"), entry.system_prompt.removeprefix(FILE)))
+        named.append((("models", model, "adapter_folder"), entry.adapter_folder))
         for name, pool in entry.pools.items():
-            if pool.engine == "sim" and not pool.urls:
+            if pool.engine == "sim" and not pool.attached:
                 timing = ("models", model, "pools", name, "sim", "timing")
                 named += [((*timing, knob), file) for knob, file in timing_files(pool.sim.timing).items()]
     problems = [
@@ -125,7 +143,7 @@ _PROGRAMS = {
 def _programs(settings: ClusterSettings) -> Iterator[Complaint]:
     for model, entry in settings.models.items():
         for name, pool in entry.pools.items():
-            if pool.urls or pool.engine not in _PROGRAMS:
+            if pool.attached or pool.engine not in _PROGRAMS:
                 continue
             path = ("models", model, "pools", name)
             if shutil.which(pool.program) is None:
@@ -144,6 +162,8 @@ def _models(settings: ClusterSettings) -> Iterator[Complaint]:
             yield path, f"{model!r} is no name for a model", "take 1 to 256 characters without spaces, not '-' first"
         if not entry.pools:
             yield path, "has no pool, so nothing would serve it", "add pools: {main: {replicas: 4}}"
+        if entry.render not in (None, "engine", "off") and (fault := _url_fault(entry.render, settings)) is not None:
+            yield (*path, "render"), f"{_without_password(entry.render)!r} {fault[0]}", fault[1]
         for name in entry.pools:
             worker = pool_prefix(model, len(settings.models)) + name
             if worker in ids:
@@ -157,6 +177,27 @@ def _models(settings: ClusterSettings) -> Iterator[Complaint]:
         if number.isdigit() and base in ids:
             hint = "the state file names the replicas of a pool so; take a name that does not end in _ and a number"
             yield where, f"reads like replica {number} of {dotted(ids[base])}", hint
+
+
+def _adapters(settings: ClusterSettings) -> Iterator[Complaint]:
+    owners: dict[str, str] = {}
+    for model, entry in settings.models.items():
+        path = ("models", model, "adapters")
+        if (entry.adapters or entry.adapter_folder is not None) and not any(
+            pool.engine in ADAPTED or pool.max_cpu_loras for pool in entry.pools.values()
+        ):
+            yield path, "no engine of the model's pools loads adapters", f"such are {', '.join(ADAPTED)}"
+        for name in entry.adapters:
+            if not _MODEL_NAME.match(name):
+                yield (*path, name), f"{name!r} is no name for an adapter", "take 1 to 256 characters without spaces"
+            if name in settings.models or name in owners:
+                of = "a model" if name in settings.models else f"an adapter of {owners[name]}"
+                yield (*path, name), f"{name} is {of} as well", "clients name it where they name a model"
+            owners[name] = model
+        for name in entry.adapter_workers:
+            if name not in entry.adapters and entry.adapter_folder is None:
+                hint = f"adapters: {listed(entry.adapters)}" if entry.adapters else "set adapters or adapter_folder"
+                yield ("models", model, "adapter_workers"), f"{name!r} is no adapter of the model", hint
 
 
 def _block_sizes(settings: ClusterSettings) -> Iterator[Complaint]:
@@ -197,13 +238,29 @@ def _handoffs(settings: ClusterSettings) -> Iterator[Complaint]:
                     )
 
 
+def _embeddings(settings: ClusterSettings) -> Iterator[Complaint]:
+    """Check that what an encode pool leaves is found by the others: the same folder in all pools of a model."""
+    for model, entry in settings.models.items():
+        folders = {name: pool.embeddings for name, pool in entry.pools.items() if not pool.attached}
+        encoders = [name for name, pool in entry.pools.items() if pool.role == "encode" and name in folders]
+        for name, folder in folders.items():
+            if encoders and folder != folders[encoders[0]]:
+                text = f"is {folder}, but pool {encoders[0]} leaves what it encodes in {folders[encoders[0]]}"
+                yield ("models", model, "pools", name, "embeddings"), text, "give all pools of the model one folder"
+
+
 def _roles(path: tuple[str, ...], pool: PoolSettings, roles: set[str]) -> Iterator[Complaint]:
     """Check a pool's role in the flow of stages; ``roles``: those of all pools of its model."""
     if pool.role in ("prefill", "encode") and not roles & {"decode", "aggregated"}:
         yield (*path, "role"), f"is {pool.role}, but no pool of its model answers clients", "add one of role decode"
     if pool.role in ("prefill", "decode") and pool.engine == "llamacpp":
         yield (*path, "role"), f"is {pool.role}, but no hand-off of KV is known of llama.cpp", "leave role out"
-    if pool.engine == "vllm" and not pool.urls and pool.handoff == "bootstrap":
+    if pool.role == "encode" and not pool.attached and pool.embeddings is None:
+        hint = "name a folder there, and the same one in the other pools of the model"
+        yield (*path, "embeddings"), "is unset: what this pool encodes would reach no other engine", hint
+    if pool.embeddings is not None and not Path(pool.embeddings).is_absolute():
+        yield (*path, "embeddings"), f"is {pool.embeddings!r}, which is no absolute path", "engines have other folders"
+    if pool.engine == "vllm" and not pool.attached and pool.handoff == "bootstrap":
         yield (*path, "handoff"), "is bootstrap, which is SGLang's way; vLLM has completed and push", None
 
 
@@ -212,7 +269,7 @@ def _caches(settings: ClusterSettings) -> Iterator[Complaint]:
     for model, entry in settings.models.items():
         for name, pool in entry.pools.items():
             path, cache = ("models", model, "pools", name, "cache"), pool.cache
-            if cache.host and (pool.urls or pool.engine not in TIERED):
+            if cache.host and (pool.attached or pool.engine not in TIERED):
                 hint = f"only engines of kind {listed(TIERED)} that are started here have tiers"
                 yield (*path, "host"), "these engines would have no tiers", hint
             if not cache.host and (cache.disk or cache.disk_dirs or cache.object_url or cache.peers):
@@ -221,13 +278,31 @@ def _caches(settings: ClusterSettings) -> Iterator[Complaint]:
                 yield (*path, "disk"), "and disk_dirs need each other: how much, and where", "set both, or neither"
 
 
+def _starts(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
+    """What makes replicas come sooner, and where it can't be."""
+    if pool.share_weights and (pool.attached or pool.engine not in ("sim", "vllm")):
+        hint = "only engines of kind vllm and sim that are started here share weights"
+        yield (*path, "share_weights"), f"these are {pool.engine} engines that are not started here", hint
+    if not pool.sleeping:
+        return
+    if pool.attached or pool.engine not in ("sim", "vllm"):
+        hint = "only engines of kind sim and vllm that are started here sleep"
+        yield (*path, "sleeping"), "these engines can't be put to sleep", hint
+    elif pool.engine == "vllm" and (pool.role != "aggregated" or pool.handoff is not None or pool.cache.host):
+        hint = "set sleeping to 0, or role to aggregated, and neither handoff nor cache.host"
+        yield (*path, "sleeping"), "sleep frees the KV memory that other processes have registered", hint
+
+
 def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
     seen: dict[str, str] = {}
+    # In a cluster of Kubernetes every kind may be a pod of its own, which the operator makes.
+    in_pods = ("sglang", "trtllm") if settings.discovery.store == "kubernetes" else ()
     for model, entry in settings.models.items():
         for name, pool in entry.pools.items():
             path = ("models", model, "pools", name)
+            yield from _starts(path, pool)
             yield from _roles(path, pool, {other.role for other in entry.pools.values()})
-            if pool.engine not in STARTED and not pool.urls:
+            if pool.engine not in STARTED + in_pods and not pool.attached:
                 hint = (
                     f"start the servers yourself and list their URLs; only {listed(STARTED)} engines are started here"
                 )
@@ -246,12 +321,31 @@ def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
                     hint = "over how many GPUs each engine spreads its tensors, or its layers: 1 or more"
                     yield (*path, "labels"), f"{label} is {size!r}", hint
             yield from _endpoints(path, pool)
-            if pool.engine == "sim" and not pool.urls:
+            yield from _parsers(path, pool)
+            if pool.selector is not None:
+                yield from _selector(path, pool)
+            if pool.engine == "sim" and not pool.attached:
                 yield from _sim(path, pool)
+
+
+def _parsers(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
+    """Check names that Penstock parses by; those of an engine's own parsers only that engine knows."""
+    engines_own = pool.engine in ("vllm", "sglang", "llamacpp") and not pool.attached
+    for field, name, known, names in (
+        ("tool_parser", pool.tool_parser, own_tool_parser, TOOL_PARSERS),
+        ("reasoning_parser", pool.reasoning_parser, own_reasoning_parser, REASONING_PARSERS),
+    ):
+        if name is not None and not known(name) and (not engines_own or name.startswith(OWN_PREFIX)):
+            pairs = ", or a pair of tags such as <a>...</a>" if field == "reasoning_parser" else ""
+            yield (*path, field), f"Penstock has no parser {name!r}", f"it has {listed(names)}{pairs}"
 
 
 def _endpoints(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
     known = [url.rstrip("/") for url in pool.urls]
+    if pool.selector is not None and (pool.events or pool.replay or pool.stats):
+        hint = "annotate the pods: penstock.io/kv-events, penstock.io/kv-replay, penstock.io/stats"
+        yield (*path, "events"), "of pods can't be known here", hint
+        return
     for name in ("events", "replay", "stats"):
         for entry in getattr(pool, name):
             url, equals, endpoint = entry.rpartition("=")
@@ -261,6 +355,18 @@ def _endpoints(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]
                 yield (*path, name), f"{entry!r} does not say whose it is", "write it as URL=ENDPOINT"
             if not re.match(r"@?(tcp|ipc)://.", endpoint):
                 yield (*path, name), f"{endpoint!r} is no ZMQ endpoint", "write it as tcp://HOST:PORT"
+
+
+def _selector(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
+    selector = pool.selector or ""
+    if pool.urls:
+        yield (*path, "selector"), "and urls both say which servers there are", "make two pools of them"
+    pool_name = r"inferencepool/[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+    if selector.startswith("inferencepool/") and not re.fullmatch(pool_name, selector):
+        yield (*path, "selector"), f"{selector!r} names no InferencePool", "write it as inferencepool/NAME"
+    elif not re.fullmatch(r"[-A-Za-z0-9_./=!,() ]+", selector):
+        hint = "write it as kubectl takes it: app=vllm,tier in (a,b)"
+        yield (*path, "selector"), f"{selector!r} is no label selector", hint
 
 
 def _sim(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
@@ -306,12 +412,17 @@ def _frontend(settings: ClusterSettings) -> Iterator[Complaint]:
     if front.processes > 1 and front.admin_port is not None:
         hint = "leave admin_port out and set security.admin_keys"
         yield ("frontend", "admin_port"), f"{front.processes} processes can't share one admin port", hint
-    if not is_loopback(front.host) and not security.api_keys and not security.insecure:
+    keyed = security.api_keys or security.jwt.issuer or any(t.keys or t.key_files for t in settings.tenants.values())
+    if not is_loopback(front.host) and not keyed and not security.insecure:
         yield (
             ("frontend", "host"),
             f"{front.host} is reached by other machines, but there is no API key",
             "set PENSTOCK_FRONTEND__SECURITY__API_KEYS, or frontend.security.insecure: true if you mean it",
         )
+    if front.grpc_port is not None and front.grpc_port in (front.port or None, front.admin_port or None):
+        yield ("frontend", "grpc_port"), f"is {front.grpc_port}, which HTTP has", "give it a port of its own"
+    if front.grpc_port is not None and find_spec("grpc") is None:
+        yield ("frontend", "grpc_port"), "needs the package grpcio", "pip install 'penstock[plugins]'"
     if front.otlp_endpoint is not None and "@" in urlsplit(front.otlp_endpoint).netloc:
         yield ("frontend", "otlp_endpoint"), _PASSWORD, "give it by OTEL_EXPORTER_OTLP_HEADERS"
     for key, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
@@ -326,16 +437,77 @@ def _frontend(settings: ClusterSettings) -> Iterator[Complaint]:
     if both := set(security.api_keys) & set(security.admin_keys):
         hint = "a client's key must not open /admin"
         yield ("frontend", "security", "admin_keys"), f"shares {len(both)} key with api_keys", hint
-    wrong = [route for route in front.proxied_routes if not re.fullmatch(r"/v1(/[A-Za-z0-9_.{}-]+)+", route)]
+    routes = [route for route in front.proxied_routes if route not in ROOT_ROUTES]
+    wrong = [route for route in routes if not re.fullmatch(r"/v1(/[A-Za-z0-9_.{}-]+)+", route)]
     if wrong:
         hint = "write them as /v1/embeddings"
         yield ("frontend", "proxied_routes"), f"{listed(wrong)} is no route under /v1", hint
+
+
+def _tenants(settings: ClusterSettings) -> Iterator[Complaint]:
+    token = settings.frontend.security.jwt
+    owners = {hashed(key): "frontend.security.api_keys" for key in settings.frontend.security.api_keys}
+    owners |= {hashed(key): "frontend.security.admin_keys" for key in settings.frontend.security.admin_keys}
+    for name, tenant in settings.tenants.items():
+        path = ("tenants", name)
+        if not _POOL_NAME.match(name):
+            yield path, f"{name!r} is no name for a tenant", "take up to 64 letters, digits, '_', '.' and '-'"
+        if not tenant.keys and not tenant.key_files and token.issuer is None:
+            yield (
+                path,
+                "has no key, so nobody is of it",
+                "give it keys or key_files, or set frontend.security.jwt.issuer",
+            )
+        for key in tenant.keys:
+            if (owner := owners.setdefault(key, f"tenants.{name}")) != f"tenants.{name}":
+                yield (*path, "keys"), f"has a key of {owner}", "a key belongs to one"
+    if settings.tenants and (
+        unknown := [each for each in settings.router.queue.shares if each not in settings.tenants]
+    ):
+        yield ("router", "queue", "shares"), f"{listed(unknown)} is no tenant", f"tenants: {listed(settings.tenants)}"
+
+
+def _jwt(settings: ClusterSettings) -> Iterator[Complaint]:
+    token, path = settings.frontend.security.jwt, ("frontend", "security", "jwt")
+    if token.issuer is None:
+        if token.audience is not None or token.jwks_url is not None:
+            yield path, "has no issuer, so no token is accepted", "set issuer"
+        return
+    if token.audience is None:
+        hint = "name what the issuer writes into aud for this endpoint"
+        yield (*path, "audience"), "is unset: a token for any other service would be accepted", hint
+    for name in ("issuer", "jwks_url"):
+        url = urlsplit(getattr(token, name) or "https://unset")
+        if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.hostname or "")):
+            yield (*path, name), "is no https URL", "keys that anyone on the way could change prove nothing"
+    if not settings.tenants:
+        yield path, "stands without tenants, one of which a token must name", "add tenants: {NAME: {}}"
+    if find_spec("jwt") is None:
+        yield path, "needs the package PyJWT", "pip install 'penstock[jwt]'"
+
+
+def _audit(settings: ClusterSettings) -> Iterator[Complaint]:
+    audit = settings.audit
+    if (audit.folder is None) != (audit.key_file is None):
+        missing = "folder" if audit.folder is None else "key_file"
+        yield ("audit",), f"has no {missing}", "folder and key_file come together; openssl rand -hex 32 makes a key"
+    if audit.folder is not None and find_spec("cryptography") is None:
+        yield ("audit",), "needs the package cryptography", "pip install 'penstock[audit]'"
+    if unknown := [each for each in audit.tenants if each not in settings.tenants]:
+        yield ("audit", "tenants"), f"{listed(unknown)} is no tenant", f"tenants: {listed(settings.tenants)}"
 
 
 def _discovery(settings: ClusterSettings) -> Iterator[Complaint]:
     found = settings.discovery
     if found.host in ("", "0.0.0.0", "::", "*"):
         yield ("discovery", "host"), f"is {found.host!r}, which no other machine can connect to", "name one address"
+    if found.store == "kubernetes":
+        if find_spec("lightkube") is None:
+            hint = "pip install 'penstock[kubernetes]'"
+            yield ("discovery", "store"), "is kubernetes, which needs the package lightkube", hint
+        if not re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", settings.name):
+            hint = "take letters, digits, - _ . and at most 63 of them"
+            yield ("name",), f"{settings.name!r} can't be a label of Kubernetes, which discovery.store needs", hint
     for service, schemes in (("etcd", ("http", "https")), ("nats", ("nats", "tls"))):
         group = getattr(found, service)
         path = ("discovery", service)
@@ -376,7 +548,7 @@ def _planner(settings: ClusterSettings) -> Iterator[Complaint]:
 def _block_size(pool: PoolSettings) -> int | None:
     if pool.block_size is not None:
         return pool.block_size
-    return pool.sim.block_size if pool.engine == "sim" and not pool.urls else None
+    return pool.sim.block_size if pool.engine == "sim" and not pool.attached else None
 
 
 def _where(root: TreeNode, path: tuple[str, ...]) -> ValueOrigin:
@@ -392,10 +564,17 @@ _RULES: tuple[Callable[[ClusterSettings], Iterator[Complaint]], ...] = (
     _models,
     _pools,
     _block_sizes,
+    _adapters,
     _handoffs,
+    _embeddings,
     _caches,
     _frontend,
+    _tenants,
+    _jwt,
+    _audit,
     _discovery,
     _secret,
     _planner,
+    name_complaints,
+    picker_complaints,
 )

@@ -1,13 +1,14 @@
 """Knobs that may change while a cluster runs, and the settings that follow from a change."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.config.checks import cross_checks
-from penstock.config.derived.knobs import DerivedKnob, derive, dotted, entry_type, fields_by_name
+from penstock.config.derived.knobs import ANY_KEY, DerivedKnob, derive, dotted, entry_type, fields_by_name
 from penstock.config.reading.problems import ConfigProblem, ConfigProblems, ValueOrigin
 from penstock.config.reading.sources import put_overrides
 from penstock.config.reading.text_tree import tree_of
@@ -28,15 +29,14 @@ class SettingChange(NamedTuple):
     new: Any
 
 
-@cache
-def live_knobs() -> Mapping[str, DerivedKnob]:
-    """Return the knobs that a running cluster may change, by their dotted names."""
-    return {knob.dotted: knob for knob in derive(ClusterSettings) if knob.knob.live}
+def live_knobs(settings: ClusterSettings) -> dict[str, DerivedKnob]:
+    """Return the knobs that a running cluster may change, by their dotted names; a mapping's entries are as set."""
+    return {knob.dotted: knob for pattern in _live_patterns() for knob in _entries(pattern, settings)}
 
 
 def live_values(settings: ClusterSettings) -> dict[str, Any]:
     """Return the present value of every live knob."""
-    return {key: msgspec.to_builtins(value_at(settings, knob.path)) for key, knob in live_knobs().items()}
+    return {key: msgspec.to_builtins(value_at(settings, knob.path)) for key, knob in live_knobs(settings).items()}
 
 
 def changed(settings: ClusterSettings, overrides: Sequence[str], started: ClusterSettings) -> list[SettingChange]:
@@ -59,8 +59,8 @@ def changed(settings: ClusterSettings, overrides: Sequence[str], started: Cluste
     new: ClusterSettings = build(ClusterSettings, given)
     if not problems:
         problems += cross_checks(new, tree, set())
-        found = differences(settings, new)
-        problems += [_refused(change.key) for change in found if change.key not in live_knobs()]
+        found, live = differences(settings, new), live_knobs(settings)
+        problems += [_refused(change.key) for change in found if change.key not in live]
         problems += unheard(new.router, started.router)
     if problems:
         raise ConfigProblems(list(dict.fromkeys(problems)))
@@ -73,8 +73,9 @@ def with_values(settings: ClusterSettings, values: Mapping[str, Any]) -> Cluster
     Raises:
         msgspec.ValidationError: a value has another type than its knob.
     """
+    live = live_knobs(settings)
     for key, value in values.items():
-        knob = live_knobs().get(key)
+        knob = live.get(key)
         if knob is not None:
             settings = put_at(settings, knob.path, msgspec.convert(value, knob.type))
     return settings
@@ -101,10 +102,10 @@ def differences(old: Settings, new: Settings, path: tuple[str, ...] = ()) -> lis
 
 
 def value_at(settings: Settings, path: Sequence[str]) -> Any:
-    """Return the value at a path that leads through no mapping."""
+    """Return the value at a path."""
     value: Any = settings
     for name in path:
-        value = getattr(value, name)
+        value = value[name] if isinstance(value, dict) else getattr(value, name)
     return value
 
 
@@ -122,16 +123,32 @@ def unheard(new: RouterSettings, started: RouterSettings) -> list[ConfigProblem]
 
 
 def put_at(settings: Any, path: Sequence[str], value: Any) -> Any:
-    """Return settings with another value at a path that leads through no mapping."""
+    """Return settings with another value at a path."""
     name, *rest = path
+    if isinstance(settings, dict):
+        return {**settings, name: put_at(settings[name], rest, value) if rest else value}
     return msgspec.structs.replace(settings, **{name: put_at(getattr(settings, name), rest, value) if rest else value})
+
+
+@cache
+def _live_patterns() -> tuple[DerivedKnob, ...]:
+    return tuple(knob for knob in derive(ClusterSettings) if knob.knob.live)
+
+
+def _entries(pattern: DerivedKnob, settings: ClusterSettings) -> list[DerivedKnob]:
+    """Return a knob once for each entry of the mapping that it is below, which is at most one."""
+    if ANY_KEY not in pattern.path:
+        return [pattern]
+    at = pattern.path.index(ANY_KEY)
+    before, after = pattern.path[:at], pattern.path[at + 1 :]
+    return [replace(pattern, path=(*before, key, *after)) for key in value_at(settings, before)]
 
 
 def _not_live(name: str) -> ConfigProblem | None:
     """Refuse a single knob by its name, even where its value would not change."""
     key = name.replace("-", "_")
     known = {knob.dotted for knob in derive(ClusterSettings)}
-    return _refused(key) if key in known and key not in live_knobs() else None
+    return _refused(key) if key in known and key not in {pattern.dotted for pattern in _live_patterns()} else None
 
 
 def _refused(key: str) -> ConfigProblem:

@@ -7,8 +7,8 @@ from penstock.config.derived.knobs import derive
 from penstock.config.settings.cluster_settings import ClusterSettings
 
 HIDDEN = "***"
-_OPTIONS = ("api_key", "admin_key")
-"""Options of commands that are no settings."""
+_OPTIONS = ("api_key", "admin_key", "keys")
+"""Options of commands that are no settings; ``keys`` of tenants, which settings hold as digests alone."""
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:

@@ -42,7 +42,7 @@ from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, check_version
 from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, RequestId, StepStats
 
-VERSION = 5
+VERSION = 6
 _PendingEffect = EngineStarted | EngineFirstToken | EngineFinished | PullKv | EngineRejected | KvChanged
 
 
@@ -220,6 +220,12 @@ class Engine:
         return group.kv + (0 if op is None else len(group) * op.within(now))
 
     @property
+    def media_counts(self) -> tuple[int, int, int]:
+        """Media that it encoded, found in its own cache of embeddings, and read from the store."""
+        encoder = self._core.encoder
+        return encoder.encoded, encoder.hits, encoder.fetched
+
+    @property
     def cached_blocks(self) -> int:
         """Blocks with a name, held or idle, as of the last event."""
         return self._core.cache.cached
@@ -275,6 +281,7 @@ class Engine:
             "partial": core.partial.id if core.partial is not None else None,
             "handoffs": core.handoffs.snapshot(),
             "cache": core.cache.snapshot(),
+            "encoder": core.encoder.snapshot(),
             "tiers": None if core.tiers is None else core.tiers.snapshot(),
             "fresh": [[request.id, start, end] for request, start, end in core.holdings.fresh or ()],
             "counters": msgspec.to_builtins(core.counters),
@@ -319,6 +326,7 @@ class Engine:
         core.partial = core.requests[snapshot["partial"]] if snapshot["partial"] is not None else None
         core.handoffs.restore(snapshot["handoffs"], core.requests, chain)
         core.cache.restore(snapshot["cache"])
+        core.encoder.restore(snapshot["encoder"])
         if core.tiers is not None:
             core.tiers.restore(snapshot["tiers"])
             core.holdings.fresh = [(core.requests[id], start, end) for id, start, end in snapshot["fresh"]]
@@ -370,6 +378,7 @@ class Engine:
         private += sum(request.private for request in core.leaving)
         core.cache.check(holders, private)
         core.handoffs.check()
+        core.encoder.check()
         if core.tiers is not None:
             core.tiers.check()
         if len(group) + sum(r.state == "prefilling" for r in core.requests.values()) != self.running:

@@ -24,10 +24,13 @@ class SubmitRequest(Event, frozen=True, kw_only=True):
     bounds the output; without ``ignore_eos`` it may end by itself, not before ``min_tokens``. ``priority``: lower goes
     first under priority scheduling.
 
-    ``media``: images and the like, by their ids and the tokens that stand for them.
+    ``media``: images and the like, by their ids and the tokens that stand for them; ``embedded``: ids of those that an
+    encode worker has put into the store; ``encode``: this engine is one, and is to do only that.
 
     ``pin``, ``keep``: hints for tiers below the engine's memory: seconds for which they are to keep its blocks, and
     how much they are worth there (0 is the least).
+
+    ``next_in``: seconds after its end at which the tiers are to bring its blocks up, for its session's next request.
 
     ``hold``: another engine goes on with this request. It ends with its first token, whatever ``max_tokens`` says, and
     keeps the blocks of its prompt until `ReleaseKv`. ``remote``: prompt tokens whose KV another engine holds; `PullKv`
@@ -44,12 +47,15 @@ class SubmitRequest(Event, frozen=True, kw_only=True):
     salt: str | None = None
     lora: str | None = None
     media: list[MediaSpan] = []
+    embedded: list[str] = []
+    encode: bool = False
     output: Sequence[int] | None = None
     variant: int = 0
     hold: bool = False
     remote: int = 0
     pin: float = 0.0
     keep: int = 0
+    next_in: float | None = None
 
     @property
     def prompt_tokens(self) -> int:

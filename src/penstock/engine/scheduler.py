@@ -34,6 +34,7 @@ from penstock.engine.external_kv.kv_handoff import KvHandoffs, KvHold
 from penstock.engine.external_kv.kv_tiers import KvTiers
 from penstock.engine.forward_pass import ForwardPass
 from penstock.engine.itl_histogram import ItlHistogram
+from penstock.engine.media_encoder import MediaEncoder
 from penstock.engine.settings import SimSettings
 from penstock.engine.timing.timing_model import TimingModel
 from penstock.kernel.machine import Effect, Nanos, nanos
@@ -55,6 +56,7 @@ class Scheduler:
         self.handoffs = KvHandoffs(line())
         self.holdings = BlockAllocation(settings, cache)
         self.cache = self.holdings.cache
+        self.encoder = MediaEncoder(settings.encoder)
         self.tiers = tiers
         if tiers is not None:
             self.holdings.fresh = []
@@ -315,6 +317,11 @@ class Scheduler:
             else:
                 longest = group.longest(timing) if timing.uneven else 0
                 length = timing.mixed(tokens, [(r.computed, n) for r, n in prefills], kv, seqs, longest)
+            encoder = self.encoder
+            if encoder.only:
+                length = encoder.take()
+            elif encoder.pending:
+                length += encoder.take()
             end = at + (round(length) or 1)
             return ForwardPass(at, end, 1, step, seqs, prefills, len(prefills), tokens, None, 1, (seqs, kv))
         if not seqs:
@@ -344,6 +351,8 @@ class Scheduler:
             counters.prefix_hits += own
             counters.prompt += request.prompt
             counters.prompt_cached += own
+            if request.submit.media and not request.brought:
+                self.encoder.admit(request.submit, cached)
             self.out.append(EngineStarted(id=request.submit.id, at=at, cached=cached))
 
     def _admit(self, at: Nanos, budget: int, prefills: list[tuple[EngineRequest, int]]) -> None:
@@ -551,6 +560,8 @@ class Scheduler:
         if self.tiers is not None and request.named:
             # Its first blocks were stored first. Used last, they outlive the later ones, which are of no use without.
             self.tiers.use(request.chain, request.named, at)
+            if request.submit.next_in is not None:
+                self.tiers.expect(request.chain, request.named, at + nanos(request.submit.next_in))
         request.state = "gone"
         del self.requests[request.submit.id]
         self.counters.ended[reason] += 1

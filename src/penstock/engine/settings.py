@@ -252,6 +252,27 @@ class TierLinks(Settings, frozen=True, kw_only=True):
     ] = 11e9
 
 
+class EncoderSettings(Settings, frozen=True, kw_only=True):
+    """How fast a simulated engine encodes images, and reads what others have encoded."""
+
+    tokens_per_second: Annotated[
+        float,
+        Knob(
+            "Tokens that come out of the encoder per second; more shortens passes with images. The default is a vision "
+            "encoder of 675 M parameters on an H100, by arithmetic.",
+            unit="1/s",
+            gt=0,
+        ),
+    ] = 70_000.0
+    overhead: Annotated[
+        float, Knob("What each image takes besides: its preparation, and the launch of its kernels.", unit="s", ge=0)
+    ] = 0.005
+    cache_tokens: Annotated[
+        int,
+        Knob("Embeddings that an engine keeps for itself, as vLLM's encoder cache does.", unit="tokens", ge=0),
+    ] = 16_384
+
+
 class SimSettings(Settings, frozen=True, kw_only=True):
     """A simulated engine: scheduler, cache and speed."""
 
@@ -267,6 +288,28 @@ class SimSettings(Settings, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = "auto"
+    load_time: Annotated[float, Knob("Seconds that loading its weights takes at a start.", unit="s", ge=0, le=3600)] = (
+        0.0
+    )
+    sibling_load_time: Annotated[
+        float | None,
+        Knob(
+            "Seconds that loading its weights takes where the pool has share_weights and another replica of it serves; "
+            "unset is load_time.",
+            unit="s",
+            ge=0,
+            le=3600,
+        ),
+    ] = None
+    wake_time: Annotated[
+        float,
+        Knob(
+            "Seconds that it takes to fall asleep, and as many to wake: its weights are copied.",
+            unit="s",
+            ge=0,
+            le=3600,
+        ),
+    ] = 0.0
     max_num_seqs: Annotated[
         int, Knob("Most requests running at once; more raises throughput and ITL.", unit="requests", gt=0)
     ] = 256
@@ -310,6 +353,9 @@ class SimSettings(Settings, frozen=True, kw_only=True):
     accept_rate: Annotated[
         float, Knob("Chance that a draft token is accepted after the ones before it.", unit="ratio", ge=0, le=1)
     ] = 0.7
+    adapter_load: Annotated[
+        float, Knob("Time to load a LoRA adapter into memory; requests with it wait for that.", unit="s", ge=0)
+    ] = 0.5
     reply_tokens: Annotated[
         int,
         Knob("Typical length of an answer that may end by itself; 0 always runs to max_tokens.", unit="tokens", ge=0),
@@ -322,6 +368,7 @@ class SimSettings(Settings, frozen=True, kw_only=True):
     timing: TimingSettings = TimingSettings()
     transfer: TransferSettings = TransferSettings()
     tier_links: TierLinks = TierLinks()
+    encoder: EncoderSettings = EncoderSettings()
 
     @property
     def blocks(self) -> int:

@@ -19,6 +19,7 @@ class PoolAdded(Event, frozen=True, kw_only=True):
         gpus: that each replica takes of this machine's.
         adopted: engines of an earlier supervisor that run already: their numbers and GPUs.
         attached: its replicas are servers that others run, ``configured.desired`` of them.
+        sleeping: replicas that are put to sleep at most, in place of ending, where the pool shrinks.
     """
 
     pool: str
@@ -26,6 +27,7 @@ class PoolAdded(Event, frozen=True, kw_only=True):
     gpus: int = 0
     adopted: dict[int, tuple[int, ...]] = {}
     attached: bool = False
+    sleeping: int = 0
 
 
 class Begun(Event, frozen=True, kw_only=True):
@@ -74,6 +76,20 @@ class RoleDesired(Event, frozen=True, kw_only=True):
     timeout: float | None = None
 
 
+class ServerJoined(Event, frozen=True, kw_only=True):
+    """A server that others run came to an attached pool, or is wanted again; nothing where it is there already."""
+
+    pool: str
+    number: int
+
+
+class ServerLeaving(Event, frozen=True, kw_only=True):
+    """A server of an attached pool is to go: it finishes its requests. ``vanished``: it is no more, and can't."""
+
+    worker: str
+    vanished: bool = False
+
+
 class RestartDesired(Event, frozen=True, kw_only=True):
     """Every engine, then every frontend should be replaced, one at a time.
 
@@ -105,11 +121,35 @@ class Started(Event, frozen=True, kw_only=True):
 
 
 class Probed(Event, frozen=True, kw_only=True):
-    """What a replica lacks to serve; None where it serves."""
+    """What a replica lacks to serve; None where it serves. ``phases``: of its start, as `StartRecord` has them."""
 
     worker: str
     serial: int
     lack: str | None = None
+    phases: dict[str, float | None] = {}
+
+
+class Slept(Event, frozen=True, kw_only=True):
+    """A replica sleeps: it has no GPU memory. ``host_memory``: bytes that it takes; None where that is unknown."""
+
+    worker: str
+    serial: int
+    host_memory: int | None = None
+
+
+class SleepFailed(Event, frozen=True, kw_only=True):
+    """A replica could not be put to sleep."""
+
+    worker: str
+    serial: int
+    reason: str
+
+
+class Awoke(Event, frozen=True, kw_only=True):
+    """A replica that slept has its weights on its GPUs again; whether it serves is to be probed."""
+
+    worker: str
+    serial: int
 
 
 class Published(Event, frozen=True, kw_only=True):
@@ -193,6 +233,21 @@ class Probe(Effect, frozen=True, kw_only=True):
 
     worker: str
     serial: int
+
+
+class Sleep(Effect, frozen=True, kw_only=True):
+    """Put an idle replica to sleep: `Slept` follows, or `SleepFailed`."""
+
+    worker: str
+    serial: int
+
+
+class Rouse(Effect, frozen=True, kw_only=True):
+    """Wake a replica that sleeps: `Awoke` follows, or `Died`."""
+
+    worker: str
+    serial: int
+    pool: str
 
 
 class PublishReplica(Effect, frozen=True, kw_only=True):

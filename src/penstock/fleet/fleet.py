@@ -20,7 +20,10 @@ from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken,
 from penstock.kernel.values import Pool
 
 VERSION = 2
-_OF_SPAWN = (events.Started, events.Probed, events.Died, events.Stopped)
+_OF_SPAWN = (
+    *(events.Started, events.Probed, events.Died, events.Stopped),
+    *(events.Slept, events.SleepFailed, events.Awoke),
+)
 _OF_PUBLICATION = (events.Published, events.Acknowledged, events.PublishFailed, events.RequestsLeft)
 
 
@@ -97,6 +100,12 @@ class Fleet:
                 lives.died(now, life, event)
             case events.Stopped():
                 lives.stopped(now, life)
+            case events.Slept():
+                lives.slept(now, life, event)
+            case events.SleepFailed():
+                lives.sleep_failed(life, event)
+            case events.Awoke():
+                lives.awoke(now, life)
 
     def _desired(self, now: Nanos, event: Event) -> None:
         state = self.state
@@ -114,7 +123,14 @@ class Fleet:
                 self._undrain(now, event.worker)
             case events.RoleDesired():
                 self._role(now, event)
+            case events.ServerJoined():
+                self._joined(now, event)
+            case events.ServerLeaving():
+                if (life := state.lives.get(event.worker)) is not None:
+                    self._lives.leave(now, life, vanished=event.vanished)
             case events.RestartDesired():
+                for life in list(state.lives.values()):
+                    self._lives.dismiss(life, "a restart replaces every engine")
                 order = RestartOrder(revision=event.revision, force=event.force, frontends=event.frontends)
                 self._restart.desired(order)
             case events.FrontendReplaced():
@@ -127,16 +143,32 @@ class Fleet:
     def _added(self, now: Nanos, event: events.PoolAdded) -> None:
         goal = event.configured.desired
         pool = FleetPool(
-            name=event.pool, configured=event.configured, gpus=event.gpus, attached=event.attached, goal=goal
+            name=event.pool,
+            configured=event.configured,
+            gpus=event.gpus,
+            attached=event.attached,
+            sleeping=event.sleeping,
+            goal=goal,
         )
         self.state.pools[event.pool] = pool
         for number, gpus in event.adopted.items():
             self.state.gpus.claim(gpus)
-            self._lives.create(now, pool, number, gpus)
+            self._lives.create(now, pool, number, gpus).adopted = True
         for number in range(goal if event.attached else 0):
             self._lives.create(now, pool, number)
         if not event.attached:
             self.scaling.settle(now, pool)
+
+    def _joined(self, now: Nanos, event: events.ServerJoined) -> None:
+        """Add a server, or keep one that was to go; one that is ending joins once it is forgotten."""
+        pool = self.state.pools[event.pool]
+        life = self.state.lives.get(pool.worker(event.number))
+        if life is None:
+            life = self._lives.create(now, pool, event.number)
+            if pool.begun:
+                self._lives.begin(now, life)
+        elif not life.wanted and self._lives.may_stay(life):
+            self._lives.want(now, life, True)
 
     def _begin(self, now: Nanos, pool: FleetPool) -> None:
         if pool.begun:
@@ -204,7 +236,8 @@ class Fleet:
     def _shown(self, pool: FleetPool) -> Pool:
         replicas = tuple(life.replica for life in self.state.of(pool.name))
         if pool.attached:
-            return msgspec.structs.replace(pool.configured, replicas=replicas)
+            desired = sum(life.wanted for life in self.state.of(pool.name))
+            return msgspec.structs.replace(pool.configured, desired=desired, replicas=replicas)
         return msgspec.structs.replace(
             pool.configured,
             desired=pool.goal,
@@ -240,7 +273,9 @@ class Fleet:
         known = life.phase in ("publishing", "ready", "draining", "parked")
         if known != (life.role is not None) and life.phase != "stopping":
             raise InvariantError(f"{life.worker} is {life.phase}, and frontends know it as {life.role}")
+        if life.phase == "asleep" and (life.wanted or life.gpus):
+            raise InvariantError(f"{life.worker} is asleep with GPUs {life.gpus}, wanted: {life.wanted}")
         if life.phase in ("failed", "away") and life.due is None:
             raise InvariantError(f"{life.worker} is {life.phase} for ever")
-        if not life.wanted and life.phase not in ("draining", "stopping"):
+        if not life.wanted and life.phase not in ("draining", "falling asleep", "asleep", "stopping"):
             raise InvariantError(f"{life.worker} is not wanted, and stays {life.phase}")

@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.fleet.gpu_allocator import GpuAllocator
 from penstock.kernel.machine import Nanos
-from penstock.kernel.values import Pool, Replica, ReplicaState, Role
+from penstock.kernel.values import Pool, Replica, ReplicaState, Role, StartRecord
 
 RESTART_BACKOFF_MAX = 30.0
 """Longest wait in seconds before a crashed process is started again; one that ran longer waits like a first time."""
@@ -20,14 +20,17 @@ Phase = Literal[
     "ready",
     "draining",
     "parked",
+    "falling asleep",
+    "asleep",
+    "waking",
     "stopping",
     "failed",
     "given up",
     "away",
 ]
 """Phase of a replica: not begun; waits for GPUs; its process starts; does not serve yet; is announced; takes requests;
-finishes them; a drained server of others; ends; waits for its next start; is not started again; a server of others that
-does not answer."""
+finishes them; a drained server of others; is put to sleep; sleeps, without GPUs; is woken; ends; waits for its next
+start; is not started again; a server of others that does not answer."""
 
 
 class FleetTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +84,18 @@ class Life(msgspec.Struct, kw_only=True):
     aside: bool = False
     """Whether that one says that it drains."""
     started: Nanos = 0
+    adopted: bool = False
+    """Whether it ran before this fleet did: how long its start took is unknown."""
+    woken: bool = False
+    """Whether its last start was out of sleep."""
+    served_at: Nanos = 0
+    """When a probe first found that it serves."""
+    phases: dict[str, float | None] = {}
+    """Of its last start, up to that moment."""
+    start: StartRecord | None = None
+    former_gpus: tuple[int, ...] = ()
+    """Those that it had when it was put to sleep, and that it needs to wake."""
+    host_memory: int | None = None
     due: Nanos | None = None
     """When its phase ends by itself, or the next probe is due."""
     backoff: float = 0.0
@@ -112,7 +127,15 @@ class Life(msgspec.Struct, kw_only=True):
     def replica(self) -> Replica:
         """The replica as pools show it."""
         return Replica(
-            id=self.worker, state=self.state, reason=self.reason, pid=self.pid, gpus=self.gpus, role=self.role
+            id=self.worker,
+            state=self.state,
+            reason=self.reason,
+            pid=self.pid,
+            gpus=self.gpus,
+            role=self.role,
+            start=self.start,
+            asleep=self.phase == "asleep",
+            host_memory=self.host_memory,
         )
 
 
@@ -120,6 +143,8 @@ _SHOWN: dict[Phase, ReplicaState] = {
     "ready": "ready",
     "draining": "draining",
     "parked": "draining",
+    "falling asleep": "draining",
+    "asleep": "draining",
     "failed": "failed",
     "given up": "failed",
     "away": "failed",
@@ -133,6 +158,8 @@ class FleetPool(msgspec.Struct, kw_only=True):
     configured: Pool
     gpus: int = 0
     attached: bool = False
+    sleeping: int = 0
+    """Replicas that sleep at most."""
     begun: bool = False
     goal: int = 0
     """Replicas that are worked towards, surge and drains included."""

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+SHOWN_MAX = 16
+"""GPUs that are listed one by one."""
+
 
 class GpuAllocator(msgspec.Struct, kw_only=True):
     """Indices of GPUs, and which of them no engine has. ``source``: what lists them."""
@@ -40,4 +43,5 @@ class GpuAllocator(msgspec.Struct, kw_only=True):
         self.left = [gpu for gpu in self.all if gpu in self.left or gpu in gpus]
 
     def __str__(self) -> str:
-        return f"{', '.join(map(str, self.all)) or 'none'} ({self.source})"
+        shown = f"{len(self.all)} of them" if len(self.all) > SHOWN_MAX else ", ".join(map(str, self.all))
+        return f"{shown or 'none'} ({self.source})"

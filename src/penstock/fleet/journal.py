@@ -8,8 +8,8 @@ import msgspec
 
 from penstock.fleet import events
 from penstock.fleet.fleet import Fleet
-from penstock.kernel.journal_frames import Header, Record, packed, packed_record
-from penstock.kernel.machine import Effect, Event, Nanos, Woken
+from penstock.kernel.journal_frames import Header, MachineBook, Record
+from penstock.kernel.machine import Effect, Event, Woken
 
 KIND = "fleet"
 
@@ -19,33 +19,9 @@ _EVENTS = [
 _decode_event = msgspec.msgpack.Decoder(reduce(or_, _EVENTS, Woken)).decode
 
 
-class FleetBook:
-    """Writes a fleet's state and events for a journal."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    def header(self, *, sequence: int, now: Nanos, wall_ns: int) -> bytes:
-        """Return the fleet's whole state as a header."""
-        return packed(
-            Header(
-                machine=KIND,
-                kind=KIND,
-                sequence=sequence,
-                now=now,
-                wall_ns=wall_ns,
-                made={},
-                snapshot=self._fleet.snapshot(),
-            )
-        )
-
-    def record(self, sequence: int, now: Nanos, event: Event, effects: Sequence[Effect]) -> bytes:
-        """Return one event with its effects as a record."""
-        return packed_record(sequence, now, KIND, event, effects, placed_by(effects))
-
-    def seconds(self) -> float:
-        """Return about how long `header` takes: hardly any time."""
-        return 0.0
+def fleet_book(fleet: Fleet) -> MachineBook:
+    """Return what writes a fleet's state and events for a journal."""
+    return MachineBook(fleet, KIND, placed_by)
 
 
 def placed_by(effects: Sequence[Effect]) -> list[tuple[str, int, str, int]]:

@@ -55,16 +55,20 @@ class PoolScaling:
         self.settle(now, pool)
 
     def settle(self, now: Nanos, pool: FleetPool) -> None:
-        """Decide which replicas stay, which go and which are new."""
+        """Decide which replicas stay, which go and which are new; servers of others come and go by themselves."""
+        if pool.attached:
+            return
         lives, state = self._lives, self._state
         for life in state.of(pool.name):
             if life.worker in pool.without:
                 lives.want(now, life, False)
+                lives.dismiss(life, "it was drained")
         staying = leaving_first(life for life in state.of(pool.name) if life.wanted)
         for life in staying[: max(0, len(staying) - pool.goal)]:
             lives.want(now, life, False)
         missing = pool.goal - len(staying)
-        for life in state.of(pool.name):
+        # One that still drains has its cache; then come those that need not be started.
+        for life in sorted(state.of(pool.name), key=lambda life: (life.phase != "draining", life.number)):
             if missing > 0 and not life.wanted and lives.may_stay(life) and life.worker not in pool.without:
                 lives.want(now, life, True)
                 missing -= 1

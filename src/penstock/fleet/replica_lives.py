@@ -3,7 +3,7 @@
 from penstock.fleet import events
 from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX, FleetPool, FleetState, Life
 from penstock.kernel.machine import Effect, Nanos, nanos, seconds
-from penstock.kernel.values import Role
+from penstock.kernel.values import Role, StartRecord
 
 PROBE_EVERY = nanos(0.2)
 """Between two probes of an engine that starts."""
@@ -55,22 +55,32 @@ class ReplicaLives:
         if life.wanted == wanted:
             return
         life.wanted = wanted
-        if wanted:
+        if wanted and life.phase == "asleep":
+            self._rouse(now, life)
+        elif life.phase == "falling asleep":
+            return  # what it becomes is decided once it sleeps
+        elif wanted:
             self._publish(life)
-        elif life.phase in ("planned", "queued", "failed", "given up"):
+        elif life.phase in ("planned", "queued", "failed", "given up", "away"):
             self._remove(now, life)
         elif life.phase == "ready" or (life.phase == "publishing" and life.up):
             self._drain(now, life)
         elif life.phase == "draining":
             life.reason = None  # it was to change its role, and goes instead
-        elif life.phase in ("starting", "probing", "publishing"):
+        elif life.phase in ("starting", "probing", "publishing", "parked", "waking"):
             self._withdraw(life, NOT_WANTED)
             self._stop(life, NOT_WANTED)
 
-    @staticmethod
-    def may_stay(life: Life) -> bool:
-        """Return whether a replica that is to go can still be kept."""
-        return life.phase == "draining"
+    def may_stay(self, life: Life) -> bool:
+        """Return whether a replica that is to go can still be kept, or one that sleeps be woken."""
+        if life.phase == "asleep":
+            return set(life.former_gpus) <= set(self.state.gpus.left)
+        return life.phase in ("draining", "falling asleep")
+
+    def dismiss(self, life: Life, reason: str) -> None:
+        """End a replica that sleeps."""
+        if life.phase == "asleep":
+            self._stop(life, reason)
 
     def role_changed(self, now: Nanos, life: Life) -> None:
         """Give a replica the role that it should have, once it is idle; where it drains, the end of that counts."""
@@ -84,6 +94,17 @@ class ReplicaLives:
         elif life.phase == "away":
             life.drained_since = now
             self._report(now, life, "done")
+
+    def leave(self, now: Nanos, life: Life, *, vanished: bool) -> None:
+        """Let a server that others run go, at once where it is no more."""
+        if not vanished:
+            self.want(now, life, False)
+            return
+        reason = "it is no more"
+        if life.phase == "draining":
+            self._report(now, life, "done", cut=life.active)
+        self._withdraw(life, reason)
+        self._remove(now, life)
 
     def unpark(self, life: Life) -> None:
         """Let a server that others run take requests again."""
@@ -106,6 +127,9 @@ class ReplicaLives:
         if life.phase == "probing":
             life.reason = event.lack
             if event.lack is None:
+                life.served_at = now
+                if not life.woken:
+                    life.phases = event.phases
                 self._publish(life)
             else:
                 life.due = now + PROBE_EVERY
@@ -148,7 +172,10 @@ class ReplicaLives:
             self._report(now, life, "draining")
 
     def died(self, now: Nanos, life: Life, event: events.Died) -> None:
-        if life.phase not in ("starting", "probing", "publishing", "ready", "draining"):
+        if life.phase not in (
+            *("starting", "probing", "publishing", "ready", "draining"),
+            *("falling asleep", "asleep", "waking"),
+        ):
             return
         if life.phase == "draining":
             self._report(now, life, "done", cut=life.active)
@@ -163,7 +190,7 @@ class ReplicaLives:
         if life.phase != "stopping":
             return
         self._withdraw(life, life.reason or NOT_WANTED)  # where requests were cut off, their ends came first
-        life.pid = None
+        life.pid, life.host_memory, life.adopted = None, None, False
         if not life.wanted:
             self._remove(now, life)
         elif life.given_up:
@@ -171,6 +198,29 @@ class ReplicaLives:
             self._free(now, life)
         else:
             life.phase, life.due = "failed", now + nanos(life.wait)
+
+    def slept(self, now: Nanos, life: Life, event: events.Slept) -> None:
+        if life.phase != "falling asleep":
+            return
+        life.phase, life.host_memory = "asleep", event.host_memory
+        life.reason = "it sleeps until the pool grows"
+        life.former_gpus = life.gpus
+        wanted, life.wanted = life.wanted, False
+        self._free(now, life)
+        if wanted and self.may_stay(life):
+            self.want(now, life, True)
+        elif wanted:
+            life.wanted = True
+            self._stop(life, "another replica has its GPUs")
+
+    def sleep_failed(self, life: Life, event: events.SleepFailed) -> None:
+        if life.phase == "falling asleep":
+            self._stop(life, f"it could not be put to sleep: {event.reason}")
+
+    def awoke(self, now: Nanos, life: Life) -> None:
+        if life.phase == "waking":
+            life.phase, life.phases = "probing", {"wake": seconds(now - life.started)}
+            self._probe(life)
 
     def due(self, now: Nanos, life: Life) -> None:
         """Do what the time has come for."""
@@ -205,10 +255,29 @@ class ReplicaLives:
                     continue
                 life.gpus = taken
             life.phase, life.started, life.serial = "starting", now, self._next_serial()
+            life.phases, life.start, life.woken = {}, None, False
             spawn = events.Spawn(
                 worker=life.worker, serial=life.serial, pool=life.pool, number=life.number, gpus=life.gpus
             )
             self._effects.append(spawn)
+
+    def _rouse(self, now: Nanos, life: Life) -> None:
+        """Wake a replica on the GPUs that it had."""
+        self.state.gpus.claim(life.former_gpus)
+        life.gpus, life.former_gpus = life.former_gpus, ()
+        life.phase, life.started, life.serial = "waking", now, self._next_serial()
+        life.phases, life.start, life.woken, life.adopted = {}, None, True, False
+        life.host_memory = life.reason = None
+        self._effects.append(events.Rouse(worker=life.worker, serial=life.serial, pool=life.pool))
+
+    def _sleeps(self, life: Life) -> bool:
+        """Return whether a drained replica of a pool that shrinks is put to sleep in place of ending."""
+        pool = self.state.pools[life.pool]
+        # Once its time is over, a frontend that has not counted may still have requests on it.
+        if life.overtime or life.worker in pool.without or life.worker in pool.retiring:
+            return False
+        there = (other for other in self.state.lives.values() if other.pool == life.pool)
+        return sum(other.phase in ("falling asleep", "asleep") for other in there) < pool.sleeping
 
     def _probe(self, life: Life) -> None:
         self._effects.append(events.Probe(worker=life.worker, serial=life.serial))
@@ -229,6 +298,12 @@ class ReplicaLives:
     def _ready(self, now: Nanos, life: Life) -> None:
         attached = self.state.pools[life.pool].attached
         life.phase = "parked" if life.aside else "ready"
+        if not (life.up or attached or life.adopted):
+            life.start = StartRecord(
+                seconds=seconds(now - life.started),
+                phases={**life.phases, "announce": seconds(now - life.served_at)},
+                woken=life.woken,
+            )
         life.up = life.served = True
         life.reason = life.failure = None
         life.misses = 0
@@ -271,6 +346,10 @@ class ReplicaLives:
         if not cut:
             # The frontends drop it first; where requests are cut off they end first, and go on elsewhere.
             self._withdraw(life, life.reason)
+            if self._sleeps(life):
+                life.phase, life.up, life.due = "falling asleep", False, None
+                self._effects.append(events.Sleep(worker=life.worker, serial=life.serial))
+                return
         self._stop(life, life.reason)
 
     def _parked(self, life: Life) -> bool:

@@ -1,15 +1,16 @@
 """Cluster view: what a frontend needs of the node behind it, and a request's connection to the router."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.adapters.seams import Store
 from penstock.adapters.sources.frontend_counters import FrontendCounters
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.machine import Effect, Nanos
-from penstock.kernel.values import RequestId, WorkerCard
+from penstock.kernel.values import RequestId, Target, WorkerCard, WorkerId
 from penstock.router.events import Arrived, Closed, Dispatch, Resume
 from penstock.router.kv_index.image_placeholders import ImagePlaceholders
+from penstock.runtime.node.adapter_loads import AdapterLoads
 from penstock.runtime.node.node_status import NodeStatus
 from penstock.runtime.planning.frontend_counts import FrontendCounts
 
@@ -25,7 +26,7 @@ class RequestTicket(Protocol):
     async def next(self) -> Dispatch | Closed: ...
     def first_token(self, attempt: int | None = None) -> None: ...
     def grown(self, tokens: int) -> None: ...
-    def finished(self, tokens: int, cached: int | None, attempt: int | None = None) -> None: ...
+    def finished(self, tokens: int | None, cached: int | None, attempt: int | None = None) -> None: ...
     def failed(
         self,
         reason: str,
@@ -36,6 +37,7 @@ class RequestTicket(Protocol):
         resume: Resume | None = None,
         leaving: bool = False,
         attempt: int | None = None,
+        served_by: WorkerId | None = None,
     ) -> None: ...
     def staged(self, attempt: int, *, kv_retained: bool, cached: int | None) -> None: ...
     def cancelled(self) -> None: ...
@@ -47,6 +49,13 @@ class TicketDesk(Protocol):
     def arrive(self, event: Arrived) -> RequestTicket: ...
     def is_open(self, request: RequestId) -> bool: ...
     def listen(self, listener: Callable[[Nanos, Effect], None]) -> None: ...
+
+
+class BelievedBlocks(NamedTuple):
+    """What the router believes that a worker has. ``hashes``: the worker's own, of host memory and of what is below."""
+
+    state: str
+    hashes: tuple[Sequence[int], Sequence[int]]
 
 
 class ClusterView(Protocol):
@@ -63,6 +72,11 @@ class ClusterView(Protocol):
     @property
     def started(self) -> ClusterSettings:
         """The settings of the start, before operators changed some."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterLoads | None:
+        """LoRA adapters: which there are, and their loads; None where nothing is loaded."""
         ...
 
     def now(self) -> Nanos:
@@ -85,6 +99,10 @@ class ClusterView(Protocol):
         """Return whether the worker of this card, in the same epoch, is still present."""
         ...
 
+    def prefill_tokens(self, model: str, target: Target) -> int:
+        """Return how many prompt tokens wait at a target for their first output, of all frontends' requests."""
+        ...
+
     def images(self, model: str) -> ImagePlaceholders | None:
         """Return what is known of the images that a model's engines hold."""
         ...
@@ -95,6 +113,10 @@ class ClusterView(Protocol):
 
     def ready(self, model: str) -> int:
         """Return how many workers can take a request of a model now."""
+        ...
+
+    def believed(self, worker: WorkerId) -> BelievedBlocks | None:
+        """Return which blocks the router believes in a worker's lower tiers; None where there is no such worker."""
         ...
 
     def kv_events(self) -> Mapping[tuple[str, str], int]:

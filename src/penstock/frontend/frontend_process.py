@@ -6,17 +6,18 @@ import gc
 import json
 import logging
 import os
-import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import uvloop
 
 from penstock.adapters.engines.http.http1_client import Http1Client
+from penstock.adapters.process_life import report_ready, stop_event
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.adapters.telemetry.otel_tracer import OtelTracer
 from penstock.config.reading.load import load_resolved
@@ -24,18 +25,25 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend import logs
 from penstock.frontend.admin.metrics_route import csv_row
 from penstock.frontend.counter_ledger import CounterLedger
+from penstock.frontend.dialects.response_reach import hand_over
 from penstock.frontend.http_server import HttpServer
 from penstock.frontend.live_settings import tune
 from penstock.frontend.node_cluster import NodeCluster
+from penstock.frontend.open_inference.inference_listener import InferenceListener
 from penstock.frontend.prompt.model_catalog import load_tokenizers
 from penstock.frontend.record_writer import BackgroundWriter, keep_writing
 from penstock.frontend.service import Service
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import Nanos
+from penstock.runtime.backends import open_lasting_store
 from penstock.runtime.node.router_node import RouterNode, open_node
+from penstock.runtime.records.pod_run_folder import run_folder_in_pod
 from penstock.runtime.records.run_folder import Cap, CsvRows, RunFolder
 from penstock.runtime.records.settings_changes import FILE as changes_file
 from penstock.runtime.supervision.frontend_processes import RETIRE
+
+if TYPE_CHECKING:
+    from penstock.frontend.audit.audit_log import AuditLog
 
 log = logging.getLogger("penstock.frontend")
 
@@ -45,24 +53,50 @@ GC_THRESHOLD = (10_000, 20, 20)
 """New objects before a collection: a request makes a few hundred, nearly all of them freed without the collector."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+class Listener(Protocol):
+    """One more listener of a frontend process, beside HTTP: of a gateway's questions, or of another protocol."""
+
+    async def start(self, index: int) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the address can't be bound, or the settings can't be honoured.
+        """
+        ...
+
+    async def stop_accepting(self) -> None:
+        """Take no new connections; those that are open go elsewhere as soon as the gateway notices."""
+        ...
+
+    async def close(self) -> None:
+        """End what is left."""
+        ...
+
+
+def main(argv: Sequence[str] | None = None, beside: Callable[[Service], Listener] | None = None) -> int:
     """Run until SIGTERM or Ctrl-C; return the exit status.
+
+    Args:
+        beside: makes one more listener.
 
     Its first line on standard output is ``{"url": ..., "admin_url": ...}``, written when it accepts requests.
     """
     parser = argparse.ArgumentParser(prog="penstock frontend", description="Run one frontend process of a cluster.")
-    parser.add_argument("--run", type=Path, required=True, help="the cluster's run folder")
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--run", type=Path, help="the cluster's run folder")
+    place.add_argument("--config", type=Path, help="the config to make a run folder of its own from, as in a pod")
     parser.add_argument("--index", type=int, default=0, help="which of the cluster's frontends this is")
     parser.add_argument("--listen", default="", help="descriptors of bound sockets, with commas between them")
     parser.add_argument("--listen-admin", default="", help="the same for frontend.admin_port")
     arguments = parser.parse_args(argv)
     try:
-        settings = load_resolved(arguments.run / "config.yaml", os.environ)
+        run = arguments.run or run_folder_in_pod(arguments.config)
+        settings = load_resolved(run / "config.yaml", os.environ)
         lines = logs.setup(settings.logs.format, settings.logs.level, batch=True)
         sys.setswitchinterval(SWITCH_INTERVAL)
         gc.set_threshold(*GC_THRESHOLD)
         sockets = _inherited(arguments.listen), _inherited(arguments.listen_admin)
-        uvloop.run(_serve(settings, arguments.run, arguments.index, lines, *sockets))
+        uvloop.run(_serve(settings, run, arguments.index, lines, *sockets, beside))
     except ConfigError as error:
         print(f"penstock: {error}", file=sys.stderr)  # noqa: T201 - the supervisor shows the end of this log
         return 2
@@ -80,18 +114,19 @@ async def _serve(
     lines: logs.BatchingHandler,
     sockets: Sequence[socket.socket],
     admin_sockets: Sequence[socket.socket],
+    beside: Callable[[Service], Listener] | None,
 ) -> None:
-    stopping, retiring = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    loop.add_signal_handler(RETIRE, retiring.set)
+    stopping, retiring = stop_event(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(RETIRE, retiring.set)
     tokenizers = await asyncio.to_thread(load_tokenizers, settings)
     node = await open_node(settings, run, index)
     folder = RunFolder(run)
     cap = Cap.of(settings.runs)
     requests, decisions = folder.writer("requests.jsonl", cap), folder.writer("decisions.jsonl", cap)
-    changes = folder.writer(changes_file)
+    changes, shadows = folder.writer(changes_file), folder.writer("shadow.jsonl", cap)
+    copies = folder.writer("copies.jsonl", cap)
+    audit = open_audit(settings, node.name)
+    budgets = open_lasting_store(settings, node.store)
     service = Service(
         settings=settings,
         cluster=NodeCluster(node),
@@ -103,9 +138,13 @@ async def _serve(
         records=requests,
         decisions=decisions,
         changes=changes,
+        shadow_records=shadows,
+        copies=copies,
         run=str(run),
         ledger=CounterLedger(run, node.name),
         secret=node.secret,
+        audit=audit,
+        budget_store=budgets,
         run_offset=_offset(node, run),
     )
     ledger = service.ledger
@@ -127,23 +166,29 @@ async def _serve(
             node.journal.encode()
 
     server = HttpServer(service, sockets, admin_sockets)
-    files: list[BackgroundWriter] = [requests, decisions, changes, *([] if node.journal is None else [node.journal])]
+    listeners: list[Listener] = [] if beside is None else [beside(service)]
+    if settings.frontend.grpc_port is not None:
+        listeners.append(InferenceListener(service))
+    files: list[BackgroundWriter] = [requests, decisions, shadows, copies, changes]
+    files += [each for each in (node.journal, audit) if each is not None]
     entering = keep_writing(enter, [*files, lines], rows, row)
     writing = asyncio.create_task(entering, name="records")
     try:
         # The workers are known before the first connection is accepted: the process before may just have handed over.
         await node.settled()
         await server.start()
+        for listener in listeners:
+            await listener.start(index)
         await node.announce(server.url, server.admin_url, server.own_url)
-        report = {"url": server.url, "admin_url": server.own_url, "pid": os.getpid()}
-        sys.stdout.write(json.dumps(report) + "\n")
-        sys.stdout.flush()
+        report_ready(url=server.url, admin_url=server.own_url, pid=os.getpid())
         # Objects from the start stay: the collector need not walk them again while streams wait.
         gc.collect()
         gc.freeze()
         log.info("serving %s", server.url, extra={"fields": {"admin": server.admin_url, "router": node.name}})
         lines.flush()
         await first_of(stopping, retiring)
+        for listener in listeners:
+            await listener.stop_accepting()
         if not stopping.is_set():
             log.info("a successor takes the new connections; finishing %d requests", service.gate.inflight)
             retired = asyncio.create_task(server.retire(service.settings.router.request_timeout))
@@ -155,15 +200,38 @@ async def _serve(
         log.info("draining %d requests", service.gate.inflight)
         await server.drain(service.settings.supervise.drain_timeout)
     finally:
+        await hand_over(service)
+        for listener in listeners:
+            await listener.close()
         await server.close()
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
         await asyncio.to_thread(ledger.write, service.cluster.status())  # before others notice that this one is gone
         await node.close()
+        if budgets is not None and budgets is not node.store:
+            await budgets.close()
         await service.close()
         enter()
         for writer in files:
             await asyncio.to_thread(writer.flush)
+        if audit is not None:
+            await asyncio.to_thread(audit.close)
+
+
+def open_audit(settings: ClusterSettings, process: str) -> "AuditLog | None":
+    """Return the log of prompts and answers, where the settings want one.
+
+    Raises:
+        ConfigError: its key can't be read, or the package for it is missing.
+    """
+    if settings.audit.folder is None or settings.audit.key_file is None:
+        return None
+    try:
+        from penstock.frontend.audit.audit_frames import read_key
+        from penstock.frontend.audit.audit_log import AuditLog
+    except ImportError as error:
+        raise ConfigError(f"audit needs a package: {error}", hint="pip install 'penstock[audit]'") from error
+    return AuditLog(settings.audit, process, read_key(Path(settings.audit.key_file).expanduser()))
 
 
 async def first_of(*events: asyncio.Event) -> None:

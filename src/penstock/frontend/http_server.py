@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import ssl
 import time
@@ -10,8 +11,9 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from penstock.adapters.task_cancel import cancel_all
 from penstock.config.settings.frontend_settings import FrontendSettings
-from penstock.frontend.app import admin_app, public_app, routed_handlers
+from penstock.frontend.app import admin_app, batch_desk, peers_app, public_app, routed_handlers
 from penstock.frontend.http.api_keys import check_binding
 from penstock.frontend.http.http1_listener import Http1Listener
 from penstock.frontend.http.http1_server import ListenerState
@@ -19,6 +21,7 @@ from penstock.frontend.http.request_context import KEEP_ALIVE, LINGER
 from penstock.frontend.service import Service
 from penstock.kernel.errors import ConfigError
 from penstock.runtime.listen_address import bind
+from penstock.runtime.records.pod_run_folder import POD_ENV
 
 log = logging.getLogger("penstock.frontend")
 
@@ -56,6 +59,7 @@ class HttpServer:
         self._sites: list[web.SockSite] = []
         self._listener: Http1Listener | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._batches: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Listen. The URLs are set when this returns.
@@ -64,13 +68,17 @@ class HttpServer:
             ConfigError: the address is not allowed, can't be bound, or TLS files are wrong.
         """
         frontend = self.service.settings.frontend
-        check_binding(frontend.host, frontend.security.api_keys, frontend.security.insecure)
+        check_binding(frontend.host, self.service.gate.keys.needed, frontend.security.insecure)
         tls = tls_context(frontend)
-        public = public_app(self.service, with_admin=frontend.admin_port is None)
+        await self.service.budgets.sync()
+        desk = batch_desk(self.service)
+        public = public_app(self.service, with_admin=frontend.admin_port is None, desk=desk)
         sockets = self._given or bound_sockets(frontend.host, frontend.port, shared=frontend.processes > 1)
+        # In pods the others have other addresses; whoever reaches it signs, or has an admin key.
+        peers = self.service.settings.discovery.host if POD_ENV in os.environ else "127.0.0.1"
         self._tls, self._public = tls, sockets
         self.url = await self._listen_public(public, sockets, tls)
-        self.own_url = await self._listen(admin_app(self.service), bound_sockets("127.0.0.1", 0))
+        self.own_url = await self._listen(peers_app(self.service), bound_sockets(peers, 0))
         self._sites.pop()  # peers read this process until the end: its counts must not be missing
         self.admin_url = self.url
         if frontend.admin_port is not None:
@@ -79,10 +87,14 @@ class HttpServer:
         self.service.urls = {"endpoint": self.url, "admin": self.admin_url}
         self._tasks.append(asyncio.create_task(self.service.open_attempts.watch(), name="watch"))
         self._tasks.append(asyncio.create_task(self.service.sample_timeline(), name="seen"))
+        self._tasks.append(asyncio.create_task(self.service.keep_budgets(), name="budgets"))
+        if desk is not None:
+            self._batches = asyncio.create_task(desk.runner.run(), name="batches")
 
     async def drain(self, timeout: float) -> bool:
         """Take no new requests and let running ones finish; return whether all did within ``timeout`` seconds."""
         self.service.gate.draining = True
+        await self._stop_batches()
         # Load balancers that still hold a connection get 503; new connections are refused.
         if self._listener is not None:
             self._listener.drain()
@@ -103,6 +115,7 @@ class HttpServer:
         Returns: whether all requests finished within ``timeout`` seconds.
         """
         self.service.gate.retiring = True
+        await self._stop_batches()
         spares = [bound.dup() for bound in self._public]
         await self._stop_accepting()
         await self._accept_rest(spares)
@@ -143,6 +156,13 @@ class HttpServer:
         count = len(self._listener.connections) if self._listener is not None else 0
         return count + sum(len(runner.server.connections) for runner in self._runners if runner.server is not None)
 
+    async def _stop_batches(self) -> None:
+        """Leave batches to another process: what is at engines is sent again there."""
+        if self._batches is not None:
+            self._batches.cancel()
+            await asyncio.gather(self._batches, return_exceptions=True)
+            self._batches = None
+
     async def _stop_accepting(self) -> None:
         if self._listener is not None:
             self._listener.stop_accepting()
@@ -152,9 +172,9 @@ class HttpServer:
 
     async def close(self) -> None:
         """Cut the remaining connections and release everything."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stop_batches()
+        await cancel_all(self._tasks)
+        await self.service.budgets.sync()
         if self._listener is not None:
             await self._listener.close()
         for runner in self._runners:

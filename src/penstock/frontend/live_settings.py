@@ -10,5 +10,6 @@ def tune(service: Service, settings: ClusterSettings) -> None:
     before, service.settings = service.settings, settings
     service.exchanges.settings = settings
     service.gate.use(settings.frontend)
+    service.catalog.use(settings)
     if settings.logs.level != before.logs.level:
         logs.set_level(settings.logs.level)

@@ -39,7 +39,7 @@ def setup(
 def set_level(level: str) -> None:
     """Write records of this severity and above from now on."""
     logging.getLogger().setLevel(_LEVELS[level])
-    for chatty in ("asyncio", "aiohttp.access", "opentelemetry", "urllib3"):
+    for chatty in ("asyncio", "aiohttp.access", "opentelemetry", "urllib3", "httpx2"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, _LEVELS[level]))
 
 
@@ -104,12 +104,12 @@ class BatchingHandler(logging.Handler):
 
     def _line(self, line: HeldLine) -> str:
         formatter = self.formatter
-        assert isinstance(formatter, (TextFormatter, JsonFormatter))
+        assert isinstance(formatter, LineFormatter)
         return formatter.line(*line)
 
 
-class TextFormatter(logging.Formatter):
-    """``2026-01-31T12:00:00.123Z info penstock.access "POST /v1/..." request=... status=200``"""
+class LineFormatter(logging.Formatter):
+    """Makes a line of a record or of its parts; fields that are None are left out."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = _fields(record)
@@ -118,7 +118,14 @@ class TextFormatter(logging.Formatter):
         return self.line(record.created, record.levelname.lower(), record.name, record.getMessage(), fields)
 
     def line(self, created: float, level: str, logger: str, message: str, fields: Mapping[str, Any]) -> str:
-        """Write one line; fields that are None are left out. ``created``: seconds of the epoch."""
+        """Write one line; ``created``: seconds of the epoch."""
+        raise NotImplementedError
+
+
+class TextFormatter(LineFormatter):
+    """``2026-01-31T12:00:00.123Z info penstock.access "POST /v1/..." request=... status=200``"""
+
+    def line(self, created: float, level: str, logger: str, message: str, fields: Mapping[str, Any]) -> str:
         parts = [_utc(created), " ", level, " ", logger, " ", message]
         for key, value in fields.items():
             if value is not None:
@@ -126,17 +133,10 @@ class TextFormatter(logging.Formatter):
         return "".join(parts)
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(LineFormatter):
     """One object per line: time, level, logger, message, then the fields."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        fields = _fields(record)
-        if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
-        return self.line(record.created, record.levelname.lower(), record.name, record.getMessage(), fields)
-
     def line(self, created: float, level: str, logger: str, message: str, fields: Mapping[str, Any]) -> str:
-        """Write one line; fields that are None are left out. ``created``: seconds of the epoch."""
         out: dict[str, Any] = {"time": _utc(created), "level": level, "logger": logger, "message": message}
         for key, value in fields.items():
             if value is not None:

@@ -5,10 +5,13 @@ from collections.abc import Mapping, Sequence
 from penstock.adapters.seams import Store
 from penstock.adapters.sources.frontend_counters import FrontendCounters
 from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.frontend.cluster_view import BelievedBlocks
 from penstock.kernel.machine import Nanos
-from penstock.kernel.values import WorkerCard
+from penstock.kernel.values import TIERS, Target, WorkerCard, WorkerId
+from penstock.router.kv_index.exact_index import ExactIndex
 from penstock.router.kv_index.image_placeholders import ImagePlaceholders
 from penstock.runtime.cluster_state.refused_messages import refusals
+from penstock.runtime.node.adapter_loads import AdapterLoads
 from penstock.runtime.node.node_status import NodeStatus
 from penstock.runtime.node.router_node import RouterNode
 from penstock.runtime.planning.counters_export import CountersExport
@@ -43,11 +46,16 @@ class NodeCluster:
         return [worker.card for worker in self._node.router.roster]
 
     def changes(self) -> int:
-        return self._node.router.roster.changes
+        adapters: AdapterLoads | None = getattr(self._node, "adapters", None)  # no call: each request comes by here
+        return self._node.router.roster.changes + (0 if adapters is None else adapters.registry.changes)
 
     def is_current(self, card: WorkerCard) -> bool:
         worker = self._node.router.roster.get(card.id)
         return worker is not None and worker.card.epoch == card.epoch
+
+    def prefill_tokens(self, model: str, target: Target) -> int:
+        pool = self._node.router.pools.get(model)
+        return 0 if pool is None else pool.active.load(target).prefill_tokens
 
     def images(self, model: str) -> ImagePlaceholders | None:
         return self._node.feeds.images.get(model)
@@ -60,6 +68,18 @@ class NodeCluster:
         now = self.now()
         roster = self._node.router.roster
         return sum(1 for worker in roster if worker.card.model == model and worker.why_not(now) is None)
+
+    def believed(self, worker: WorkerId) -> BelievedBlocks | None:
+        entry = self._node.router.roster.get(worker)
+        if entry is None:
+            return None
+        pool, target = self._node.router.pools[entry.card.model], Target(worker)
+        index = pool.exact
+        if not isinstance(index, ExactIndex):
+            return BelievedBlocks(pool.kv_state(target), ((), ()))
+        ranks = [Target(worker, rank) for rank in range(entry.card.ranks)]
+        host, disk = ([name for rank in ranks for name in index.engine_hashes(rank, tier)] for tier in TIERS[1:])
+        return BelievedBlocks(pool.kv_state(target), (host, disk))
 
     def kv_events(self) -> Mapping[tuple[str, str], int]:
         counts: dict[tuple[str, str], int] = {}
@@ -81,6 +101,10 @@ class NodeCluster:
 
     def notes(self) -> Mapping[str, int]:
         return {**self._node.noted, **refusals(self._node.message_sources)}
+
+    @property
+    def adapters(self) -> AdapterLoads | None:
+        return getattr(self._node, "adapters", None)
 
     @property
     def store(self) -> Store | None:

@@ -4,12 +4,16 @@ import asyncio
 import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from penstock.adapters.engines.http.engine_call import EngineCalls
+from penstock.adapters.seams import Store
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.adapters.telemetry.otel_tracer import OtelTracer
 from penstock.config.settings.cluster_settings import ClusterSettings
@@ -19,20 +23,36 @@ from penstock.frontend.cluster_view import ClusterView, TicketDesk
 from penstock.frontend.counter_ledger import CounterLedger
 from penstock.frontend.exchange.exchange_context import ExchangeContext
 from penstock.frontend.exchange.open_attempts import OpenAttempts
-from penstock.frontend.exchange.prefill_stages import PrefillStages
+from penstock.frontend.exchange.prefix_warming import PrefixWarming
+from penstock.frontend.exchange.stages.prefill_stages import PrefillStages
 from penstock.frontend.http.bookkeeping import Bookkeeping
 from penstock.frontend.http.peer_guard import PeerGuard
 from penstock.frontend.http.request_gate import RequestGate
+from penstock.frontend.jobs.engine_jobs import EngineJobs
+from penstock.frontend.media.media_fetcher import MediaFetcher
+from penstock.frontend.program_ledger import ProgramLedger
 from penstock.frontend.prompt.model_catalog import ModelCatalog
+from penstock.frontend.prompt.model_names import ModelNames
+from penstock.frontend.prompt.model_preset import load_presets
 from penstock.frontend.prompt.prompt_hashing import PromptHasher
+from penstock.frontend.prompt.prompt_renderer import PromptRenderer
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
-from penstock.frontend.prompt.request_body import PATHS
+from penstock.frontend.prompt.request_body import JOB_PATHS, PATHS, TRANSLATED
 from penstock.frontend.record_writer import DiscardingSink, RecordSink
-from penstock.kernel.machine import Effect, Nanos
+from penstock.frontend.response_store import ResponseStore
+from penstock.frontend.shadows.shadow_desk import ShadowDesk
+from penstock.frontend.tenants.budget_ledger import SYNC_EVERY, BudgetLedger
+from penstock.frontend.tenants.tenant_desk import TenantDesk, token_name
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.machine import Effect, Nanos, seconds
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import RequestId
 from penstock.router.events import Abort, Closed, Dispatch, Release
 from penstock.runtime.planning.frontend_counts import FrontendCounts
+
+if TYPE_CHECKING:
+    from penstock.frontend.audit.audit_log import AuditLog
+    from penstock.frontend.tenants.jwt_verifier import JwtVerifier
 
 PROMPTS_WAITING_MAX = 1024
 """Most prompts that wait for a thread that tokenises; the next is refused with 503."""
@@ -52,6 +72,9 @@ class Service:
     tracer: OtelTracer = field(default_factory=lambda: OtelTracer(None))
     records: RecordSink = field(default_factory=DiscardingSink)
     decisions: RecordSink = field(default_factory=DiscardingSink)
+    shadow_records: RecordSink = field(default_factory=DiscardingSink)
+    copies: RecordSink = field(default_factory=DiscardingSink)
+    """Takes the records of shadows' copies, apart from those of clients' requests."""
     changes: RecordSink = field(default_factory=DiscardingSink)
     """What operators changed through this process (`penstock.runtime.records.settings_changes`)."""
     ledger: CounterLedger | None = None
@@ -62,12 +85,18 @@ class Service:
     urls: dict[str, str] = field(default_factory=dict)
     """Where this frontend listens: ``endpoint`` and ``admin``."""
     new_id: Callable[[], str] = field(default_factory=lambda: id_factory(random.Random(secrets.randbits(128))))
+    budget_store: Store | None = None
+    """Keeps the tenants' budgets over restarts."""
+    audit: "AuditLog | None" = None
+    """Log of prompts and answers, where there is one."""
     secret: ClusterSecret | None = None
     """Secret of the cluster, by which the frontends recognise each other."""
 
     def __post_init__(self) -> None:
         frontend = self.settings.frontend
         self.started = time.monotonic()
+        self.created = int(time.time() - seconds(self.cluster.now() + self.run_offset))
+        """When the run began, in seconds of Unix: the same in each of its processes."""
         self.bookkeeping = Bookkeeping()
         note = self.bookkeeping.add
         self.gate = RequestGate(
@@ -75,19 +104,43 @@ class Service:
             self.metrics,
             self.bookkeeping,
             PeerGuard(self.secret),
-            routes=frozenset((*PATHS.values(), *frontend.proxied_routes)),
+            tenants=self.settings.tenants,
+            routes=frozenset((*PATHS.values(), *TRANSLATED, *JOB_PATHS, *frontend.proxied_routes)),
             new_id=self.new_id,
         )
-        self.catalog = ModelCatalog(self.cluster, self.tokenizers, caching=frontend.tokenize.cache_bytes > 0)
+        tenants = self.settings.tenants
+        self.budgets = BudgetLedger(self.budget_store, self.cluster.name, tenants)
+        self.tenants = TenantDesk(
+            tenants, self.budgets, lambda: 1 + len(self.cluster.peers()), self.metrics.tenant_refusals.add
+        )
+        self.verifier = _verifier(self.settings)
+        if self.verifier is not None:
+            self.gate.accept(self.verifier.name, {token_name(name): name for name in tenants})
+        self.catalog = ModelCatalog(
+            self.cluster,
+            self.tokenizers,
+            ModelNames(self.settings),
+            load_presets(self.settings),
+            renders={name: model.render for name, model in self.settings.models.items() if model.render is not None},
+            caching=frontend.tokenize.cache_bytes > 0,
+        )
+        self.renderer = PromptRenderer(self.engines, lambda took: note((self.metrics.stage, ("render", took))))
         self.prompts = PromptHasher(
             frontend.tokenize.threads,
             PROMPTS_WAITING_MAX,
             lambda stage, took: note((self.metrics.stage, (stage, took))),
         )
+        self.media = MediaFetcher(frontend.media)
         self.history = RequestHistory(offset=self.run_offset)
         self.timeline_store = TimelineStore(self.cluster.now, self.cluster.status, self.run_offset)
         self.counts = FrontendCounts(time.monotonic)
         """Request counts for planners."""
+        self.responses = ResponseStore()
+        self.programs = ProgramLedger()
+        self.jobs = EngineJobs(lambda: self.cluster.store, self.cluster.cards)
+        self.shadows = ShadowDesk(self.metrics, self.shadow_records, self.catalog.ready)
+        self.named: Counter[tuple[str, str]] = Counter()
+        """Requests by a name that is no model's own, and by the model behind it."""
         self.open_attempts = OpenAttempts()
         self.handoffs = PrefillStages(self.engines, self.cluster, self.open_attempts, lambda: self.settings)
         self.exchanges = ExchangeContext(
@@ -97,7 +150,9 @@ class Service:
             metrics=self.metrics,
             attempts=self.open_attempts,
             stages=self.handoffs,
+            warming=PrefixWarming(self.engines, self.cluster, self._warmed),
             settings=self.settings,
+            renderer=self.renderer,
             bookkeeping=self.bookkeeping,
             first_token=self.timeline_store.first,
         )
@@ -107,9 +162,15 @@ class Service:
         """Return the id under which a request is routed: a new one where an open request has the one it asks for."""
         return RequestId(self.new_id() if self.tickets.is_open(RequestId(requested)) else requested)
 
+    def owner(self, caller: str) -> str:
+        """Return whose a job or a file of a caller is: its key's; all are one owner's where no keys are set."""
+        return caller if self.gate.keys.needed else ""
+
     def notes(self) -> list[str]:
         """Return notes for the health route of a healthy frontend."""
-        return [finding.text for finding in self.cluster.status().findings] + self.catalog.notes()
+        return (
+            [finding.text for finding in self.cluster.status().findings] + self.catalog.notes() + self.renderer.notes()
+        )
 
     def _carry_out(self, now: Nanos, effect: Effect) -> None:
         """Do what this process has to do about an effect of the router."""
@@ -128,16 +189,52 @@ class Service:
         self.metrics.dispatched(effect)
         self.decisions.write(self.history.decided(effect.decision))
 
+    def _warmed(self, request: str, model: str, result: str, text: str) -> None:
+        """Enter what came of computing the next turn's beginning: after the request's own end."""
+        self.bookkeeping.add((self.metrics.prefix_warmings.add, (model, result)))
+        self.bookkeeping.add((partial(self.history.add, next_turn=text), (request,)))
+
     async def sample_timeline(self) -> None:
         """Sample the timeline for the page, until cancelled."""
         await self.timeline_store.run(lambda: self.settings.slo)
 
+    async def keep_budgets(self) -> None:
+        """Keep the tenants' budgets, until cancelled."""
+        while True:
+            await asyncio.sleep(SYNC_EVERY)
+            await self.budgets.sync()
+
     async def close(self) -> None:
         """Close threads, connections and spans."""
+        await self.shadows.close()
+        if self.verifier is not None:
+            await self.verifier.keys.close()
+        await self.responses.close()
+        await self.jobs.close()
         self.prompts.close()
+        await self.exchanges.warming.close()
         await self.handoffs.close()
+        await self.media.close()
         await self.engines.close()
         await asyncio.to_thread(self.tracer.close)
+
+
+def _verifier(settings: ClusterSettings) -> "JwtVerifier | None":
+    """Return what checks an issuer's tokens, where they are accepted.
+
+    Raises:
+        ConfigError: the package for it is missing.
+    """
+    given = settings.frontend.security.jwt
+    if given.issuer is None:
+        return None
+    try:
+        from penstock.frontend.tenants.issuer_keys import IssuerKeys
+        from penstock.frontend.tenants.jwt_verifier import JwtVerifier
+    except ImportError as error:
+        hint = "pip install 'penstock[jwt]'"
+        raise ConfigError(f"frontend.security.jwt needs a package: {error}", hint=hint) from error
+    return JwtVerifier(given, settings.tenants, IssuerKeys(given))
 
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)

@@ -21,6 +21,7 @@ class TierParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         deadline: seconds that loading them may take; after that they are computed.
         tenant: blocks are shared only within one.
         prefetch: a further request for this prompt is likely: bring its blocks up once this one has ended.
+        after: seconds after its end at which to do that; 0 is at once.
     """
 
     priority: int = 0
@@ -28,6 +29,7 @@ class TierParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     deadline: float | None = None
     tenant: str = ""
     prefetch: bool = False
+    after: float = 0.0
 
     @property
     def hints(self) -> RequestHints:

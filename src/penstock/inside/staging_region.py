@@ -33,11 +33,12 @@ class StagingRegion:
             self._map = mmap.mmap(file, rows * row_bytes)
         finally:
             os.close(file)
-        self._memory = memoryview(self._map)
+        self.memory = memoryview(self._map)
+        """All rows."""
 
     def row(self, number: int) -> memoryview:
         """Return the memory of a row."""
-        return self._memory[number * self.row_bytes : (number + 1) * self.row_bytes]
+        return self.memory[number * self.row_bytes : (number + 1) * self.row_bytes]
 
     def close(self) -> None:
         """Let it go; who made it removes it. Memory that is in use stays until it is not."""

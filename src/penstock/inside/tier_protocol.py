@@ -12,11 +12,21 @@ Keys are the full hashes that the engine gives (`penstock.blocks.block_key.engin
 tier process), with the attention group.
 """
 
+import hashlib
+
 import msgspec
 
+READ_BACK = hashlib.sha256(b"penstock read-back").digest()
+"""Hash of the block by which a start proves the way to the tiers and back: of no prompt, and never announced."""
 VERSION = 1
 FRAME_MAX = 16 << 20
 """Bytes of the longest frame that is read; a longer one ends the connection."""
+
+
+SPEED_TOKENS = 256
+"""A step with fewer prompt tokens says little of how long one takes."""
+SPEED_PERIOD = 5.0
+"""Seconds between two reports of that speed."""
 
 
 class TierHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="t"):
@@ -29,6 +39,7 @@ class TierHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_fiel
         block_tokens: tokens of one row.
         layout: digest or name of how the bytes of a row lie, parallelism included.
         hash_algorithm: of the engine's block hashes.
+        stats: endpoint of our statistics plug-in in this engine; empty where it is off, or the plug-in itself measures.
     """
 
     version: int = VERSION
@@ -42,6 +53,7 @@ class TierHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_fiel
     offset: int = 0
     rows: int
     row_bytes: int
+    stats: str = ""
 
 
 class TierWelcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome", tag_field="t"):
@@ -116,11 +128,12 @@ class UsedBlocks(msgspec.Struct, frozen=True, kw_only=True, tag="used", tag_fiel
 
 
 class PrefetchBlocks(msgspec.Struct, frozen=True, kw_only=True, tag="prefetch", tag_field="t"):
-    """A request for these blocks is likely: bring them up."""
+    """A request for these blocks is likely: bring them up, ``after`` so many seconds."""
 
     hashes: list[bytes]
     group: int = 0
     hints: RequestHints = RequestHints()
+    after: float = 0.0
 
 
 class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True, tag="speed", tag_field="t"):

@@ -26,6 +26,7 @@ from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from penstock.inside.block_checksum import ALGORITHM, ALGORITHM_NAMES
 from penstock.inside.block_guard import BlockGuard, GuardedJob
 from penstock.inside.guard_index import GuardIndex
+from penstock.inside.tier_protocol import READ_BACK
 from penstock.inside.tier_seam import TierSeam, row_layout
 from penstock.kernel.errors import ConfigError
 
@@ -293,7 +294,7 @@ class GuardedTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _read_back(self) -> bool:
         """Store a block and load it again, through all of the path that requests take. No request runs yet."""
-        key = offload_base.make_offload_key(hashlib.sha256(b"penstock read-back").digest(), 0)
+        key = offload_base.make_offload_key(READ_BACK, 0)
         pattern = hashlib.shake_128(b"penstock read-back").digest(self.block_size_bytes)
         row, context = self._row(0), offload_base.ReqContext(req_id="penstock-read-back")
         problem = ""

@@ -11,11 +11,14 @@ is done is what was stored. While it is not there, everything is a miss.
 import hashlib
 import itertools
 import logging
+import os
 import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import vllm
+from vllm import envs
+from vllm.platforms import current_platform
 from vllm.v1.kv_offload import base as offload_base
 from vllm.v1.kv_offload.tiering import base as tiering_base
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
@@ -24,6 +27,7 @@ from penstock.inside.request_hints import TierParams, tier_params
 from penstock.inside.tier_client import TierClient, TiersLost
 from penstock.inside.tier_lookups import GROUP_BYTES, TierLookups, chain_runs
 from penstock.inside.tier_protocol import (
+    READ_BACK,
     AnswerBlocks,
     JobDone,
     PrefetchBlocks,
@@ -34,6 +38,7 @@ from penstock.inside.tier_protocol import (
 )
 from penstock.inside.tier_seam import TierSeam, row_layout
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.pass_report import STATS_ENV
 
 log = logging.getLogger("vllm.penstock")
 
@@ -105,6 +110,7 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
                 region=offloading_spec._scheduler_mmap.mmap_path,
                 rows=len(primary_kv_view),
                 row_bytes=self.block_size_bytes,
+                stats=_stats_endpoint(),
             ),
         )
         self._lookups = TierLookups()
@@ -212,7 +218,7 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
         chain = self._chains.pop(req_context.req_id, {})
         if params is not None and params.prefetch and chain:
             hashes = [chain[end] for end in sorted(chain)]
-            self._client.tell(PrefetchBlocks(hashes=hashes, hints=params.hints))
+            self._client.tell(PrefetchBlocks(hashes=hashes, hints=params.hints, after=params.after))
 
     def on_schedule_end(self, context: Any) -> None:
         """Ask what the step's look-ups want to know."""
@@ -316,11 +322,10 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
             time.sleep(0.01)
         row = self._flat[: self.block_size_bytes]
         pattern = hashlib.shake_128(b"penstock read-back").digest(self.block_size_bytes)
-        value = hashlib.sha256(b"penstock read-back").digest()
         row[:] = pattern
-        stored = self._client.store(next(self._numbers), [value], [0]) and self._done()
+        stored = self._client.store(next(self._numbers), [READ_BACK], [0]) and self._done()
         row[:] = bytes(len(row))
-        loaded = stored and self._client.load(next(self._numbers), [value], [0]) and self._done()
+        loaded = stored and self._client.load(next(self._numbers), [READ_BACK], [0]) and self._done()
         right = not loaded or row == pattern
         row[:] = bytes(len(row))
         if not right:
@@ -332,3 +337,13 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
     def _done(self) -> bool:
         self._client.wait_idle()
         return any(isinstance(message, JobDone) and all(message.done) for message in self._client.poll())
+
+
+def _stats_endpoint() -> str:
+    """Return where our statistics plug-in publishes passes; nothing where vLLM does not time them.
+
+    In one process with the engine core, vLLM's CPU executor has run a pass before vLLM looks at its clock.
+    """
+    if current_platform.is_cpu() and not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
+        return ""
+    return os.environ.get(STATS_ENV, "")

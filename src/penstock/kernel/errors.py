@@ -9,6 +9,11 @@ PenstockError
 └── InvariantError     our bug; keep the journal
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
 
 class PenstockError(Exception):
     """Base of every error of ours: a message and, where there is one, the next step (``hint``)."""
@@ -52,12 +57,28 @@ class EngineError(PenstockError):
 
 
 class OverloadedError(PenstockError):
-    """No capacity at present; ``retry_after`` in seconds, ``status`` 429 (the caller's limit) or 503 (ours)."""
+    """No capacity at present; ``retry_after`` in seconds, ``status`` 429 (the caller's limit) or 503 (ours).
 
-    def __init__(self, message: str, *, retry_after: float, status: int = 503, hint: str | None = None) -> None:
+    ``code`` and ``param``: as of `ClientError`; ``headers``: more of the answer.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after: float,
+        status: int = 503,
+        hint: str | None = None,
+        code: str = "overloaded",
+        param: str | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> None:
         super().__init__(message, hint=hint)
         self.retry_after = retry_after
         self.status = status
+        self.code = code
+        self.param = param
+        self.headers = headers
 
 
 class TransferError(PenstockError):

@@ -50,7 +50,11 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ``cached_by_tier``: those of ``cached`` that came from tiers below the engine's memory.
     ``ttft``: first output token less arrival, queueing included. ``e2e``: last output token less arrival.
     ``queued``: seconds it waited for a worker. ``lateness``: how late a load generator sent it against its own plan.
-    ``ignored_hints``: its hints that had no effect.
+    ``ignored_hints``: its hints that had no effect. ``way``: how an engine answered it by the tokens of a render
+    server, or why it did not; empty where its model has none. ``name``: by which the client asked for the model, where
+    that is an alias or shared between models. ``tenant``: whose it is; ``key``: the name of the key that it came with,
+    by which alone a key may be written down. ``copy_of``: the request of which this is a shadow's
+    copy; such records stand in ``copies.jsonl``, since no client waited for them.
     """
 
     id: str
@@ -79,6 +83,15 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     program: str | None = None
     lateness: float | None = None
     ignored_hints: tuple[str, ...] = ()
+    way: str = ""
+    name: str | None = None
+    media: int = 0
+    """Images and the like in its prompt..."""
+    media_cached: int | None = None
+    """... and those that were encoded already; None where no worker's role is to encode."""
+    tenant: str | None = None
+    key: str | None = None
+    copy_of: str | None = None
 
     @property
     def worker(self) -> str | None:
@@ -225,7 +238,9 @@ class EndedLeg(msgspec.Struct, frozen=True, kw_only=True):
 class RequestEnd(msgspec.Struct, frozen=True, kw_only=True):
     """One request as the admin routes show its end: nanoseconds since the start of the run.
 
-    ``queued``: seconds it waited for a worker; ``migrations``: how often another worker went on with its output.
+    ``queued``: seconds it waited for a worker; ``migrations``: how often another worker went on with its output;
+    ``next_turn``: what came of computing its next turn's beginning, where that was asked for; ``way``: that of its
+    `RequestRecord`.
     """
 
     id: str
@@ -249,6 +264,10 @@ class RequestEnd(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None = None
     program: str | None = None
     ignored_hints: tuple[str, ...] = ()
+    next_turn: str = ""
+    way: str = ""
+    name: str | None = None
+    copy_of: str | None = None
 
 
 class Explanation(msgspec.Struct, Generic[D], frozen=True):

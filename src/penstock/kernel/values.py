@@ -12,8 +12,6 @@ RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
 BlockHash = NewType("BlockHash", int)
 """64-bit routing hash: chained, so it stands for a whole prefix (`penstock.kernel.hashing`)."""
-EngineHash = NewType("EngineHash", int)
-"""Opaque unsigned 64-bit hash as an engine announces it."""
 
 JsonObject = dict[str, Any]
 """A JSON object in the format of another party, passed on or read field by field; what is ours is a struct."""
@@ -23,6 +21,8 @@ HandoffProtocol = Literal["completed", "push", "bootstrap"]
 """How KV goes from a prefill worker to a decode worker: see `penstock.router.requests.stage_graph`."""
 Tier = Literal["device", "host", "disk"]
 TIERS: tuple[Tier, ...] = ("device", "host", "disk")
+TIERS_LABEL = "kv_tiers"
+"""Label of the card of a worker below which there are KV tiers; its value is their eviction order."""
 
 Tokens_co = TypeVar("Tokens_co", bound=float | None, covariant=True)
 """Tokens: int of one request, float of a mean, with None where they may be unknown."""
@@ -95,6 +95,9 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     variant: str = ""
     engine: str = "openai"
     adapters: tuple[str, ...] = ()
+    """LoRA adapters that it listed when it was described."""
+    adapter_slots: int | None = None
+    """LoRA adapters that it holds at once; None where it loads none while it runs."""
     block_size: int | None = None
     kv_blocks: int | None = None
     max_num_seqs: int | None = None
@@ -141,6 +144,25 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class StartRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the seconds of a replica's start went.
+
+    Args:
+        seconds: from the decision to start its process, or to wake it, until every frontend knew it.
+        phases: their seconds, in order; one that its engine does not tell is None.
+        woken: it was asleep, and no process was started.
+    """
+
+    seconds: float
+    phases: dict[str, float | None]
+    woken: bool = False
+
+    @property
+    def other(self) -> float:
+        """Seconds that belong to no known phase."""
+        return max(0.0, self.seconds - sum(spent for spent in self.phases.values() if spent is not None))
+
+
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """One replica of a pool.
 
@@ -148,6 +170,9 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         reason: why it does not serve, where that is known.
         gpus: indices of its own.
         role: its role for requests; None where it does not serve or its role is unknown.
+        start: its last start; None where it is not over, or was not seen.
+        asleep: it is drained, has no GPUs, and can be woken; earlier releases read that as draining.
+        host_memory: bytes that it takes of its machine while it is asleep; None where that is unknown.
     """
 
     id: str
@@ -156,6 +181,9 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None = None
     gpus: tuple[int, ...] = ()
     role: Role | None = None
+    start: StartRecord | None = None
+    asleep: bool = False
+    host_memory: int | None = None
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +196,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         acknowledged: False while whoever runs the replicas has not taken ``desired`` up.
         limit: most replicas that there can be; None where only an attempt would show it.
         problem: why ``desired`` can't be reached.
-        replicas: those that there are, on their way in or out included; None where they are only counted.
+        replicas: those that there are, on their way in or out and asleep included; None where they are only counted.
     """
 
     model: str
@@ -191,12 +219,16 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settled(self) -> bool:
-        """True where the replicas are those desired, and all serve."""
-        return self.ready == self.desired == len(self.ids)
+        """True where the replicas that are not asleep are those desired, and all serve."""
+        return self.ready == self.desired == len(self.ids) - self.asleep
 
     def count(self, *states: ReplicaState) -> int:
-        """Return how many replicas are in one of these states."""
-        return sum(replica.state in states for replica in self.replicas or ())
+        """Return how many replicas that are not asleep are in one of these states."""
+        return sum(replica.state in states and not replica.asleep for replica in self.replicas or ())
+
+    @property
+    def asleep(self) -> int:
+        return sum(replica.asleep for replica in self.replicas or ())
 
 
 class RequestShape(msgspec.Struct, Generic[Tokens_co], frozen=True):
@@ -215,6 +247,18 @@ class RequestShape(msgspec.Struct, Generic[Tokens_co], frozen=True):
 
 
 UNKNOWN_SHAPE: RequestShape[float | None] = RequestShape(None, None)
+
+
+class MediaItem(msgspec.Struct, frozen=True):
+    """An image or the like in a prompt.
+
+    Args:
+        id: of its content; None where only an engine knows it.
+        tokens: that stand for it; 0 where it is not known how many.
+    """
+
+    id: str | None = None
+    tokens: int = 0
 
 
 class Prompt(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.journal_frames import Header, Record, packed, packed_record
-from penstock.kernel.machine import Effect, Event, Nanos, Woken
+from penstock.kernel.journal_frames import Header, MachineBook, Record
+from penstock.kernel.machine import Effect, Event, Snapshot, Woken
 from penstock.kernel.values import RequestShape, Role, Slo
 from penstock.planner import events as planning
 from penstock.planner.events import Ticked
@@ -37,61 +37,40 @@ _EVENTS = (
 _decode_event = msgspec.msgpack.Decoder(reduce(or_, _EVENTS)).decode
 
 
-class PlannerBook:
-    """Writes a planner's state and events for a journal.
+def planner_book(planner: Planner, inputs: PolicyInputs) -> MachineBook:
+    """Return what writes a planner's state and events for a journal.
 
     Args:
         inputs: what its policy was given beside the settings.
     """
-
-    def __init__(self, planner: Planner, inputs: PolicyInputs) -> None:
-        self._planner = planner
-        self._inputs = {
-            "known": {
-                model: {
-                    role: {
-                        "metrics": {name: dict(points) for name, points in known.metrics.items()},
-                        "profile": known.profile,
-                        "why_not": dict(known.why_not),
-                    }
-                    for role, known in roles.items()
+    given = {
+        "known": {
+            model: {
+                role: {
+                    "metrics": {name: dict(points) for name, points in known.metrics.items()},
+                    "profile": known.profile,
+                    "why_not": dict(known.why_not),
                 }
-                for model, roles in inputs.speeds.items()
-            },
-            "slo": msgspec.to_builtins(inputs.slo),
-            "traces": {
-                model: [[row.arrival, row.shape.isl, row.shape.osl] for row in rows]
-                for model, rows in inputs.traces.items()
-            },
-        }
+                for role, known in roles.items()
+            }
+            for model, roles in inputs.speeds.items()
+        },
+        "slo": msgspec.to_builtins(inputs.slo),
+        "traces": {
+            model: [[row.arrival, row.shape.isl, row.shape.osl] for row in rows]
+            for model, rows in inputs.traces.items()
+        },
+    }
 
-    def header(self, *, sequence: int, now: Nanos, wall_ns: int) -> bytes:
-        """Return the planner's whole state as a header."""
-        settings = self._planner.settings
-        plain = {name: getattr(settings, name) for name in PlannerSettings.__struct_fields__}
+    def made() -> Snapshot:
+        plain = {name: getattr(planner.settings, name) for name in PlannerSettings.__struct_fields__}
         # External plugins are not called again: their answers are in the journal. Their settings may hold tokens.
-        plugins = settings.plugins
+        plugins = planner.settings.plugins
         modules = {id: entry for id, entry in plugins.use.items() if entry.module}
         plain["plugins"] = PluginSettings(deadline=plugins.deadline, heartbeat=plugins.heartbeat, use=modules)
-        return packed(
-            Header(
-                machine=KIND,
-                kind=KIND,
-                sequence=sequence,
-                now=now,
-                wall_ns=wall_ns,
-                made={"settings": msgspec.to_builtins(plain), "inputs": self._inputs},
-                snapshot=self._planner.snapshot(),
-            )
-        )
+        return {"settings": msgspec.to_builtins(plain), "inputs": given}
 
-    def record(self, sequence: int, now: Nanos, event: Event, effects: Sequence[Effect]) -> bytes:
-        """Return one event with its effects as a record."""
-        return packed_record(sequence, now, KIND, event, effects, placed_by(effects))
-
-    def seconds(self) -> float:
-        """Return about how long `header` takes: hardly any time."""
-        return 0.0
+    return MachineBook(planner, KIND, placed_by, made=made)
 
 
 def placed_by(effects: Sequence[Effect]) -> list[tuple[str, int, str, int]]:

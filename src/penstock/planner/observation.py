@@ -54,7 +54,10 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
         watts: the power that one replica may draw, None where no setting gives it.
         starting: seconds since the start of each replica that does not serve yet, the oldest first.
         failed: replicas that can't be started at present, with the pool's ``problem`` as the reason.
-        start_up_times: of replicas that began to serve since the observation before, seconds.
+        start_up_times: of replicas that were started and began to serve since the observation before, seconds.
+        wake_times: of those that were woken.
+        asleep: replicas that can be woken in place of a start. They have no GPUs, and count in no capacity.
+        host_memory: bytes that they take of their machines; None where that is unknown.
         warm: whether a starting replica finds its files on the machine.
         flips: whether its workers can take another role.
     """
@@ -66,6 +69,9 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     draining: int = 0
     failed: int = 0
     start_up_times: tuple[float, ...] = ()
+    wake_times: tuple[float, ...] = ()
+    asleep: int = 0
+    host_memory: int | None = 0
     warm: bool = False
     flips: bool = False
     engines: tuple[EngineState, ...] = ()

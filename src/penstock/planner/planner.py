@@ -349,6 +349,8 @@ class Planner:
             pools[name] = PoolTick(
                 ready=state.ready,
                 starting=len(state.starting),
+                asleep=state.asleep,
+                host_memory=state.host_memory,
                 draining=state.draining,
                 failed=state.failed,
                 desired=pool.desired,

@@ -52,6 +52,9 @@ class PoolTick(msgspec.Struct, frozen=True, kw_only=True):
     target: int
     gpus: int
     given_up: int = 0
+    asleep: int = 0
+    host_memory: int | None = 0
+    """Bytes that those take, in place of GPUs; None is unknown."""
     model: str = ""
     role: str = ""
     why: str = ""

@@ -1,4 +1,4 @@
-"""Markdown of measured pages: long tables folded away, so that a page shows its result first."""
+"""Markdown of measured pages: tables put in their place, and long ones folded away, so that the result comes first."""
 
 import re
 from collections.abc import Iterator
@@ -14,6 +14,19 @@ def folded(text: str) -> str:
     A fold is named after the heading, or the bold line, right above its table; without one, after its columns.
     """
     return "\n".join(_folded(text.splitlines()))
+
+
+def with_table(page: str, name: str, table: str) -> str:
+    """Return a page with another table between ``<!-- NAME -->`` and ``<!-- end of NAME -->``.
+
+    Raises:
+        ValueError: the page has not one such place.
+    """
+    place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+    page, count = place.subn(lambda marks: f"{marks[1]}\n{table}\n\n{marks[2]}", page)
+    if count != 1:
+        raise ValueError(f"the page has {count} places for the table {name}, not one")
+    return page
 
 
 def _folded(lines: list[str]) -> Iterator[str]:

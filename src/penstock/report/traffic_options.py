@@ -15,9 +15,11 @@ from penstock.traffic import trace_slices
 from penstock.traffic.arrival_patterns import parse_arrivals
 from penstock.traffic.formats.trace_format import Format
 from penstock.traffic.formats.trace_rows import TraceRequests
+from penstock.traffic.image_spec import IMAGE_KINDS
+from penstock.traffic.inline_spec import parse
 from penstock.traffic.lengths import parse_lengths
 from penstock.traffic.traffic_request import TrafficRequest
-from penstock.traffic.workloads import SETTLE, Form, Name, Plain, plain, workload
+from penstock.traffic.workloads import SETTLE, Form, Name, Plain, images, plain, workload
 
 DURATION = 60.0
 """Seconds of a workload where neither a number of requests nor a duration is given."""
@@ -40,6 +42,7 @@ class TrafficOptions:
         requests, duration: end after so many requests or seconds, whichever comes first; unset, a trace runs to its
             end and a workload for 60 s.
         speed_up: all requests arrive so many times faster than in the trace or workload.
+        images: the workload ``images``, such as ``count=2,side=1024,repeats=0.5``.
         seed: same seed, same requests.
     """
 
@@ -55,6 +58,7 @@ class TrafficOptions:
     arrivals: str = "poisson"
     prompt: str | None = None
     answer: str | None = None
+    images: str | None = None
     form: Form = "tokens"
     requests: int | None = None
     duration: float | None = None
@@ -105,12 +109,18 @@ def of_workload(options: TrafficOptions) -> Iterator[TrafficRequest]:
         if options.answer is not None:
             shape = Plain(prompt=shape.prompt, answer=parse_lengths(options.answer, parse_number, what="--answer"))
 
+    if options.images is not None and name != "images":
+        raise ConfigError(f"--images is of the workload images, not of {name}")
+
     def starts(rate: float) -> Iterator[float]:
         # Arrivals left out at the start of a workload of sessions come before second 0 of the shape.
         return pattern.stream(rate, own, lead=SETTLE.get(name, 0.0))
 
     if name == "fixed":
         requests = plain(options.rate, rng, form=options.form, shape=shape, starts=starts, kind=name)
+    elif name == "images":
+        spec = parse("--images", f"images:{options.images}" if options.images else name, IMAGE_KINDS, parse_number)
+        requests = images(options.rate, rng, form=options.form, shape=spec.shape(), starts=starts)
     else:
         requests = workload(name, options.rate, rng, form=options.form, starts=starts)
     return trace_slices.scale_rate(requests, options.speed_up)

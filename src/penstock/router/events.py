@@ -10,7 +10,18 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.kernel.machine import Effect, Event, Nanos
-from penstock.kernel.values import HandoffProtocol, KvEvent, Prompt, RequestId, Role, Slo, Target, WorkerCard, WorkerId
+from penstock.kernel.values import (
+    HandoffProtocol,
+    KvEvent,
+    MediaItem,
+    Prompt,
+    RequestId,
+    Role,
+    Slo,
+    Target,
+    WorkerCard,
+    WorkerId,
+)
 from penstock.router.settings import RouterSettings
 
 Outcome = Literal["ok", "rejected", "failed", "cancelled", "expired"]
@@ -38,6 +49,10 @@ class Preferences(msgspec.Struct, frozen=True, kw_only=True):
     service_class: str | None = None
     overlap_credit: float | None = None
     temperature: float | None = None
+    next_in: float | None = None
+    """Seconds after the answer at which the session's next request is likely, as the caller says."""
+    if_cached: bool = False
+    """Refuse it with 412 where its prompt would have to be computed: somebody else has a better place for it."""
 
 
 # --- requests -------------------------------------------------------------------------------------------------------
@@ -48,17 +63,18 @@ class Arrived(Event, frozen=True, kw_only=True):
 
     ``prompt``: where it is an estimate, its blocks are found in routing history alone. ``media``: images and the like
     in it, for which an encode worker may be used first. ``whole``: it can't be split into stages, so one worker does
-    all of it.
+    all of it. ``tenant``: whose share of the fleet it is of.
     """
 
     id: RequestId
     model: str
     prompt: Prompt
-    media: int = 0
+    media: tuple[MediaItem, ...] = ()
     whole: bool = False
     adapter: str | None = None
     deadline: Nanos | None = None
     preferences: Preferences = Preferences()
+    tenant: str | None = None
 
 
 class FirstToken(Event, frozen=True, kw_only=True):
@@ -90,11 +106,14 @@ class Grown(Event, frozen=True, kw_only=True):
 
 
 class Finished(Event, frozen=True, kw_only=True):
-    """The engine of this attempt answered in full. ``cached``: prompt tokens from its cache, if it reports them."""
+    """The engine of this attempt answered in full. ``cached``: prompt tokens from its cache, if it reports them.
+
+    ``tokens``: None where a gateway carried the answer past us.
+    """
 
     id: RequestId
     attempt: int
-    tokens: int
+    tokens: int | None
     cached: int | None = None
 
 
@@ -124,6 +143,8 @@ class Failed(Event, frozen=True, kw_only=True):
     resume: Resume | None = None
     leaving: bool = False
     """The engine refuses work because it is ending, whatever its health says."""
+    served_by: WorkerId | None = None
+    """The worker to which a gateway sent the request after this one did not take it."""
 
 
 class Cancelled(Event, frozen=True, kw_only=True):
@@ -180,6 +201,70 @@ class WorkerMeasured(Event, frozen=True, kw_only=True):
     prefill_slope: float
     decode_base: float
     decode_slope: float
+
+
+# --- LoRA adapters --------------------------------------------------------------------------------------------------
+
+
+class AdapterLoaded(Event, frozen=True, kw_only=True):
+    """A worker has loaded an adapter. ``epoch``: at which its engine joined, here and below; ``seconds``: it took."""
+
+    worker: WorkerId
+    epoch: int
+    adapter: str
+    seconds: float
+
+
+class AdapterFailed(Event, frozen=True, kw_only=True):
+    """A worker could not load an adapter."""
+
+    worker: WorkerId
+    epoch: int
+    adapter: str
+    reason: str
+
+
+class AdapterMissing(Event, frozen=True, kw_only=True):
+    """An engine answered that it does not hold an adapter with which a request was sent to it."""
+
+    worker: WorkerId
+    epoch: int
+    adapter: str
+
+
+class AdaptersListed(Event, frozen=True, kw_only=True):
+    """What a worker holds, as its list of models says. ``pinned``: those that nobody could load again."""
+
+    worker: WorkerId
+    epoch: int
+    names: tuple[str, ...]
+    pinned: tuple[str, ...] = ()
+
+
+class AdapterDesired(Event, frozen=True, kw_only=True):
+    """An operator wants an adapter in the memory of at least one worker."""
+
+    model: str
+    adapter: str
+
+
+class AdaptersWanted(Event, frozen=True, kw_only=True):
+    """How many workers of a model are to hold each adapter at any time, those that are missing here on none.
+
+    ``decides``: this router has the missing ones loaded; False where another one does, and this one only keeps them.
+    """
+
+    model: str
+    workers: dict[str, int]
+    decides: bool = True
+
+
+class AdapterDropped(Event, frozen=True, kw_only=True):
+    """No worker is to hold an adapter. ``unload``: False where another router has the workers unload it."""
+
+    model: str
+    adapter: str
+    unload: bool = True
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -258,6 +343,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     osl: int = 0
     """Output tokens that its caller expects; 0 is not known."""
     session: str | None = None
+    adapter: str | None = None
+    """Its LoRA adapter, which the target holds or loads."""
+    unloaded: tuple[str, ...] = ()
+    """Adapters that the target unloads for it."""
+    tenant: str | None = None
+    work: int = 0
+    """Tokens that count in its tenant's share, where there are shares; given once in a request's life."""
 
 
 # --- what the router wants done -------------------------------------------------------------------------------------
@@ -280,6 +372,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     active_requests: int
     active_prefill_tokens: int
     active_blocks: int
+    adapter: float = 0.0
+    """What waiting for its LoRA adapter would cost."""
     discount: float = 1.0
     index: Literal["exact", "approximate", "predicted", "none"] = "none"
 
@@ -318,6 +412,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Another attempt has failed, broken off or been too slow."""
     flow: str = ""
     """Why this stage comes now: why the prefill is remote, or is not; empty where the model has no such pools."""
+    adapter: str = ""
+    """Whether the worker holds its LoRA adapter or has to load it; empty where the request has none."""
 
 
 class Handoff(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,6 +443,11 @@ class Dispatch(Effect, frozen=True, kw_only=True):
     decision: Decision
     stage: Role = "aggregated"
     handoff: Handoff | None = None
+    encode: tuple[int, ...] = ()
+    """For stage ``encode``: the places of the media that it is for, among the request's."""
+    prefetch_after: float | None = None
+    """Seconds after the answer at which KV tiers are to bring its blocks up, since the session's next request is
+    likely then; None: never."""
 
 
 class Release(Effect, frozen=True, kw_only=True):
@@ -399,6 +500,12 @@ class Closed(Effect, frozen=True, kw_only=True):
     retry_after: float | None = None
     session: str | None = None
     program: str | None = None
+    media: int = 0
+    """Images and the like in its prompt..."""
+    media_cached: int | None = None
+    """... and those of them that did not have to be encoded; None where no worker's role is to encode."""
+    code: str | None = None
+    """One word for why it was refused, where several reasons have one status."""
 
 
 class StageLeg(msgspec.Struct, frozen=True, kw_only=True):
@@ -420,6 +527,17 @@ class ReplayWanted(Effect, frozen=True, kw_only=True):
     worker: WorkerId
     rank: int
     first: int
+
+
+class AdapterChange(Effect, frozen=True, kw_only=True):
+    """Have a worker unload adapters, then load one; requests that need it are sent once it is there.
+
+    A load is answered by `AdapterLoaded` or `AdapterFailed`.
+    """
+
+    card: WorkerCard
+    load: str | None = None
+    unload: tuple[str, ...] = ()
 
 
 class Publish(Effect, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.journal_frames import Header, Record, packed, packed_record
-from penstock.kernel.machine import Effect, Event, Nanos
+from penstock.kernel.journal_frames import Header, MachineBook, Record
+from penstock.kernel.machine import Effect, Event, Snapshot
 from penstock.kernel.values import Slo
 from penstock.router.events import Arrived, Dispatch, Failed
 from penstock.router.prompt_forms import FORMS, PromptForm
@@ -23,43 +23,24 @@ PER_EXACT, PER_GUESSED = 3e-8, 2e-6
 _decode_event = msgspec.msgpack.Decoder(reduce(or_, HANDLERS)).decode
 
 
-class RouterBook:
-    """Writes a router down for a journal. Hashes and lengths, never text."""
+def router_book(router: Router) -> MachineBook:
+    """Return what writes a router down for a journal. Hashes and lengths, never text."""
 
-    def __init__(self, router: Router) -> None:
-        self.router = router
-
-    def header(self, *, sequence: int, now: Nanos, wall_ns: int) -> bytes:
-        """Write down the router's whole state. Cost: walks everything that it keeps, its index above all."""
-        router = self.router
-        made = {
+    def made() -> Snapshot:
+        return {
             "settings": msgspec.to_builtins(router.started),
             "shared": router.shared,
             "form": router.form.name,
         }
-        return packed(
-            Header(
-                machine=router.name,
-                kind=KIND,
-                sequence=sequence,
-                now=now,
-                wall_ns=wall_ns,
-                made=made,
-                snapshot=router.snapshot(),
-            )
-        )
 
-    def record(self, sequence: int, now: Nanos, event: Event, effects: Sequence[Effect]) -> bytes:
-        """Write down an event and its effects."""
-        return packed_record(sequence, now, self.router.name, event, effects, placed_by(effects))
-
-    def seconds(self) -> float:
-        """Return about how long `header` takes: what it knows of caches is nearly all of it."""
-        found = 0.0
-        for pool in self.router.pools.values():
-            for index, seconds in ((pool.exact, PER_EXACT), (pool.history, PER_GUESSED), (pool.predicted, PER_GUESSED)):
-                found += 0.0 if index is None else len(index) * seconds
+    def seconds() -> float:
+        found = 0.0  # what it knows of caches is nearly all of it
+        for pool in router.pools.values():
+            for index, each in ((pool.exact, PER_EXACT), (pool.history, PER_GUESSED), (pool.predicted, PER_GUESSED)):
+                found += 0.0 if index is None else len(index) * each
         return found
+
+    return MachineBook(router, KIND, placed_by, name=router.name, made=made, seconds=seconds)
 
 
 def placed_by(effects: Sequence[Effect]) -> list[tuple[str, int, str, int]]:

@@ -12,15 +12,19 @@ from penstock.kernel.hashing import BYTES_PER_TOKEN, TEXT_BLOCK_BYTES
 from penstock.kernel.machine import Nanos, Snapshot, nanos
 from penstock.kernel.statistics import LineFit
 from penstock.kernel.values import HandoffProtocol, Prompt, RequestId, Role, Target, WorkerCard
-from penstock.router.events import Cost
+from penstock.router.adapters.adapter_residency import AdapterResidency
+from penstock.router.events import Cost, Preferences
 from penstock.router.kv_index.indexer import SOURCES, Column, EventIndexer, HeldBlocks, HistoryIndexer
 from penstock.router.kv_index.kv_event_stream import KvEventStream
 from penstock.router.prompt_forms import BLOCKS, PromptForm
+from penstock.router.requests.embedding_table import EmbeddingTable
+from penstock.router.requests.fair_queue import FairQueue
+from penstock.router.requests.program_habits import ProgramHabits
 from penstock.router.requests.request_queue import RequestQueue
-from penstock.router.requests.routed_request import RoutedRequest
+from penstock.router.requests.routed_request import HEDGE, STAGE, RoutedRequest
 from penstock.router.requests.stage_graph import FINAL, splits
 from penstock.router.selection.candidate import Candidate, RequestDemand, Speed
-from penstock.router.selection.cost import COSTS, NOTHING, TRANSFER_MS_PER_BLOCK
+from penstock.router.selection.cost import COSTS, NOTHING, PREFILL_TOKENS_PER_SECOND, TRANSFER_MS_PER_BLOCK
 from penstock.router.selection.cost_table import Candidates, CostTable
 from penstock.router.selection.session_affinity import SessionAffinity
 from penstock.router.settings import CostSettings, RouterSettings
@@ -32,8 +36,6 @@ DEFAULT_BLOCK_SIZE = 64
 
 DECODE_MS_PER_BLOCK = 0.002
 """Slow-down of a worker's decode step per KV block in use, until it is measured."""
-PREFILL_TOKENS_PER_SECOND = 20_000.0
-"""Prefill speed that the latency cost assumes until it has been measured."""
 PREFILL_DECODE_SCALE = 0.0
 """`router.cost.decode_scale` of a prefill worker: its blocks only wait to be fetched."""
 DECODE_PREFILL_SCALE = 1.0
@@ -53,6 +55,10 @@ HANDOFF_COUNTS = ("remote", "done", "empty", "failed", "fallback", "lost", "rele
 failed, that the answering worker then did itself, whose KV could not be fetched, that were not needed any more; and
 prefills that were not worth one."""
 
+MEDIA_COUNTS = ("cached", "encoded", "failed", "here")
+"""Counts of media where a worker's role is to encode: those that were encoded already, that it encoded, that it failed
+to encode, and that no such worker could take. The worker that prefills encodes the latter two."""
+
 
 class ModelPool:
     """One model's routing state; the router machine owns it and is the only one to change it.
@@ -68,8 +74,12 @@ class ModelPool:
         self.block_size = DEFAULT_BLOCK_SIZE
         self.block_size_known = False
         self.active = ActiveSequences(form.load)
-        self.queue = RequestQueue(settings.queue)
+        self.fair = FairQueue(settings.queue) if settings.queue.shares else None
+        """The queue, where tenants have shares."""
+        self.queue: RequestQueue = RequestQueue(settings.queue) if self.fair is None else self.fair
         self.affinity = SessionAffinity(settings.affinity)
+        self.adapters = AdapterResidency(self._runs)
+        self.habits = ProgramHabits()
         self.placements: Counter[Role] = Counter()
         """Requests placed so far, by what they were placed for."""
         self.streams: dict[Target, KvEventStream] = {}
@@ -101,6 +111,11 @@ class ModelPool:
         """(request, attempt, holder) of KV that is not needed, and that no worker could fetch yet."""
         self.fallback_tokens = float(FALLBACK_BURST)
         """Fallbacks that are allowed at present."""
+        self.embeddings = EmbeddingTable(settings.handoff.embeddings)
+        """Media that encode workers have encoded."""
+        self.encoding: dict[RequestId, Target] = {}
+        """Requests whose media are being encoded, and where."""
+        self.media = dict.fromkeys(MEDIA_COUNTS, 0)
         self.bring = LineFit()
         """Seconds from a hand-off to the first token, over blocks brought."""
         self._stage_cost = _stage_costs(settings)
@@ -122,8 +137,11 @@ class ModelPool:
         """Go on with other settings. Which index is kept was decided when the pool was made."""
         self.settings = settings
         self._stage_cost = _stage_costs(settings)
+        self.embeddings.bytes_max = settings.handoff.embeddings
+        self.embeddings.add(())
         waiting = self.queue.snapshot()
-        self.queue = RequestQueue(settings.queue)
+        self.fair = FairQueue(settings.queue) if settings.queue.shares else None
+        self.queue = RequestQueue(settings.queue) if self.fair is None else self.fair
         self.queue.restore(waiting)
         sessions = self.affinity.snapshot()
         self.affinity = SessionAffinity(settings.affinity)
@@ -189,6 +207,12 @@ class ModelPool:
                 if index is not None:
                     index.remove(target)
         self.affinity.drop_worker(worker.card.id)
+        self.adapters.leave(worker.card.id)
+
+    def _runs(self, router: str, request: RequestId) -> bool:
+        """Tell whether a request that a router placed, empty for this one, runs under any of its names."""
+        owners = (router,) if router else ("", HEDGE, STAGE)
+        return any(self.active.runs(request, owner) for owner in owners)
 
     # --- overlap and cost -------------------------------------------------------------------------------------------
 
@@ -283,11 +307,12 @@ class ModelPool:
         unhashed_blocks = max(0, -(-prompt.isl // size) - len(prompt.blocks))
         many, load = len(targets) >= COLUMNS_MIN, self.active.load
         priced = [] if many else [(target, worker, load(target)) for target, worker in targets]
+        expected = self.expected_output(preferences) if self.settings.expect_output else preferences.osl
         demand = RequestDemand(
             prompt=prompt,
             unhashed_blocks=unhashed_blocks,
             block_size=size,
-            osl=float(preferences.osl) if preferences.osl is not None else self.output_mean,
+            osl=self.output_mean if expected is None else float(expected),
             least_prefill=min([used.prefill_tokens for _, _, used in priced], default=0),
             overlap_credit=(
                 settings.overlap_credit if preferences.overlap_credit is None else preferences.overlap_credit
@@ -295,10 +320,14 @@ class ModelPool:
             handed=source is not None,
             ms_per_block=self.ms_per_block if source is not None else 0.0,
         )
+        adapter = request.event.adapter if self.adapters.workers else None
         usual = self._usual_speed()
         far = partial(distance, self.settings.handoff.distance, source) if source is not None else None
         if many:
             columns = self._columns(prompt, targets, now, stage, usual, far)
+            if adapter is not None:
+                seconds = [self.adapters.seconds(target.worker, adapter) for target, _ in targets]
+                columns = columns._replace(adapter=np.array(seconds))
             return CostTable(demand, settings, targets, columns), unhashed_blocks
         price, overlaps = COSTS[settings.kind], self.overlaps(prompt, now)
         return [
@@ -310,6 +339,7 @@ class ModelPool:
                     used,
                     usual if worker.speed is None else self._speed(worker.speed),
                     1.0 if far is None else far(worker.card),
+                    0.0 if adapter is None else self.adapters.seconds(target.worker, adapter),
                 ),
                 settings,
             )
@@ -379,8 +409,20 @@ class ModelPool:
 
     # --- what it learns ---------------------------------------------------------------------------------------------
 
-    def answered(self, isl: int, tokens: int, cached: int | None) -> None:
-        """A request ended well: learn its output length and its hit rate."""
+    def expected_output(self, preferences: Preferences) -> float | None:
+        """Return the output tokens that a request says, or that its program's answers had; None: nobody knows."""
+        if preferences.osl is not None:
+            return float(preferences.osl)
+        program = preferences.program or preferences.session
+        return None if program is None else self.habits.output(program)
+
+    def answered(self, isl: int, tokens: int, cached: int | None, preferences: Preferences, now: Nanos) -> None:
+        """A request ended well: learn its output length, its hit rate and, where that is wanted, its habits."""
+        program = preferences.program or preferences.session
+        if program is not None and self.settings.expect_output:
+            self.habits.answered(program, tokens)
+        if preferences.session is not None and self.settings.prefetch:
+            self.habits.ended(preferences.session, now)
         self.output_mean += 0.02 * (tokens - self.output_mean)
         if cached is not None:
             self.prompt_tokens += isl
@@ -405,6 +447,8 @@ class ModelPool:
             "active": self.active.snapshot(),
             "queue": self.queue.snapshot(),
             "affinity": self.affinity.snapshot(),
+            "adapters": self.adapters.snapshot(),
+            "habits": self.habits.snapshot(),
             "placements": dict(self.placements),
             "streams": [[list(target), stream.snapshot()] for target, stream in self.streams.items()],
             "exact": None if self.exact is None else self.exact.snapshot(),
@@ -415,6 +459,9 @@ class ModelPool:
             "roles": dict(self.roles),
             "wire": None if self.wire is None else list(self.wire),
             "handoffs": dict(self.handoffs),
+            "embeddings": self.embeddings.snapshot(),
+            "encoding": [[id, list(target)] for id, target in self.encoding.items()],
+            "media": dict(self.media),
             "fallback_tokens": self.fallback_tokens,
             "pending_releases": [
                 [id, attempt, msgspec.to_builtins(card)] for id, attempt, card in self.pending_releases
@@ -433,6 +480,9 @@ class ModelPool:
         self.active.restore(state["active"])
         self.queue.restore(state["queue"])
         self.affinity.restore(state["affinity"])
+        self.adapters.restore(state["adapters"])
+        if "habits" in state:  # snapshots of before have none
+            self.habits.restore(state["habits"])
         self.placements = Counter(state["placements"])
         for index, saved in (
             (self.exact, state["exact"]),
@@ -451,6 +501,9 @@ class ModelPool:
         self._weigh_roles()
         self.wire = None if state["wire"] is None else (state["wire"][0], state["wire"][1])
         self.handoffs = dict(state["handoffs"])
+        self.embeddings.restore(state["embeddings"])
+        self.encoding = {RequestId(id): Target(*target) for id, target in state["encoding"]}
+        self.media = dict(state["media"])
         self.fallback_tokens = state["fallback_tokens"]
         self.pending_releases = [
             (id, attempt, msgspec.convert(card, WorkerCard)) for id, attempt, card in state["pending_releases"]
@@ -464,6 +517,8 @@ class ModelPool:
         self.active.check()
         self.queue.check()
         self.affinity.check()
+        self.adapters.check()
+        self.embeddings.check()
         for index in (self.exact, self.history, self.predicted):
             if index is not None:
                 index.check()

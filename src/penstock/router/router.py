@@ -14,6 +14,7 @@ from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, check_version
 from penstock.kernel.values import RequestId, Slo, Target
 from penstock.router import events, settings_change
+from penstock.router.adapters import adapter_events
 from penstock.router.kv_index import kv_event_handlers
 from penstock.router.prompt_forms import BLOCKS, PromptForm
 from penstock.router.requests import request_events
@@ -25,7 +26,7 @@ from penstock.router.status import router_status
 from penstock.router.status_rows import RouterStatus
 from penstock.router.workers import replica_sync, worker_events
 
-SNAPSHOT_VERSION = 5
+SNAPSHOT_VERSION = 6
 
 
 def woken(core: RouterState, now: Nanos, event: Woken) -> None:
@@ -38,6 +39,8 @@ def woken(core: RouterState, now: Nanos, event: Woken) -> None:
         else:
             if kind == "sweep":
                 replica_sync.sweep(core, now, key)
+            elif (pool := core.pools.get(key)) is not None and pool.fair is not None:
+                pool.fair.kicked = False
             core.freed[key] = None
 
 
@@ -60,6 +63,13 @@ HANDLERS: Mapping[type[Event], Callable[[RouterState, Nanos, Any], None]] = {
     events.KvSourceLost: kv_event_handlers.source_lost,
     events.PeerUpdate: replica_sync.peer_update,
     events.PeerGone: replica_sync.peer_left,
+    events.AdapterLoaded: adapter_events.loaded,
+    events.AdapterFailed: adapter_events.failed,
+    events.AdapterMissing: adapter_events.missing,
+    events.AdaptersListed: adapter_events.listed,
+    events.AdapterDesired: adapter_events.desired,
+    events.AdaptersWanted: adapter_events.wanted,
+    events.AdapterDropped: adapter_events.dropped,
     events.SettingsChanged: settings_change.settings_changed,
     Woken: woken,
 }
@@ -160,6 +170,8 @@ class Router(RouterState):
                 raise InvariantError(f"{model}: requests on workers and active sequences differ")
             if {request.id for request in mine if request.remote is not None} != pool.active.own(STAGE):
                 raise InvariantError(f"{model}: stages on workers and active sequences differ")
+            if pool.fair is not None and sum(pool.fair.serving.values()) != sum(request.work for request in mine):
+                raise InvariantError(f"{model}: tokens of its requests and of the tenants' shares differ")
             for request in mine:
                 if (request.phase == "queued") != (request.id in pool.queue):
                     raise InvariantError(f"request {request.id} is {request.phase}, the queue says otherwise")

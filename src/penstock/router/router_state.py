@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.kernel.machine import Effect, Nanos
 from penstock.kernel.values import RequestId, Slo, Target
-from penstock.router.events import Abort, OperatorNote, Placement, Publish
+from penstock.router.events import Abort, AdapterChange, OperatorNote, Placement, Publish
 from penstock.router.model_pool import ModelPool
 from penstock.router.prompt_forms import PromptForm
 from penstock.router.requests.routed_request import HEDGE, STAGE, RoutedRequest
@@ -113,6 +113,15 @@ class RouterState:
         """Count a request's prompt as load of a target, and tell the other routers unless it is only a hedge."""
         event = request.event
         prompt, osl = request.prompt, event.preferences.osl or 0
+        unloaded: tuple[str, ...] = ()
+        if event.adapter is not None and target.worker in pool.adapters.workers:
+            plan = pool.adapters.take(target.worker, event.adapter, event.id)
+            request.adapter_plan, request.adapter_cold, unloaded = plan.text, plan.waits, plan.unload
+            if plan.load:
+                card = self.roster.workers[target.worker].card
+                self.out.append(AdapterChange(card=card, load=event.adapter, unload=unloaded))
+        if not osl and self.settings.expect_output:
+            osl = round(pool.expected_output(event.preferences) or 0)
         left = -(-max(0, osl - request.tokens) // pool.block_size)
         pool.active.place(
             event.id,
@@ -128,7 +137,17 @@ class RouterState:
             session = None if owner else event.preferences.session
             name = self.leg_id(event.id) if owner else event.id
             more = {"cached": cached, "osl": max(0, osl - request.tokens)}
-            self.publish(pool, name, "placed", target, prompt=prompt, session=session, **more)
+            names = {"adapter": event.adapter, "unloaded": unloaded}
+            # A later leg, of a hand-off or a migration, is no new work of its tenant.
+            work = {} if request.legs or not request.work else {"tenant": event.tenant, "work": request.work}
+            self.publish(pool, name, "placed", target, prompt=prompt, session=session, **more, **names, **work)
+
+    def expected_pause(self, request: RoutedRequest, pool: ModelPool) -> float | None:
+        """Return after how many seconds the session's next request is likely; None where nobody knows."""
+        wish = request.event.preferences
+        if wish.next_in is not None or wish.session is None:
+            return wish.next_in
+        return pool.habits.pause(wish.program or wish.session)
 
     def leg_id(self, request: RequestId) -> RequestId:
         """Return the name under which other routers know a stage before a request's last one."""
@@ -136,6 +155,7 @@ class RouterState:
 
     def unstage(self, request: RoutedRequest, pool: ModelPool) -> None:
         """A stage before the last is over in every way: its load goes."""
+        pool.encoding.pop(request.id, None)
         remote = request.remote
         if remote is not None:
             request.remote = None

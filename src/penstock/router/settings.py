@@ -9,6 +9,7 @@ CostName = Literal["blocks", "latency"]
 QueuePolicy = Literal["fcfs", "lcfs", "wspt", "edf"]
 AffinityMode = Literal["off", "soft", "hard"]
 IndexKind = Literal["auto", "exact", "approximate", "none"]
+Preset = Literal["general", "agentic"]
 Conditional = Literal["auto", "slo", "thresholds", "off"]
 
 OPEN_MAX = 60.0
@@ -128,6 +129,15 @@ class QueueSettings(Settings, frozen=True):
             live=True,
         ),
     ] = 10.0
+    shares: Annotated[
+        dict[str, float],
+        Knob(
+            "Tenants and the weights by which they share the fleet in tokens of prompts and output; those without one "
+            "share the weight 1. Empty gives no shares.",
+            gt=0,
+            live=True,
+        ),
+    ] = {}
 
 
 class OverloadSettings(Settings, frozen=True):
@@ -282,6 +292,16 @@ class HandoffSettings(Settings, frozen=True):
             live=True,
         ),
     ] = 2048
+    embeddings: Annotated[
+        int,
+        Knob(
+            "Encoded media that encode workers keep in the store which they share with the others; more encodes an "
+            "image less often, and takes room there.",
+            unit="bytes",
+            ge=0,
+            live=True,
+        ),
+    ] = 16 * 1024**3
     distance: Annotated[
         dict[str, float],
         Knob(
@@ -298,6 +318,13 @@ class HandoffSettings(Settings, frozen=True):
 class RouterSettings(Settings, frozen=True):
     """Which worker gets a request."""
 
+    preset: Annotated[
+        Preset,
+        Knob(
+            "Which traffic the defaults of router settings that stand nowhere are for: agentic is agents with long "
+            "contexts, many turns and sub-agents; it draws sessions and programs to where their cache is."
+        ),
+    ] = "general"
     mode: Annotated[
         Mode, Knob("How a worker is chosen: kv weighs cached blocks against load; the others ignore the cache.")
     ] = "kv"
@@ -310,6 +337,22 @@ class RouterSettings(Settings, frozen=True):
     migration: MigrationSettings = MigrationSettings()
     hedge: HedgeSettings = HedgeSettings()
     handoff: HandoffSettings = HandoffSettings()
+    expect_output: Annotated[
+        bool,
+        Knob(
+            "Expect of a request that does not say its output length what answers to its program (or session) were "
+            "like, instead of the model's mean; counts in cost.kind latency and with track_output.",
+            live=True,
+        ),
+    ] = False
+    prefetch: Annotated[
+        bool,
+        Knob(
+            "Have KV tiers bring a session's blocks up to host memory shortly before its next request is likely, by "
+            "the pauses that its program (or itself) made; callers may say the pause themselves, whatever this is.",
+            live=True,
+        ),
+    ] = False
     track_output: Annotated[
         bool, Knob("Count generated blocks as load while a request decodes; costs one event per block.", live=True)
     ] = False

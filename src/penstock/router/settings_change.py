@@ -11,6 +11,8 @@ def settings_changed(core: RouterState, now: Nanos, event: SettingsChanged) -> N
     core.slo = event.slo
     for model, pool in core.pools.items():
         pool.use(settings)
+        if pool.fair is not None:
+            pool.fair.recount(request for request in core.requests.values() if request.event.model == model)
         core.freed[model] = None
     for request in core.requests.values():
         if request.queued_since is not None:

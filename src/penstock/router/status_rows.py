@@ -39,7 +39,14 @@ class StatusCounts(msgspec.Struct, kw_only=True):
 
 
 class ModelStatus(msgspec.Struct, kw_only=True):
-    """One model. ``tokenizer``: its folder as configured; ``refused``: requests by the limit that refused them."""
+    """One model. ``tokenizer``: its folder as configured; ``refused``: requests by the limit that refused them.
+
+    ``adapters``: requests that found their LoRA adapter (hit), waited for it (wait), had it loaded (load), loads that
+    failed, adapters that were unloaded for others, and that an engine did not hold (missing).
+    ``media``: images and the like by what became of them, where a worker's role is to encode; ``embedding_bytes``:
+    about how many bytes of them are in the store. ``awaited``: requests of sessions for which a worker's KV tiers were
+    told to bring blocks up: those that came to it (home), and those that went elsewhere.
+    """
 
     name: str
     block_size: int | None = None
@@ -54,7 +61,11 @@ class ModelStatus(msgspec.Struct, kw_only=True):
     roles: dict[Role, int] = {}
     handoff: HandoffProtocol | None = None
     handoffs: dict[str, int] | None = None
+    media: dict[str, int] | None = None
+    embedding_bytes: int = 0
+    awaited: dict[str, int] = {}
     refused: dict[str, int] = {}
+    adapters: dict[str, int] = {}
     ok: int = 0
     rejected: int = 0
     failed: int = 0

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.adapters.kubernetes.kubernetes_login import open_client
 from penstock.adapters.nats_link import NatsLink, subject_of
 from penstock.adapters.planes.nats_plane import NatsPlane
 from penstock.adapters.planes.zmq_forwarder import ForwardedPlane
@@ -10,6 +11,7 @@ from penstock.adapters.planes.zmq_plane import ZmqPlane
 from penstock.adapters.seams import Store
 from penstock.adapters.stores.etcd_client import EtcdClient, EtcdLogin
 from penstock.adapters.stores.etcd_store import EtcdStore
+from penstock.adapters.stores.kubernetes_store import KubernetesStore
 from penstock.adapters.stores.sqlite_store import SqliteStore
 from penstock.adapters.tls import client_context
 from penstock.config.settings.cluster_settings import ClusterSettings
@@ -33,11 +35,13 @@ def open_store(
         run: the run folder, which holds the database.
         revoked: called with each key of ours whose lease an operator revoked.
     Raises:
-        ConfigError: a certificate can't be read.
+        ConfigError: a certificate can't be read, or there is no login at an API server.
     """
     discovery = settings.discovery
     if discovery.store == "sqlite":
         return SqliteStore(run / "discovery", secret=secret)
+    if discovery.store == "kubernetes":
+        return KubernetesStore(open_client(discovery.kubernetes), settings.name, secret=secret, revoked=revoked)
     return EtcdStore(
         open_etcd(discovery.etcd),
         prefix=etcd_prefix(settings),
@@ -45,6 +49,20 @@ def open_store(
         settle=discovery.ttl / 2,
         secret=secret,
         revoked=revoked,
+    )
+
+
+def open_lasting_store(settings: ClusterSettings, store: Store) -> Store | None:
+    """Return where the tenants' budgets are kept: the cluster's store, or a database beside its run folders where that
+    store goes with the run; None where no tenant has one.
+
+    Args:
+        store: the cluster's.
+    """
+    if all(tenant.budget is None for tenant in settings.tenants.values()):
+        return None
+    return (
+        SqliteStore(Path(settings.runs.dir).expanduser() / "budgets") if settings.discovery.store == "sqlite" else store
     )
 
 

@@ -12,7 +12,7 @@ from penstock.kernel.machine import Effect, Event, Machine, Nanos, Send, Wake, W
 log = logging.getLogger("penstock.live")
 
 E = TypeVar("E", bound=Effect)
-Carrier = Callable[[Nanos, str, E], None]
+Carrier = Callable[[Nanos, str, E], object]
 """Carries out one effect: ``(now, sender, effect)``. It must not block; slow work is a task that posts its result."""
 
 

@@ -6,16 +6,18 @@ same moment, and what an engine reports goes back.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock.engine import events as engine
 from penstock.engine.network_links import Transferred
 from penstock.fleet.events import RequestsLeft
 from penstock.kernel.errors import InvariantError
+from penstock.kernel.hashing import MediaSpan
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos, nanos, seconds
 from penstock.kernel.request_record import ItlSummary, RequestRecord
 from penstock.kernel.simulation import Answer
-from penstock.kernel.values import Prompt, RequestId, WorkerId
+from penstock.kernel.values import MediaItem, Prompt, RequestId, WorkerId
 from penstock.router import events as routing
 from penstock.router.requests.closed_record import record_of
 from penstock.router.requests.stage_graph import AT_ONCE, FINAL
@@ -26,7 +28,7 @@ from penstock.simulate.prefix_tree import PrefixTree
 from penstock.simulate.simulated_fleet import SimulatedFleet, SimulatedWorker
 from penstock.simulate.simulation_plan import SimulationPlan
 from penstock.traffic.sessions import Sessions
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock.traffic.traffic_request import TrafficMedia, TrafficRequest
 
 ROUTER = "router"
 FLEET = "fleet"
@@ -56,6 +58,7 @@ class EffectHandlers:
         decided: takes every decision of the router.
         idle: called when the last open request has ended.
         loop: gives the turn of a session that follows one that has ended; None where turns come by themselves.
+        later: calls something at a moment; ``post``: lets an event reach a machine then.
     """
 
     def __init__(
@@ -68,6 +71,8 @@ class EffectHandlers:
         decided: Callable[[routing.Decision], object],
         idle: Callable[[], object],
         loop: Sessions | None,
+        later: Callable[[Nanos, Callable[[], object]], object],
+        post: Callable[[Nanos, str, Event], object],
     ) -> None:
         self.submitted = 0
         self.closed = 0
@@ -87,7 +92,13 @@ class EffectHandlers:
         self._decided = decided
         self._idle = idle
         self._loop = loop
+        self._later = later
+        self._post = post
         self.handoffs = KvTransfers(fleet)
+        self.embeddings: set[str] = set()
+        """Media in the store that encode workers write. It is not bounded: the router's own table is."""
+        self._encoding: dict[str, list[str]] = {}
+        """Leg of an encode worker -> the media that it encodes."""
         self._names = PrefixTree(plan.block_size)
         self._made = 0
         """Output tokens that engines made and did not take back..."""
@@ -107,6 +118,7 @@ class EffectHandlers:
             engine.PullKv: self._pull,
             Transferred: self._transferred,
             routing.Release: self._released,
+            routing.AdapterChange: self._adapters_changed,
         }
 
     def carry(self, kind: type[Effect], carrier: Callable[[Nanos, str, Any], Iterable[Answer]]) -> None:
@@ -130,9 +142,12 @@ class EffectHandlers:
             id=id,
             model=self._plan.model,
             prompt=Prompt(request.isl, blocks),
+            media=tuple([MediaItem(item.id, item.tokens) for item in request.media]) if request.media else (),
             preferences=_PLAIN
             if request.session is None and not self._plan.slo.classes
-            else routing.Preferences(session=request.session, service_class=request.kind),
+            else routing.Preferences(session=request.session, program=request.program, service_class=request.kind),
+            tenant=request.tenant,
+            adapter=request.adapter,
         )
 
     def broken(self, worker: SimulatedWorker, now: Nanos, why: str) -> list[Event]:
@@ -146,7 +161,8 @@ class EffectHandlers:
                 failures.append(routing.Failed(id=id, attempt=_attempt(key), reason=why, retryable=True))
                 continue
             # Before the first token came, nothing is out, even where it would come at this very moment.
-            out = 0 if opened.first is None else worker.engine.tokens_at(key, now)
+            known = opened.first is not None and key not in worker.awaiting
+            out = worker.engine.tokens_at(key, now) if known else 0
             opened.got += out
             self._made += out
             resume = None
@@ -159,6 +175,7 @@ class EffectHandlers:
             )
         worker.running.clear()
         worker.stages.clear()
+        worker.awaiting.clear()
         return failures
 
     def cut_off(self, worker: SimulatedWorker, now: Nanos) -> list[Answer]:
@@ -191,14 +208,60 @@ class EffectHandlers:
             self.handoffs.makes(leg, worker, key)
         elif leg is not None and last:
             self.handoffs.takes(leg, worker, key)
+        media = opened.request.media
+        if effect.stage == "encode":
+            return ((now, worker.id, self._encode(key, effect, media)),)
         submit = engine.SubmitRequest(
             id=RequestId(key),
             prompt=Prompt(isl, opened.blocks),
             max_tokens=opened.request.osl - opened.got if last else 1,
             hold=effect.stage == "prefill",
             remote=isl if leg is not None and last else 0,
+            media=[MediaSpan(item.id, item.start, item.tokens) for item in media] if media else [],
+            embedded=[item.id for item in media if item.id in self.embeddings] if media else [],
+            next_in=effect.prefetch_after,
         )
+        adapter = opened.request.adapter
+        if adapter is not None and self._plan.pools[worker.pool].adapter_slots:
+            ready = worker.adapters.get(adapter)
+            if ready is None:
+                raise InvariantError(f"request {effect.id} was sent to {worker.id}, which has no adapter {adapter}")
+            if ready > now:
+                worker.awaiting.add(key)
+                self._later(ready, partial(self._adapter_there, ready, worker, submit))
+                return ()
         return ((now, worker.id, submit),)
+
+    def _adapters_changed(self, now: Nanos, sender: str, effect: routing.AdapterChange) -> Iterable[Answer]:
+        """An engine unloads adapters, which takes no time, and loads one, after those that it loads already."""
+        worker = self._fleet.workers.get(effect.card.id)
+        if worker is None or worker.card.incarnation != effect.card.incarnation:
+            return ()
+        for unwanted in effect.unload:
+            worker.adapters.pop(unwanted, None)
+        name, took = effect.load, self._plan.pools[worker.pool].sim.adapter_load
+        if name is None:
+            return ()
+        if name not in worker.adapters:
+            worker.adapters[name] = worker.adapters_loaded = max(now, worker.adapters_loaded) + nanos(took)
+        loaded = routing.AdapterLoaded(worker=worker.id, epoch=worker.card.incarnation, adapter=name, seconds=took)
+        return ((max(now, worker.adapters[name]), ROUTER, loaded),)
+
+    def _adapter_there(self, now: Nanos, worker: SimulatedWorker, submit: engine.SubmitRequest) -> None:
+        """Send a request that has waited for its adapter, unless it has ended meanwhile."""
+        if submit.id in worker.awaiting:
+            worker.awaiting.discard(submit.id)
+            self._post(now, worker.id, submit)
+
+    def _encode(self, key: str, effect: routing.Dispatch, media: Sequence[TrafficMedia]) -> engine.SubmitRequest:
+        """Return what an encode worker is asked: its media and nothing else."""
+        spans: list[MediaSpan] = []
+        start = 0
+        for place in effect.encode:
+            spans.append(MediaSpan(media[place].id, start, media[place].tokens))
+            start += media[place].tokens
+        self._encoding[key] = [span.id for span in spans]
+        return engine.SubmitRequest(id=RequestId(key), prompt=Prompt(start, ()), max_tokens=1, media=spans, encode=True)
 
     def _pull(self, now: Nanos, sender: str, effect: engine.PullKv) -> Iterable[Answer]:
         return self.handoffs.start_fetch(now, effect)
@@ -219,11 +282,15 @@ class EffectHandlers:
         worker = self._fleet.workers.get(effect.target.worker)
         if worker is None or worker.running.pop(key, None) is None:
             return ()
+        if key in worker.awaiting:
+            worker.awaiting.discard(key)
+            return self._leg_ended(now, worker, key, effect.id)
         stop = engine.AbortRequest(id=RequestId(key))
         return ((now, worker.id, stop), *self._leg_ended(now, worker, key, effect.id))
 
     def _leg_ended(self, now: Nanos, worker: SimulatedWorker, key: str, id: RequestId) -> Iterable[Answer]:
         """A leg has ended without what it was for: its part in a hand-off is over, too."""
+        self._encoding.pop(key, None)
         if key in worker.stages:
             worker.stages.discard(key)
             return self.handoffs.lost(now, (id, _attempt(key)))
@@ -264,6 +331,7 @@ class EffectHandlers:
     def _staged(self, id: RequestId, effect: engine.EngineFinished) -> list[Answer]:
         """A stage before a request's last one is done."""
         attempt = _attempt(effect.id)
+        self.embeddings.update(self._encoding.pop(effect.id, ()))
         done = routing.Staged(id=id, attempt=attempt, kv_retained=effect.blocks_retained > 0, cached=effect.cached)
         freed = self.handoffs.prefilled(effect.at, (id, attempt)) if effect.blocks_retained else ()
         # Where the request has ended meanwhile, its KV is only let go.
@@ -332,7 +400,13 @@ class EffectHandlers:
             raise InvariantError(f"{self.handoffs.open} hand-offs are not over, although all requests are")
         for worker in self._fleet.workers.values():
             worker.engine.check()
-            if worker.running or worker.kv_retained or worker.engine.running or worker.engine.kv_usage:
+            if (
+                worker.running
+                or worker.kv_retained
+                or worker.awaiting
+                or worker.engine.running
+                or worker.engine.kv_usage
+            ):
                 raise InvariantError(f"worker {worker.id} holds blocks of requests that have ended")
 
 
@@ -353,6 +427,7 @@ def _record(closed: routing.Closed, opened: OpenRequest) -> RequestRecord:
         osl_requested=opened.request.osl,
         turn=opened.request.turn if opened.request.session is not None else None,
         cached_by_tier=opened.sources,
+        tenant=opened.request.tenant,
     )
 
 

@@ -42,6 +42,8 @@ class FleetEffects:
         carriers: dict[type[Effect], Callable[[Nanos, Any], Iterable[Answer]]] = {
             events.Spawn: self._spawn,
             events.Probe: self._probe,
+            events.Sleep: self._sleep,
+            events.Rouse: self._rouse,
             events.PublishReplica: self._publish,
             events.CountRequests: self._count,
             events.Withdraw: lambda now, effect: self._left(now, WorkerId(effect.worker), effect.reason),
@@ -66,16 +68,34 @@ class FleetEffects:
             self._simulation.post(at, machine, answer)
 
     def _spawn(self, now: Nanos, effect: events.Spawn) -> Iterable[Answer]:
-        made = self._fleet.start(effect.pool, now, WorkerId(effect.worker), effect.serial)
-        self._simulation.machines[made.id] = made.engine
-        bandwidth = self._fleet.plan.pools[effect.pool].sim.transfer.bandwidth
-        if bandwidth != self._links.bandwidth(made.id):
-            self._links.set(made.id, bandwidth)
-        self._cards[made.id] = made.card
+        made = self._begin(effect.pool, now, effect.worker, effect.serial)
         return (
             (now, ROUTER, routing.WorkerJoined(card=made.card, ready=made.ready_at <= now)),
             (now, FLEET, events.Started(worker=effect.worker, serial=effect.serial)),
         )
+
+    def _rouse(self, now: Nanos, effect: events.Rouse) -> Iterable[Answer]:
+        self._fleet.sleep_ended(WorkerId(effect.worker), now)
+        made = self._begin(effect.pool, now, effect.worker, effect.serial, woken=True)
+        return (
+            (now, ROUTER, routing.WorkerJoined(card=made.card, ready=False)),
+            (made.ready_at, FLEET, events.Awoke(worker=effect.worker, serial=effect.serial)),
+        )
+
+    def _sleep(self, now: Nanos, effect: events.Sleep) -> Iterable[Answer]:
+        worker = self._fleet.workers[WorkerId(effect.worker)]
+        self._simulation.remove(worker.id)
+        asleep_at = self._fleet.sleep(worker, now)
+        yield asleep_at, FLEET, events.Slept(worker=effect.worker, serial=effect.serial)
+
+    def _begin(self, pool: str, now: Nanos, worker: str, serial: int, *, woken: bool = False) -> SimulatedWorker:
+        made = self._fleet.start(pool, now, WorkerId(worker), serial, woken=woken)
+        self._simulation.machines[made.id] = made.engine
+        bandwidth = self._fleet.plan.pools[pool].sim.transfer.bandwidth
+        if bandwidth != self._links.bandwidth(made.id):
+            self._links.set(made.id, bandwidth)
+        self._cards[made.id] = made.card
+        return made
 
     def _probe(self, now: Nanos, effect: events.Probe) -> Iterable[Answer]:
         worker = self._fleet.workers[WorkerId(effect.worker)]
@@ -118,6 +138,7 @@ class FleetEffects:
                 yield from self._broken(now, worker, "it was drained, and its time is over")
             yield from self._left(now, worker.id, effect.reason)
             self._end(now, worker, effect.reason)
+        self._fleet.sleep_ended(WorkerId(effect.worker), now)
         yield now, FLEET, events.Stopped(worker=effect.worker, serial=effect.serial)
 
     def _restart_reported(self, now: Nanos, effect: events.RestartReported) -> Iterable[Answer]:

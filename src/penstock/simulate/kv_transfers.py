@@ -45,8 +45,6 @@ class KvTransfers:
     fleet: SimulatedFleet
     bytes_moved: int = 0
     fetched: int = 0
-    recomputed: int = 0
-    """Fetches that failed, so that the engine computed the prompt itself."""
     _offers: dict[Leg, HeldKv] = field(default_factory=dict)
     _fetches: dict[str, KvFetch] = field(default_factory=dict)
 
@@ -144,7 +142,6 @@ class KvTransfers:
 
     def _failed(self, now: Nanos, key: str, fetch: KvFetch) -> Iterable[Answer]:
         del self._fetches[key]
-        self.recomputed += 1
         return ((now, fetch.worker, engine.KvPulled(id=RequestId(key), ok=False)),)
 
     def _release(self, now: Nanos, leg: Leg) -> Iterable[Answer]:

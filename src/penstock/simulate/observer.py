@@ -50,6 +50,8 @@ class Observer:
             for place, life in enumerate(self._fleet.lives)
             if life.pool == name and life.ready and place not in self._reported
         }
+        woken = [spent for place, spent in fresh.items() if self._fleet.lives[place].woken]
+        began = [spent for place, spent in fresh.items() if not self._fleet.lives[place].woken]
         self._reported |= fresh.keys()
         starting = sorted((now - w.life.started) / SECOND for w in workers if w.state == "starting")
         return PoolState(
@@ -57,7 +59,10 @@ class Observer:
             ready=sum(worker.state == "ready" for worker in workers),
             starting=tuple(reversed(starting)),
             draining=sum(worker.state == "draining" for worker in workers),
-            start_up_times=tuple(fresh.values()),
+            start_up_times=tuple(began),
+            wake_times=tuple(woken),
+            asleep=sum(worker.rpartition("-")[0] == name for worker in self._fleet.asleep),
+            host_memory=None if self._fleet.asleep else 0,
             flips=pool.role != "aggregated",
             engines=tuple(self._engine(worker, now) for worker in workers if worker.state == "ready"),
         )

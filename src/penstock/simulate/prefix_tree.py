@@ -33,6 +33,7 @@ class PrefixTree:
         self.block_size = block_size
         self._units: list[Units] = []
         """What each run is made of; nothing where nothing shares it."""
+        self._adapters: dict[str, int] = {}
         self._branches: dict[tuple[int, int, int], int] = {}
         """(run, units of it before the branch, the first unit behind it) -> run that goes on there"""
 
@@ -44,13 +45,16 @@ class PrefixTree:
         Cost: a few microseconds per run on the way, not per block, unless blocks are larger than the trace's.
         """
         size, unit = self.block_size, request.block_size
+        apart = 0  # the blocks of one adapter are no cache for another
+        if request.adapter is not None:
+            apart = self._adapters.setdefault(request.adapter, len(self._adapters) + 1) << 32
         if request.token_ids is not None:
-            return self._follow(_numbers(block_hashes(request.token_ids, size)), 1, -1, RUN_MAX)
+            return self._follow(_numbers(block_hashes(request.token_ids, size)), 1, -1 - apart, RUN_MAX)
         if not request.hash_ids:
             if request.messages is not None:
                 raise ValueError("the prompt is text: only a tokenizer knows its tokens")
             return self._alone(request.isl // size)
-        root = -1 - unit  # traces of different block sizes share nothing
+        root = -1 - unit - apart  # traces of different block sizes share nothing
         if unit % size == 0 and unit // size <= RUN_MAX:
             return self._follow(_numbers(request.hash_ids), unit // size, root, request.isl // size)
         ids = request.hash_ids

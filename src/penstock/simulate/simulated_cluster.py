@@ -87,6 +87,8 @@ class SimulatedCluster:
             decided=decided,
             idle=self._idle,
             loop=traffic if isinstance(traffic, Sessions) else None,
+            later=lambda at, act: self.simulation.call(at, act),
+            post=lambda at, machine, event: self.simulation.post(at, machine, event),
         )
         transfer = next(iter(plan.pools.values())).sim.transfer
         self.links = NetworkLinks(transfer.bandwidth, transfer.latency)
@@ -141,7 +143,8 @@ class SimulatedCluster:
             InvariantError: tokens, blocks or requests went missing: a bug of ours.
         """
         for name, pool in self.pools.items():
-            self.simulation.post(0, FLEET, fleet.PoolAdded(pool=name, configured=pool))
+            sleeping = self.plan.pools[name].sleeping
+            self.simulation.post(0, FLEET, fleet.PoolAdded(pool=name, configured=pool, sleeping=sleeping))
         self.simulation.post(0, FLEET, fleet.Begun())
         for fault in self.plan.faults:
             self._at(nanos(fault.at), partial(self._befall, fault))
@@ -171,10 +174,24 @@ class SimulatedCluster:
         """Return GPU-hours up to the end, with the workers' starting and draining."""
         return self.fleet.gpu_hours(self.end)
 
+    def asleep_hours(self) -> float:
+        """Return the hours up to the end for which workers slept, in host memory and without GPUs."""
+        return self.fleet.asleep_hours(self.end)
+
     def handoffs(self) -> dict[str, int]:
         """Return what became of prefills on workers of their own, as `penstock.router.model_pool` counts it."""
         pool = self.router.pools.get(self.plan.model)
         return {} if pool is None or not pool.splits else dict(pool.handoffs)
+
+    def media(self) -> dict[str, int]:
+        """Return what became of images: encoded, found in an engine's own cache, and read from the store."""
+        counts = [worker.engine.media_counts for worker in self.fleet.workers.values()]
+        return {name: sum(column) for name, column in zip(("encoded", "reused", "fetched"), zip(*counts), strict=False)}
+
+    def adapters(self) -> dict[str, int]:
+        """Return what became of requests for LoRA adapters, as `penstock.router.adapters` counts it; empty without."""
+        pool = self.router.pools.get(self.plan.model)
+        return {} if pool is None or not any(pool.adapters.counts.values()) else dict(pool.adapters.counts)
 
     def gaps(self) -> list[tuple[float, int]]:
         """Return (seconds, how many of it) of the waits between tokens, of all engines."""

@@ -32,6 +32,8 @@ class PaidLife:
     started: Nanos
     ready: Nanos | None = None
     ended: Nanos | None = None
+    woken: bool = False
+    """Whether it slept before, and was not started."""
     why: str = ""
     """Why it ended; empty while it has not."""
 
@@ -63,6 +65,12 @@ class SimulatedWorker:
     """Those of ``running`` that are a stage before a request's last one."""
     kv_retained: set[str] = field(default_factory=set)
     """Requests that have ended here and whose KV waits to be fetched, by the engine's id."""
+    adapters: dict[str, Nanos] = field(default_factory=dict)
+    """LoRA adapters in its memory or on their way there, and from when on each may be used."""
+    adapters_loaded: Nanos = 0
+    """When the last of them is there: an engine loads one at a time."""
+    awaiting: set[str] = field(default_factory=set)
+    """Those of ``running`` that wait for their adapter, and are not known to the engine yet."""
 
     @property
     def idle(self) -> bool:
@@ -85,20 +93,26 @@ class SimulatedFleet:
     def __init__(self, plan: SimulationPlan, rng: random.Random) -> None:
         self.plan = plan
         self.workers: dict[WorkerId, SimulatedWorker] = {}
+        self.prefetched_earlier: dict[str, int] = {}
+        """What `prefetched` counts, of workers that are gone."""
         self.lives: list[PaidLife] = []
         self.peers: dict[str, SimulatedTiers] = {}
         """Tiers of the engines that fetch from each other."""
+        self.asleep: dict[WorkerId, Nanos] = {}
+        """Workers that sleep, and since when."""
+        self.slept: Nanos = 0
+        """Sum of the sleeps that are over."""
         self.gaps: list[ItlHistogram] = []
         """Waits between tokens, of every engine that ever ran; none of those that speculate."""
         self._rng = rng
         self._epochs: dict[WorkerId, int] = {}
 
-    def start(self, pool: str, now: Nanos, worker: WorkerId, serial: int) -> SimulatedWorker:
-        """Start a worker."""
+    def start(self, pool: str, now: Nanos, worker: WorkerId, serial: int, *, woken: bool = False) -> SimulatedWorker:
+        """Start a worker, or wake one that sleeps: its cache is empty in either case."""
         first = now == 0 and worker not in self._epochs
         epoch = self._epochs[worker] = self._epochs.get(worker, 0) + 1
         kind = self.plan.pools[pool]
-        life = PaidLife(worker, pool, kind.gpus, now)
+        life = PaidLife(worker, pool, kind.gpus, now, woken=woken)
         self.lives.append(life)
         form = BlockCache if self.plan.single_blocks else RunCache
         tiers = partial(tiers_of, kind.cache, table=kind.table, name=worker, peers=self.peers)
@@ -107,7 +121,8 @@ class SimulatedFleet:
             engine.mute_kv_events()
         card = _card(self.plan.model, worker, epoch, kind)
         # What the run begins with serves already.
-        made = SimulatedWorker(card, pool, engine, life, serial, now if first else now + self._start_up())
+        wait = 0 if first else nanos(kind.sim.wake_time) if woken else self._start_up(pool, kind)
+        made = SimulatedWorker(card, pool, engine, life, serial, now + wait)
         if not kind.sim.num_speculative_tokens:
             self.gaps.append(made.engine.count_gaps())
         self.workers[worker] = made
@@ -115,10 +130,40 @@ class SimulatedFleet:
 
     def end(self, worker: SimulatedWorker, now: Nanos, why: str) -> None:
         """Forget a worker."""
+        self._count_prefetched(self.prefetched_earlier, worker)
         del self.workers[worker.id]
         self.peers.pop(worker.id, None)
         worker.life.ended = now
         worker.life.why = why
+
+    def sleep(self, worker: SimulatedWorker, now: Nanos) -> Nanos:
+        """Let a worker sleep; return from when on it has no GPUs."""
+        asleep_at = now + nanos(self.plan.pools[worker.pool].sim.wake_time)
+        self.end(worker, asleep_at, "it sleeps")
+        self.asleep[worker.id] = asleep_at
+        return asleep_at
+
+    def sleep_ended(self, worker: WorkerId, now: Nanos) -> None:
+        """A worker that may have slept is woken or ended."""
+        since = self.asleep.pop(worker, None)
+        self.slept += 0 if since is None else max(0, now - since)
+
+    def asleep_hours(self, end: Nanos) -> float:
+        """Return the hours that workers slept up to ``end``: paid in host memory, not in GPUs."""
+        return (self.slept + sum(max(0, end - since) for since in self.asleep.values())) / SECOND / 3600
+
+    def prefetched(self) -> dict[str, int]:
+        """Return what all workers' tiers brought up ahead, in blocks, and what came of it; empty without tiers."""
+        counts = dict(self.prefetched_earlier)
+        for worker in self.workers.values():
+            self._count_prefetched(counts, worker)
+        return counts
+
+    @staticmethod
+    def _count_prefetched(counts: dict[str, int], worker: SimulatedWorker) -> None:
+        tiers = worker.engine.tiers
+        for name, blocks in ({} if tiers is None else tiers.prefetched()).items():
+            counts[name] = counts.get(name, 0) + blocks
 
     def publish_anew(self, worker: SimulatedWorker, role: Role) -> WorkerCard:
         """Let a drained worker take requests again, maybe in another role, and return its card from now on."""
@@ -146,10 +191,12 @@ class SimulatedFleet:
         """Return GPU-hours of all workers up to ``end``, their starting and draining included."""
         return sum(life.gpu_seconds(end) for life in self.lives) / 3600
 
-    def _start_up(self) -> Nanos:
+    def _start_up(self, pool: str, kind: PoolPlan) -> Nanos:
         start_up = self.plan.start_up
         if not start_up.median:
-            return 0
+            shared = kind.share_weights and any(other.state == "ready" for other in self.of(pool))
+            sibling = kind.sim.sibling_load_time
+            return nanos(kind.sim.load_time if sibling is None or not shared else sibling)
         if not start_up.sigma:
             return nanos(start_up.median)
         return nanos(self._rng.lognormvariate(math.log(start_up.median), start_up.sigma))
@@ -173,4 +220,5 @@ def _card(model: str, worker: WorkerId, epoch: int, pool: PoolPlan) -> WorkerCar
         handoff=pool.handoff,
         hash_scheme=SCHEME,
         events=(f"virtual://{worker}/events",),
+        adapter_slots=pool.adapter_slots,
     )

@@ -58,6 +58,12 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
     table: Mapping[str, Any] | None = None
     cache: TierPlan = TierPlan()
     """Tiers below each engine's memory."""
+    sleeping: int = 0
+    """Replicas that sleep at most, in place of ending."""
+    adapter_slots: int | None = None
+    """LoRA adapters that each engine holds in memory; None loads none."""
+    share_weights: bool = False
+    """Whether a replica takes its weights from another one that serves, in ``sim.sibling_load_time``."""
 
 
 class SimulationPlan(msgspec.Struct, frozen=True, kw_only=True):

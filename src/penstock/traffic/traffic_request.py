@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock.kernel.media.media_tokens import image_tokens
+
 TRACE_BLOCK = 512
 """Tokens per hash id in the Mooncake traces."""
 
@@ -13,6 +15,20 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
     role: str
     content: str
+
+
+class TrafficMedia(msgspec.Struct, frozen=True):
+    """An image of a prompt: ``id`` of its content; its pixels; the tokens that stand for it begin at ``start``."""
+
+    id: str
+    width: int
+    height: int
+    start: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that stand for it."""
+        return image_tokens(self.width, self.height)
 
 
 class TrafficRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +51,18 @@ class TrafficRequest(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | None = None
     messages: list[ChatMessage] | None = None
     session: str | None = None
+    program: str | None = None
+    """The run of an agent that the session belongs to, with all its sub-agents."""
     turn: int = 0
     think: float | None = None
+    media: list[TrafficMedia] = []
+    """Images in it, whose tokens count in ``isl``."""
     kind: str | None = None
     """Service class or name of the workload part, as it is reported."""
+    tenant: str | None = None
+    """Whose request it is, where tenants share the fleet."""
+    adapter: str | None = None
+    """LoRA adapter that it names in place of the model."""
 
 
 def shared_tokens(one: TrafficRequest, other: TrafficRequest) -> int:

@@ -1,4 +1,4 @@
-"""Workloads of typical services: chat, retrieval (rag), agent and plain requests, with the prefixes that they share.
+"""Workloads of typical services: chat, retrieval (rag), agents, coding agents and plain requests, with shared prefixes.
 
 Each is an endless stream of `TrafficRequest`s in order of arrival, drawn from one generator that is handed in. The
 same draw can be had as tokens (hash ids of `UNIT`-token blocks, for `PromptMaker` and for simulation) or as text
@@ -14,17 +14,21 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from penstock.kernel.errors import ConfigError
 from penstock.traffic.arrivals import Arrivals, poisson
 from penstock.traffic.lengths import Empirical, Fixed, Lengths, Lognormal
 from penstock.traffic.pseudo_words import words
-from penstock.traffic.traffic_request import ChatMessage, TrafficRequest
+from penstock.traffic.traffic_request import ChatMessage, TrafficMedia, TrafficRequest
 
 UNIT = 16
 """Tokens per hash id of a workload: the smallest block size in common use, so that any engine's blocks can share."""
 
 Form = Literal["tokens", "text"]
-Name = Literal["chat", "rag", "agent", "fixed", "tenants"]
-SETTLE = {"chat": 300.0, "agent": 120.0}
+CODING_UNIT = 128
+"""The same of the workload coding, whose prompts are so long that smaller ids would only cost memory."""
+
+Name = Literal["chat", "rag", "agent", "coding", "fixed", "tenants", "images"]
+SETTLE = {"chat": 300.0, "agent": 120.0, "coding": 2400.0}
 """Seconds that are left out at the start of a workload of sessions: several times a session's mean length, so that the
 stream begins amid sessions that run already and has its full rate from the first second on. ``starts`` give times that
 count from before them (see ``lead`` of `arrival_patterns.ArrivalPattern.stream`)."""
@@ -72,6 +76,37 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True)
+class Coding:
+    """Programs of coding agents: a main session of many turns that starts sub-agents, and tools between the turns.
+
+    All programs of a product share its system prompt and tool definitions; all sessions of a program share its project
+    (instructions, list of files) as well. The main session waits for the sub-agents that it starts.
+
+    The lengths are set so that most sessions grow towards ``context_max`` and answers are some 1,000 tokens: NVIDIA's
+    published AgentX runs (ai-dynamo/aisimulate, 2026) have prompts of 126k and answers of 984 tokens on average.
+    Tool times are a choice of ours: reading a file takes a second, a test suite minutes.
+
+    Args:
+        forks: how often the main session starts sub-agents; ``sub_agents`` each time, all at once.
+        context_max: tokens of prompt and answer at which a session ends.
+    """
+
+    products: int = 3
+    system_length: Lengths = Lognormal(14_000, 0.25, 6000, 32_000)
+    project: Lengths = Lognormal(4000, 0.6, 256, 16_000)
+    task: Lengths = Lognormal(300, 1.0, 16, 8192)
+    answer: Lengths = Lognormal(600, 1.0, 16, 8192)
+    result: Lengths = Lognormal(1200, 1.2, 16, 24_000)
+    turns: Lengths = Empirical((10, 20, 30, 40, 60), (15, 25, 30, 20, 10))
+    forks: Lengths = Empirical((0, 1, 2), (40, 35, 25))
+    sub_agents: Lengths = Empirical((1, 2, 3), (40, 30, 30))
+    sub_turns: Lengths = Empirical((4, 8, 12), (40, 40, 20))
+    tool_time: Lengths = Lognormal(3, 1.4, 1, 300)
+    token_time: float = 0.015
+    context_max: int = 127_000
+
+
+@dataclass(frozen=True, slots=True)
 class Plain:
     """Independent requests of given lengths, each behind the system prompt of one of its tenants, if there are any.
 
@@ -84,6 +119,25 @@ class Plain:
     answer: Lengths = Fixed(128)
     tenants: int = 0
     system_length: Lengths = Lognormal(2000, 0.5, 128, 16_384)
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Independent questions about images, some of which come again.
+
+    Args:
+        count: images of a request. sides: pixels of an image's sides, one after the other.
+        repeats: share of the images that were asked about before: of `popular` ones, by uneven popularity.
+        prompt: tokens of the question; before it stands a system prompt that all share.
+    """
+
+    count: Lengths = Fixed(1)
+    sides: tuple[Lengths, Lengths] = (Empirical((640, 1024, 1920)), Empirical((480, 768, 1080)))
+    repeats: float = 0.3
+    popular: int = 200
+    system: int = 256
+    prompt: Lengths = Lognormal(60, 0.7, 4, 1024)
+    answer: Lengths = Lognormal(120, 0.7, 8, 1024)
 
 
 TENANTS = Plain(prompt=Lognormal(200, 0.9, 4, 4096), answer=Lognormal(200, 0.7, 8, 1024), tenants=32)
@@ -106,6 +160,8 @@ class Turn(NamedTuple):
     osl: int
     number: int
     think: float | None
+    branch: int | None = None
+    """Which session of its program it is of, 0 the main one; None where there are no programs."""
 
 
 Session = Callable[[float], Iterator[Turn]]
@@ -126,6 +182,10 @@ def workload(
         return rag(rate, rng, form=form, starts=starts)
     if name == "agent":
         return agent(rate, rng, form=form, starts=starts)
+    if name == "images":
+        return images(rate, rng, form=form, starts=starts)
+    if name == "coding":
+        return coding(rate, rng, form=form, starts=starts)
     return plain(rate, rng, form=form, shape=Plain() if name == "fixed" else TENANTS, starts=starts, kind=name)
 
 
@@ -195,6 +255,64 @@ def agent(
     return _written(_interleave(begin, session), writer, "agent")
 
 
+def coding(
+    rate: float, rng: random.Random, *, form: Form = "tokens", shape: Coding = Coding(), starts: Starts | None = None
+) -> Iterator[TrafficRequest]:
+    """Coding agents with sub-agents; programs begin at ``rate`` over their mean number of requests.
+
+    Times are planned, as everywhere: in a closed loop (`Sessions`) each session follows its own answers, and sub-agents
+    begin when the plan says so.
+    """
+    writer = _Writer(rng, form, CODING_UNIT)
+    products = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.products)]
+    popular = _zipf(shape.products)
+    own = random.Random(rng.getrandbits(64))
+    scratch = _Writer(own, form, CODING_UNIT)
+    sizes = [len(_program(shape, scratch, own, scratch.piece("system", 1), 0.0)) for _ in range(1000)]
+    begin = _starts(starts, rate * len(sizes) / sum(sizes), rng)
+
+    def session(start: float) -> Iterator[Turn]:
+        return iter(_program(shape, writer, rng, products[popular.sample(rng)], start))
+
+    return _written(_interleave(begin, session), writer, "coding")
+
+
+def _program(shape: Coding, writer: "_Writer", rng: random.Random, system: Piece, start: float) -> list[Turn]:
+    """Return the turns of one program's sessions in order of time."""
+    project = writer.piece("user", shape.project.sample(rng))
+    turns = shape.turns.sample(rng)
+    forks = {rng.randrange(turns) for _ in range(shape.forks.sample(rng))}
+    branches = 0
+    planned: list[Turn] = []
+
+    def run(branch: int, begins: float, count: int, forks: set[int]) -> float:
+        nonlocal branches
+        history = [system, project, writer.piece("user", shape.task.sample(rng))]
+        at, think = begins, None
+        for number in range(count):
+            osl = shape.answer.sample(rng)
+            if sum(part.blocks for part in history) * writer.unit + osl > shape.context_max:
+                break
+            planned.append(Turn(at, tuple(history), osl, number, think, branch))
+            answered = at + osl * shape.token_time
+            think = shape.tool_time.sample(rng) * 1.0
+            history.append(writer.piece("assistant", osl))
+            if number in forks:
+                ends = []
+                for _ in range(shape.sub_agents.sample(rng)):
+                    branches += 1
+                    ends.append(run(branches, answered, shape.sub_turns.sample(rng), set()))
+                    history.append(writer.piece("user", shape.answer.sample(rng)))  # its report
+                think = max(think, max(ends) - answered)
+            else:
+                history.append(writer.piece("user", shape.result.sample(rng)))
+            at = answered + think
+        return at
+
+    run(0, start, turns, forks)
+    return sorted(planned, key=lambda turn: turn.at)
+
+
 def plain(
     rate: float,
     rng: random.Random,
@@ -216,49 +334,92 @@ def plain(
         yield replace(made, isl=made.isl - own.blocks * UNIT + tokens)
 
 
+def images(
+    rate: float, rng: random.Random, *, form: Form = "tokens", shape: Images = Images(), starts: Starts | None = None
+) -> Iterator[TrafficRequest]:
+    """Questions about images; the images come first, as most clients send them.
+
+    Raises:
+        ConfigError: prompts are wanted as text, which has no images.
+    """
+    if form != "tokens":
+        raise ConfigError("the workload images has no form of text", hint="leave the form out")
+    writer = _Writer(rng, form)
+    system = writer.piece("system", shape.system)
+    popular = _zipf(shape.popular)
+    known: dict[int, tuple[Piece, TrafficMedia]] = {}
+    made = 0
+    for at in _starts(starts, rate, rng):
+        parts, media, start = [system], list[TrafficMedia](), system.blocks * UNIT
+        for _ in range(shape.count.sample(rng)):
+            rank = popular.sample(rng) if rng.random() < shape.repeats else None
+            found = None if rank is None else known.get(rank)
+            if found is None:
+                width, height = (side.sample(rng) for side in shape.sides)
+                picture = TrafficMedia(f"image-{made}", width, height, 0)
+                found = writer.piece("user", picture.tokens), picture
+                made += 1
+                if rank is not None:
+                    known[rank] = found
+            piece, picture = found
+            parts.append(piece)
+            media.append(TrafficMedia(picture.id, picture.width, picture.height, start))
+            start += piece.blocks * UNIT
+        parts.append(writer.piece("user", shape.prompt.sample(rng)))
+        asked = writer.request(Turn(at, tuple(parts), shape.answer.sample(rng), 0, None), None, "images")
+        yield replace(asked, media=media)
+
+
 class _Writer:
     """Hand out pieces with ids of their own, and put requests together from them."""
 
-    def __init__(self, rng: random.Random, form: Form) -> None:
+    def __init__(self, rng: random.Random, form: Form, unit: int = UNIT) -> None:
+        self.unit = unit
         self._next = 0
         self._form = form
         self._text_seed = rng.getrandbits(64)
 
     def piece(self, role: str, tokens: int) -> Piece:
-        """Return a new piece of at least so many tokens, rounded up to whole blocks of `UNIT`."""
-        blocks = max(1, -(-tokens // UNIT))
+        """Return a new piece of at least so many tokens, rounded up to whole blocks."""
+        blocks = max(1, -(-tokens // self.unit))
         made = Piece(role, self._next, blocks)
         self._next += blocks
         return made
 
     def request(self, turn: Turn, session: str | None, kind: str, shift: float = 0.0) -> TrafficRequest:
-        """Return the request whose prompt is these pieces, in the requested form."""
+        """Return the request whose prompt is these pieces, in the requested form.
+
+        Args:
+            session: its session, or its program where the turn names one of several sessions.
+        """
+        program = None if turn.branch is None else session
         ids: list[int] = []
         messages: list[ChatMessage] | None = None
         if self._form == "tokens":
             for part in turn.parts:
                 ids += range(part.first_id, part.first_id + part.blocks)
         else:
-            messages = _messages(turn.parts, self._text_seed)
+            messages = _messages(turn.parts, self.unit, self._text_seed)
         return TrafficRequest(
             at=turn.at - shift,
-            isl=sum(part.blocks for part in turn.parts) * UNIT,
+            isl=sum(part.blocks for part in turn.parts) * self.unit,
             osl=turn.osl,
             hash_ids=ids,
-            block_size=UNIT,
+            block_size=self.unit,
             messages=messages,
-            session=session,
+            session=session if program is None else f"{program}/{turn.branch}",
+            program=program,
             turn=turn.number,
             think=turn.think,
             kind=kind,
         )
 
 
-def _messages(parts: Sequence[Piece], seed: int) -> list[ChatMessage]:
+def _messages(parts: Sequence[Piece], unit: int, seed: int) -> list[ChatMessage]:
     """Write pieces as messages; neighbours of one role become one message, as retrieval prompts do."""
     out: list[ChatMessage] = []
     for part in parts:
-        text = words(part.blocks * UNIT, seed ^ part.first_id)
+        text = words(part.blocks * unit, seed ^ part.first_id)
         if out and out[-1].role == part.role:
             out[-1] = ChatMessage(part.role, f"{out[-1].content}\n\n{text}")
         else:

@@ -51,10 +51,11 @@ class MemoryRegion:
         direct_fd: the same file, opened for direct I/O; -1 where it is not.
         key: of an object.
         tensor: vram: one-dimensional torch tensor of bytes.
+        pinned: dram that is page-locked for copies with a GPU.
         pins: transfers that may still touch it; it can't be deregistered meanwhile.
     """
 
-    __slots__ = ("array", "descriptor_fd", "direct_fd", "info", "key", "path", "pins", "tensor")
+    __slots__ = ("array", "descriptor_fd", "direct_fd", "info", "key", "path", "pinned", "pins", "tensor")
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class MemoryRegion:
         direct_fd: int = -1,
         key: str = "",
         tensor: Any = None,
+        pinned: bool = False,
     ) -> None:
         self.info = info
         self.array = array
@@ -74,6 +76,7 @@ class MemoryRegion:
         self.direct_fd = direct_fd
         self.key = key
         self.tensor = tensor
+        self.pinned = pinned
         self.pins = 0
 
     @property

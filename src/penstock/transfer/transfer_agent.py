@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.transfer.agent_metadata import AgentMetadata, check_shapes, decode_metadata
 from penstock.transfer.descriptors import (
+    ByteArray,
     Descriptor,
     MemoryKind,
     MemoryRegion,
@@ -26,7 +27,7 @@ from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.transfer_backend import Direction, RemoteAgent, TransferBackend
 from penstock.transfer.transfer_handle import TransferHandle
 from penstock.transfer.transfer_status import PieceFailed, TransferRefused, TransferStatus
-from penstock.transfer.vram import is_on_gpu, tensor_bytes
+from penstock.transfer.vram import is_on_gpu, pin, tensor_bytes, unpin
 
 NOTIFICATIONS_LIMIT = 65_536
 """Notifications that nobody took; the oldest one goes and is counted. A decode worker takes some hundred per second."""
@@ -117,15 +118,23 @@ class TransferAgent:
         """Return the registered regions by id. An id is never used again."""
         return MappingProxyType(self._regions)
 
-    def register_memory(self, buffer: Any, *, label: str = "", writable: bool = True) -> MemoryRegion:
-        """Register a contiguous buffer of this process, which stays valid as long as the region."""
-        array, mutable = byte_array(buffer)
-        return self._register("dram", array.size, label, writable and mutable, array=array)
+    def register_memory(
+        self, buffer: Any, *, label: str = "", writable: bool = True, pinned: bool = False
+    ) -> MemoryRegion:
+        """Register a contiguous buffer of this process, which stays valid as long as the region.
 
-    def register_shared(self, shared: SharedMemory, *, label: str = "", writable: bool = True) -> MemoryRegion:
+        Args:
+            pinned: page-lock it while it is registered, for copies with a GPU (`vram.pin`).
+        """
+        array, mutable = byte_array(buffer)
+        return self._register_dram(array, label, writable and mutable, pinned)
+
+    def register_shared(
+        self, shared: SharedMemory, *, label: str = "", writable: bool = True, pinned: bool = False
+    ) -> MemoryRegion:
         """Register memory that other processes of this host can map; the caller closes it after the region."""
         place = {"path": shared.path, "descriptor_fd": shared.fileno}
-        return self._register("dram", shared.array.size, label, writable, array=shared.array, **place)
+        return self._register_dram(shared.array, label, writable, pinned, **place)
 
     def register_file(
         self, path: Path, *, size: int | None = None, direct: bool = False, label: str = "", writable: bool = True
@@ -156,7 +165,7 @@ class TransferAgent:
         return self._register("object", size, label, writable, key=key)
 
     def register_tensor(self, tensor: Any, *, label: str = "", writable: bool = True) -> MemoryRegion:
-        """Register a contiguous torch tensor: one on a GPU as vram, any other as dram. No GPU has run this yet."""
+        """Register a contiguous torch tensor: one on a GPU as vram, any other as dram."""
         flat = tensor_bytes(tensor)
         if not is_on_gpu(tensor):
             return self.register_memory(flat.numpy(), label=label, writable=writable)
@@ -182,10 +191,17 @@ class TransferAgent:
         del self._regions[region.id], self._own.regions[region.id]
         for backend in self._backends.values():
             backend.deregistered(region)
+        if region.pinned:
+            unpin(region.bytes_of())
         if region.kind == "file":
             for file in (region.descriptor_fd, region.direct_fd):
                 if file >= 0:
                     os.close(file)
+
+    def _register_dram(self, array: ByteArray, label: str, writable: bool, pinned: bool, **place: Any) -> MemoryRegion:
+        if pinned:
+            pin(array)
+        return self._register("dram", array.size, label, writable, array=array, pinned=pinned, **place)
 
     def _register(self, kind: MemoryKind, size: int, label: str, writable: bool, **place: Any) -> MemoryRegion:
         if size <= 0:

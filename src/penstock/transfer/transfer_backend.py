@@ -83,6 +83,13 @@ class TransferOrder:
         """Return the pieces without a report."""
         return [index for index, status in enumerate(self.statuses) if status == 1]
 
+    def by_region(self) -> dict[int, list[int]]:
+        """Return the places of the pieces, by the id of the peer's region."""
+        places: dict[int, list[int]] = {}
+        for place, piece in enumerate(self.pieces):
+            places.setdefault(piece.remote.id, []).append(place)
+        return places
+
 
 class LocalAgent(Protocol):
     """What a backend needs of the agent that it belongs to. Its calls come from, and go to, the agent's event loop."""
@@ -153,6 +160,44 @@ class TransferBackend(Protocol):
     async def close(self) -> None:
         """Stop; peers' requests are refused from here on."""
         ...
+
+
+class BackendBase:
+    """A `TransferBackend` that has nothing to open, prepare or tell, as storage of the agent itself."""
+
+    _owner: LocalAgent | None = None
+
+    @property
+    def owner(self) -> LocalAgent:
+        assert self._owner is not None, "attach comes first"
+        return self._owner
+
+    def attach(self, owner: LocalAgent) -> None:
+        self._owner = owner
+
+    async def start(self) -> None:
+        """Nothing to open."""
+
+    def registered(self, region: MemoryRegion) -> None:
+        """Nothing to prepare: a transfer looks its regions up."""
+
+    def deregistered(self, region: MemoryRegion) -> None:
+        """Nothing to undo."""
+
+    def metadata_part(self) -> bytes:
+        return b""
+
+    def refusal(self, peer: RemoteAgent, local: Sequence[MemoryRegion], remote: Sequence[RegionInfo]) -> str | None:
+        return None
+
+    async def notify(self, peer: RemoteAgent, payload: bytes) -> None:
+        raise PieceFailed(TransferStatus.NOT_SUPPORTED, "storage has nobody to notify")
+
+    def disconnect(self, peer: RemoteAgent) -> None:
+        """Nothing is connected."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
 
 
 async def in_thread(

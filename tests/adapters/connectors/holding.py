@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate
+from penstock.adapters.connectors.engine_runner import EngineRunner
 from penstock.adapters.connectors.state_file import StateFile
+from penstock.adapters.engines.start_log import StartLog, start_log_of
 from penstock.config.settings.cluster_settings import SuperviseSettings
 from penstock.fleet import events
 from penstock.fleet.gpu_allocator import GpuAllocator
@@ -39,6 +41,9 @@ class Launched(NamedTuple):
     url: str | None = None
     start_timeout: float = PATIENCE
     card: dict[str, Any] = {}
+
+    def start_log(self) -> StartLog:
+        return start_log_of("")
 
 
 def tiny(worker: str, port: int, gpus: Sequence[int], code: str = TINY) -> Launched:
@@ -70,6 +75,12 @@ class Nurse:
 
     async def answers(self, url: str) -> bool:
         return url in self.there
+
+    async def sleep(self, engine: EngineProcess) -> None:
+        self.told.append(f"asleep {engine.worker}")
+
+    async def wake(self, engine: EngineProcess) -> None:
+        self.told.append(f"woken {engine.worker}")
 
     async def publish(self, engine: EngineProcess, role: Role, *, draining: bool) -> None:
         if self.refuse.get(engine.worker, 0) > 0 and not draining:
@@ -116,13 +127,11 @@ class Ward:
         self.gpus = GpuAllocator.over(gpus, "the test")
         self.connector = FleetDriver(
             SETTINGS,
-            self.state,
+            EngineRunner(
+                SETTINGS, self.state, logs=folder / "logs", env={"PATH": "/usr/bin:/bin"}, grace=grace, end=end
+            ),
             self.nurse,
-            logs=folder / "logs",
             gpus=self.gpus,
-            env={"PATH": "/usr/bin:/bin"},
-            orphan_grace=grace,
-            end_grace=end,
         )
         self.closed = False
 

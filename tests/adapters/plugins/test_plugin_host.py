@@ -208,6 +208,7 @@ async def test_one_that_was_put_out_by_mistake_registers_again(tmp_path: Path) -
         await stand.until(lambda: stand.seat("p") is not None and server.session not in (None, first))
 
 
+@pytest.mark.slow
 async def test_a_plugin_outlives_its_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.adapters.plugins.registry_service.PLUGINS_MAX", 1)
     stand = await Stand(settings(tmp_path), []).__aenter__()

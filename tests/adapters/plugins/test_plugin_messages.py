@@ -48,22 +48,25 @@ TWINS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-def test_the_compiled_description_is_that_of_the_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("compiled", "package"),
+    [
+        (protobuf_messages.COMPILED, protobuf_messages.PACKAGE),
+        (protobuf_messages.COMPILED_KEDA, protobuf_messages.KEDA),
+        (protobuf_messages.COMPILED_INFERENCE, protobuf_messages.INFERENCE),
+    ],
+)
+def test_the_compiled_description_is_that_of_the_text(tmp_path: Path, compiled: str, package: str) -> None:
     tools = pytest.importorskip("grpc_tools.protoc")
     include = Path(tools.__file__).parent / "_proto"
-    out = tmp_path / "planner.binpb"
+    out = tmp_path / compiled
     words = ["protoc", f"-I{FOLDER}", f"-I{include}", "--include_imports", f"--descriptor_set_out={out}"]
-    assert tools.main([*words, "planner.proto"]) == 0
+    assert tools.main([*words, compiled.replace(".binpb", ".proto")]) == 0
     from google.protobuf import descriptor_pb2
 
-    fresh, kept = (
-        descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes())
-        for path in (out, FOLDER / protobuf_messages.COMPILED)
-    )
-    ours = [file for file in fresh.file if file.package == protobuf_messages.PACKAGE]
-    assert ours == [file for file in kept.file if file.package == protobuf_messages.PACKAGE], (
-        "see messages.py for the command"
-    )
+    fresh, kept = (descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()) for path in (out, FOLDER / compiled))
+    ours = [file for file in fresh.file if file.package == package]
+    assert ours and ours == [file for file in kept.file if file.package == package], "see messages.py for the command"
 
 
 @pytest.mark.parametrize(("name", "kind"), TWINS.items(), ids=TWINS)

@@ -28,6 +28,7 @@ LIVE = SimSettings(
 )
 
 
+@pytest.mark.slow
 async def test_a_live_engine_is_measured_by_url_and_then_predicted(tmp_path: Path) -> None:
     """The way of an operator: profile URL, check URL. The engine differs only in that it is no table."""
     sweep = SweepOptions(

@@ -27,6 +27,7 @@ def penstock(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_own_engines_of_two_sizes_are_measured_and_a_second_call_measures_nothing(tmp_path: Path) -> None:
     words = ["profile", "Llama-3.1-8B", *SIM, *SMALL, *GRID, "--tp", "1,2", "--ttft", "500", "--itl", "20"]
     done = penstock(*words, "--output-dir", str(tmp_path / "p"), cwd=tmp_path)

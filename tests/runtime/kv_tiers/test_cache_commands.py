@@ -9,6 +9,9 @@ from click.testing import CliRunner, Result
 
 from penstock.adapters.connectors.engine_port import free_port
 from penstock.cli.cache import command
+from penstock.inside.stats_publisher import StatsPublisher
+from penstock.kernel.pass_report import PassReport
+from tests.live.cluster import until
 from tests.runtime.kv_tiers.conftest import Start
 from tests.runtime.kv_tiers.plain_engine import PlainEngine, block_bytes, block_hashes
 
@@ -95,3 +98,58 @@ def test_verify_finds_a_flipped_byte_and_drops_the_block(start: Start, tmp_path:
 def test_nobody_to_ask_is_said(tmp_path: Path) -> None:
     assert "no tier process answers" in str(cache("stat", "--socket", str(tmp_path / "none")).exception)
     assert "say which blocks" in str(cache("pin", "--for", "1h", "--socket", str(tmp_path / "none")).exception)
+
+
+def test_loads_are_judged_by_the_speed_that_the_engine_s_passes_show(start: Start) -> None:
+    """The plug-in for statistics publishes passes; the tier process hears them where the engine's hello says."""
+    tiers = start(32)
+    at = ("--socket", str(tiers.socket))
+    publisher = StatsPublisher(f"tcp://127.0.0.1:{free_port()}")
+
+    def one_pass(seconds_per_token: float) -> None:
+        tokens, number = 1000, publisher.next_number()
+        wall = tokens * seconds_per_token
+        report = PassReport(
+            rank=0, number=number, wall=wall, prefill_requests=1, prefill_tokens=tokens, decode_seqs=0, decode_tokens=0
+        )
+        publisher.publish(report)
+
+    try:
+        hashes = block_hashes(16)
+        with PlainEngine(tiers.socket, stats=publisher.endpoint) as engine:
+            engine.store(hashes)
+            assert engine.ask(hashes).blocks == 16
+            assert "speed unknown, so all that is there is loaded" in cache("stat", *at).output
+
+            def heard() -> bool:
+                one_pass(1e-9)
+                return "1,000,000,000 tokens/s" in cache("stat", *at).output
+
+            until(heard, 20.0)
+            assert engine.ask(hashes).blocks == 0, "an engine that computes a block in 16 ns need not load it"
+            missed = json.loads(cache("stat", "--json", *at).output)["misses"]
+            assert missed == {"recompute is cheaper": 16}
+    finally:
+        publisher.close()
+
+
+def test_an_endpoint_that_nobody_can_listen_to_costs_only_the_speed(start: Start) -> None:
+    tiers = start(32)
+    with PlainEngine(tiers.socket, stats="nonsense") as engine:
+        assert engine.store(block_hashes(4)) == [True] * 4
+    assert "prefill speed stays unknown: 'nonsense'" in tiers.log.read_text()
+
+
+def test_what_was_cleared_does_not_come_back_after_a_kill(start: Start) -> None:
+    tiers = start(32, 64)
+    hashes, later = block_hashes(8), block_hashes(4, "later")
+    with PlainEngine(tiers.socket) as engine:
+        engine.store(hashes)
+        engine.until(lambda: engine.stored.get("disk") == set(hashes))
+        assert "16 blocks are dropped" in cache("clear", "--socket", str(tiers.socket)).output
+        engine.store(later)
+        engine.until(lambda: engine.stored.get("disk") == set(later))
+        tiers.kill()
+    tiers = start(32, 64)
+    with PlainEngine(tiers.socket) as engine:
+        assert engine.ask(later).blocks == 4 and engine.ask(hashes).blocks == 0

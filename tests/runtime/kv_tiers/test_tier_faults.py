@@ -105,6 +105,7 @@ def test_an_engine_with_too_many_open_jobs_gets_misses_at_once(tmp_path: Path, m
             assert engine.right([value], engine.wait(JobDone, job=job).done, first_row=40 + row)
 
 
+@pytest.mark.slow
 def test_an_engine_that_reads_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_frames, "UNREAD_MAX", 100_000)
     with server(tmp_path, 64, 0, FileCalls(), monkeypatch) as node:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.live.cluster import free_port, served
 from tests.live.ramp import follow_a_ramp
-from tests.vllm.server import BLOCK, CPU_ENV, MODEL, START_LIMIT
+from tests.vllm.server import BLOCK, CPU_ENV, MODEL, START_LIMIT, TIMED_PASSES
 
 SEQS = 2
 LARGER = {"num_hidden_layers": 12, "intermediate_size": 4096}
@@ -64,10 +64,10 @@ def body(number: int, turn: int) -> dict[str, Any]:
     return {"model": MODEL, "prompt": prompt, "max_tokens": ANSWER, "ignore_eos": True}
 
 
-@pytest.mark.parametrize("name", list(POLICIES))
+@pytest.mark.parametrize("name", ["slo", pytest.param("throughput-fpm", marks=pytest.mark.soak)])
 def test_replicas_follow_a_ramp_and_no_request_fails(name: str, venv: Path, checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "planned.yaml").write_text(json.dumps(config(venv, checkpoint, POLICIES[name])))
-    env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    env = {**CPU_ENV, **TIMED_PASSES, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     arguments = ["up", "planned.yaml", "--frontend.port", str(free_port())]
     with served(tmp_path, *arguments, env=env, start_limit=START_LIMIT) as cluster:
         follow_a_ramp(cluster, body, START_LIMIT, LEARNS_FOR[name])

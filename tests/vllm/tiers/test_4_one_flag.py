@@ -14,7 +14,7 @@ import pytest
 
 from penstock.kernel.errors import ConfigError
 from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
-from tests.live.cluster import Served, alive, free_port, served, until
+from tests.live.cluster import Served, alive, free_port, request, served, until
 from tests.vllm.asking import Answer, ask, asking, completion
 from tests.vllm.server import BLOCK, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT
 from tests.vllm.tiers.tiered import CACHED, PROMPTS, TOKENS, prompts
@@ -22,6 +22,8 @@ from tests.vllm.waiting import eventually
 
 WORKER = "main-0"
 GPU_BLOCKS = 80
+NEXT, FLOOD = 22, 5
+"""Seconds after which a session says to come back; fives of prompts that push it out of 64 MiB of host memory."""
 OTHERS = 10
 """Prompts that push all earlier blocks out of vLLM's own KV memory and its host tier of 32 MiB, and few out of ours."""
 
@@ -32,12 +34,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(venv: Path, checkpoint: Path, folder: Path) -> Iterator[Served]:
+def metrics() -> int:
+    """The port at which the tier process shows its metrics."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def cluster(venv: Path, checkpoint: Path, folder: Path, metrics: int) -> Iterator[Served]:
     arguments = ["serve", str(checkpoint), "--engine", "vllm", "--served-name", MODEL, "--host-cache", "64MiB"]
     arguments += ["--disk-cache", str(folder / "disk"), "--frontend.port", str(free_port())]
     arguments += [f"--command={venv / 'bin' / 'vllm'}", f"--args={','.join(CPU_FLAGS)}"]
     arguments += ["--supervise.start_timeout", str(START_LIMIT), "--router.index.predicted_ttl", "0"]
-    for knob, value in (("block_size", BLOCK), ("kv_blocks", GPU_BLOCKS), ("max_model_len", 2048)):
+    knobs = (("block_size", BLOCK), ("kv_blocks", GPU_BLOCKS), ("max_model_len", 2048), ("cache.metrics_port", metrics))
+    for knob, value in knobs:
         arguments += ["--set", f"models.{MODEL}.pools.main.{knob}={value}"]
     env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     with served(folder, *arguments, env=env, start_limit=START_LIMIT) as cluster:
@@ -45,11 +54,12 @@ def cluster(venv: Path, checkpoint: Path, folder: Path) -> Iterator[Served]:
         yield cluster
 
 
-async def answers(cluster: Served, asked: list[list[int]]) -> list[Answer]:
+async def answers(cluster: Served, asked: list[list[int]], **headers: str) -> list[Answer]:
     got = []
     async with asking() as http:
         for prompt in asked:
-            got.append(await ask(http, cluster.url, completion(prompt, return_token_ids=True)))
+            body = completion(prompt, return_token_ids=True)
+            got.append(await ask(http, cluster.url, body, headers=headers or None))
             assert got[-1].status == 200, got[-1].error
     return got
 
@@ -58,13 +68,18 @@ def texts(some: list[Answer]) -> list[list[int]]:
     return [answer.token_ids for answer in some]
 
 
-def stat(folder: Path) -> dict[str, Any]:
-    """Return what ``penstock cache stat --json`` says of the only tier process of this user."""
+def cache(folder: Path, *words: str) -> tuple[int, str]:
+    """Return how ``penstock cache ...`` ends, and what it says of the only tier process of this user."""
     env = {**os.environ, "PENSTOCK_STATE_DIR": str(folder / "state")}
-    command = [sys.executable, "-m", "penstock", "cache", "stat", "--json"]
+    command = [sys.executable, "-m", "penstock", "cache", *words]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)
+    return done.returncode, done.stdout + done.stderr
+
+
+def stat(folder: Path) -> dict[str, Any]:
+    status, said = cache(folder, "stat", "--json")
+    assert status == 0, said
+    return json.loads(said)
 
 
 def tier(folder: Path, name: str) -> dict[str, Any]:
@@ -123,6 +138,67 @@ async def test_prompts_come_back_from_the_tiers_and_the_router_knows(cluster: Se
     assert f'worker="{WORKER}"' in cluster.get("/metrics")[1]
 
 
+async def verified(cluster: Served, folder: Path) -> None:
+    """Every stored block is right, and a router knows just what there is."""
+    await answers(cluster, prompts())
+    said = ""
+
+    async def agreed() -> bool:
+        nonlocal said
+        await answers(cluster, [[7] * (BLOCK - 1)])  # vLLM tells with a step what was stored since the one before
+        status, said = cache(folder, "verify", "--index", "--url", cluster.url)
+        lines = said.splitlines()
+        return status == 0 and all(
+            any(line.startswith(f"{name}: ") and line.endswith(" ok") for line in lines)
+            and any(f" {WORKER} {name}: " in line and " 0 blocks believed" not in line for line in lines)
+            for name in ("host", "disk")
+        )
+
+    for _ in range(10):
+        if await agreed():
+            return
+    raise AssertionError(said)
+
+
+async def test_what_is_stored_is_right_and_what_the_router_believes_is_there(cluster: Served, folder: Path) -> None:
+    await verified(cluster, folder)
+
+
+async def test_a_sessions_blocks_are_brought_up_before_its_next_request(cluster: Served, metrics: int) -> None:
+    """Two sessions say when they come back: the blocks of the one that does are used, and the other's are wasted."""
+
+    def prefetched(result: str) -> float:
+        page = request(f"http://127.0.0.1:{metrics}/metrics")[1]
+        name = f'penstock_kv_tier_prefetched_total{{result="{result}"}} '
+        return next((float(line.removeprefix(name)) for line in page.splitlines() if line.startswith(name)), 0.0)
+
+    async def flood(first: int) -> None:
+        """Push all that is there out of the engine, its host tier and ours; the disk has it all."""
+        for seed in range(first, first + FLOOD):
+            await answers(cluster, prompts(seed))
+
+    def session(name: str) -> dict[str, str]:
+        return {"x-penstock-session-id": name, "x-penstock-next-request-in": str(NEXT)}
+
+    away, back = prompts(20)[:1], prompts(20)[1:2]
+    (first,) = await answers(cluster, back, **session("back"))
+    await answers(cluster, away, **session("away"))
+    await flood(21)
+    whole = CACHED // BLOCK
+    await eventually(lambda: prefetched("brought") >= 0.8 * 2 * whole, story=lambda: prefetched("brought"))
+    brought, used = prefetched("brought"), prefetched("used")
+    (again,) = await answers(cluster, back, **{"x-penstock-session-id": "back"})
+    assert texts([again]) == texts([first]) and again.cached >= CACHED
+    assert prefetched("used") - used >= 0.8 * whole and prefetched("brought") == brought, "nothing came from the disk"
+    decision = cluster.get(f"/admin/explain/{first.headers['x-penstock-request-id']}")[1]["decisions"][-1]
+    assert decision["reason"].endswith(f"its next request is likely {NEXT} s after it")
+    (model,) = cluster.get("/admin/status")[1]["models"]
+    assert model["awaited"] == {"home": 1, "elsewhere": 0}
+    wasted = prefetched("wasted")
+    await flood(21 + FLOOD)
+    await eventually(lambda: prefetched("wasted") - wasted >= 0.8 * whole, story=lambda: prefetched("wasted"))
+
+
 async def test_a_killed_tier_process_costs_no_request_and_comes_back(cluster: Served, folder: Path) -> None:
     first = await answers(cluster, prompts(8))
     killed = tier_process(cluster)
@@ -145,3 +221,4 @@ async def test_a_killed_tier_process_costs_no_request_and_comes_back(cluster: Se
         raise AssertionError(stat(folder))
     again = await answers(cluster, prompts(8))
     assert texts(again) == texts(first)
+    await verified(cluster, folder)  # of the run before, too

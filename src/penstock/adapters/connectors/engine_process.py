@@ -14,6 +14,13 @@ class EngineProcess(NamedTuple):
     card: dict[str, Any]
 
 
+class StartReader(Protocol):
+    """Reads a start's log: `penstock.adapters.engines.start_log.StartLog`."""
+
+    def read(self, line: str, at: float) -> None: ...
+    def phases(self, born: float, served: float) -> dict[str, float | None]: ...
+
+
 class LaunchSpec(Protocol):
     """How to start an engine: `penstock.adapters.engines.launch.Launch`."""
 
@@ -27,6 +34,7 @@ class LaunchSpec(Protocol):
     def start_timeout(self) -> float: ...
     @property
     def card(self) -> dict[str, Any]: ...
+    def start_log(self) -> StartReader: ...
 
 
 class EngineTemplate(NamedTuple):

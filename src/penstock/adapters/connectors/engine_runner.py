@@ -14,7 +14,8 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.adapters.connectors.engine_port import free_port
-from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate, LaunchSpec
+from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate, LaunchSpec, StartReader
+from penstock.adapters.connectors.process_memory import LEFT_LEAST, born_at, memory_left, session_memory
 from penstock.adapters.connectors.shim_client import ShimClient, ending, tail
 from penstock.adapters.connectors.state_file import Resources, StateEntry, StateFile, living
 from penstock.config.settings.cluster_settings import SuperviseSettings
@@ -22,6 +23,9 @@ from penstock.fleet.pool_scaling import REPLICAS_MAX
 from penstock.kernel.errors import EngineError
 
 log = logging.getLogger("penstock.connector")
+
+READ_MAX = 1 << 20
+"""Bytes of an engine's log that are read at one probe."""
 
 
 class SurvivingEngine(NamedTuple):
@@ -47,6 +51,48 @@ class RunningEngine:
         self.entry = entry
         self.key = key
         self.begun = time.monotonic()
+        self.phases: dict[str, float | None] = {}
+        """Seconds of the phases of its start, once it serves."""
+        self.watch: StartWatch | None = None
+        """Until then."""
+
+
+class StartWatch:
+    """Follows the log of one start. Times are of CLOCK_BOOTTIME, as the kernel tells when a process began.
+
+    Args:
+        spawned: when the start was decided.
+        offset: where the log of this start begins.
+    """
+
+    def __init__(self, reader: StartReader, path: Path, offset: int, spawned: float) -> None:
+        self._reader = reader
+        self._path = path
+        self._offset = offset
+        self._spawned = spawned
+        self._rest = b""
+        self.born: float | None = None
+
+    def read(self) -> None:
+        """Read what was printed since; a log that can't be read tells nothing."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(READ_MAX)
+        except OSError:
+            return
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        now = _boottime()
+        for line in lines:
+            self._reader.read(line.decode("utf-8", "replace"), now)
+
+    def phases(self) -> dict[str, float | None]:
+        """Return the phases of a start whose engine serves now."""
+        self.read()
+        spawn = None if self.born is None else max(0.0, self.born - self._spawned)
+        born = self._spawned if self.born is None else self.born
+        return {"spawn": spawn, **self._reader.phases(born, _boottime())}
 
 
 class EngineRunner:
@@ -104,7 +150,11 @@ class EngineRunner:
         same: dict[int, str] = {}
         for number in range(REPLICAS_MAX):
             name = state.name(template.component, number)
-            if name in self._survivors and _same(self._survivors[name], template, number):
+            if (
+                name in self._survivors
+                and not self._survivors[name].entry.asleep
+                and _same(self._survivors[name], template, number)
+            ):
                 same[number] = name
         known = state.entries.get(state.name(template.component, 0))
         if same and known is not None and known.configured == configured and known.replicas is not None:
@@ -153,6 +203,9 @@ class EngineRunner:
         if gpus:
             env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi numbers them
 
+        offset = log_path.stat().st_size if log_path.exists() else 0
+        watch = StartWatch(launch.start_log(), log_path, offset, _boottime())
+
         async def started() -> RunningEngine:
             shim = await ShimClient.start(worker, launch, log_path=log_path, grace=self._grace, end=self._end, env=env)
             entry = StateEntry(
@@ -165,6 +218,8 @@ class EngineRunner:
                 log=str(log_path),
             )
             engine = self._engines[worker] = RunningEngine(pool, shim, launch, entry, (template.component, number))
+            watch.born = born_at(shim.pid)
+            engine.watch = watch
             self.state.put(template.component, number, entry)
             return engine
 
@@ -193,6 +248,8 @@ class EngineRunner:
         url = entry.url
         if url is None:
             timeout = self.settings.start_timeout or engine.launch.start_timeout
+            if engine.watch is not None:
+                engine.watch.read()
             url = engine.launch.url
             if url is None:
                 report = await shim.first_line(timeout)
@@ -208,7 +265,30 @@ class EngineRunner:
                 return lack
             engine.entry = msgspec.structs.replace(entry, url=url)
             self.state.put(*engine.key, engine.entry)
+            if engine.watch is not None:
+                engine.phases, engine.watch = engine.watch.phases(), None
         return None
+
+    def phases(self, worker: str) -> dict[str, float | None]:
+        """Return the phases of an engine's start, in seconds; nothing where it was adopted."""
+        return self._engines[worker].phases
+
+    def mark_asleep(self, worker: str, asleep: bool) -> None:
+        """Record that an engine sleeps from now on, or that it is woken."""
+        engine = self._engines[worker]
+        engine.entry = msgspec.structs.replace(engine.entry, asleep=asleep)
+        self.state.put(*engine.key, engine.entry)
+
+    def host_memory(self, worker: str) -> int | None:
+        """Return the bytes of this machine's memory that an engine takes, or None where it ended.
+
+        Raises:
+            EngineError: it leaves the machine too little.
+        """
+        left = memory_left()
+        if left < LEFT_LEAST:
+            raise EngineError(f"it leaves {left:.0%} of the machine's memory free, less than {LEFT_LEAST:.0%}")
+        return session_memory(self._engines[worker].shim.pid)
 
     def process(self, worker: str) -> EngineProcess:
         """Return an engine that serves."""
@@ -231,6 +311,10 @@ class EngineRunner:
         """An engine is gone for good."""
         self.state.remove(component, number)
 
+    def record_replicas(self, component: str, replicas: int, configured: int) -> None:
+        """Record how many replicas a pool should have, for the next supervisor."""
+        self.state.record_replicas(component, replicas, configured)
+
     async def close(self, grace: float) -> None:
         """End all engines within ``grace`` seconds."""
         shims = [engine.shim for engine in self._engines.values()]
@@ -238,6 +322,10 @@ class EngineRunner:
         await asyncio.gather(*(shim.stop(grace) for shim in shims))
         self._engines.clear()
         self.state.entries.clear()
+
+
+def _boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _same(survivor: SurvivingEngine, template: EngineTemplate, number: int) -> bool:

@@ -1,15 +1,7 @@
-"""Scale connector of a planner: reads the pools as they are and sets how many replicas each should have.
-
-The seam for Kubernetes is this one. A pool is what has a scale of its own there: a Deployment, a LeaderWorkerSet, or a
-component of a custom resource. `look` reads ``spec.replicas`` as ``desired`` and its pods as ``replicas`` (one that is
-not ready is ``starting``, one with a deletion timestamp ``draining``, one that can't be scheduled or restarts over and
-over ``failed`` with the reason that it states); `scale` patches the scale subresource, which is a level like ours and
-needs no earlier call. Drains are the pod's own preStop and its grace period. `penstock.adapters.seams` has
-the seam of the connector that starts the processes.
-"""
+"""Scale connector of a planner: reads the pools as they are and sets how many replicas each should have."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from penstock.kernel.values import Pool
 from penstock.planner.plugins.proposals import Flip, Reason
@@ -41,4 +33,17 @@ class ScaleConnector(Protocol):
 
     async def close(self) -> None:
         """Close connections; the desired state stays as it is."""
+        ...
+
+
+@runtime_checkable
+class ChecksTargets(Protocol):
+    """A connector that can tell at the start whether what it should scale is as the settings say."""
+
+    async def validate(self) -> None:
+        """Check it.
+
+        Raises:
+            ConfigError: it is not.
+        """
         ...

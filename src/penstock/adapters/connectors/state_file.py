@@ -56,6 +56,8 @@ class StateEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     worker: str | None = None
     url: str | None = None
     card: dict[str, Any] = {}
+    asleep: bool = False
+    """It serves nobody until it is woken: no later supervisor adopts it."""
     log: str | None = None
     replicas: int | None = None
     configured: int | None = None

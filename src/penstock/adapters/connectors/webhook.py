@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 import aiohttp
 import msgspec
 
+from penstock.adapters.http_session import within
 from penstock.config.settings.planning_settings import WebhookSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import Pool
@@ -76,7 +77,7 @@ class WebhookConnector:
         self._number = 0
         self._pending: WebhookPost | None = None
         """A decision that is not accepted yet; the same one again keeps its id."""
-        self._http: aiohttp.ClientSession | None = None
+        self._http = within(TIMEOUT)
         self._busy = asyncio.Lock()
 
     async def look(self) -> Mapping[str, Pool]:
@@ -112,8 +113,7 @@ class WebhookConnector:
         return f"POST {self._url}"
 
     async def close(self) -> None:
-        if self._http is not None:
-            await self._http.close()
+        await self._http.close()
 
     async def _post(self, posted: WebhookPost) -> str | None:
         """Post until it is accepted; return why it was not, or None."""
@@ -130,7 +130,9 @@ class WebhookConnector:
                 IDEMPOTENCY: posted.decision_id,
             }
             try:
-                async with self._session().post(self._url, data=body, headers=headers, allow_redirects=False) as answer:
+                async with self._http.session.post(
+                    self._url, data=body, headers=headers, allow_redirects=False
+                ) as answer:
                     if answer.status < 300:
                         return None
                     answer_text = (await answer.content.read(200)).decode(errors="replace").strip()
@@ -141,11 +143,6 @@ class WebhookConnector:
                 why = f"{self._url} can't be reached: {str(error) or type(error).__name__}"
         log.warning("decision %s was not taken: %s", posted.decision_id, why)
         return why
-
-    def _session(self) -> aiohttp.ClientSession:
-        if self._http is None:
-            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT))
-        return self._http
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:

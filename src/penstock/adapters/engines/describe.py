@@ -15,6 +15,7 @@ import msgspec
 from penstock.adapters.engines.dialects.dialect_registry import DIALECTS, recognise
 from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
 from penstock.adapters.engines.http.engine_http import EngineServer
+from penstock.adapters.engines.pool_overrides import CHAT_TEMPLATE, REFUSED, TAKEN, UNTRIED
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import JsonObject, WorkerCard, WorkerId
 
@@ -63,6 +64,8 @@ async def describe(
         card["handoff"] = USUAL.get(card.get("engine", ""))
     if "labels" in card:
         card["labels"] = {**(fields.get("labels") or {}), **card["labels"]}
+        if card["labels"].get(CHAT_TEMPLATE) == UNTRIED:
+            card["labels"][CHAT_TEMPLATE] = await _with_request(server, mine["id"])
     try:
         return msgspec.convert(
             {**card, "id": worker, "epoch": epoch, "model": mine["id"], "url": server.url, "adapters": adapters},
@@ -130,6 +133,29 @@ async def measured_speed(http: aiohttp.ClientSession, url: str) -> dict[str, flo
     if not isinstance(fit, dict) or not all(isinstance(fit.get(name), (int, float)) for name in names):
         return None
     return {name: float(fit[name]) for name in names}
+
+
+async def _with_request(server: EngineServer, model: str) -> str:
+    """Ask a server whether it takes a chat template with a request, by the route that makes tokens of a chat."""
+    chat = {
+        "model": model,
+        "messages": [{"role": "user", "content": "a"}],
+        "chat_template": "{{ messages[0].content }}",
+    }
+    return TAKEN if await server.takes("/tokenize", chat) else REFUSED
+
+
+async def listed_adapters(http: aiohttp.ClientSession, url: str) -> tuple[str, ...] | None:
+    """Read the names of the adapters that a server lists; None where its list can't be read."""
+    listing = await EngineServer(http, url).object("/v1/models")
+    entries = listing.get("data")
+    if not isinstance(entries, list):
+        return None
+    return tuple(
+        str(entry["id"])
+        for entry in entries
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str) and entry.get("parent") is not None
+    )
 
 
 async def _listed(server: EngineServer, model: str | None) -> tuple[JsonObject, tuple[str, ...]]:

@@ -12,7 +12,10 @@ from typing import Any
 import msgspec
 
 from penstock.adapters.engines.dialects.kv_transfer_protocol import PP_SIZE, TP_SIZE
-from penstock.adapters.engines.pool_overrides import overrides_of, takes_priority
+from penstock.adapters.engines.pool_overrides import overrides_of, parses_itself, takes_priority, template_flag
+from penstock.adapters.engines.sleep_mode import SLEEP_ENV, SLEEP_FLAG
+from penstock.adapters.engines.start_log import StartLog, start_log_of
+from penstock.adapters.engines.vllm_embeddings import ec_transfer_config
 from penstock.adapters.engines.vllm_kv_tiers import KV_TIER_ENV, KV_TIER_FLAGS, kv_transfer_config, with_handoff
 from penstock.config.derived.tier_plans import tier_plan
 from penstock.config.settings.cluster_settings import START_TIMEOUT, PoolSettings
@@ -23,7 +26,12 @@ SERVER_START_TIMEOUT = 600.0
 """Seconds that a server may take to start: large checkpoints take minutes."""
 SHUTDOWN_TIMEOUT = "20"
 """Seconds for which vLLM's running requests may go on once it was told to end; it refuses new ones."""
+HANDOFF_PORT = 5600
+"""Where an engine in a pod meets those that fetch its KV: vLLM's own default."""
 ENTRY_POINTS = "vllm.stat_logger_plugins"
+LOADER_ENTRY_POINTS = "vllm.general_plugins"
+WEIGHTS_ENV, LOAD_FORMAT = "PENSTOCK_WEIGHTS", "penstock"
+"""As `penstock.inside.weights.weight_protocol` has them, which the other side of vLLM's plug-in point loads."""
 
 
 KV_CONNECTORS = {"completed": "NixlConnector", "push": "NixlPushConnector"}
@@ -46,6 +54,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     card: dict[str, Any] = {}
     """Fields of the `WorkerCard` that its starter knows better than the server."""
 
+    def start_log(self) -> StartLog:
+        """Return a reader of what one start of it prints."""
+        return start_log_of(self.card.get("engine", ""))
+
 
 def launch_of(
     worker: str,
@@ -56,6 +68,8 @@ def launch_of(
     gpus: Sequence[int] = (),
     host: str = "127.0.0.1",
     tiers: str | None = None,
+    weights: str | None = None,
+    in_pod: bool = False,
 ) -> Launch:
     """Return how to start one engine of a pool.
 
@@ -66,13 +80,15 @@ def launch_of(
         gpus: indices of the GPUs that it may use; empty leaves that to the environment.
         host: address of this machine on which it listens, with its events and statistics.
         tiers: socket of its tier process; None where it has none.
+        weights: socket of its weight process; None where it reads its files.
+        in_pod: it runs with ports and files of its own, so that nothing is looked for on this machine.
     Raises:
         ConfigError: engines of this kind are not started here.
     """
     if pool.engine == "sim":
         return _sim(model, pool, port, host)
     if pool.engine == "vllm":
-        return _vllm(worker, model, pool, port, gpus, host, tiers)
+        return _vllm(worker, model, pool, port, gpus, host, tiers, weights, in_pod)
     if pool.engine == "llamacpp":
         return _llamacpp(model, pool, port, gpus, host)
     raise ConfigError(
@@ -82,7 +98,7 @@ def launch_of(
 
 def has_tier_process(pool: PoolSettings) -> bool:
     """Return whether each engine of a pool has a tier process beside it; a simulated engine has tiers of its own."""
-    return pool.engine == "vllm" and not pool.urls and pool.cache.host > 0
+    return pool.engine == "vllm" and not pool.attached and pool.cache.host > 0
 
 
 def _sim(model: str, pool: PoolSettings, port: int, host: str) -> Launch:
@@ -93,8 +109,12 @@ def _sim(model: str, pool: PoolSettings, port: int, host: str) -> Launch:
         argv=(
             *(sys.executable, "-m", module, "--model", model, "--host", host, "--port", str(port)),
             *("--settings", settings),
+            *(() if pool.max_cpu_loras is None else ("--max-cpu-loras", str(pool.max_cpu_loras))),
             *(("--cache", msgspec.json.encode(cache).decode()) if cache.host else ()),
-            *(() if pool.role in ("aggregated", "encode") else ("--role", pool.role)),
+            *(() if pool.role == "aggregated" else ("--role", pool.role)),
+            *(() if pool.embeddings is None else ("--embeddings", pool.embeddings)),
+            *(word for pair in template_flag(pool).items() for word in pair if word is not None),
+            *pool.args,
         ),
         card={
             **overrides_of(pool),
@@ -106,7 +126,15 @@ def _sim(model: str, pool: PoolSettings, port: int, host: str) -> Launch:
 
 
 def _vllm(
-    worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence[int], host: str, tiers: str | None
+    worker: str,
+    model: str,
+    pool: PoolSettings,
+    port: int,
+    gpus: Sequence[int],
+    host: str,
+    tiers: str | None,
+    weights: str | None,
+    in_pod: bool,
 ) -> Launch:
     if port == 0:
         raise ConfigError("vLLM does not say which port it took", hint="give it a free port")
@@ -143,11 +171,42 @@ def _vllm(
             "topic": f"kv@{worker}",
         }
     )
+    if pool.max_cpu_loras is not None:
+        flags |= {
+            "--enable-lora": None,
+            "--max-loras": str(min(pool.max_loras, pool.max_cpu_loras)),
+            "--max-cpu-loras": str(pool.max_cpu_loras),
+            "--max-lora-rank": str(pool.max_lora_rank),
+        }
+        env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    if pool.tool_parser is not None and parses_itself(pool, pool.tool_parser):
+        flags |= {"--enable-auto-tool-choice": None, "--tool-call-parser": pool.tool_parser}
+    if pool.reasoning_parser is not None and parses_itself(pool, pool.reasoning_parser):
+        flags["--reasoning-parser"] = pool.reasoning_parser
+    if weights is not None:
+        if not plugin_installed(pool.program, {**os.environ, **pool.env}, LOADER_ENTRY_POINTS):
+            raise ConfigError(
+                f"share_weights of {worker}: the environment of {pool.program} has no weight loader",
+                hint="install penstock into it: pip install --no-deps penstock",
+            )
+        flags["--load-format"] = LOAD_FORMAT
+        env[WEIGHTS_ENV] = weights
+    if pool.sleeping:
+        flags[SLEEP_FLAG] = None
+        env |= SLEEP_ENV
+    flags |= template_flag(pool)
     transfer: dict[str, object] = {}
     if tiers is not None:
-        transfer = kv_transfer_config(tiers, pool.cache)
+        transfer = kv_transfer_config(tiers, pool.cache, worker)
         flags |= KV_TIER_FLAGS
         env |= KV_TIER_ENV
+    if pool.role == "encode":
+        del flags["--enable-prefix-caching"]  # it computes no KV
+        flags["--no-enable-prefix-caching"] = None
+    if pool.embeddings is not None:
+        own = not in_pod and plugin_installed(pool.program, {**os.environ, **pool.env})
+        encoder_cache = ec_transfer_config(pool.role, pool.embeddings, pool.embeddings_max, own=own)
+        flags["--ec-transfer-config"] = json.dumps(encoder_cache)
     if pool.role in ("prefill", "decode") or pool.handoff is not None:
         # Both roles: `penstock flip` changes what it does while it runs.
         handoff: dict[str, object] = {
@@ -156,11 +215,14 @@ def _vllm(
         }
         transfer = with_handoff(handoff, transfer) if transfer else handoff
         # Other engines fetch KV from here; it also takes the ports behind it, one for each further rank.
-        env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
+        env |= {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": host,
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(HANDOFF_PORT if in_pod else free_port()),
+        }
         card["bootstrap"] = f"{host}:{env['VLLM_NIXL_SIDE_CHANNEL_PORT']}"
     if transfer:
         flags["--kv-transfer-config"] = json.dumps(transfer)
-    if plugin_installed(pool.program, {**os.environ, **pool.env}):
+    if not in_pod and plugin_installed(pool.program, {**os.environ, **pool.env}):
         flags["--enable-logging-iteration-details"] = None
         env[STATS_ENV] = f"tcp://{host}:{free_port()}"
     if gpus:
@@ -200,8 +262,12 @@ def _llamacpp(model: str, pool: PoolSettings, port: int, gpus: Sequence[int], ho
     card: dict[str, Any] = {**overrides_of(pool), "engine": "llamacpp"}
     if Path(pool.program).name.startswith("llama-server"):
         argv: tuple[str, ...] = (pool.program,)
-        flags |= {"--alias": model, "--metrics": None, "--slots": None}
+        flags |= {"--alias": model, "--metrics": None, "--slots": None, **template_flag(pool)}
         context = {"--ctx-size": pool.max_model_len}
+        if parses_itself(pool, pool.tool_parser) or template_flag(pool):
+            flags["--jinja"] = None  # it then reads calls by the model's own template, whatever the format
+        if parses_itself(pool, pool.reasoning_parser):
+            flags["--reasoning-format"] = "deepseek"  # its name for reasoning in a field of its own
     else:  # the server of the Python package
         argv = (pool.program, "-m", "llama_cpp.server")
         # It serves one request at a time, and by default drops the running one when the next one comes.
@@ -229,10 +295,10 @@ def _words(flags: Mapping[str, str | None], args: Sequence[str]) -> list[str]:
     return words
 
 
-def plugin_installed(command: str, env: Mapping[str, str]) -> bool:
-    """Return whether the environment of a program has Penstock's statistics plug-in, without running it.
+def plugin_installed(command: str, env: Mapping[str, str], group: str = ENTRY_POINTS) -> bool:
+    """Return whether the environment of a program has a plug-in of Penstock, without running it.
 
-    Without it, vLLM must not be asked for the details of its passes: it would log a line for each of them.
+    Without that for statistics, vLLM must not be asked for the details of its passes: it would log a line for each.
     """
     program = shutil.which(command, path=env.get("PATH"))
     folders = [Path(entry) for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
@@ -242,7 +308,7 @@ def plugin_installed(command: str, env: Mapping[str, str]) -> bool:
     for folder in folders:
         for entry_points in folder.glob("penstock-*.dist-info/entry_points.txt"):
             try:
-                if ENTRY_POINTS in entry_points.read_text():
+                if group in entry_points.read_text():
                     return True
             except OSError:
                 continue

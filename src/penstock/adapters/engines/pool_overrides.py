@@ -1,13 +1,31 @@
 """Pool overrides: the `WorkerCard` fields that come from a pool's settings, since its engines do not report them."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from penstock.adapters.engines.dialects.kv_transfer_protocol import TIERS
 from penstock.config.settings.cluster_settings import PoolSettings
+from penstock.config.settings.parser_names import OWN_PREFIX
 
 WITH_TIERS = ("vllm", "sim")
 """Kinds of engine that get KV tiers from us."""
+TOOL_PARSER = "tool_parser"
+REASONING_PARSER = "reasoning_parser"
+"""Labels with the formats that Penstock parses in an engine's answers."""
+CHAT_TEMPLATE = "chat_template"
+"""Label of engines whose model has a chat template in the settings: how they get it."""
+AS_FLAG, TAKEN, REFUSED, UNTRIED = "flag", "request", "refused", "untried"
+"""Its values: by a flag, with each chat, not at all; or nobody has asked the server yet."""
+TEMPLATE_FLAGS = {
+    "sim": "--chat-template",
+    "vllm": "--chat-template",
+    "sglang": "--chat-template",
+    "llamacpp": "--chat-template-file",
+}
+"""Kind of engine -> the flag by which one that is started here gets a chat template's file."""
 GUESSED = ("sim", "openai")
 """Kinds that are no override where a pool of URLs names them: each server is asked for its kind."""
 
@@ -22,10 +40,17 @@ def overrides_of(pool: PoolSettings, url: str | None = None) -> dict[str, Any]:
         "kv_blocks": pool.kv_blocks,
         "max_model_len": pool.max_model_len,
         "max_num_batched_tokens": pool.max_num_batched_tokens,
+        "adapter_slots": pool.max_cpu_loras,
     }
     labels = {**pool.labels, **({"priority": "on"} if takes_priority(pool) else {})}
-    if pool.cache.host and pool.engine in WITH_TIERS and not pool.urls:
+    if is_file(labels.get(CHAT_TEMPLATE)):
+        labels[CHAT_TEMPLATE] = AS_FLAG if template_flag(pool) else UNTRIED
+    if pool.cache.host and pool.engine in WITH_TIERS and not pool.attached:
         labels[TIERS] = pool.cache.order
+    if not parses_itself(pool, pool.tool_parser):
+        labels |= {TOOL_PARSER: pool.tool_parser} if pool.tool_parser is not None else {}
+    if not parses_itself(pool, pool.reasoning_parser):
+        labels |= {REASONING_PARSER: pool.reasoning_parser} if pool.reasoning_parser is not None else {}
     if labels:
         overrides["labels"] = labels
     if url is not None:
@@ -38,11 +63,43 @@ def overrides_of(pool: PoolSettings, url: str | None = None) -> dict[str, Any]:
     return {name: value for name, value in overrides.items() if value is not None}
 
 
+def with_template(pool: PoolSettings, file: str | None) -> PoolSettings:
+    """Return a pool that knows its model's chat template; an operator who labels it otherwise knows better."""
+    if file is None or CHAT_TEMPLATE in pool.labels:
+        return pool
+    path = str(Path(file).expanduser().absolute())
+    return msgspec.structs.replace(pool, labels={**pool.labels, CHAT_TEMPLATE: path})
+
+
+def template_flag(pool: PoolSettings) -> dict[str, str | None]:
+    """Return the flag with the model's chat template for engines that are started here; empty where there is none."""
+    file, flag = pool.labels.get(CHAT_TEMPLATE), TEMPLATE_FLAGS.get(pool.engine)
+    return {} if pool.attached or flag is None or not is_file(file) else {flag: file}
+
+
+def is_file(label: str | None) -> bool:
+    """Return whether a label of `CHAT_TEMPLATE` is a file's path yet."""
+    return label is not None and label.startswith("/")
+
+
+def parses_itself(pool: PoolSettings, parser: str | None) -> bool:
+    """Return whether the pool's engines get a parser as a flag of theirs, because they are started here and have some.
+
+    Args:
+        parser: its name.
+    """
+    if parser is None or parser.startswith(OWN_PREFIX) or pool.attached:
+        return False
+    if pool.engine == "llamacpp":
+        return Path(pool.program).name.startswith("llama-server")
+    return pool.engine in ("vllm", "sglang")
+
+
 def takes_priority(pool: PoolSettings) -> bool:
     """Return whether a request's priority is sent to the pool's engines: an engine not scheduling by it refuses."""
     if pool.priority is not None:
         return pool.priority
-    if pool.urls:
+    if pool.attached:
         return False  # the operator started them
     return pool.engine == "vllm" or (pool.engine == "sim" and pool.sim.scheduling_policy == "priority")
 

@@ -14,8 +14,8 @@ STAGING_MIN = 256 << 20
 """At least that, or half of a host tier so small."""
 
 
-def kv_transfer_config(socket: str, cache: CacheSettings) -> dict[str, object]:
-    """Return ``--kv-transfer-config`` of a vLLM server whose tier process listens at a unix socket."""
+def kv_transfer_config(socket: str, cache: CacheSettings, worker: str) -> dict[str, object]:
+    """Return ``--kv-transfer-config`` of the vLLM server of a worker whose tier process listens at a unix socket."""
     staging = min(STAGING_MAX, max(cache.host // STAGING_SHARE, min(STAGING_MIN, cache.host // 2)))
     return {
         "kv_connector": "OffloadingConnector",
@@ -30,6 +30,7 @@ def kv_transfer_config(socket: str, cache: CacheSettings) -> dict[str, object]:
                     "type": "PenstockTier",
                     "module_path": "penstock.inside.vllm_tier",
                     "socket": socket,
+                    "worker": worker,
                     "hash_algorithm": KV_TIER_FLAGS["--prefix-caching-hash-algo"],
                 }
             ],

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.plugins.plugin_address import bind
 from penstock.adapters.plugins.plugin_calls import PluginCalls, PluginUnreachable
 from penstock.adapters.plugins.plugin_tokens import tokens_of
@@ -58,7 +59,7 @@ class PluginHost:
             settings, self._tokens, self._calls, self._post, refuses=refuses, seats=seats, refused=refused
         )
         self._server: Any = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self.address: str | None = None
         """The endpoint where plugins register, once it listens."""
 
@@ -85,11 +86,11 @@ class PluginHost:
                 log.info("plugins of the planner register at %s", self.address)
         for id, entry in self._settings.use.items():
             if entry.endpoint:
-                self._begin(self._look_after(PluginSpec.of(id, entry)))
+                self._tasks.spawn(self._look_after(PluginSpec.of(id, entry)))
 
     def ask(self, ask: AskPlugin) -> None:
         """Call a plugin; its answer, or why there is none, is posted."""
-        self._begin(self._carry(ask))
+        self._tasks.spawn(self._carry(ask))
 
     async def reset(self, why: str) -> None:
         """Notify all external plugins that the planner starts over; one that does not answer is logged."""
@@ -102,9 +103,7 @@ class PluginHost:
 
     async def close(self) -> None:
         """Stop listening and cancel the calls under way."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         if self._server is not None:
             await self._server.stop(grace=0.5)
         await self._calls.close()
@@ -141,8 +140,3 @@ class PluginHost:
         except Exception:
             # Supervision boundary: a fault of the planner must not fail the plugin whose call this may be.
             log.exception("the planner failed on %s", type(event).__name__)
-
-    def _begin(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

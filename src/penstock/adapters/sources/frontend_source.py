@@ -7,6 +7,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from penstock.adapters.http_session import within
 from penstock.adapters.sources.frontend_counters import (
     ClusterCounters,
     FrontendCounters,
@@ -67,7 +68,7 @@ class FrontendSource:
         self._description = description
         self._mark = CounterMark()
         self._readability = Readability()
-        self._http: aiohttp.ClientSession | None = None
+        self._http = within(TIMEOUT)
 
     async def read(self, at: float) -> Reading:
         try:
@@ -94,8 +95,7 @@ class FrontendSource:
         return self._description
 
     async def close(self) -> None:
-        if self._http is not None:
-            await self._http.close()
+        await self._http.close()
 
     # --- counters -----------------------------------------------------------------------------------------------------
 
@@ -178,9 +178,7 @@ class FrontendSource:
         raise PenstockError("; ".join(failures) or "no frontend is known")
 
     async def _ask_one(self, url: URL) -> ClusterCounters:
-        if self._http is None:
-            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT))
-        async with self._http.get(url, headers=self._sign(url), allow_redirects=False) as answer:
+        async with self._http.session.get(url, headers=self._sign(url), allow_redirects=False) as answer:
             raw = await answer.read()
             if answer.status != 200:
                 raise ValueError(f"it answers {answer.status}: {raw[:200].decode(errors='replace')}")

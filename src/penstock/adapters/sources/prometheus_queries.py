@@ -66,10 +66,9 @@ def queries(source: MetricsSource, window: float, namespace: str | None) -> Prom
         counted("ended", f"{prefix}requests_total"),
     ]
     if source == "frontend":
-        # A request that its client cancelled, or sent wrong, is not lost demand.
-        counters.append(
-            counted("lost", f"{prefix}requests_total", 'status="error",error_type!~"cancelled|validation|not_found"')
-        )
+        # A request that its client cancelled, or sent wrong, is not lost demand, nor is a shadow's copy.
+        theirs = 'status="error",error_type!~"cancelled|validation|not_found",endpoint!="shadow"'
+        counters.append(counted("lost", f"{prefix}requests_total", theirs))
     for part in FRONTEND_HAS if source == "frontend" else ROUTER_HAS:
         for end in ("sum", "count"):
             counters.append(counted(f"{part}_{end}", f"{prefix}{SUMMED[part]}_{end}"))

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from penstock.adapters.http_session import HttpSession
 from penstock.adapters.sources.prometheus_queries import PrometheusQueries, PrometheusQuery, queries, waiting
 from penstock.adapters.sources.traffic_source import ModelReading, Readability, Reading
 from penstock.config.settings.planning_settings import PROMETHEUS_TIMEOUT, PrometheusSettings
@@ -71,7 +72,12 @@ class PrometheusSource:
         self._state = _SourceState()
         self._readability = Readability()
         self._tls = _tls(settings)
-        self._http: aiohttp.ClientSession | None = None
+        self._http = HttpSession(
+            lambda: aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls),
+                timeout=aiohttp.ClientTimeout(total=PROMETHEUS_TIMEOUT),
+            )
+        )
         if settings.token_file is not None:
             self._token()  # a missing file is an error at the start
 
@@ -108,8 +114,7 @@ class PrometheusSource:
         return f"Prometheus at {self._settings.url} ({self._settings.throughput_metrics_source} metrics)"
 
     async def close(self) -> None:
-        if self._http is not None:
-            await self._http.close()
+        await self._http.close()
 
     # --- counts -------------------------------------------------------------------------------------------------------
 
@@ -229,7 +234,7 @@ class PrometheusSource:
         token = self._token()
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         try:
-            post = self._session().post(url, data={**self._settings.params, "query": query}, headers=headers)
+            post = self._http.session.post(url, data={**self._settings.params, "query": query}, headers=headers)
             async with post as answer:
                 raw = await answer.read()
                 if answer.status != 200:
@@ -259,14 +264,6 @@ class PrometheusSource:
                 f"planner.prometheus.token_file {self._settings.token_file} can't be read: {error.strerror}",
                 hint="name a file that this user may read",
             ) from error
-
-    def _session(self) -> aiohttp.ClientSession:
-        if self._http is None:
-            self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls),
-                timeout=aiohttp.ClientTimeout(total=PROMETHEUS_TIMEOUT),
-            )
-        return self._http
 
 
 def _tls(settings: PrometheusSettings) -> ssl.SSLContext | None:

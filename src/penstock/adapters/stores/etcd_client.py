@@ -14,6 +14,7 @@ from typing import NamedTuple
 import aiohttp
 import msgspec
 
+from penstock.adapters.http_session import HttpSession
 from penstock.adapters.seams import StoreUnavailable
 
 log = logging.getLogger("penstock.etcd")
@@ -174,7 +175,12 @@ class EtcdClient:
         self._login = login
         self._token: str | None = None
         self._tls = tls
-        self._http: aiohttp.ClientSession | None = None
+        self._http = HttpSession(
+            lambda: aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls, limit=64),
+                timeout=aiohttp.ClientTimeout(total=self.timeout),
+            )
+        )
         self._closed = False
 
     # --- keys -------------------------------------------------------------------------------------------------------
@@ -199,10 +205,6 @@ class EtcdClient:
     async def delete(self, key: bytes) -> bool:
         """Delete a key; return whether it was there."""
         return (await self._call("kv/deleterange", EtcdDelete(key))).deleted > 0
-
-    async def delete_prefix(self, prefix: bytes) -> int:
-        """Delete everything whose key begins with ``prefix``; return how many there were."""
-        return (await self._call("kv/deleterange", _under(prefix))).deleted
 
     async def txn(self, compare: Sequence[EtcdCompare], success: Sequence[EtcdPut | EtcdDelete]) -> bool:
         """Carry out all of ``success``, or nothing unless all of ``compare`` holds; return whether it did.
@@ -288,8 +290,7 @@ class EtcdClient:
     async def close(self) -> None:
         """Close all connections; twice is no error."""
         self._closed = True
-        if self._http is not None:
-            await self._http.close()
+        await self._http.close()
 
     async def _call(self, path: str, body: object, *, again: bool = True) -> _Answer:
         raw = await self._exchange(path, msgspec.json.encode(body), again=again)
@@ -400,12 +401,7 @@ class EtcdClient:
     def _session(self) -> aiohttp.ClientSession:
         if self._closed:
             raise StoreUnavailable("this connection to etcd was closed by this process")
-        if self._http is None:
-            self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls, limit=64),
-                timeout=aiohttp.ClientTimeout(total=self.timeout),
-            )
-        return self._http
+        return self._http.session
 
     def _heard(self, header: _Header) -> None:
         self.revision = max(self.revision, header.revision)

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
 
 from penstock.adapters.seams import StoreChange, StoreUnavailable
 from penstock.adapters.stores.entry_codec import EntryCodec, check_entry, check_key
@@ -24,6 +23,7 @@ from penstock.adapters.stores.etcd_client import (
     EtcdPut,
     LeaseNotFound,
 )
+from penstock.adapters.stores.key_locks import KeyLocks
 from penstock.adapters.task_cancel import end
 from penstock.kernel.secret import ClusterSecret
 
@@ -82,7 +82,7 @@ class EtcdStore:
         self._probe = probe
         self._revoked = revoked
         self._leased: dict[str, _LeasedKey] = {}
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks = KeyLocks()
         self._renewing: asyncio.Task[None] | None = None
         self._sooner = asyncio.Event()
         """Set when a new lease may have to be renewed before all others."""
@@ -101,7 +101,7 @@ class EtcdStore:
         """
         check_entry(key, value, ttl)
         self._check()
-        async with self._lock(key):
+        async with self._locks.of(key):
             leased = self._leased.get(key)
             if ttl is None:
                 await self._client.put(self._named(key), self._encode(key, value, 0))
@@ -129,7 +129,7 @@ class EtcdStore:
         """Delete a key of any writer; an absent one is no error."""
         check_key(key)
         self._check()
-        async with self._lock(key):
+        async with self._locks.of(key):
             leased = self._leased.pop(key, None)
             await self._client.delete(self._named(key))
             if leased is not None:
@@ -245,7 +245,7 @@ class EtcdStore:
         if lost:
             await self._identify()
         for key in lost:
-            async with self._lock(key):
+            async with self._locks.of(key):
                 leased = self._leased.get(key)
                 if leased is not None and leased.lease in leases:
                     await self._regain(key, leased, answered)
@@ -357,12 +357,6 @@ class EtcdStore:
     def _decode(self, name: bytes, raw: bytes, lease: int) -> bytes | None:
         # A signed value under another key, or without the lease that it was signed with, was copied by an outsider.
         return self.codec.decode(self._key(name), raw, str(lease) if lease else None)
-
-    def _lock(self, key: str) -> asyncio.Lock:
-        lock = self._locks.get(key)
-        if lock is None:
-            lock = self._locks[key] = asyncio.Lock()
-        return lock
 
     def _check(self) -> None:
         if self._closed:

@@ -20,6 +20,7 @@ from penstock.adapters.seams import StoreChange, StoreUnavailable, changes_betwe
 from penstock.adapters.stores.entry_codec import ENTRY_LIMIT, EntryCodec, check_entry, check_key
 from penstock.adapters.stores.lease_book import LeaseBook, LeaseRow
 from penstock.adapters.stores.sqlite_database import SqliteDatabase, unavailable
+from penstock.adapters.task_cancel import cancel_all
 from penstock.kernel.secret import ClusterSecret
 
 log = logging.getLogger(__name__)
@@ -129,9 +130,7 @@ class SqliteStore:
             return
         tasks = tuple(self._tasks.values())
         self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
         try:
             await self._do("write", self._leave)
         except StoreUnavailable as error:

@@ -172,12 +172,13 @@ class FrontendMetrics(MetricNamesOf):
         """An answer continued on another worker, so many seconds after its engine was lost."""
         self.migration_time.observe(took, model)
 
-    def closed(self, effect: Closed) -> None:
-        """A request reached its end in the router."""
+    def closed(self, effect: Closed, *, promised: bool = True) -> None:
+        """A request reached its end in the router; ``promised``: a client waited for it."""
         of = self._of(effect.model)
-        self.outcomes.add(effect.fault, effect.model, effect.outcome)
         self._of_router.requests.value += 1
-        of.queue_wait.observe(effect.queued)
+        if promised:
+            self.outcomes.add(effect.fault, effect.model, effect.outcome)
+            of.queue_wait.observe(effect.queued)
         if effect.outcome != "ok":
             return
         of.input.observe(effect.isl)
@@ -220,8 +221,16 @@ class FrontendMetrics(MetricNamesOf):
             self.migration.set(name, to=self.migration_limit)
             for outcome, count in (model.handoffs or {}).items():
                 self.handoffs.set(name, outcome, to=count)
+            for outcome, count in (model.media or {}).items():
+                self.media.set(name, outcome, to=count)
+            for place, count in model.awaited.items():
+                self.awaited.set(name, place, to=count)
+            if model.media is not None:
+                self.embedding_bytes.set(name, to=model.embedding_bytes)
             for limit, count in model.refused.items():
                 self.refusals.set(limit, name, to=count)
+            for event, count in model.adapters.items():
+                self.adapter_events.set(event, name, to=count)
             length = status.queue[name].length if name in status.queue else 0
             self.queue_length.set(name, to=length)
             self.pending.set(name, "default", WORKER_TYPE, to=length)

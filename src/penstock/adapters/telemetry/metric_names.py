@@ -156,10 +156,34 @@ class MetricNamesOf:
             "overload_refusals_total", "Requests that a limit of router.overload refused.", "limit", "model"
         )
         self.decisions = new.counter("decisions_total", "Placements by mode.", "mode", "model")
+        self.adapter_events = new.counter(
+            "adapter_events_total",
+            "Requests that found their LoRA adapter (hit), waited for it (wait) or had it loaded (load); adapters "
+            "unloaded for others; loads that failed; adapters that an engine did not hold (missing).",
+            *("event", "model"),
+        )
         self.retries = new.counter("retries_total", "Attempts after the first.", "model")
         self.handoffs = new.counter(
             "handoffs_total", "Prefills on workers of their own, by what became of them.", "model", "outcome"
         )
+        self.media = new.counter(
+            "media_total",
+            "Images and the like of models with encode workers: cached, encoded, failed, or encoded here.",
+            "model",
+            "outcome",
+        )
+        self.awaited = new.counter(
+            "awaited_requests_total",
+            "Requests for whose sessions a worker's KV tiers were told to bring blocks up, by whether they came to it.",
+            "model",
+            "place",
+        )
+        self.embedding_bytes = new.gauge(
+            "embedding_bytes", "Encoded media in the store, as this router counts.", "model"
+        )
+        self.media_fetches = new.counter("media_fetches_total", "Media by URL, by what became of them.", "result")
+        self.media_bytes = new.counter("media_fetched_bytes_total", "Bytes of media that were fetched.")
+        self.media_cache = new.gauge("media_cache_bytes", "Fetched media that are kept.")
         self.releases = new.counter(
             "handoff_releases_total", "Legs that were sent only so that a worker lets go of KV.", "result"
         )
@@ -188,6 +212,22 @@ class MetricNamesOf:
         self.ignored_hints = new.counter(
             "ignored_hints_total", "Hints of requests that do nothing here.", "model", "hint"
         )
+        self.picker_events = new.counter(
+            "picker_events_total", "Reports of gateways, and requests that one could not carry as it should.", "event"
+        )
+        self.prefix_warmings = new.counter(
+            "prefix_warmings_total", "Chats whose next turn was to be prepared, by what came of it.", "model", "result"
+        )
+        self.named = new.counter(
+            "name_requests_total", "Requests by an alias or a name that models share, by the model.", "model", "name"
+        )
+        self.shadows = new.counter(
+            "shadow_answers_total",
+            "Copies of requests to other models, by what came of them.",
+            "model",
+            "name",
+            "result",
+        )
         self.cache_size = new.gauge("tokenizer_cache_bytes", "Memory of the tokenizer cache.", "model")
         self.tokenize_pending = new.gauge("tokenize_pending", "Prompts with or waiting for a thread.")
         self.template_failures = new.counter(
@@ -200,6 +240,21 @@ class MetricNamesOf:
         self.tasks = new.gauge("tasks", "Tasks of this process's event loop.")
         self.unauthorized = new.counter("unauthorized_total", "Requests without a valid key.")
         self.rate_limited = new.counter("rate_limited_total", "Requests above their key's rate.")
+        self.tenant_requests = new.counter(
+            "tenant_requests_total", "Ended requests of tenants.", "key", "outcome", "tenant"
+        )
+        self.tenant_tokens = new.counter(
+            "tenant_tokens_total",
+            "Tokens of tenants' ended requests: prompt, cached (of the prompt), output.",
+            "key",
+            "kind",
+            "tenant",
+        )
+        self.tenant_refusals = new.counter(
+            "tenant_refusals_total", "Requests of tenants that a limit of theirs refused.", "tenant", "limit"
+        )
+        self.audit_lost = new.gauge("audit_lost", "Requests that the audit log lacks, since it could not be written.")
+        self.audit_failing = new.gauge("audit_failing", "Whether the audit log can't be written at present.")
         self.records_lost = new.counter(
             "records_lost_total", "Lines that could not be written to the run folder.", "file"
         )

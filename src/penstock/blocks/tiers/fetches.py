@@ -205,6 +205,7 @@ class Fetches:
         fresh = host.register(fetch.handle, fetch.blocks, event.done)
         if fetch.prefetch:
             moves.state.counts.prefetched += len(fresh)
+            moves.state.ahead.update(dict.fromkeys(fresh))
         reason = "corrupt" if event.corrupt else "failed"
         return fresh, [self._arrival(id, fetch, job, event.done, reason) for job in fetch.waiters]
 

@@ -45,6 +45,11 @@ class MachineCounts(msgspec.Struct):
     missed: dict[str, int] = {}
     """Blocks that it wanted and did not get, by the reason of the first of them."""
     prefetched: int = 0
+    """Brought up before anybody asked for them..."""
+    prefetch_hits: int = 0
+    """... and loaded later, each counted once..."""
+    prefetch_wasted: int = 0
+    """... or evicted before."""
     unknown: int = 0
     """Answers and cancellations with an id that is not open."""
 

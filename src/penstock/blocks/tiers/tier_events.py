@@ -163,7 +163,7 @@ class EdgeMeasured(Event, frozen=True, kw_only=True):
 
 
 class TierFound(Event, frozen=True, kw_only=True):
-    """What a tier that survives a restart had when it was opened.
+    """What a tier that survives a restart had when it was opened, or what others have put there since.
 
     Args:
         keys, slots, generations, parents: shape (n,) each, the longest unused first. A record can be read under its

@@ -93,7 +93,18 @@ class TierMachine:
         self._wake()
         effects = self._effects[:]
         self._effects.clear()
+        if self.state.ahead:
+            self._count_wasted(effects)
         return effects
+
+    def _count_wasted(self, effects: Sequence[Effect]) -> None:
+        """Count blocks that were prefetched, and have left host memory before anybody loaded them."""
+        for effect in effects:
+            if isinstance(effect, events.BlocksRemoved) and effect.tier == "host":
+                for key in effect.keys:
+                    if key in self.state.ahead:
+                        del self.state.ahead[key]
+                        self.state.counts.prefetch_wasted += 1
 
     # --- what an engine wants -----------------------------------------------------------------------------------------
 
@@ -120,6 +131,11 @@ class TierMachine:
         if event.job in self.state.stores or event.job in self.state.loads:
             self.state.counts.unknown += 1
             return
+        if self.state.ahead:
+            for key in event.keys:
+                if key in self.state.ahead:
+                    del self.state.ahead[key]
+                    self.state.counts.prefetch_hits += 1
         here = self._loads.begin(now, event)
         for tier in self.tiers.values():
             if tier.name != "host":

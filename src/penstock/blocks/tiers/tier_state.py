@@ -151,6 +151,7 @@ class TierState(msgspec.Struct, kw_only=True):
         peer_blocks: what peers answered lately, the oldest first.
         queries: those that wait for peers; ``peer_asks`` has the query of each open question.
         timers: a heap of when, what (``move``, ``load`` or ``query``) and its id.
+        ahead: blocks of the host tier that were prefetched and not loaded yet.
         demoting: evicted blocks of the host tier whose bytes are being written, with write-back.
         seconds_per_token: of the engine's prefill; 0 is not measured yet.
     """
@@ -162,6 +163,7 @@ class TierState(msgspec.Struct, kw_only=True):
     edges: dict[str, Edge] = {}
     incoming: dict[BlockKey, int] = {}
     lower: dict[LowerTier, LowerQueue] = {}
+    ahead: dict[BlockKey, None] = {}
     demoting: int = 0
     once: dict[BlockKey, None] = {}
     peers: list[str] = []

@@ -1,6 +1,5 @@
 """HTTP client of the commands for a running cluster."""
 
-import functools
 import http.client
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -177,16 +176,6 @@ def admin_key_option(command: F) -> F:
     return click.option(
         "--admin-key", envvar="PENSTOCK_ADMIN_KEY", metavar="KEY", help="Key for /admin [PENSTOCK_ADMIN_KEY]."
     )(command)
-
-
-def cluster_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Add ``--url`` and ``--admin-key``; the command gets the ``client`` that they make."""
-
-    @functools.wraps(command)
-    def with_client(*, url: str, admin_key: str | None, **others: Any) -> int:
-        return command(client=AdminClient(url, admin_key), **others)
-
-    return url_option(admin_key_option(with_client))
 
 
 def api_key_option(command: F) -> F:

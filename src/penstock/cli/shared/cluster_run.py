@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from penstock.config.reading.load import Loaded
+from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import PenstockError
 
 
@@ -18,6 +19,24 @@ def run_cluster(loaded: Loaded, command: str, *, reload: Callable[[], Loaded] | 
     from penstock.runtime.supervision.supervisor import run
 
     return run(loaded, command=command, finished=_report, reload=reload)
+
+
+def check_engine_parsers(settings: ClusterSettings) -> None:
+    """Check the parsers of pools of vLLM by asking the vLLM that is installed here, where it answers.
+
+    Raises:
+        ConfigError: it has none of a name.
+    """
+    from penstock.adapters.engines.pool_overrides import parses_itself
+    from penstock.adapters.engines.vllm_parsers import check_parsers, installed_parsers
+
+    for model in settings.models.values():
+        for pool in model.pools.values():
+            names = (pool.tool_parser, pool.reasoning_parser)
+            if pool.engine == "vllm" and any(parses_itself(pool, name) for name in names):
+                parsers = installed_parsers(pool.program)
+                if parsers is not None:
+                    check_parsers(pool, parsers)
 
 
 def _report(folder: Path) -> None:

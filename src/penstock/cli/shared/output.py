@@ -16,7 +16,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 WALL_KEYS = {
     "uptime": "wall_uptime_s",
     "since": "wall_since_s",
-    "last_age": "wall_last_age_s",
     "queued": "wall_queued_s",
     "at": "wall_at_ns",
     "arrived": "wall_arrived_ns",

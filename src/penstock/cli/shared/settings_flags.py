@@ -18,6 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 COMMON = (
     "frontend.host",
     "frontend.port",
+    "router.preset",
     "router.mode",
     "router.cost.overlap_credit",
     "router.cost.temperature",

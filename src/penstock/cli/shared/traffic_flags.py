@@ -10,7 +10,7 @@ from penstock.cli.shared.amount import SECONDS, Amount
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-WORKLOADS = ("chat", "rag", "agent", "fixed", "tenants")
+WORKLOADS = ("chat", "rag", "agent", "coding", "fixed", "tenants", "images")
 FORMATS = ("mooncake", "azure", "burstgpt", "dynamo", "records")
 
 out_option = click.option(
@@ -46,6 +46,11 @@ _OPTIONS = (
     ),
     click.option("--answer", metavar="LENGTHS", help="Its answers, in the same way."),
     click.option("--requests", type=click.IntRange(1), help="End after so many requests."),
+    click.option(
+        "--images",
+        metavar="FIELD=VALUE,...",
+        help="Images of the workload images, such as count=2,side=1024,repeats=0.5; side 0 is a mixture.",
+    ),
     click.option("--duration", type=SECONDS, help="End after so long; a workload without either end has 60 s."),
     click.option(
         "--speed-up", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Time factor."

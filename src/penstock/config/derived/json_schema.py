@@ -12,7 +12,7 @@ from penstock.kernel.settings import Field, Knob, Settings, is_group, or_word, w
 from penstock.kernel.values import JsonObject
 
 _NAMES: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string"}
-_WITH_UNIT = r"^[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?\s*[^\d\s]+$"
+WITH_UNIT = r"^[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?\s*[^\d\s]+$"
 
 
 def json_schema() -> JsonObject:
@@ -98,4 +98,4 @@ def _scalar(hint: Any, knob: Knob) -> JsonObject:
             found[word] = bound
     if knob.unit is None:
         return found
-    return {"anyOf": [found, {"type": "string", "pattern": _WITH_UNIT, "examples": [EXAMPLES[knob.unit]]}]}
+    return {"anyOf": [found, {"type": "string", "pattern": WITH_UNIT, "examples": [EXAMPLES[knob.unit]]}]}

@@ -203,8 +203,8 @@ FRONTEND: dict[str, Rule] = {
     "tls_client_ca_cert_path": left("clients show keys, not certificates: frontend.security.api_keys"),
     "discovery_backend": words(
         "discovery/store",
-        {"etcd": "etcd", "file": "sqlite"},
-        {"mem": STORE, "kubernetes": "Kubernetes is not asked; discovery.store: etcd serves any number of machines"},
+        {"etcd": "etcd", "file": "sqlite", "kubernetes": "kubernetes"},
+        {"mem": STORE},
     ),
     "event_plane": words("discovery/plane", ("zmq", "nats")),
     "nats_tls_ca_cert_path": optional("discovery/nats/ca", text),
@@ -232,7 +232,11 @@ FRONTEND: dict[str, Rule] = {
         "enable_streaming_reasoning_dispatch",
     ),
     **all_left("only OpenAI's dialect is served", "enable_anthropic_api", "strip_anthropic_preamble"),
-    **all_left("KServe's gRPC is not served", "kserve_grpc_server", "grpc_metrics_port"),
+    **all_left(
+        "frontend.grpc_port serves KServe's gRPC",
+        "kserve_grpc_server",
+        "grpc_metrics_port",
+    ),
     "frontend_route_extension": left("frontend.proxied_routes names further routes of engines"),
     "metrics_prefix": left("metrics keep their names: dynamo_frontend_* and penstock_*"),
     "interactive": left("penstock chat asks a running cluster"),

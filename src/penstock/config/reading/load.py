@@ -12,12 +12,13 @@ import msgspec
 from penstock.config.checks import cross_checks, file_problems
 from penstock.config.derived.knobs import PREFIX, derive, dotted, entry_type, fields_by_name
 from penstock.config.derived.yaml_writer import resolved_yaml
+from penstock.config.presets import PRESETS
 from penstock.config.reading.problems import DEFAULT, ConfigProblem, ConfigProblems, ValueOrigin
 from penstock.config.reading.sources import put_environment, put_overrides
-from penstock.config.reading.text_tree import TreeNode
+from penstock.config.reading.text_tree import TreeNode, TreeScalar
 from penstock.config.reading.tree_check import build, check_tree
 from penstock.config.reading.yaml_source import read_yaml
-from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.config.settings.cluster_settings import HELD_ADAPTERS, ClusterSettings
 from penstock.kernel.settings import Settings, is_group
 
 __all__ = ["Loaded", "cluster_env", "fill_empty_groups", "load", "load_group", "load_resolved", "resolved_yaml"]
@@ -66,6 +67,7 @@ def load(
     fill_empty_groups(ClusterSettings, root)
     problems += put_environment(root, ClusterSettings, env or {})
     problems += put_overrides(root, ClusterSettings, overrides)
+    problems += _put_preset(root)
     given, wrong = check_tree(ClusterSettings, root)
     problems += wrong
     settings = _started(build(ClusterSettings, given), root)
@@ -165,12 +167,48 @@ def fill_empty_groups(group: type[Settings], node: TreeNode) -> None:
 
 
 def _started(settings: ClusterSettings, root: TreeNode) -> ClusterSettings:
-    """Turn the planner on where the config sets anything of it, unless it sets whether the planner runs."""
+    """Turn on what the config sets something of: the planner, and adapters in engines that are started here."""
+    settings = _with_adapters(settings)
     said = (root.mapping or {}).get("planner")
     if said is None or not said.mapping or "enabled" in said.mapping:
         return settings
     planner = msgspec.structs.replace(settings.planner, enabled=True)
     return msgspec.structs.replace(settings, planner=planner)
+
+
+def _with_adapters(settings: ClusterSettings) -> ClusterSettings:
+    """Let engines that are started here for a model with adapters hold some, unless the config sets how many."""
+    models = {
+        name: msgspec.structs.replace(
+            model,
+            pools={
+                key: msgspec.structs.replace(pool, max_cpu_loras=HELD_ADAPTERS)
+                if pool.max_cpu_loras is None and pool.engine in ("sim", "vllm") and not pool.attached
+                else pool
+                for key, pool in model.pools.items()
+            },
+        )
+        for name, model in settings.models.items()
+        if model.adapters or model.adapter_folder is not None
+    }
+    return msgspec.structs.replace(settings, models={**settings.models, **models}) if models else settings
+
+
+def _put_preset(root: TreeNode) -> list[ConfigProblem]:
+    """Fill in what the preset sets and nothing else does; an unknown preset is found where values are checked."""
+    chosen = _at(root, ("router", "preset"))
+    name = chosen.value.text if chosen is not None and isinstance(chosen.value, TreeScalar) else ""
+    origin = ValueOrigin("default", f"preset {name}")
+    absent = [f"{key}={text}" for key, text in PRESETS.get(name, {}).items() if _at(root, key.split(".")) is None]
+    return put_overrides(root, ClusterSettings, absent, origin)
+
+
+def _at(node: TreeNode, path: Sequence[str]) -> TreeNode | None:
+    """Return what is given at a path."""
+    found: TreeNode | None = node
+    for name in path:
+        found = (found.mapping or {}).get(name) if found is not None else None
+    return found
 
 
 def _origins(node: TreeNode, path: tuple[str, ...]) -> list[tuple[str, ValueOrigin]]:

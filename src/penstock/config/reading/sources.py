@@ -36,12 +36,18 @@ def put_environment(root: TreeNode, group: type[Settings], env: Mapping[str, str
     return problems
 
 
-def put_overrides(root: TreeNode, group: type[Settings], overrides: Iterable[str]) -> list[ConfigProblem]:
-    """Put ``path=value`` texts, as ``--set`` and the derived flags give them, into the tree; the last one wins."""
+def put_overrides(
+    root: TreeNode, group: type[Settings], overrides: Iterable[str], at: ValueOrigin | None = None
+) -> list[ConfigProblem]:
+    """Put ``path=value`` texts, as ``--set`` and the derived flags give them, into the tree; the last one wins.
+
+    Args:
+        at: where they come from; None is the flag of each.
+    """
     problems: list[ConfigProblem] = []
     for override in overrides:
         name, equals, text = (part.strip() for part in _split(override))
-        origin = ValueOrigin("flag", f"flag {name}")
+        origin = ValueOrigin("flag", f"flag {name}") if at is None else at
         if not equals or not name:
             problems.append(ConfigProblem(origin, "", "is no name=value", "write it as --set router.mode=kv"))
             continue

@@ -93,6 +93,8 @@ class _TreeCheck:
         unit = f" {knob.unit}" if knob.unit not in (None, "count", "ratio") else ""
         for place in outside:
             item = node.value[place] if isinstance(node.value, list) else node
+            if isinstance(value, dict):
+                item = (node.mapping or {})[list(value)[place]]
             at = (*path, str(place)) if get_origin(without_none(field.type)) is tuple else path
             self._wrong(knob, item, at, f"is out of range: {range_text(knob)}{unit}")
         if not outside:
@@ -108,8 +110,8 @@ class _TreeCheck:
 
 
 def _numbers(value: Any) -> list[int | float]:
-    """Return the numbers of a value that a knob's range applies to: its own, or those of a list."""
-    items = value if isinstance(value, tuple) else (value,)
+    """Return the numbers of a value that a knob's range applies to: its own, or those of a list or a mapping."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
     return [item for item in items if isinstance(item, int | float) and not isinstance(item, bool)]
 
 

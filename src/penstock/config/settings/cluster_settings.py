@@ -7,7 +7,9 @@ import msgspec
 from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.discovery_settings import DiscoverySettings
 from penstock.config.settings.frontend_settings import FrontendSettings
+from penstock.config.settings.picker_settings import PickerSettings
 from penstock.config.settings.planning_settings import PlanningSettings
+from penstock.config.settings.tenant_settings import AuditSettings, TenantSettings
 from penstock.engine.settings import SimSettings
 from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX
 from penstock.kernel.settings import Knob, Settings
@@ -25,6 +27,8 @@ PROGRAMS = {"vllm": "vllm", "llamacpp": "llama-server"}
 """Kind of engine -> the program that serves it, where no other is named."""
 STARTED = ("sim", *PROGRAMS)
 """Kinds of engine that Penstock starts where no URL is given."""
+HELD_ADAPTERS = 16
+"""LoRA adapters that an engine holds where nothing else is set: some 100 MB each for a model of 8B at rank 16."""
 START_TIMEOUT = 60.0
 """Longest start, in seconds, of a frontend, a planner or a simulated engine, where nothing else is set."""
 
@@ -77,10 +81,35 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
             le=64,
         ),
     ] = None
+    sleeping: Annotated[
+        int,
+        Knob(
+            "Replicas that are put to sleep at most, in place of ending, where the pool shrinks: each keeps weights "
+            "in host memory, frees its GPUs, and serves again sooner than a new one. For vllm on GPUs, and sim.",
+            unit="count",
+            ge=0,
+            le=64,
+        ),
+    ] = 0
+    share_weights: Annotated[
+        bool,
+        Knob(
+            "Keep the checkpoint in this machine's page cache, serve its weights to engines of other machines that "
+            "start, and take them from there. For vllm with a checkpoint in a folder, and penstock in its environment; "
+            "a simulated engine then takes sim.sibling_load_time."
+        ),
+    ] = False
     urls: Annotated[
         tuple[str, ...],
         Knob("Base URLs of servers that run already, without /v1; where there are any, none is started."),
     ] = ()
+    selector: Annotated[
+        str | None,
+        Knob(
+            "Label selector of Kubernetes pods that are the pool's servers while they are ready, such as app=vllm; or "
+            "inferencepool/NAME, for the pods that an InferencePool selects."
+        ),
+    ] = None
     block_size: Annotated[
         int | None,
         Knob("Tokens per KV block, where the server does not tell it; must be the engine's own.", unit="tokens", gt=0),
@@ -141,8 +170,70 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
             "ask for it."
         ),
     ] = None
+    tool_parser: Annotated[
+        str | None,
+        Knob(
+            "Format in which the model writes tool calls, such as hermes. Engines with parsers of their own that are "
+            "started here get it as a flag; in the answers of others, and after the prefix penstock:, Penstock parses."
+        ),
+    ] = None
+    reasoning_parser: Annotated[
+        str | None,
+        Knob(
+            "Format of the model's reasoning, such as qwen3, or for Penstock's parser a pair of tags such as "
+            "<think>...</think>; goes the same ways."
+        ),
+    ] = None
+    max_cpu_loras: Annotated[
+        int | None,
+        Knob(
+            "LoRA adapters that each engine holds in memory; more need less loading and more host memory. Unset is "
+            "16 for engines that are started here for a model with adapters, what the server tells for others.",
+            unit="count",
+            ge=1,
+        ),
+    ] = None
+    max_loras: Annotated[
+        int,
+        Knob(
+            "LoRA adapters that one batch of an engine may have; more let more of them run together and cost GPU "
+            "memory. vLLM's --max-loras.",
+            unit="count",
+            ge=1,
+        ),
+    ] = 4
+    max_lora_rank: Annotated[
+        Literal[1, 8, 16, 32, 64, 128, 256, 320, 512],
+        Knob("Highest rank of its LoRA adapters; higher costs GPU memory for each of max_loras. vLLM's own steps."),
+    ] = 16
+    embeddings: Annotated[
+        str | None,
+        Knob(
+            "Folder in which a pool of role encode leaves encoded media, and all others of the model find them: the "
+            "same for each, on storage that they share. Unset: every engine encodes for itself."
+        ),
+    ] = None
+    embeddings_max: Annotated[
+        int,
+        Knob(
+            "Bytes of that folder; the media used least lately go first. vLLM heeds it where its environment has "
+            "Penstock.",
+            unit="bytes",
+            gt=0,
+        ),
+    ] = 16 * 1024**3
     cache: CacheSettings = CacheSettings()
     sim: SimSettings = SimSettings()
+
+    @property
+    def attached(self) -> bool:
+        """Whether others run its servers."""
+        return bool(self.urls) or self.selector is not None
+
+    @property
+    def size(self) -> int:
+        """Its engines at the start; of pods that a selector names none is known yet."""
+        return 0 if self.selector is not None else len(self.urls) or self.replicas
 
     @property
     def program(self) -> str:
@@ -160,8 +251,80 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
             "an engine's cache less well."
         ),
     ] = None
+    render: Annotated[
+        str | None,
+        Knob(
+            "Who makes a prompt's tokens with vLLM's render routes: the URL of a server (`vllm launch render`), engine "
+            "(the model's own servers, with --enable-scale-out) or off; unset is engine for a model without tokenizer "
+            "whose servers have the routes, and else none: tokenising here costs no call."
+        ),
+    ] = None
+    aliases: Annotated[
+        tuple[str, ...],
+        Knob("More names by which clients may ask for it; their answers say the name that was asked for."),
+    ] = ()
+    defaults: Annotated[
+        dict[str, str],
+        Knob(
+            "Fields of the engines' API for requests that leave them out, such as temperature: 0.2; a list or an "
+            "object is written as JSON in quotes."
+        ),
+    ] = {}
+    system_prompt: Annotated[
+        str | None,
+        Knob("System message of chats that have none: a text, or file:PATH for what a file has in it."),
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        Knob(
+            "File with a Jinja chat template in place of the checkpoint's own, for prefixes as well as for the "
+            "engines: those that are started here get it as a flag, others with each chat, where they take it."
+        ),
+    ] = None
+    adapters: Annotated[
+        dict[str, str],
+        Knob("LoRA adapters by the name that clients ask for: a folder, or what else the engine takes for a path."),
+    ] = {}
+    adapter_folder: Annotated[
+        str | None,
+        Knob("Folder in which each subfolder with an adapter_config.json is a LoRA adapter of its name."),
+    ] = None
+    adapter_workers: Annotated[
+        dict[str, int],
+        Knob(
+            "Workers that hold an adapter at any time, by its name: it is loaded there before anybody asks for it, and "
+            "makes room for no other. Others come and go by demand, in the room that is left.",
+            ge=0,
+        ),
+    ] = {}
     pools: Annotated[
         dict[str, PoolSettings], Knob("Pools by name; all pools of a model have the same block size.")
+    ] = {}
+
+
+class NameSettings(Settings, frozen=True, kw_only=True):
+    """A public name behind which several models stand."""
+
+    models: Annotated[
+        dict[str, float],
+        Knob(
+            "Models, and adapters of models.MODEL.adapters, that answer by this name, each with its weight; a session "
+            "stays with one of them, and a new weight moves only the sessions that it has to. Empty is the model of "
+            "this name.",
+            ge=0,
+            live=True,
+        ),
+    ] = {}
+    shadow: Annotated[
+        dict[str, float],
+        Knob(
+            "Models that get a copy of a share of this name's requests, 0 to 1, once each has been answered; their "
+            "answers are compared with what the client got, and dropped.",
+            unit="ratio",
+            ge=0,
+            le=1,
+            live=True,
+        ),
     ] = {}
 
 
@@ -202,8 +365,9 @@ class RunSettings(Settings, frozen=True, kw_only=True):
     records_bytes: Annotated[
         int,
         Knob(
-            "Most bytes kept of each of requests.jsonl, decisions.jsonl and planner.jsonl, in 4 segments of which the "
-            "oldest goes; the default is about 400,000 requests, and more is a longer past for reports and explain.",
+            "Most bytes kept of each of requests.jsonl, copies.jsonl, decisions.jsonl, shadow.jsonl and planner.jsonl, "
+            "in 4 segments of which the oldest goes; the default is about 400,000 requests, and more is a longer past "
+            "for reports and explain.",
             unit="bytes",
             ge=1 << 12,
         ),
@@ -329,7 +493,17 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
     models: Annotated[
         dict[str, ModelSettings], Knob("Models by the name that clients ask for; giving any replaces the default.")
     ] = msgspec.field(default_factory=_default_models)
+    names: Annotated[
+        dict[str, NameSettings],
+        Knob("Names beside those of models, for canaries (weights between models) and shadows (copies of requests)."),
+    ] = {}
     frontend: FrontendSettings = FrontendSettings()
+    tenants: Annotated[
+        dict[str, TenantSettings],
+        Knob("Tenants by name, each with keys of its own; keys of frontend.security.api_keys belong to none."),
+    ] = {}
+    audit: AuditSettings = AuditSettings()
+    picker: PickerSettings = PickerSettings()
     router: RouterSettings = RouterSettings()
     slo: Slo = Slo()
     discovery: DiscoverySettings = DiscoverySettings()

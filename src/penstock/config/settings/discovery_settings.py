@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from penstock.kernel.settings import Knob, Settings
 
-StoreKind = Literal["sqlite", "etcd"]
+StoreKind = Literal["sqlite", "etcd", "kubernetes"]
 PlaneKind = Literal["zmq", "forwarder", "nats"]
 KvRoute = Literal["direct", "nats", "jetstream"]
 
@@ -42,6 +42,16 @@ class NatsSettings(ServiceLogin, frozen=True, kw_only=True):
     )
 
 
+class KubernetesSettings(Settings, frozen=True, kw_only=True):
+    """The Kubernetes API server, for everything of ours that talks to one."""
+
+    context: Annotated[
+        str | None,
+        Knob("Context of the kubeconfig; unset is the account of the pod that we run in, or the current context."),
+    ] = None
+    namespace: Annotated[str | None, Knob("Namespace; unset is the one of the login.")] = None
+
+
 class DiscoverySettings(Settings, frozen=True, kw_only=True):
     """How the processes of a cluster find and hear each other."""
 
@@ -55,7 +65,10 @@ class DiscoverySettings(Settings, frozen=True, kw_only=True):
     ] = 10.0
     store: Annotated[
         StoreKind,
-        Knob("Where membership is kept: sqlite in the run folder, for one machine; etcd for any number of them."),
+        Knob(
+            "Where membership is kept: sqlite in the run folder, for one machine; etcd for any number of them; "
+            "kubernetes in resources of its API server."
+        ),
     ] = "sqlite"
     host: Annotated[
         str,
@@ -87,3 +100,4 @@ class DiscoverySettings(Settings, frozen=True, kw_only=True):
     ] = ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
     etcd: EtcdSettings = EtcdSettings()
     nats: NatsSettings = NatsSettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()

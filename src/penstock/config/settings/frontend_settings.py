@@ -5,22 +5,34 @@ They are here and not in `penstock.frontend` because config may look only at pur
 
 from typing import Annotated
 
+from penstock.config.settings.tenant_settings import JwtSettings
 from penstock.kernel.settings import Knob, Settings
 
 PROXIED_ROUTES = (
     "/v1/embeddings",
-    "/v1/responses",
     "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
     "/v1/score",
+    "/score",
     "/v1/tokenize",
+    "/tokenize",
     "/v1/detokenize",
+    "/detokenize",
     "/v1/classify",
+    "/classify",
     "/v1/pooling",
+    "/pooling",
     "/v1/audio/speech",
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
     "/v1/images/generations",
+    "/v1/images/edits",
 )
+
+
+ROOT_ROUTES = frozenset(route for route in PROXIED_ROUTES if not route.startswith("/v1/"))
+"""Routes of engines that are not under /v1 and may be passed on: no other can hide one of ours."""
 
 
 class LimitSettings(Settings, frozen=True, kw_only=True):
@@ -81,6 +93,7 @@ class SecuritySettings(Settings, frozen=True, kw_only=True):
     ] = False
     tls_cert: Annotated[str | None, Knob("Path of a PEM certificate chain; with tls_key it switches HTTPS on.")] = None
     tls_key: Annotated[str | None, Knob("Path of the PEM private key that belongs to tls_cert.")] = None
+    jwt: JwtSettings = JwtSettings()
 
 
 class TokenizeSettings(Settings, frozen=True, kw_only=True):
@@ -113,6 +126,40 @@ class UpstreamSettings(Settings, frozen=True, kw_only=True):
     ] = 60.0
 
 
+class MediaSettings(Settings, frozen=True, kw_only=True):
+    """Images, sounds and videos in chats: fetched here, once, and sent to the engines as data."""
+
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Knob(
+            "Hosts whose URLs are fetched, such as images.example.org, .example.org for all below it, or * for any "
+            "public one; none refuses every URL, so that clients send data URLs."
+        ),
+    ] = ()
+    private_hosts: Annotated[
+        tuple[str, ...],
+        Knob(
+            "Hosts whose URLs are fetched although their address is private or this machine's, by their exact names: "
+            "whoever may ask a model may read any image there. Link-local addresses are refused all the same."
+        ),
+    ] = ()
+    bytes_max: Annotated[
+        int,
+        Knob(
+            "Most bytes of media in one request, fetched or as data URLs; more are refused with 413.",
+            unit="bytes",
+            gt=0,
+        ),
+    ] = 64 * 1024 * 1024
+    timeout: Annotated[
+        float, Knob("Longest that the fetch of one URL may take, its redirects included.", unit="s", gt=0)
+    ] = 10.0
+    cache_bytes: Annotated[
+        int,
+        Knob("Memory for fetched media, so that a URL is not fetched again; 0 keeps none.", unit="bytes", ge=0),
+    ] = 256 * 1024 * 1024
+
+
 class FrontendSettings(Settings, frozen=True, kw_only=True):
     """The HTTP endpoint."""
 
@@ -133,14 +180,28 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
             le=64,
         ),
     ] = 1
+    grpc_port: Annotated[
+        int | None,
+        Knob(
+            "Port on frontend.host of the Open Inference Protocol (KServe v2) over gRPC; unset serves none, 0 lets the "
+            "system choose. Needs the extra penstock[plugins].",
+            ge=0,
+            le=65535,
+        ),
+    ] = None
     limits: LimitSettings = LimitSettings()
     security: SecuritySettings = SecuritySettings()
     tokenize: TokenizeSettings = TokenizeSettings()
     upstream: UpstreamSettings = UpstreamSettings()
+    media: MediaSettings = MediaSettings()
     proxied_routes: Annotated[
         tuple[str, ...],
-        Knob("Routes under /v1 that are passed to the least loaded engine as they are; others are 404."),
+        Knob("Routes that are passed to the least loaded engine as they are; others under /v1 are 404."),
     ] = PROXIED_ROUTES
+    batch_folder: Annotated[
+        str | None,
+        Knob("Folder of files and batches, which all frontends of the cluster share; unset is `batches` in the run's."),
+    ] = None
     otlp_endpoint: Annotated[
         str | None, Knob("URL that receives OTLP spans over HTTP; unset sends none. Needs the extra penstock[otel].")
     ] = None

@@ -7,7 +7,7 @@ from penstock.kernel.settings import Knob, Settings
 from penstock.planner.settings import PlannerSettings
 
 SourceKind = Literal["streams", "prometheus"]
-ConnectorKind = Literal["process", "virtual", "webhook"]
+ConnectorKind = Literal["process", "virtual", "webhook", "kubernetes"]
 MetricsSource = Literal["frontend", "router"]
 
 PROMETHEUS_TIMEOUT = 10.0
@@ -63,6 +63,29 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
     ] = None
 
 
+class KubernetesScaling(Settings, frozen=True, kw_only=True):
+    """What is scaled where planner.connector is kubernetes."""
+
+    target: Annotated[
+        str | None,
+        Knob(
+            "KIND/NAME of the object that holds the replicas of all pools: a DynamoGraphDeployment or a PenstockCluster"
+            "; unset is the DynamoGraphDeployment that DYN_PARENT_DGD_K8S_NAME names, where pools names none."
+        ),
+    ] = None
+    pools: Annotated[
+        dict[str, str],
+        Knob("Pool of the config -> KIND/NAME of its own Deployment, StatefulSet or LeaderWorkerSet, instead."),
+    ] = {}
+    wait: Annotated[
+        bool,
+        Knob(
+            "Write a decision only once the pods of the one before are ready, at most 1,800 s later; false writes each "
+            "at once and counts what starts."
+        ),
+    ] = False
+
+
 class PlanningSettings(PlannerSettings, frozen=True, kw_only=True):
     """How many workers there should be, who says so, and where that is read and written."""
 
@@ -73,13 +96,22 @@ class PlanningSettings(PlannerSettings, frozen=True, kw_only=True):
         ConnectorKind,
         Knob(
             "What carries scalings out: process is penstock up; virtual an orchestrator that follows keys in an etcd; "
-            "webhook a server that takes a signed POST."
+            "webhook a server that takes a signed POST; kubernetes objects of an API server (discovery.kubernetes)."
         ),
     ] = "process"
     metrics_port: Annotated[
         int,
         Knob(
             "Port on discovery.host for the planner's metrics (dynamo_planner_*) at /metrics; 0 shows none.",
+            ge=0,
+            le=65535,
+        ),
+    ] = 0
+    external_scaler_port: Annotated[
+        int,
+        Knob(
+            "Port on discovery.host at which KEDA asks for each pool's recommended replicas (its external scaler over "
+            "gRPC); 0 serves none.",
             ge=0,
             le=65535,
         ),
@@ -91,3 +123,4 @@ class PlanningSettings(PlannerSettings, frozen=True, kw_only=True):
     prometheus: PrometheusSettings = PrometheusSettings()
     virtual: VirtualSettings = VirtualSettings()
     webhook: WebhookSettings = WebhookSettings()
+    kubernetes: KubernetesScaling = KubernetesScaling()

@@ -54,6 +54,10 @@ class KvTiers(Protocol):
         """The engine found ``chain[:end]`` in its own cache."""
         ...
 
+    def expect(self, chain: Sequence[int], end: int, at: Nanos) -> None:
+        """Bring ``chain[:end]`` up at that time: a request for it is likely soon after."""
+        ...
+
     def advance(self, now: Nanos) -> list[LoadedBlocks]:
         """Let happen what is due by now; return the loads that are over."""
         ...
@@ -64,6 +68,10 @@ class KvTiers(Protocol):
 
     def blocks(self) -> dict[str, tuple[int, int]]:
         """Return tier -> (blocks that it has, blocks that it can have)."""
+        ...
+
+    def prefetched(self) -> dict[str, int]:
+        """Return how many blocks were brought up before anybody asked for them, and how many of these were used."""
         ...
 
     def snapshot(self) -> Snapshot: ...

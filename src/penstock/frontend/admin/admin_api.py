@@ -12,8 +12,9 @@ from penstock.frontend.admin import (
     settings_routes,
     timeseries_api,
 )
+from penstock.frontend.admin.adapters import adapter_routes
 from penstock.frontend.admin.admin_query import LIMIT_MAX, SECONDS_MAX
-from penstock.frontend.admin.cluster_status import ClusterStatus, ProcessStatus
+from penstock.frontend.admin.cluster_status import ClusterStatus, ProcessStatus, WorkerIndex
 from penstock.frontend.admin.request_lists import DecisionList, RequestList
 from penstock.frontend.admin.settings_answers import LiveSettings, SettingsSet
 from penstock.frontend.http.middleware import Handler
@@ -22,6 +23,10 @@ from penstock.kernel.time_windows import WorkerColumns
 from penstock.planner.tick_record import TickRecord
 from penstock.router.events import Decision
 from penstock.runtime.cluster_state.fleet_api import (
+    AdapterList,
+    AdapterState,
+    AdapterUnloaded,
+    AdapterWorkersBody,
     CachesCleared,
     DesiredState,
     DrainBegun,
@@ -29,13 +34,16 @@ from penstock.runtime.cluster_state.fleet_api import (
     DrainUndone,
     FlipBody,
     Flipped,
+    LoadAdapterBody,
     PoolsScaled,
     RestartBegun,
     RestartBody,
     ScaleBody,
+    UnloadAdapterBody,
 )
 from penstock.runtime.planning.planner_report import PlannerDecisions
 from penstock.runtime.records.timeline_view import LoadsView, TimelineView
+from penstock.runtime.records.usage_table import UsageTable
 
 
 class QueryParameter(NamedTuple):
@@ -74,6 +82,7 @@ def _moment(name: str) -> QueryParameter:
 
 _PROCESS = QueryParameter("scope", str, "process: this process alone.")
 _LIMIT = QueryParameter("limit", Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)], "Most records; 50 where unset.")
+_SINCE = QueryParameter("since", Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)], "Only this many seconds back.")
 _OF_WORKER = QueryParameter("worker", str, "Only those for this worker.")
 _TICKS = QueryParameter("ticks", str, "all: also those in which nothing was to change.")
 _MODEL = QueryParameter("model", str, "Only its engines.")
@@ -122,6 +131,16 @@ ADMIN_ROUTES = (
     ),
     AdminRoute(
         "GET",
+        "/admin/usage",
+        admin_routes.usage,
+        "usage",
+        "Tokens and requests of each tenant and key.",
+        answers=(UsageTable,),
+        errors=(400,),
+        query=(_SINCE,),
+    ),
+    AdminRoute(
+        "GET",
         "/admin/timeline",
         timeseries_api.timeline,
         "timeline",
@@ -147,6 +166,16 @@ ADMIN_ROUTES = (
         "load",
         "One worker's load over time.",
         answers=(WorkerColumns,),
+        errors=(404,),
+        query=(_PROCESS,),
+    ),
+    AdminRoute(
+        "GET",
+        "/admin/index/{worker}",
+        admin_routes.worker_index,
+        "index",
+        "Which blocks routers believe in a worker's host memory and below.",
+        answers=(WorkerIndex,),
         errors=(404,),
         query=(_PROCESS,),
     ),
@@ -237,6 +266,44 @@ ADMIN_ROUTES = (
         answers=(SettingsSet,),
         errors=_CHANGE,
         body=settings_routes.SetBody,
+    ),
+    AdminRoute(
+        "GET",
+        "/admin/adapters",
+        adapter_routes.adapters,
+        "adapters",
+        "LoRA adapters, and the workers that hold them.",
+        answers=(AdapterList,),
+    ),
+    AdminRoute(
+        "POST",
+        "/admin/adapters",
+        adapter_routes.scale_adapter,
+        "scaleAdapter",
+        summary="Have a LoRA adapter on so many workers at any time.",
+        answers=(AdapterState,),
+        errors=(*_CHANGE, 404, 409),
+        body=AdapterWorkersBody,
+    ),
+    AdminRoute(
+        "POST",
+        "/v1/load_lora_adapter",
+        adapter_routes.load_adapter,
+        "loadAdapter",
+        summary="Let clients name a LoRA adapter, and load it on one worker at least.",
+        answers=(AdapterState,),
+        errors=(*_CHANGE, 404, 409, 502),
+        body=LoadAdapterBody,
+    ),
+    AdminRoute(
+        "POST",
+        "/v1/unload_lora_adapter",
+        adapter_routes.unload_adapter,
+        "unloadAdapter",
+        summary="Take a LoRA adapter out of service, and out of every engine's memory.",
+        answers=(AdapterUnloaded,),
+        errors=(*_CHANGE, 404, 409),
+        body=UnloadAdapterBody,
     ),
     AdminRoute(
         "POST",

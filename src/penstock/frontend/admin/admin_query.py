@@ -34,8 +34,8 @@ def limits_of(request: web.Request) -> QueryLimits:
     return QueryLimits(int(text), None if before is None else nanos(before), request.query.get("worker"))
 
 
-def seconds_of(request: web.Request, name: str) -> float | None:
-    """Read a time of the run, in seconds since its start; None where it is not given.
+def seconds_of(request: web.Request, name: str, what: str = "seconds since the start of the run") -> float | None:
+    """Read a time of the run, in seconds since its start, or ``what`` else; None where it is not given.
 
     Raises:
         ClientError: 400.
@@ -48,7 +48,7 @@ def seconds_of(request: web.Request, name: str) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= SECONDS_MAX:  # NaN is in no range
-        raise rejected(f"{name} must be seconds since the start of the run, 0 to {SECONDS_MAX:g}", name)
+        raise rejected(f"{name} must be {what}, 0 to {SECONDS_MAX:g}", name)
     return seconds
 
 

@@ -13,17 +13,22 @@ import penstock
 from penstock.adapters.engines.dialects.dialect import Dialect
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.http.engine_call import EngineUnreachable
+from penstock.adapters.engines.pool_overrides import CHAT_TEMPLATE, REFUSED
 from penstock.adapters.engines.probe import step
 from penstock.frontend.admin import past_requests
-from penstock.frontend.admin.admin_query import QueryLimits, limits_of, of_this_process
+from penstock.frontend.admin.adapters.adapter_routes import wanted_adapters
+from penstock.frontend.admin.admin_query import QueryLimits, limits_of, of_this_process, seconds_of
 from penstock.frontend.admin.cluster_status import (
     ClusterStatus,
     LastMinute,
     LastMinuteBins,
     LoopStatus,
+    NameStatus,
     ProcessStatus,
+    RouterBelief,
     StatusFields,
     TokenizerStatus,
+    WorkerIndex,
 )
 from penstock.frontend.admin.frontend_peers import findings, from_peers
 from penstock.frontend.admin.request_history import DECISIONS_MAX
@@ -32,14 +37,18 @@ from penstock.frontend.counter_ledger import counts_of
 from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.http.request_context import read_body
 from penstock.frontend.openai.models import json_response
+from penstock.frontend.program_ledger import join_programs
 from penstock.frontend.service import Service, service_of
+from penstock.frontend.shadows.shadow_desk import ShadowStatus
 from penstock.kernel.errors import EngineError
 from penstock.kernel.latency_bins import join, quantiles
+from penstock.kernel.machine import seconds
 from penstock.kernel.request_record import Explanation
 from penstock.kernel.time_windows import QUANTILES, TimeWindow
-from penstock.kernel.values import WorkerCard
+from penstock.kernel.values import WorkerCard, WorkerId
 from penstock.router.status_rows import ModelStatus, QueueStatus, StatusFinding
 from penstock.runtime.cluster_state.fleet_api import CachesCleared, WorkerCleared
+from penstock.runtime.records.usage_table import UsageTable, usage_of
 
 Recorded = Explanation[msgspec.Raw]
 _key = msgspec.json.Decoder(DecisionKey).decode
@@ -61,6 +70,7 @@ async def status(request: web.Request) -> web.Response:
         join(minute.ended, other.last_minute.ended)
         join(minute.ttft, other.last_minute.ttft)
         join(minute.itl, other.last_minute.itl)
+    fields.programs = join_programs(fields.programs)
     if service.ledger is not None:
         for counts in await asyncio.to_thread(service.ledger.ended, fields.frontends):
             counts.add_to(fields.requests, fields.models, fields.workers)
@@ -134,6 +144,32 @@ async def clear_kv_blocks(request: web.Request) -> web.Response:
     return json_response(answer, 200 if done == len(results) else 502)
 
 
+async def worker_index(request: web.Request) -> web.Response:
+    """GET /admin/index/{worker}: walks the whole index, some 0.1 s for a million blocks."""
+    service, worker = service_of(request), request.match_info["worker"]
+    believed = service.cluster.believed(WorkerId(worker))
+    if believed is None:
+        text = f"no worker {quoted(worker)} is there; GET /admin/status lists those that are"
+        raise rejected(text, code="unknown_worker", status=404)
+    host, disk = believed.hashes
+    routers = [RouterBelief(router=service.cluster.name, state=believed.state, host=host, disk=disk)]
+    if not of_this_process(request):
+        for other in await from_peers(service, f"/admin/index/{quote(worker, safe='')}?scope=process", WorkerIndex):
+            routers += other.routers
+    return json_response(WorkerIndex(routers))
+
+
+async def usage(request: web.Request) -> web.Response:
+    """GET /admin/usage?since=SECONDS: of all frontends of the run, as far as its records are written."""
+    service = service_of(request)
+    if not service.run:
+        return json_response(UsageTable(rows=[]))
+    since = seconds_of(request, "since", "seconds before now")
+    now = seconds(service.cluster.now() + service.run_offset)
+    start = 0.0 if since is None else max(0.0, now - since)
+    return json_response(await asyncio.to_thread(usage_of, Path(service.run), start))
+
+
 def status_of(service: Service) -> StatusFields:
     """Return the status for operators, without the last minute."""
     status = service.cluster.status()
@@ -163,7 +199,13 @@ def status_of(service: Service) -> StatusFields:
         requests=status.requests,
         hit_rate=status.hit_rate,
         crashes=status.crashes,
-        findings=[*status.findings, *_tokenizer_findings(service), *findings(service)],
+        findings=[
+            *status.findings,
+            *_tokenizer_findings(service),
+            *_template_findings(service),
+            *_tenant_findings(service),
+            *findings(service),
+        ],
         frontends=status.frontends,
         planner=status.planner,
         tokenizers={
@@ -180,7 +222,25 @@ def status_of(service: Service) -> StatusFields:
         },
         loop=LoopStatus(counters.get("loop_longest"), counters.get("loop_recent")),
         router_faults=status.router_faults,
+        names=list(_names(service)),
+        adapters=list(wanted_adapters(service)),
+        programs=service.programs.newest(),
     )
+
+
+def _names(service: Service) -> Iterator[NameStatus]:
+    names = service.catalog.names
+    service.bookkeeping.enter()
+    for name in names.known():
+        weights = names.weights.get(name) or {names.main(name): 1.0}
+        shadows = [
+            msgspec.structs.replace(
+                service.shadows.counts.get((name, model)) or ShadowStatus(model=model, share=share), share=share
+            )
+            for model, share in names.shadows.get(name, {}).items()
+        ]
+        requests = {model: service.named.get((name, model), 0) for model in weights}
+        yield NameStatus(name=name, weights=weights, requests=requests, shadows=shadows)
 
 
 def _tokenizer_findings(service: Service) -> Iterator[StatusFinding]:
@@ -192,6 +252,29 @@ def _tokenizer_findings(service: Service) -> Iterator[StatusFinding]:
         elif service.settings.frontend.tokenize.cache_bytes and not tokenizer.caches:
             text = f"the tokenizer cache of {name} is off: {tokenizer.why_no_cache}"
             yield StatusFinding("info", text, "prompts are tokenised whole, which costs CPU and changes nothing else")
+
+
+def _template_findings(service: Service) -> Iterator[StatusFinding]:
+    for card in service.cluster.cards():
+        if card.labels.get(CHAT_TEMPLATE) == REFUSED:
+            text = f"{card.id} renders chats by its own template, so prefixes of models.{card.model}.chat_template miss"
+            hint = "start it with that template, and label its pool chat_template: flag"
+            if card.engine == "vllm":
+                hint += "; or start it with --trust-request-chat-template"
+            yield StatusFinding("warning", text, hint)
+
+
+def _tenant_findings(service: Service) -> Iterator[StatusFinding]:
+    audit = service.audit
+    if audit is not None and (audit.failure or audit.lost):
+        text = (
+            f"the audit log in {audit.folder} can't be written: {audit.failure}" if audit.failure else "the audit log"
+        )
+        text += f"; it lacks {audit.lost} requests, audit.on_failure is {audit.settings.on_failure}"
+        yield StatusFinding("error", text, "look after its disk; what waits is written as soon as that is possible")
+    if service.budgets.failing:
+        hint = "the budgets go on by what this frontend knows"
+        yield StatusFinding("warning", "the tenants' budgets can't be kept in the store", hint)
 
 
 async def _clear(service: Service, card: WorkerCard) -> WorkerCleared:
@@ -259,5 +342,11 @@ def _add_peer(status: StatusFields, other: ProcessStatus) -> None:
     for model in status.models:
         for limit, count in refused.get(model.name, {}).items():
             model.refused[limit] = model.refused.get(limit, 0) + count
+    status.programs += other.programs
+    for mine_of, theirs in zip(status.names, other.names, strict=False):
+        for answering, count in theirs.requests.items():
+            mine_of.requests[answering] = mine_of.requests.get(answering, 0) + count
+        for copies, others in zip(mine_of.shadows, theirs.shadows, strict=False):
+            copies.join(others)
     texts = {finding.text for finding in status.findings}
     status.findings += [finding for finding in other.findings if finding.text not in texts]

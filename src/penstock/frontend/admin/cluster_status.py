@@ -1,7 +1,11 @@
-"""Cluster status: the answers of GET /admin/status, for all frontend processes and for one."""
+"""Cluster status: the answers of GET /admin/status, for all frontend processes and for one, and of /admin/index."""
+
+from collections.abc import Sequence
 
 import msgspec
 
+from penstock.frontend.program_ledger import ProgramStatus
+from penstock.frontend.shadows.shadow_desk import ShadowStatus
 from penstock.kernel.latency_bins import Bins
 from penstock.router.status_rows import ModelStatus, QueueStatus, StatusCounts, StatusFinding, WorkerStatus
 from penstock.runtime.cluster_state.crash_log import CrashStatus
@@ -49,6 +53,29 @@ class LastMinuteBins(msgspec.Struct, frozen=True, kw_only=True):
     itl: Bins
 
 
+class NameStatus(msgspec.Struct, kw_only=True):
+    """A name that stands for models. ``weights``: of the models behind it; ``requests``: by model, since the start."""
+
+    name: str
+    weights: dict[str, float]
+    requests: dict[str, int]
+    shadows: list[ShadowStatus] = []
+
+
+class WantedAdapter(msgspec.Struct, kw_only=True):
+    """A LoRA adapter that is to be on so many workers at any time, those that hold it and those that load it now.
+
+    ``why``: why there are fewer.
+    """
+
+    name: str
+    model: str
+    wanted: int
+    workers: list[str]
+    loading: list[str]
+    why: str = ""
+
+
 class StatusFields(msgspec.Struct, kw_only=True):
     """What operators read of a cluster. ``uptime``: seconds; ``endpoint``: URL of the OpenAI routes."""
 
@@ -71,6 +98,10 @@ class StatusFields(msgspec.Struct, kw_only=True):
     tokenizers: dict[str, TokenizerStatus]
     loop: LoopStatus
     router_faults: int
+    names: list[NameStatus] = []
+    adapters: list[WantedAdapter] = []
+    programs: list[ProgramStatus] = []
+    """The newest, with what their requests came to since the frontends were started."""
 
 
 class ClusterStatus(StatusFields, kw_only=True):
@@ -83,3 +114,23 @@ class ProcessStatus(StatusFields, kw_only=True):
     """Status as one frontend process knows it, its own counts alone."""
 
     last_minute: LastMinuteBins
+
+
+class RouterBelief(msgspec.Struct, frozen=True, kw_only=True):
+    """What one router believes of a worker.
+
+    Args:
+        state: how well it knows the worker's cache: exact, recovering, approximate, or none.
+        host, disk: the worker's own hashes of the blocks there, 64 bits of each as its KV events have them.
+    """
+
+    router: str
+    state: str
+    host: Sequence[int]
+    disk: Sequence[int]
+
+
+class WorkerIndex(msgspec.Struct, frozen=True):
+    """The same of every frontend process that answers."""
+
+    routers: list[RouterBelief]

@@ -37,6 +37,21 @@ async def texts_from_peers(service: Service, path: str) -> list[str]:
     return [raw.decode() for raw in (await _raw_by_peer(service, path)).values() if raw is not None]
 
 
+async def raw_from_peers(service: Service, path: str, method: str = "GET") -> list[bytes]:
+    """Return the same as bytes. ``method``: other than GET where the path is below `PEERS`."""
+    return [raw for raw in (await _raw_by_peer(service, path, method)).values() if raw is not None]
+
+
+async def to_one_peer(service: Service, path: str, body: bytes) -> bool:
+    """Send a body, which the path names by its digest, to the first other frontend that takes it."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT)) as http:
+        for peer in service.cluster.peers():
+            url = URL(peer.rstrip("/") + path, encoded=True)
+            if await _ask(http, "POST", url, signed(service.secret, url, "POST"), body) is not None:
+                return True
+    return False
+
+
 async def by_peer(service: Service, path: str, kind: type[T]) -> dict[str, T | None]:
     """Return the same by each peer's admin URL; None for those that do not answer."""
     return {url: _decoded(url, raw, kind) for url, raw in (await _raw_by_peer(service, path)).items()}
@@ -65,20 +80,24 @@ def _decoded(url: str, raw: bytes | None, kind: type[T]) -> T | None:
         return None
 
 
-async def _raw_by_peer(service: Service, path: str) -> dict[str, bytes | None]:
+async def _raw_by_peer(service: Service, path: str, method: str = "GET") -> dict[str, bytes | None]:
     urls = service.cluster.peers()
     if not urls:
         return {}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         wanted = [URL(url.rstrip("/") + path, encoded=True) for url in urls]
-        answers = await asyncio.gather(*(_get(http, url, signed(service.secret, url)) for url in wanted))
+        answers = await asyncio.gather(
+            *(_ask(http, method, url, signed(service.secret, url, method)) for url in wanted)
+        )
     return dict(zip(urls, answers, strict=True))
 
 
-async def _get(http: aiohttp.ClientSession, url: URL, headers: dict[str, str]) -> bytes | None:
+async def _ask(
+    http: aiohttp.ClientSession, method: str, url: URL, headers: dict[str, str], body: bytes = b""
+) -> bytes | None:
     try:
-        async with http.get(url, headers=headers, allow_redirects=False) as response:
+        async with http.request(method, url, headers=headers, data=body, allow_redirects=False) as response:
             if response.status != 200:
                 if response.status in (401, 403):
                     log.warning("the frontend at %s does not let us in: another cluster secret", url.origin())

@@ -49,10 +49,19 @@ def scrape(service: Service) -> str:
     metrics.tasks.set(to=len(asyncio.all_tasks()))
     metrics.tokenize_pending.set(to=service.prompts.pending)
     metrics.template_failures.set(to=service.prompts.template_failures)
-    for name, sink in (("requests.jsonl", service.records), ("decisions.jsonl", service.decisions)):
+    sinks = {"requests.jsonl": service.records, "copies.jsonl": service.copies, "decisions.jsonl": service.decisions}
+    for name, sink in sinks.items():
         metrics.records_lost.set(name, to=getattr(sink, "lost", 0))
+    if service.audit is not None:
+        metrics.audit_lost.set(to=service.audit.lost)
+        metrics.audit_failing.set(to=float(bool(service.audit.failure)))
     for kind, count in cluster.notes().items():
         metrics.noted.set(kind, to=count)
+    media = service.media
+    for result, count in (("fetched", media.fetched), ("cached", media.hits), ("refused", media.refused)):
+        metrics.media_fetches.set(result, to=count)
+    metrics.media_bytes.set(to=media.bytes)
+    metrics.media_cache.set(to=media.cache_size)
     metrics.releases.set("fetched", to=service.handoffs.released)
     metrics.releases.set("failed", to=service.handoffs.release_failures)
     for why, count in service.gate.peer_guard.refused.items():

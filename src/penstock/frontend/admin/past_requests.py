@@ -23,7 +23,9 @@ _moment = msgspec.json.Decoder(DecisionKey).decode
 def explain(run: Path, request: str) -> Explanation[msgspec.Raw] | None:
     """Return a request's end and its decisions, or None where neither is found; blocks."""
     name = msgspec.json.encode(request)
-    ends = segments.newest(run / "requests.jsonl", 1, mark=b'{"id":' + name + b",")
+    mark = b'{"id":' + name + b","
+    files = (run / file for file in ("requests.jsonl", "copies.jsonl"))
+    ends = next((line for file in files if (line := segments.newest(file, 1, mark=mark))), [])
     lines = segments.newest(run / "decisions.jsonl", ATTEMPTS_MAX, mark=b'"request":' + name + b",")
     if not ends and not lines:
         return None

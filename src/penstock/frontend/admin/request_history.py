@@ -7,13 +7,14 @@ few parts, so they are encoded only when read. All returned times count from the
 
 from collections import OrderedDict, deque
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from penstock.kernel.block_runs import plain
 from penstock.kernel.machine import Nanos
 from penstock.kernel.request_record import Explanation, RequestEnd
+from penstock.kernel.values import JsonObject
 from penstock.router.events import Closed, Decision
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -46,8 +47,8 @@ class RequestHistory:
         self._by_request: dict[str, list[bytes]] = {}
         self._closed: OrderedDict[str, Closed] = OrderedDict()
         self._closed_max = closed_max
-        self._ignored: dict[str, tuple[str, ...]] = {}
-        """Hints without an effect, of the ends that have some."""
+        self._more: dict[str, JsonObject] = {}
+        """Fields of the ends of which more is known than the router knows."""
         self._leads: dict[str, Nanos] = {}
         """Decisions of the requests that have not ended."""
         self._encode = msgspec.json.Encoder(enc_hook=plain).encode
@@ -75,19 +76,19 @@ class RequestHistory:
     def closed(self, closed: Closed) -> None:
         """Remember how a request ended; an id that is used again replaces its older end."""
         if self._closed.pop(closed.id, None) is not None:
-            self._ignored.pop(closed.id, None)
+            self._more.pop(closed.id, None)
         lead = self._leads.pop(closed.id, 0)
         if lead:
             closed = msgspec.structs.replace(closed, arrived=closed.arrived - lead)
         self._closed[closed.id] = closed
         if len(self._closed) > self._closed_max:
             oldest, _ = self._closed.popitem(last=False)
-            self._ignored.pop(oldest, None)
+            self._more.pop(oldest, None)
 
-    def ignored(self, request: str, hints: tuple[str, ...]) -> None:
-        """Remember which hints of an ended request had no effect."""
+    def add(self, request: str, **fields: Any) -> None:
+        """Remember more of an ended request: fields of its `RequestEnd`."""
         if request in self._closed:
-            self._ignored[request] = hints
+            self._more.setdefault(request, {}).update(fields)
 
     @property
     def full(self) -> bool:
@@ -105,7 +106,7 @@ class RequestHistory:
 
     def last_closed(self, limit: int, before: Nanos | None = None) -> list[RequestEnd]:
         """Return the newest ends first, of those until ``before``, a time of the run."""
-        records = reversed(self._closed.values())
+        records = (closed for closed in reversed(self._closed.values()) if not self._copied(closed.id))
         wanted = (closed for closed in records if before is None or closed.closed + self._offset <= before)
         return [self._ended(closed) for closed in islice(wanted, limit)]
 
@@ -118,11 +119,15 @@ class RequestHistory:
         )
         return [msgspec.Raw(line) for line in islice(wanted, limit)]
 
+    def _copied(self, request: str) -> bool:
+        """Return whether an ended request was a shadow's copy of another one: lists leave it out."""
+        return self._more.get(request, {}).get("copy_of") is not None
+
     def _ended(self, closed: Closed) -> RequestEnd:
         legs = [self._moved(leg) for leg in closed.legs]
         end = msgspec.convert(self._moved(msgspec.structs.replace(closed, legs=legs)), RequestEnd, from_attributes=True)
-        ignored = self._ignored.get(closed.id)
-        return end if ignored is None else msgspec.structs.replace(end, ignored_hints=ignored)
+        more = self._more.get(closed.id)
+        return end if more is None else msgspec.structs.replace(end, **more)
 
     def _moved(self, part: S) -> S:
         """Return an end or an attempt with its times since the start of the run."""

@@ -77,5 +77,5 @@ def _text(value: KnobText) -> str:
 
 
 def _now(service: Service, key: str) -> KnobValue:
-    knob = live_knobs().get(key)
+    knob = live_knobs(service.settings).get(key)
     return None if knob is None else msgspec.to_builtins(value_at(service.settings, knob.path))

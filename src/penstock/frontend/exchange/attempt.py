@@ -2,20 +2,31 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable
-from typing import NamedTuple
+from collections.abc import Awaitable, Mapping
+from typing import Any, NamedTuple
 
 from penstock.adapters.engines.dialects.dialect import overflows
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.http.engine_call import CallStopped, EngineBroken, EngineCall, EngineUnreachable
+from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
+from penstock.frontend.exchange import token_route
 from penstock.frontend.exchange.client_answer import ClientAnswer
 from penstock.frontend.exchange.open_attempts import GONE_SILENCE, WorkerAbsence
 from penstock.frontend.exchange.response_metadata import before_end, marks, with_nvext
+from penstock.frontend.exchange.token_route import TokenRoute, token_obstacle
 from penstock.frontend.exchange.token_timing import CHUNKS_MAX
 from penstock.frontend.exchange.transcript import Transcript
-from penstock.frontend.exchange.upstream_request import engine_body, engine_headers, error_text
+from penstock.frontend.exchange.upstream_request import (
+    UpstreamRequest,
+    engine_additions,
+    engine_body,
+    engine_headers,
+    error_text,
+)
 from penstock.frontend.exchange.usage import gave_up, usage_of
+from penstock.frontend.parsers.answer_parsing import AnswerParsing, parser_plan
 from penstock.frontend.prompt.context_overflow import refusal_body
+from penstock.kernel.errors import EngineError
 from penstock.router.events import Dispatch
 
 HOLD_MAX = 1 << 20
@@ -31,12 +42,16 @@ class AttemptLost(NamedTuple):
         status: the engine's, where it answered.
         at_fault: whether the worker is.
         leaving: whether it said that it is ending.
+        adapter: whether it does not hold the request's LoRA adapter.
+        usual: whether the same worker can answer where it gets the prompt instead of its tokens.
     """
 
     reason: str
     status: int | None = None
     at_fault: bool = True
     leaving: bool = False
+    adapter: bool = False
+    usual: bool = False
 
 
 class Attempt:
@@ -54,7 +69,9 @@ class Attempt:
         "_grown",
         "_last_beat",
         "_last_byte",
+        "_parsing",
         "_prefill",
+        "_tokens",
         "_track_output",
         "dialect",
         "dispatch",
@@ -78,19 +95,52 @@ class Attempt:
         self._last_beat = 0.0
         self._last_byte = time.monotonic()
         self._absence = WorkerAbsence(answer.context.cluster, dispatch.card)
-        job, self.transcript = answer.resumable.start(self.dialect)
+        labels, parsed = dispatch.card.labels, answer.job.parsed
+        self._parsing: AnswerParsing | None = answer.parsing
+        if labels and parsed is not None and not answer.caller.begun:
+            self._parsing = None
+            if TOOL_PARSER in labels or REASONING_PARSER in labels:
+                plan = parser_plan(dispatch.card, parsed)
+                self._parsing = None if plan is None else AnswerParsing(plan, parsed)
+        job, self.transcript = answer.resumable.start(self.dialect, self._parsing)
         ids = self.transcript is not None and self.transcript.mode == "ids"
         headers = engine_headers(job, self.dialect, dispatch, answer.ticket.id, answer.caller.headers, answer.span)
         handoff = dispatch.handoff
         stages = answer.context.stages
         self._prefill = None if handoff is None else stages.taken_by(dispatch, answer.ticket.id)
         handed = None if handoff is None else stages.fields_for(dispatch, self._prefill)
-        body = engine_body(job, self.dialect, dispatch, answer.resolved.adapter, token_ids=ids, handed=handed)
+        self._tokens = None if job.rendered is None else self._token_route(job, ids, handed)
+        path, body = job.path, b""
+        if self._tokens is not None:
+            path, body = token_route.PATH, self._tokens.body()
+        else:
+            body = engine_body(job, self.dialect, dispatch, answer.resolved.adapter, token_ids=ids, handed=handed)
         self._fetches = handoff is not None and handoff.protocol == "completed"
         """Whether it fetches KV that an engine holds for it: then it is not cut before its first token."""
         self._begun: asyncio.Task[None] | None = None
         self._answering: asyncio.Task[bool | AttemptLost] | None = None
-        self._call: EngineCall = answer.context.engines.call(dispatch.card.url, job.path, body, headers)
+        self._call: EngineCall = answer.context.engines.call(dispatch.card.url, path, body, headers)
+
+    def _token_route(self, job: UpstreamRequest, ids: bool, handed: Mapping[str, Any] | None) -> TokenRoute | None:
+        """Return the way by which the engine begins with the prompt's tokens; None: it gets the prompt itself."""
+        answer, card = self._answer, self.dispatch.card
+        added = engine_additions(
+            job, self.dialect, self.dispatch, answer.resolved.adapter, token_ids=ids, handed=handed
+        )
+        plan = None if self._parsing is None else self._parsing.plan
+        obstacle = token_obstacle(job, card, added, plan)
+        if obstacle is not None:
+            job.way = f"its prompt went to the engine as it was: {obstacle}"
+            return None
+        route = TokenRoute(job, answer.ticket.id, added, plan)
+        job.way = route.text
+        return route
+
+    def _left_route(self, why: str) -> AttemptLost:
+        """The way by tokens failed: the same worker gets the prompt itself."""
+        self._answer.job.rendered = None
+        self._answer.job.way = f"its prompt went to the engine as it was: {why}"
+        return AttemptLost(why, at_fault=False, usual=True)
 
     def stop(self, reason: str) -> None:
         """Stop the attempt, by order of the router."""
@@ -172,7 +222,7 @@ class Attempt:
         """Return whether this is the attempt whose answer the client gets."""
         if self.gave_up and self._answer.speaker is not self.dispatch:
             return False
-        return self._answer.speak(self.dispatch, transcript)
+        return self._answer.speak(self.dispatch, transcript, self._parsing)
 
     async def _stream(self) -> bool | AttemptLost:
         answer, tap = self._answer, self.tap
@@ -190,10 +240,14 @@ class Attempt:
         if begins and not self._speak(self.transcript):
             return False
         rest = self._buffered + tap.rest()
+        if answer.parsing is not None:
+            rest = answer.parsing.stream(rest) + answer.parsing.rest()
         if not answer.caller.begun:  # a stream of another dialect, without a byte
             self._open()
         if rest:
             answer.caller.write(rest)
+            if answer.spoken is not None:
+                answer.spoken.take(rest)
         if begins:
             answer.began()
         if answer.ticket.closed is None:
@@ -205,6 +259,8 @@ class Attempt:
     def _feed(self, data: bytes) -> bool:
         """Pass a piece of the engine's stream on to the client."""
         answer, tap = self._answer, self.tap
+        if self._tokens is not None:
+            data = self._tokens.stream(data)
         out = tap.feed(data)
         if not tap.started:
             if tap.error is not None:
@@ -223,11 +279,16 @@ class Attempt:
             out, self._buffered = self._buffered + out, b""
             if timing.first is None:
                 timing.first = now
-                self._context.bookkeeping.add((self._context.first_token, (now, now - timing.arrived)))
+                if answer.job.copy_of is None:
+                    self._context.bookkeeping.add((self._context.first_token, (now, now - timing.arrived)))
             if not answer.caller.begun:
                 self._open()
         if self.transcript is not None:
             out = self.transcript.take(out)
+        if answer.parsing is not None:
+            out = answer.parsing.stream(out)
+        if answer.spoken is not None:
+            answer.spoken.take(out)
         fresh = tap.tokens - timing.counted
         if fresh > 0:
             timing.counted = tap.tokens
@@ -252,14 +313,24 @@ class Attempt:
             answer.finish()
         return tap.error is None
 
-    async def _unary(self) -> bool:
+    async def _unary(self) -> bool | AttemptLost:
         answer, call = self._answer, self._call
         body = await call.read()
         if answer.job.parsed is not None and gave_up(body, self.dialect.gave_up):
             raise EngineBroken("the engine aborted the request")
+        if self._tokens is not None:
+            try:
+                body = await self._tokens.whole(body, self._context.renderer)
+            except EngineError as error:
+                return self._left_route(error.message)
         if not self._speak(self.transcript):
             return False
-        answer.take_usage(usage_of(body) if answer.job.parsed is not None else None, 0)
+        known = answer.job.parsed is not None or call.content_type.startswith("application/json")
+        answer.take_usage(usage_of(body) if known else None, 0)
+        if answer.parsing is not None and call.status == 200:
+            body = answer.parsing.whole(body)
+        if answer.spoken is not None:
+            answer.spoken.take(body)
         if answer.job.wants_extra:
             body = with_nvext(body, answer.extra())
         headers = {"content-type": call.content_type, **marks(self.dispatch, answer.job)}
@@ -274,7 +345,13 @@ class Attempt:
         body = await call.read()
         status = call.status
         text = error_text(body)
+        if status == 404 and answer.resolved.adapter is not None and self.dispatch.card.adapter_slots:
+            # The router believed it there; another frontend, or an operator, has unloaded it.
+            return AttemptLost(f"the engine answered 404: {text}", 404, at_fault=False, adapter=True)
         kind = self.dialect.refusal(status, text)
+        if kind == "client" and self._tokens is not None:
+            # It words a refusal of the client's own request as the client knows it.
+            return self._left_route(f"the generate route answered {status}: {text}")
         if kind != "client":
             text = f"the engine answered {status}: {text}"
             return AttemptLost(text, status, kind == "fault", kind == "leaving")

@@ -7,12 +7,14 @@ from penstock.adapters.telemetry.otel_tracer import OtelSpan
 from penstock.frontend.cluster_view import RequestTicket
 from penstock.frontend.exchange.exchange_context import ExchangeContext
 from penstock.frontend.exchange.response_metadata import extra_fields
+from penstock.frontend.exchange.spoken_message import SpokenMessage
 from penstock.frontend.exchange.sse import cached_tokens, output_tokens
 from penstock.frontend.exchange.stream_resume import ResumableStream
 from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.exchange.transcript import Transcript
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.http.http_exchange import HttpExchange
+from penstock.frontend.parsers.answer_parsing import AnswerParsing
 from penstock.frontend.prompt.model_catalog import ResolvedModel
 from penstock.kernel.values import Prompt
 from penstock.router.events import Dispatch
@@ -30,6 +32,10 @@ class ClientAnswer:
     ticket: RequestTicket
     span: OtelSpan
     timing: TokenTiming = field(default_factory=TokenTiming)
+    spoken: SpokenMessage | None = None
+    """Collects the answer, where the chat's next turn is to be prepared with it."""
+    parsing: AnswerParsing | None = None
+    """Reads tool calls and reasoning out of the answer, where its engine does not."""
     speaker: Dispatch | None = None
     """The attempt whose answer the client gets."""
     resumable: ResumableStream = field(init=False)
@@ -38,17 +44,20 @@ class ClientAnswer:
     def __post_init__(self) -> None:
         self.resumable = ResumableStream(self.context, self.resolved, self.job, self.prompt)
 
-    def speak(self, attempt: Dispatch, transcript: Transcript | None) -> bool:
+    def speak(self, attempt: Dispatch, transcript: Transcript | None, parsing: AnswerParsing | None = None) -> bool:
         """An attempt has something for the client; False where another one was faster, and this one must stop.
 
         Args:
             transcript: follows its output, so that another engine can continue it.
+            parsing: of its output, unless an earlier one had begun the answer.
         """
         if self.speaker is not None:
             return self.speaker is attempt
         self.speaker = attempt
         if transcript is not None:
             self.resumable.transcript = transcript
+        if self.parsing is None:
+            self.parsing = parsing
         return True
 
     def began(self) -> None:

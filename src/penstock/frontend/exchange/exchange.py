@@ -13,6 +13,7 @@ from penstock.adapters.engines.dialects.dialect import overflows
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.frontend.exchange.attempt import Attempt, AttemptLost
 from penstock.frontend.exchange.client_answer import ClientAnswer
+from penstock.frontend.exchange.open_attempts import STOPPED, adapter_ready
 from penstock.frontend.exchange.response_metadata import before_end, marks
 from penstock.frontend.exchange.upstream_request import engine_headers
 from penstock.frontend.http.error_responses import problem, send_error, sse_error
@@ -62,9 +63,40 @@ class RequestExchange:
     async def _attempt(self, dispatch: Dispatch) -> bool:
         """Carry out one attempt; False where the router's next effect decides."""
         self._last = dispatch
+        if self.answer.resolved.adapter is not None and not await self._has_adapter(dispatch):
+            return False
         attempt = Attempt(self.answer, dispatch)
         result = await attempt.run()
+        if isinstance(result, AttemptLost) and result.adapter and not attempt.gave_up:
+            loads, adapter = self.answer.context.cluster.adapters, self.answer.resolved.adapter
+            if loads is not None and adapter is not None:
+                loads.missing(dispatch.card, adapter)
+                if not await self._has_adapter(dispatch):
+                    return False
+                attempt = Attempt(self.answer, dispatch)
+                result = await attempt.run()
+        if isinstance(result, AttemptLost) and result.usual and not attempt.gave_up:
+            attempt = Attempt(self.answer, dispatch)
+            result = await attempt.run()
         return await self._lost(attempt, result) if isinstance(result, AttemptLost) else result
+
+    async def _has_adapter(self, dispatch: Dispatch) -> bool:
+        """Wait until the worker has loaded the request's LoRA adapter; False where the router's next effect decides."""
+        answer = self.answer
+        assert answer.resolved.adapter is not None
+        context, ticket = answer.context, answer.ticket
+        failure = await adapter_ready(context.cluster, context.attempts, ticket.id, dispatch, answer.resolved.adapter)
+        if failure is None:
+            return not ticket.aborted and ticket.closed is None
+        if failure is not STOPPED:
+            ticket.failed(
+                f"worker {dispatch.target}: {failure.reason}",
+                retryable=True,
+                worker_at_fault=False,
+                status=failure.status,
+                attempt=dispatch.attempt,
+            )
+        return False
 
     async def _lost(self, attempt: Attempt, lost: AttemptLost) -> bool:
         """An attempt ended without a whole answer."""
@@ -145,6 +177,8 @@ class RequestExchange:
         """End a stream whose output is whole, in place of its lost engine."""
         answer = self.answer
         ending, usage = answer.resumable.last_words()
+        if answer.parsing is not None:
+            ending = answer.parsing.stream(ending)
         answer.take_usage(usage, 0)
         if answer.job.wants_extra:
             ending = before_end(ending, answer.job, answer.ticket.id, answer.extra())
@@ -155,8 +189,7 @@ class RequestExchange:
 
     async def _ended(self, closed: Closed) -> None:
         """Answer the client with the end of its request, where the engine's answer does not."""
-        status = 502 if closed.fault == "engine" and closed.status not in (429, 503) else closed.status
-        code = {"engine": "engine_error", "overloaded": "overloaded", "deadline": "deadline_exceeded"}.get(closed.fault)
+        status, code = status_of(closed)
         caller, reason = self.answer.caller, closed.reason
         if closed.fault == "client" and overflows(reason):
             code = context_overflow.CODE
@@ -165,6 +198,8 @@ class RequestExchange:
             # No end mark and no keep-alive: a client must notice that this answer is not whole.
             try:
                 async with asyncio.timeout(GOODBYE):
+                    if self.answer.parsing is not None:
+                        caller.write(self.answer.parsing.rest())
                     caller.write(sse_error(status, reason, code=code))
                     await caller.end(close=True)
             except TimeoutError:
@@ -172,3 +207,12 @@ class RequestExchange:
             return
         error = problem(status, reason, code=code, retry_after=closed.retry_after)
         await send_error(caller, error, {} if self._last is None else marks(self._last, self.answer.job))
+
+
+def status_of(closed: Closed) -> tuple[int, str | None]:
+    """Return the status and the code with which a client is told that its request has ended without an answer."""
+    status = 502 if closed.fault == "engine" and closed.status not in (404, 429, 503) else closed.status
+    if closed.code is not None:
+        return status, closed.code
+    code = {"engine": "engine_error", "overloaded": "overloaded", "deadline": "deadline_exceeded"}.get(closed.fault)
+    return status, code

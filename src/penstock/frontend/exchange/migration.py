@@ -80,8 +80,12 @@ class StreamLeg(msgspec.Struct, frozen=True):
     """Text of generated tokens that the client never got."""
 
 
-def obstacle(job: UpstreamRequest) -> str | None:
-    """Return what forbids the migration of a request's answer, or None."""
+def obstacle(job: UpstreamRequest, *, raw_calls: bool = False) -> str | None:
+    """Return what forbids the migration of a request's answer, or None.
+
+    Args:
+        raw_calls: its engine passes on calls of tools as the model wrote them, so that text and tokens agree.
+    """
     parsed = job.parsed
     if parsed is None:
         return "routes that are passed on as they are do not go on elsewhere"
@@ -100,7 +104,7 @@ def obstacle(job: UpstreamRequest) -> str | None:
         return "its penalties depend on its output"
     if fields.get("seed") is not None and fields.get("temperature", 1.0) != 0:
         return "its seed counts from its first token"
-    if fields.get("tools") and fields.get("tool_choice") != "none":
+    if fields.get("tools") and fields.get("tool_choice") != "none" and not raw_calls:
         return "it may call tools"
     for name in _OTHERWISE:
         if fields.get(name):
@@ -108,7 +112,7 @@ def obstacle(job: UpstreamRequest) -> str | None:
     return _unlike_text(parsed)
 
 
-def transcript_for(job: UpstreamRequest, dialect: Dialect) -> Transcript | None:
+def transcript_for(job: UpstreamRequest, dialect: Dialect, *, raw_calls: bool = False) -> Transcript | None:
     """Return the transcript that lets an answer migrate, or None where it can't."""
     if job.parsed is None:
         return None
@@ -119,7 +123,7 @@ def transcript_for(job: UpstreamRequest, dialect: Dialect) -> Transcript | None:
         mode = "text"
     else:
         return None
-    if obstacle(job) is not None:
+    if obstacle(job, raw_calls=raw_calls) is not None:
         return None
     fields = job.parsed.fields
     return Transcript(
@@ -138,6 +142,7 @@ def leg_of(
     hashing: BlockHashing,
     tokens_max: int,
     counted: int,
+    added: JsonObject,
 ) -> StreamLeg:
     """Return the request that makes another engine continue where the stream broke off.
 
@@ -145,6 +150,7 @@ def leg_of(
         prompt: of the request as it arrived.
         tokens_max: longest prompt and output together that may migrate.
         counted: output tokens that passed, for an answer without ids.
+        added: further fields of the request.
     Raises:
         MigrationImpossible: it can't migrate.
     """
@@ -156,7 +162,7 @@ def leg_of(
     if not head:
         raise MigrationImpossible("its chunks do not say what they are")
     if transcript.mode == "text":
-        leg = _text_leg(transcript, job, parsed, prompt, counted)
+        leg = _text_leg(transcript, job, parsed, prompt, counted, added)
         if leg.point.prompt.isl > tokens_max:
             raise MigrationImpossible(
                 f"prompt and output have {leg.point.prompt.isl} tokens, of which {tokens_max} may go on"
@@ -175,7 +181,7 @@ def leg_of(
     if left is None:
         raise MigrationImpossible("neither it nor the engine says how long it may become")
     fields = {name: parsed.fields[name] for name in _SAMPLING if parsed.fields.get(name) is not None}
-    fields |= {"prompt": whole.tolist(), "max_tokens": left, "return_token_ids": True}
+    fields |= {**added, "prompt": whole.tolist(), "max_tokens": left, "return_token_ids": True}
     _shorten(fields, parsed.fields, done)
     blocks = (
         prompt.blocks
@@ -204,11 +210,13 @@ def left_of(parsed: Parsed, done: int, room: int | None) -> int | None:
     return min(known) - done if known else None
 
 
-def _text_leg(transcript: Transcript, job: UpstreamRequest, parsed: Parsed, prompt: Prompt, done: int) -> StreamLeg:
+def _text_leg(
+    transcript: Transcript, job: UpstreamRequest, parsed: Parsed, prompt: Prompt, done: int, added: JsonObject
+) -> StreamLeg:
     text = transcript.text
     if text is None:
         raise MigrationImpossible("its output is too long to be told again as text")
-    fields = dict(parsed.fields)
+    fields = {**parsed.fields, **added}
     if parsed.endpoint == "completions":
         fields["prompt"] = _prompt(parsed) + text
     else:

@@ -6,11 +6,12 @@ One sweep over all costs less than a timer per chunk.
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.frontend.cluster_view import ClusterView
-from penstock.kernel.values import WorkerCard
-from penstock.router.events import Abort
+from penstock.kernel.values import RequestId, WorkerCard
+from penstock.router.events import Abort, Dispatch
+from penstock.runtime.node.adapter_loads import LoadFailure
 
 PERIOD = 0.25
 """Seconds between sweeps: how exact the limits on silence are."""
@@ -74,3 +75,46 @@ class OpenAttempts:
             now = time.monotonic()
             for attempt in list(self.open.values()):
                 await attempt.look(now)
+
+
+STOPPED = LoadFailure("", 0)
+"""The router stopped the attempt while it waited."""
+
+
+class AdapterWait:
+    """One attempt that waits; among the open attempts, so that the router can stop it."""
+
+    def __init__(self, load: "asyncio.Task[LoadFailure | None]") -> None:
+        self._load = load
+        self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def stop(self, reason: str) -> None:
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+
+    async def look(self, now: float) -> None:
+        """Nothing is silent here: the load has its own time limit, and the request its deadline."""
+
+    async def result(self) -> LoadFailure | None:
+        """Wait; the load goes on for others where this attempt is stopped."""
+        waiting: list[asyncio.Future[Any]] = [self._load, self._stopped]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if self._stopped.done():
+            return STOPPED
+        return LoadFailure("its load was given up", 503) if self._load.cancelled() else self._load.result()
+
+
+async def adapter_ready(
+    cluster: ClusterView, attempts: OpenAttempts, request: RequestId, dispatch: Dispatch, adapter: str
+) -> LoadFailure | None:
+    """Wait for the load of an adapter on the worker of an attempt, where one runs; return why it failed."""
+    loads = cluster.adapters
+    load = None if loads is None else loads.pending(dispatch.target.worker, adapter)
+    if load is None:
+        return None
+    key = (request, dispatch.attempt)
+    wait = attempts.open[key] = AdapterWait(load)
+    try:
+        return await wait.result()
+    finally:
+        del attempts.open[key]

@@ -5,7 +5,7 @@ import time
 import msgspec
 
 from penstock.frontend.exchange.token_timing import TokenTiming
-from penstock.frontend.exchange.upstream_request import UpstreamRequest, ignored_hints
+from penstock.frontend.exchange.upstream_request import UpstreamRequest, ignored_hints, warming_card
 from penstock.frontend.prompt.request_body import Parsed
 from penstock.kernel.values import JsonObject
 from penstock.router.events import Dispatch
@@ -21,6 +21,7 @@ def marks(dispatch: Dispatch, job: UpstreamRequest) -> dict[str, str]:
         "x-penstock-expected-cached-tokens": str(decision.expected_cached_tokens),
         "x-penstock-queue-ms": f"{decision.queued * 1e3:.1f}",
         **({"x-penstock-ignored-hints": ", ".join(ignored)} if ignored else {}),
+        **(job.limits or {}),
     }
 
 
@@ -45,6 +46,8 @@ def extra_fields(job: UpstreamRequest, dispatch: Dispatch, timing: TokenTiming) 
         }
     if names and (ignored := ignored_hints(job, dispatch)):
         out["ignored_hints"] = list(ignored)
+    if names and job.hints is not None and job.hints.warms and (card := warming_card(job, dispatch)) is not None:
+        out["speculative_prefill"] = card.id
     if "timing" in names:
         out["timing"] = {
             "queue_ms": round(decision.queued * 1e3, 3),

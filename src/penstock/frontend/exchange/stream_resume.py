@@ -10,15 +10,28 @@ from penstock.frontend.exchange.migration import MigrationImpossible, StreamLeg,
 from penstock.frontend.exchange.sse import SseTap
 from penstock.frontend.exchange.transcript import Transcript
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
+from penstock.frontend.parsers.answer_parsing import AnswerParsing
 from penstock.frontend.prompt.model_catalog import ResolvedModel
-from penstock.kernel.values import Prompt
+from penstock.kernel.values import JsonObject, Prompt
 from penstock.router.events import Resume
 
 
 class ResumableStream:
     """Resumption of one streamed answer. Before its first output every attempt begins anew."""
 
-    __slots__ = ("_context", "_job", "_lost_at", "_prompt", "_resolved", "_unfit", "leg", "transcript", "why")
+    __slots__ = (
+        "_context",
+        "_job",
+        "_leg_fields",
+        "_lost_at",
+        "_prompt",
+        "_raw_calls",
+        "_resolved",
+        "_unfit",
+        "leg",
+        "transcript",
+        "why",
+    )
 
     def __init__(self, context: ExchangeContext, resolved: ResolvedModel, job: UpstreamRequest, prompt: Prompt) -> None:
         self.leg: StreamLeg | None = None
@@ -34,13 +47,16 @@ class ResumableStream:
         self._job = job
         self._prompt = prompt
         self._lost_at: float | None = None
+        self._raw_calls = False
+        """Whether the engine's text has the calls of tools in it, as the model wrote them."""
+        self._leg_fields: JsonObject = {}
 
     @property
     def job(self) -> UpstreamRequest:
         """The present request: the client's, or the rest of it."""
         return self._job if self.leg is None else self.leg.job
 
-    def start(self, dialect: Dialect) -> tuple[UpstreamRequest, Transcript | None]:
+    def start(self, dialect: Dialect, parsing: AnswerParsing | None) -> tuple[UpstreamRequest, Transcript | None]:
         """Return the request for an engine, and the transcript that follows its answer from the beginning."""
         if self.leg is not None:
             return self.leg.job, None
@@ -49,7 +65,9 @@ class ResumableStream:
             return self._job, None
         # Whatever the engine, another one can go on with a text; with a chat only some can.
         wanted = self._job.streamed and (dialect.resume is not None or not self._chat)
-        transcript = transcript_for(self._job, dialect) if wanted else None
+        self._raw_calls = parsing is not None and parsing.plan.calls is not None
+        self._leg_fields = {"skip_special_tokens": False} if parsing is not None and parsing.plan.special else {}
+        transcript = transcript_for(self._job, dialect, raw_calls=self._raw_calls) if wanted else None
         if transcript is None:
             self._unfit = dialect
         return self._job, transcript
@@ -59,7 +77,7 @@ class ResumableStream:
         """Why a broken answer can't migrate; computed only on request."""
         if self.why is not None or self._unfit is None:
             return self.why or ""
-        return obstacle(self._job) or f"{self._unfit.title} can't take up an answer"
+        return obstacle(self._job, raw_calls=self._raw_calls) or f"{self._unfit.title} can't take up an answer"
 
     def tap(self, dialect: Dialect) -> SseTap:
         """Return the tap on the stream of a new attempt."""
@@ -99,6 +117,7 @@ class ResumableStream:
                 self._context.catalog.hashing(self._resolved, None if hints is None else hints.salt),
                 self._context.settings.router.migration.tokens_max,
                 counted,
+                self._leg_fields,
             )
         except MigrationImpossible as error:
             self.why = str(error)

@@ -27,11 +27,11 @@ class TokenTiming:
     chunks: list[tuple[float, int]] = field(default_factory=list)
     """When each chunk came, and how many pieces it has: k of them are k gaps of a k-th each. At most `CHUNKS_MAX`."""
 
-    def settle(self, gaps: Observations) -> None:
+    def settle(self, gaps: Observations | None) -> None:
         """Weigh the chunks by the tokens of the whole output, and observe the gaps.
 
         An engine may put several tokens into one piece, so before the end a gap per piece is all that is known; the
-        count from usage is then spread over the pieces evenly.
+        count from usage is then spread over the pieces evenly. ``gaps``: None where nobody waited for them.
         """
         output = self.output
         if self.counted and output is not None and output != self.counted:
@@ -44,6 +44,8 @@ class TokenTiming:
                 if tokens or not weighed:  # the first chunk is where the first token was, whatever its share
                     weighed.append((at, max(tokens, 1)))
             self.chunks = weighed
+        if gaps is None:
+            return
         before = self.first
         observed: list[tuple[float, int]] = []
         for at, tokens in self.chunks:

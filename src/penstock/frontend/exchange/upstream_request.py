@@ -7,9 +7,14 @@ from typing import Any
 from penstock.adapters.engines.dialects.dialect import Dialect
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.dialects.kv_transfer_protocol import PARAMS, TIERS, tier_hints_in, with_tier_hints
+from penstock.adapters.engines.pool_overrides import CHAT_TEMPLATE, REASONING_PARSER, TAKEN, TOOL_PARSER
 from penstock.adapters.telemetry.otel_tracer import OtelSpan
-from penstock.frontend.prompt.request_body import Parsed, with_fields, with_uuids
-from penstock.frontend.prompt.routing_hints import CACHE_CONTROL, RoutingHints
+from penstock.frontend.parsers.answer_parsing import parser_plan, raw_text_fields
+from penstock.frontend.prompt.framework_hints import digest
+from penstock.frontend.prompt.model_names import ShadowOrder
+from penstock.frontend.prompt.prompt_renderer import RenderedPrompt
+from penstock.frontend.prompt.request_body import Parsed, is_whole, with_fields, with_uuids
+from penstock.frontend.prompt.routing_hints import CACHE_CONTROL, NEXT_REQUEST_IN, SPECULATIVE_PREFILL, RoutingHints
 from penstock.kernel.values import JsonObject, WorkerCard
 from penstock.router.events import Dispatch
 
@@ -31,6 +36,20 @@ class UpstreamRequest:
     hints: RoutingHints | None = None
     strip_usage: bool = False
     """Whether usage is requested for Penstock only, and removed from the client's stream."""
+    name: str | None = None
+    """Name by which its model was asked for, where that is an alias or shared between models."""
+    template: str | None = None
+    """Chat template for engines that take one with each chat."""
+    shadow: ShadowOrder | None = None
+    """Copies that are to be sent once it has been answered."""
+    copy_of: str | None = None
+    """The request of which it is such a copy: no client waits for it, so it counts in no service level."""
+    limits: Mapping[str, str] | None = None
+    """Headers that tell the client its tenant's limits."""
+    rendered: RenderedPrompt | None = None
+    """Its prompt, where a render server has made tokens of it, with which an engine may begin."""
+    way: str = ""
+    """How it was answered by those tokens, or why it was not; empty where its model has no render server."""
 
     @property
     def wants_extra(self) -> bool:
@@ -45,6 +64,7 @@ def engine_body(
     *,
     token_ids: bool = False,
     handed: Mapping[str, Any] | None = None,
+    parses: bool = True,
 ) -> bytes:
     """Return the body for an engine, in its dialect.
 
@@ -52,13 +72,28 @@ def engine_body(
         adapter: the requested LoRA adapter of its model.
         token_ids: request the token ids of a stream's output.
         handed: fields that make it take over the KV of another engine.
+        parses: its answer comes by here, so that calls may be parsed out of its text.
     """
     parsed = job.parsed
     return (
         job.body
         if parsed is None
-        else with_fields(parsed, _added(job, parsed, dialect, dispatch, adapter, token_ids, handed))
+        else with_fields(parsed, _added(job, parsed, dialect, dispatch, adapter, token_ids, handed, parses))
     )
+
+
+def engine_additions(
+    job: UpstreamRequest,
+    dialect: Dialect,
+    dispatch: Dispatch,
+    adapter: str | None,
+    *,
+    token_ids: bool,
+    handed: Mapping[str, Any] | None,
+) -> JsonObject:
+    """Return the fields that `engine_body` adds to the client's own, for another route of the engine."""
+    assert job.parsed is not None
+    return _added(job, job.parsed, dialect, dispatch, adapter, token_ids, handed)
 
 
 def engine_fields(job: UpstreamRequest, dispatch: Dispatch, adapter: str | None) -> JsonObject:
@@ -81,6 +116,7 @@ def _added(
     adapter: str | None,
     token_ids: bool,
     handed: Mapping[str, Any] | None,
+    parses: bool = True,
 ) -> JsonObject:
     """Return the fields that are added to, or replace, the client's own."""
     card = dispatch.card
@@ -92,6 +128,8 @@ def _added(
         added["stream_options"] = {**options, "include_usage": True}
     if token_ids and not parsed.fields.get("return_token_ids"):
         added["return_token_ids"] = True
+    if job.template is not None and card.labels.get(CHAT_TEMPLATE) == TAKEN and "chat_template" not in parsed.fields:
+        added["chat_template"] = job.template
     hints = job.hints
     # Only an engine that schedules by priority takes one; the client's own field is passed on unchanged.
     heard = hints is not None and card.labels.get("priority") == "on" and "priority" not in parsed.fields
@@ -101,17 +139,21 @@ def _added(
         priority=hints.preferences.priority if hints is not None and heard else 0,
         salt=None if hints is None else hints.salt,
     )
+    if parses and card.labels and (TOOL_PARSER in card.labels or REASONING_PARSER in card.labels):
+        plan = parser_plan(card, parsed)
+        fields |= {} if plan is None else raw_text_fields(plan, dialect, parsed)
     if dialect.rank_field is not None and card.ranks > 1:
         fields[dialect.rank_field] = dispatch.target.rank
-    if dialect.media_uuid and any(parsed.media):
+    if dialect.media_uuid and parsed.media:
         named = with_uuids(parsed)
         if named is not None:
             added["messages"] = named
     for name, value in fields.items():
         if parsed.fields.get(name) != value:
             added[name] = value
-    if PARAMS in added or (hints is not None and (hints.pin or hints.keep)):
-        _add_tier_hints(added, parsed, hints, card)
+    after = dispatch.prefetch_after
+    if PARAMS in added or after is not None or (hints is not None and (hints.pin or hints.keep)):
+        _add_tier_hints(added, parsed, hints, card, after)
     return added
 
 
@@ -123,20 +165,50 @@ def pins(card: WorkerCard) -> bool:
 def ignored_hints(job: UpstreamRequest, dispatch: Dispatch | None) -> tuple[str, ...]:
     """Return the hints of a request that have no effect on the workers that took it; no worker: on none."""
     hints = job.hints
-    if hints is None or dispatch is None:
-        return () if hints is None else hints.ignored
+    if hints is None:
+        return ()
+    ignored = hints.ignored
+    if hints.warms and (not has_next_turn(job) if dispatch is None else warming_card(job, dispatch) is None):
+        ignored = (SPECULATIVE_PREFILL, *ignored)
+    if dispatch is None:
+        return ignored
     source = None if dispatch.handoff is None else dispatch.handoff.source
+    if hints.preferences.next_in is not None and TIERS not in dispatch.card.labels:
+        ignored = (NEXT_REQUEST_IN, *ignored)
     if not hints.asks_pin or pins(dispatch.card) or (source is not None and pins(source)):
-        return hints.ignored
-    return (CACHE_CONTROL, *hints.ignored)
+        return ignored
+    return (CACHE_CONTROL, *ignored)
 
 
-def _add_tier_hints(added: JsonObject, parsed: Parsed, hints: RoutingHints | None, card: WorkerCard) -> None:
+def has_next_turn(job: UpstreamRequest) -> bool:
+    """Return whether a request is a chat with one answer, to which another question may follow."""
+    parsed = job.parsed
+    if parsed is None or parsed.endpoint != "chat_completions" or is_whole(parsed):
+        return False
+    return not parsed.fields.get("continue_final_message")
+
+
+def warming_card(job: UpstreamRequest, dispatch: Dispatch) -> WorkerCard | None:
+    """Return the worker that can compute the next turn's beginning, which is the one that did this one's; or None."""
+    handoff = dispatch.handoff
+    if not has_next_turn(job):
+        return None
+    if handoff is None or handoff.source is None:
+        return dispatch.card
+    # There a worker for prefill takes only what a worker for decode fetches at the same time.
+    return None if handoff.protocol == "bootstrap" else handoff.source
+
+
+def _add_tier_hints(
+    added: JsonObject, parsed: Parsed, hints: RoutingHints | None, card: WorkerCard, after: float | None
+) -> None:
     """Put the hints for KV tiers beside a hand-off's parameters; what the client itself wrote there wins."""
     own = tier_hints_in(parsed.fields)
     wanted: JsonObject = {}
     if hints is not None and pins(card):
         wanted = {name: value for name, value in (("pin", hints.pin), ("priority", hints.keep)) if value}
+    if after is not None and TIERS in card.labels:
+        wanted |= {"prefetch": True, "after": after}
     params = added.get(PARAMS, parsed.fields.get(PARAMS) or {})
     if wanted | own and isinstance(params, dict):  # else the engine says what is wrong with the client's
         added[PARAMS] = with_tier_hints(params, wanted | own)
@@ -155,4 +227,7 @@ def engine_headers(
         headers["traceparent"] = span.traceparent
     if dialect.rank_header is not None and dispatch.card.ranks > 1:
         headers[dialect.rank_header] = str(dispatch.target.rank)
+    session = None if job.hints is None else job.hints.preferences.session
+    if session is not None and dialect.session_header is not None:
+        headers[dialect.session_header] = session if session.isascii() else digest(session)
     return headers

@@ -3,14 +3,19 @@
 import base64
 import binascii
 import hashlib
-import hmac
 import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 
+from penstock.config.cluster_secret_file import private_text
+from penstock.config.settings.tenant_settings import HASHED, TenantSettings, hashed
 from penstock.kernel.errors import ClientError, ConfigError, OverloadedError
+from penstock.router.requests.refusal_codes import RATE_LIMIT
 
+NO_TENANTS: Mapping[str, Sequence[str]] = MappingProxyType({})
 CALLERS_MAX = 16_384
 """Callers whose rate is remembered; beyond it the longest idle are forgotten, which can only allow more requests."""
 
@@ -24,25 +29,62 @@ class Unauthorized(ClientError):
 
 
 class ApiKeys:
-    """A set of secret keys, compared in constant time."""
+    """A set of secret keys, known by their SHA-256.
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._keys = [key.encode() for key in keys]
-        self.needed = bool(keys)
+    The digest of what is offered is looked up, so the time says nothing about the keys.
+
+    Args:
+        keys: of no tenant, in full or as `penstock.config.settings.tenant_settings.hashed` writes them.
+        tenants: tenant -> its keys, in the same form.
+    """
+
+    def __init__(self, keys: Sequence[str], tenants: Mapping[str, Sequence[str]] = NO_TENANTS) -> None:
+        self._names: dict[str, str] = {}
+        self.tenants: dict[str, str] = {}
+        """Name of a key -> its tenant."""
+        for key in keys:
+            self._names[hashed(key)] = _name_of(hashed(key))
+        for tenant, own in tenants.items():
+            for key in own:
+                name = f"{tenant}/{_name_of(hashed(key))}"
+                self._names[hashed(key)] = name
+                self.tenants[name] = tenant
+        self.needed = bool(self._names)
         """Whether there is any: without keys nobody is asked for one."""
-        self._names = [f"key-{hashlib.sha256(key).hexdigest()[:8]}" for key in self._keys]
 
     def name(self, offered: str | None) -> str | None:
         """Return the name under which a key may be logged, or None where it is not one of them."""
         if offered is None:
             return None
-        matched: str | None = None
-        given = offered.encode("utf-8", "surrogateescape")
-        for key, name in zip(self._keys, self._names):
-            # All are compared, so that the time does not reveal which one was close.
-            if hmac.compare_digest(key, given):
-                matched = name
-        return matched
+        digest = hashlib.sha256(offered.encode("utf-8", "surrogateescape")).hexdigest()
+        return self._names.get(HASHED + digest)
+
+
+def tenant_keys(tenants: Mapping[str, TenantSettings]) -> dict[str, list[str]]:
+    """Return each tenant's keys, with those of its files.
+
+    Raises:
+        ConfigError: a file can't be read, or a key is of two tenants.
+    """
+    found: dict[str, list[str]] = {}
+    owners: dict[str, str] = {}
+    for name, settings in tenants.items():
+        keys = list(settings.keys)
+        for file in settings.key_files:
+            where = f"tenants.{name}.key_files: {file}"
+            lines = private_text(Path(file).expanduser(), where).splitlines()
+            keys += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        found[name] = keys = [hashed(key) for key in keys]
+        for key in keys:
+            if owners.setdefault(key, name) != name:
+                raise ConfigError(
+                    f"tenants.{owners[key]} and tenants.{name} have the same key {_name_of(key)}", hint="give it to one"
+                )
+    return found
+
+
+def _name_of(key: str) -> str:
+    return f"key-{key.removeprefix(HASHED)[:8]}"
 
 
 class KeyRates:
@@ -83,9 +125,8 @@ class KeyRates:
             self._buckets.popitem(last=False)
         if left < 1.0:
             wait = (1.0 - left) / self._rate
-            raise OverloadedError(
-                f"more than {self._rate:g} requests per second with this key", retry_after=wait, status=429
-            )
+            text = f"more than {self._rate:g} requests per second with this key"
+            raise OverloadedError(text, retry_after=wait, status=429, code=RATE_LIMIT)
 
 
 def bearer(headers: Mapping[str, str]) -> str | None:
@@ -141,16 +182,16 @@ def check_admin(keys: ApiKeys, headers: Mapping[str, str], *, remote: str | None
         )
 
 
-def check_binding(host: str, api_keys: Sequence[str], insecure: bool) -> None:
+def check_binding(host: str, keys: bool, insecure: bool) -> None:
     """Refuse to serve the network without keys.
 
     Raises:
         ConfigError: the address is not loopback, and there is neither a key nor ``insecure``.
     """
-    if not is_loopback(host) and not api_keys and not insecure:
+    if not is_loopback(host) and not keys and not insecure:
         raise ConfigError(
             f"frontend.host {host} can be reached from other machines, but no API key is set",
-            hint="set frontend.security.api_keys, or frontend.security.insecure=true to serve everyone",
+            hint="set tenants or frontend.security.api_keys, or frontend.security.insecure=true to serve everyone",
         )
 
 

@@ -21,6 +21,7 @@ _KINDS = {
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
+    412: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     502: "engine_error",
@@ -67,13 +68,17 @@ def problem_of(error: PenstockError) -> ErrorResponse:
     if isinstance(error, ClientError):
         return problem(error.status, str(error), code=error.code, param=error.param)
     if isinstance(error, OverloadedError):
-        return problem(error.status, str(error), code="overloaded", retry_after=error.retry_after)
+        answer = problem(error.status, str(error), code=error.code, param=error.param, retry_after=error.retry_after)
+        answer.headers.update(error.headers)
+        return answer
     return problem(502, str(error), code="engine_error")
 
 
-async def send_error(caller: HttpExchange, error: ErrorResponse, headers: Mapping[str, str] | None = None) -> None:
+async def send_error(
+    caller: HttpExchange, error: ErrorResponse, headers: Mapping[str, str] | None = None, *, close: bool = False
+) -> None:
     """Answer with an error."""
-    close = error.status in NEEDLESS_TO_READ_ON
+    close = close or error.status in NEEDLESS_TO_READ_ON
     await caller.send(error.status, error.body, {**error.headers, **(headers or {})}, close=close)
 
 

@@ -26,7 +26,9 @@ class Http1Listener:
     async def start(self, sockets: Sequence[socket.socket], *, tls: ssl.SSLContext | None, backlog: int) -> None:
         """Accept connections of bound sockets."""
         for bound in sockets:
-            server = await self.state.loop.create_server(self.connection, sock=bound, ssl=tls, backlog=backlog)
+            loop = self.state.loop
+            create = loop.create_unix_server if bound.family == socket.AF_UNIX else loop.create_server
+            server = await create(self.connection, sock=bound, ssl=tls, backlog=backlog)
             self._servers.append(server)
         self._sweeper = self.state.loop.call_later(SWEEP_EVERY, self._sweep)
 

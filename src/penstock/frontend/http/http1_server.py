@@ -8,7 +8,7 @@ import asyncio
 import enum
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from penstock.adapters.http1_connection import HEAD_MAX, Http1Connection
@@ -17,6 +17,7 @@ from penstock.frontend.http.error_responses import problem, rejected
 from penstock.frontend.http.http1_body import ChunkedBody, decompressed
 from penstock.frontend.http.http1_exchange import Http1Exchange
 from penstock.frontend.http.http1_head import END, BadHead, HeadCheck, RequestHead, answer_head, read_head
+from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.lent_transport import LentTransport
 from penstock.frontend.http.request_context import KEEP_ALIVE, LINGER, too_large
 from penstock.frontend.http.request_gate import Handler, RequestGate, serve
@@ -51,6 +52,7 @@ class ListenerState:
     Args:
         handlers: route of the gate -> the handler of POST.
         other: makes the protocol object of the aiohttp server, which answers every other request.
+        serve: has a handler answer a request, however that ends.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class ListenerState:
         handlers: Mapping[str, Handler],
         other: Callable[[], Any],
         loop: asyncio.AbstractEventLoop,
+        serve: Callable[[RequestGate, HttpExchange, Handler], Awaitable[None]] = serve,
     ) -> None:
         self.gate = gate
+        self.serve = serve
         self.handlers = handlers
         self.other = other
         self.loop = loop
@@ -392,7 +396,7 @@ class ClientConnection(Http1Connection):
 
     async def _serve(self, caller: Http1Exchange, handler: Handler) -> None:
         try:
-            await serve(self._listener.gate, caller, handler)
+            await self._listener.serve(self._listener.gate, caller, handler)
         except ConnectionResetError:
             pass  # the client is gone, and that is in the log
         finally:

@@ -11,7 +11,7 @@ from penstock.frontend.http.error_responses import NEEDLESS_TO_READ_ON, ErrorRes
 from penstock.frontend.http.request_context import CALLER, FIELDS, REQUEST_ID, gate_of
 from penstock.frontend.http.request_gate import (
     CLIENT_GONE,
-    identified,
+    identify,
     internal,
     log_line,
     printable,
@@ -95,7 +95,7 @@ def with_key(handler: Handler) -> Handler:
     """Guard a route that needs a valid key, where keys are set."""
 
     async def guarded(request: web.Request) -> web.StreamResponse:
-        request[CALLER] = identified(gate_of(request), request.headers, request.remote)
+        request[CALLER] = await identify(gate_of(request), request.headers, request.remote)
         return await handler(request)
 
     return guarded

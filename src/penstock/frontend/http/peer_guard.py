@@ -1,6 +1,7 @@
 """Peer guard: recognises signed requests between the frontend processes of one cluster.
 
-The caller's own key is not passed on: a holder of the secret has access, only for reading. A signature binds method,
+The caller's own key is not passed on: a holder of the secret has access, only for reading, except below `PEERS`, where
+frontends end and forget each other's stored responses. A signature binds method,
 receiver, path and query, a time and a nonce; it is valid for `SPAN` seconds and for one request.
 """
 
@@ -16,6 +17,8 @@ log = logging.getLogger("penstock.peers")
 
 SPAN = 30
 """Seconds by which two processes' clocks may differ."""
+PEERS = "/peer/"
+"""Where the routes begin that only frontends of the cluster use."""
 NONCES_MAX = 100_000
 """Nonces remembered. With more requests in `SPAN` seconds the next ones are refused."""
 
@@ -56,7 +59,8 @@ class PeerGuard:
         if len(words) != 4 or not words[1].isascii() or not words[1].isdigit() or len(words[1]) > 15:
             return "malformed"
         at, nonce = int(words[1]), words[2]
-        if self._secret is None or method != "GET" or not 16 <= len(nonce) <= 64:
+        allowed = method == "GET" or target.startswith(PEERS)
+        if self._secret is None or not allowed or not 16 <= len(nonce) <= 64:
             return "not allowed"
         if not self._secret.verify(words[3], PURPOSE, *parts(method, host, target, at, nonce)):
             return "wrong secret"

@@ -8,18 +8,22 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.config.settings.frontend_settings import FrontendSettings
+from penstock.config.settings.tenant_settings import TenantSettings
 from penstock.frontend import logs
-from penstock.frontend.http.api_keys import ApiKeys, KeyRates, Unauthorized, bearer
+from penstock.frontend.http.api_keys import ApiKeys, KeyRates, Unauthorized, bearer, tenant_keys
 from penstock.frontend.http.bookkeeping import Bookkeeping
 from penstock.frontend.http.error_responses import ErrorResponse, problem, problem_of, send_error
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.peer_guard import PeerGuard
 from penstock.kernel.errors import OverloadedError, PenstockError
+from penstock.router.requests.refusal_codes import DRAINING, INFLIGHT_LIMIT
 
 access_log = logging.getLogger("penstock.access")
 log = logging.getLogger("penstock.frontend")
 
 Handler = Callable[[HttpExchange], Awaitable[None]]
+Shape = Callable[[ErrorResponse, str], ErrorResponse]
+"""Turns an error answer to the request of this id into that of another API."""
 
 CLIENT_GONE = 499
 """Status in the log of a request whose client hung up; it is never sent."""
@@ -31,6 +35,7 @@ class RequestGate:
 
     Args:
         settings: of the start; `use` replaces them.
+        tenants: by name.
         routes: paths whose POST goes to an engine; ``{name}`` stands for any one segment.
         new_id: makes the id of a request that names no valid one.
     """
@@ -42,6 +47,7 @@ class RequestGate:
         bookkeeping: Bookkeeping,
         peer_guard: PeerGuard,
         *,
+        tenants: Mapping[str, TenantSettings],
         routes: frozenset[str],
         new_id: Callable[[], str],
     ) -> None:
@@ -49,9 +55,15 @@ class RequestGate:
         self.metrics = metrics
         self.bookkeeping = bookkeeping
         self.peer_guard = peer_guard
-        self.keys = ApiKeys(settings.security.api_keys)
+        self.keys = ApiKeys(settings.security.api_keys, tenant_keys(tenants))
+        self.tenants: dict[str, str] = self.keys.tenants
+        """Caller's name -> its tenant; only of those that have one."""
+        self.tokens: Callable[[str], Awaitable[str]] | None = None
+        """Names the caller of a JWT, where an issuer's are accepted."""
         self.admin_keys = ApiKeys(settings.security.admin_keys)
         self.rates = KeyRates(settings.limits.rate, settings.limits.burst)
+        self.shapes: dict[str, Shape] = {}
+        """Path -> shape of its errors, where that is not OpenAI's."""
         self.draining = False
         """Whether requests are refused."""
         self.retiring = False
@@ -72,6 +84,12 @@ class RequestGate:
         if (limits.rate, limits.burst) != (before.rate, before.burst):
             self.rates = KeyRates(limits.rate, limits.burst)
 
+    def accept(self, tokens: Callable[[str], Awaitable[str]], names: Mapping[str, str]) -> None:
+        """Accept an issuer's tokens as well; ``names``: caller's name -> its tenant."""
+        self.tokens = tokens
+        self.tenants.update(names)
+        self.keys.needed = True
+
     def route(self, path: str) -> str | None:
         """Return the route that a path is of, or None where its requests do not go to engines."""
         if path in self._routes:
@@ -87,6 +105,24 @@ class RequestGate:
         self.inflight -= 1
         if not self.inflight:
             self.idle.set()
+
+    def take(self, caller: str) -> None:
+        """Take one request of a caller's rate.
+
+        Raises:
+            OverloadedError: 429: there is none left.
+        """
+        try:
+            self.rates.take(caller)
+        except OverloadedError:
+            self.metrics.rate_limited.add()
+            raise
+
+    def full(self) -> OverloadedError:
+        """Make the refusal of a request beyond those in flight."""
+        most = self.settings.limits.inflight_max
+        text = f"{most} requests are in flight, which is the limit"
+        return OverloadedError(text, retry_after=1.0, status=429, code=INFLIGHT_LIMIT)
 
     def request_id(self, headers: Mapping[str, str]) -> str:
         """Return the client's id where it is valid, else a new one."""
@@ -105,9 +141,13 @@ async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> No
     """Check a request, have it answered, and write its line in the log however that ends."""
     started = time.monotonic()
     try:
+        if gate.tokens is None:
+            caller.name = identified(gate, caller.headers, caller.remote)
+        else:
+            caller.name = await identify(gate, caller.headers, caller.remote)
         refusal = _admit(gate, caller)
         if refusal is not None:
-            return await caller.send(refusal.status, refusal.body, refusal.headers, close=True)
+            return await send_error(caller, _shaped(gate, caller, refusal), close=True)
         gate.enter()
         try:
             await handler(caller)
@@ -115,10 +155,9 @@ async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> No
             gate.leave()
     except Unauthorized as error:
         gate.metrics.unauthorized.add()
-        answer = problem_of(error)
-        await caller.send(answer.status, answer.body, {**answer.headers, "www-authenticate": error.challenge})
+        await send_error(caller, _shaped(gate, caller, problem_of(error)), {"www-authenticate": error.challenge})
     except PenstockError as error:
-        await send_error(caller, problem_of(error))
+        await send_error(caller, _shaped(gate, caller, problem_of(error)))
     except ConnectionResetError:
         raise
     except Exception:  # supervision boundary: one request's bug must not leak its details nor end the process
@@ -126,7 +165,7 @@ async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> No
         if caller.begun:
             caller.abort()  # half an answer must not look like a whole one
         else:
-            await send_error(caller, internal())
+            await send_error(caller, _shaped(gate, caller, internal()))
     finally:
         status = caller.status
         if status is None:
@@ -136,29 +175,41 @@ async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> No
 
 
 def _admit(gate: RequestGate, caller: HttpExchange) -> ErrorResponse | None:
-    """Check who asks, and whether there is room; return the answer of a process that is ending.
+    """Check whether there is room; return the answer of a process that is ending.
 
     Raises:
-        Unauthorized, OverloadedError: the request is not answered.
+        OverloadedError: the request is not answered.
     """
-    caller.name = identified(gate, caller.headers, caller.remote)
     if gate.draining:
-        return problem(503, "this endpoint is shutting down", code="draining", retry_after=1.0)
+        return problem(503, "this endpoint is shutting down", code=DRAINING, retry_after=1.0)
     if gate.rates.limited:
-        try:
-            gate.rates.take(caller.name)
-        except OverloadedError:
-            gate.metrics.rate_limited.add()
-            raise
-    most = gate.settings.limits.inflight_max
-    if gate.inflight >= most:
-        raise OverloadedError(f"{most} requests are in flight, which is the limit", retry_after=1.0, status=429)
+        gate.take(caller.name)
+    if gate.inflight >= gate.settings.limits.inflight_max:
+        raise gate.full()
     return None
+
+
+def _shaped(gate: RequestGate, caller: HttpExchange, error: ErrorResponse) -> ErrorResponse:
+    """Return an error as the API of its path has it."""
+    shape = gate.shapes.get(caller.path)
+    return error if shape is None else shape(error, caller.id)
 
 
 def internal() -> ErrorResponse:
     """Make the answer to a request that our own bug ended."""
     return problem(500, "an internal error; the log has it under this request's id", code="internal")
+
+
+async def identify(gate: RequestGate, headers: Mapping[str, str], remote: str | None) -> str:
+    """Return the caller's name as `identified` does, also where it comes with a JWT.
+
+    Raises:
+        Unauthorized, ClientError, OverloadedError: neither key nor token is accepted, or the issuer is away.
+    """
+    offered = bearer(headers) or headers.get("x-api-key")
+    if gate.tokens is None or offered is None or offered.count(".") != 2 or gate.keys.name(offered) is not None:
+        return identified(gate, headers, remote)
+    return await gate.tokens(offered)
 
 
 def identified(gate: RequestGate, headers: Mapping[str, str], remote: str | None) -> str:
@@ -169,9 +220,9 @@ def identified(gate: RequestGate, headers: Mapping[str, str], remote: str | None
     """
     if not gate.keys.needed:
         return remote or "local"
-    name = gate.keys.name(bearer(headers))
+    name = gate.keys.name(bearer(headers) or headers.get("x-api-key"))
     if name is None:
-        missing = "authorization" not in headers
+        missing = "authorization" not in headers and "x-api-key" not in headers
         raise Unauthorized(
             "send an API key as 'Authorization: Bearer KEY'" if missing else "this API key is not known",
             'Bearer realm="penstock"',

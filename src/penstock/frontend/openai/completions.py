@@ -1,65 +1,145 @@
 """Chat and text completions: reads the body, tokenises the prompt, routes the request and runs its exchange."""
 
 import time
-from collections.abc import Awaitable
-
-import msgspec
+from collections.abc import Awaitable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 from penstock.adapters.telemetry.otel_tracer import NO_SPAN, OtelSpan
+from penstock.frontend.audit.audited_exchange import AuditedExchange
+from penstock.frontend.batches.collected_exchange import CollectedExchange
 from penstock.frontend.exchange.client_answer import ClientAnswer
 from penstock.frontend.exchange.exchange import RequestExchange
+from penstock.frontend.exchange.spoken_message import SpokenMessage
 from penstock.frontend.exchange.token_timing import TokenTiming
-from penstock.frontend.exchange.upstream_request import UpstreamRequest, ignored_hints
+from penstock.frontend.exchange.upstream_request import UpstreamRequest, has_next_turn
 from penstock.frontend.http.http_exchange import HttpExchange
+from penstock.frontend.http.named_exchange import NamedExchange
+from penstock.frontend.openai.request_books import SHADOW, UNKNOWN, enter_arrival, enter_end, refusal
 from penstock.frontend.prompt.model_catalog import ResolvedModel, check_prompt
-from penstock.frontend.prompt.request_body import Endpoint, Parsed, is_whole, media_id, media_of
+from penstock.frontend.prompt.model_names import ShadowOrder
+from penstock.frontend.prompt.model_preset import as_served
+from penstock.frontend.prompt.prompt_media import settle_media
+from penstock.frontend.prompt.prompt_renderer import RenderedPrompt
+from penstock.frontend.prompt.request_body import PATHS, Endpoint, Parsed, is_whole, media_of, parse, with_fields
 from penstock.frontend.prompt.routing_hints import RoutingHints, read_hints
 from penstock.frontend.service import Service
-from penstock.kernel.errors import ClientError, OverloadedError, PenstockError
+from penstock.frontend.shadows.shadow_desk import TimedAnswer
+from penstock.frontend.tenants.tenant_desk import TenantAdmission, most_output
+from penstock.kernel.errors import EngineError, PenstockError
 from penstock.kernel.machine import nanos
-from penstock.kernel.values import Prompt
+from penstock.kernel.values import MediaItem, Prompt
 from penstock.router.events import Arrived, Closed
-from penstock.router.requests.closed_record import record_of
-
-UNKNOWN = "unknown"
-"""Metric label of a request for an unknown model: names from clients must not become labels."""
 
 
-def chat_completions(service: Service, caller: HttpExchange) -> Awaitable[None]:
-    """POST /v1/chat/completions"""
-    return _completions(service, caller, "chat_completions")
-
-
-def text_completions(service: Service, caller: HttpExchange) -> Awaitable[None]:
-    """POST /v1/completions"""
-    return _completions(service, caller, "completions")
-
-
-async def _completions(service: Service, caller: HttpExchange, endpoint: Endpoint) -> None:
+async def complete(endpoint: Endpoint, service: Service, caller: HttpExchange, label: str | None = None) -> None:
+    """POST /v1/chat/completions and /v1/completions; ``label`` takes the endpoint's place in metrics and records."""
     timing = TokenTiming()
+    request = await read_completion(service, endpoint, caller.body(), caller.headers, timing)
+    parsed = request.parsed
+    if service.exchanges.warming.open:
+        service.exchanges.warming.overtaken(parsed)
+    job = request.job(label or endpoint, strip_usage=parsed.stream and not parsed.wants_usage)
+    if job.name is not None:
+        caller = NamedExchange(caller, request.resolved.served, job.name)
+    await carry(caller, service, request.resolved, job, request.prompt, timing)
+
+
+class CompletionRequest(NamedTuple):
+    """A completion that can be routed."""
+
+    parsed: Parsed
+    resolved: ResolvedModel
+    hints: RoutingHints
+    prompt: Prompt
+    shadow: ShadowOrder | None = None
+    rendered: RenderedPrompt | None = None
+    way: str = ""
+    """Why a render server made no tokens of it; empty where one did, or where its model has none."""
+
+    def job(self, label: str, *, strip_usage: bool = False, copy_of: str | None = None) -> UpstreamRequest:
+        """Return what an engine is asked; ``label`` is the endpoint's in metrics and records."""
+        parsed, preset = self.parsed, self.resolved.preset
+        return UpstreamRequest(
+            path=parsed.path,
+            body=parsed.raw,
+            content_type="application/json",
+            endpoint=label,
+            streamed=parsed.stream,
+            parsed=parsed,
+            hints=self.hints,
+            strip_usage=strip_usage,
+            name=self.resolved.name,
+            template=None if preset is None else preset.template,
+            shadow=self.shadow,
+            copy_of=copy_of,
+            rendered=self.rendered,
+            way=self.way,
+        )
+
+
+async def read_completion(
+    service: Service,
+    endpoint: Endpoint,
+    body: bytes | Awaitable[bytes],
+    headers: Mapping[str, str],
+    timing: TokenTiming,
+    model: str | None = None,
+    *,
+    direct: bool = False,
+    fetch: bool = True,
+) -> CompletionRequest:
+    """Read a completion and count it where it is refused; ``model`` takes the place of the one that it names.
+
+    Args:
+        direct: it is a copy for that very model, whatever else its name stands for.
+        fetch: have its media fetched, and put in the place of their URLs.
+    Raises:
+        PenstockError: it can't be routed.
+    """
     parsed: Parsed | None = None
     resolved: ResolvedModel | None = None
+    shadow: ShadowOrder | None = None
     try:
-        parsed = await service.prompts.parse(endpoint, await caller.body())
-        resolved = service.catalog.resolve(parsed.model)
-        hints = read_hints(caller.headers, parsed.nvext, parsed.fields)
-        prompt = await _prepare(service, parsed, resolved, hints)
+        parsed = await service.prompts.parse(endpoint, body if isinstance(body, bytes) else await body)
+        if model is not None and model != parsed.model:
+            parsed = parse(endpoint, with_fields(parsed, {"model": model}))
+        resolved = service.catalog.direct(parsed.model) if direct else service.catalog.resolve(parsed.model)
+        hints = read_hints(headers, parsed.nvext, parsed.fields)
+        if resolved.special:
+            by = hints.preferences.session or service.new_id()  # without a session, each request by itself
+            resolved = service.catalog.route(resolved, by)
+            shadow = _shadow_order(service, endpoint, parsed, resolved, by)
+            parsed = as_served(parsed, None if resolved.name is None else resolved.served, resolved.preset)
+        if endpoint == "chat_completions" and media_of(parsed.fields):
+            await settle_media(parsed, service.media, service.prompts, fetch=fetch)
+        hashing = service.catalog.hashing(resolved, hints.salt, parsed.media)
+        rendered, way, tokens = None, "", hints.token_data
+        if resolved.render and tokens is None:
+            rendered, way = await _rendered(service, resolved, parsed)
+            tokens = None if rendered is None else rendered.tokens
+        prompt = await service.prompts.prepare(parsed, resolved.tokenizer, hashing, tokens)
+        if not prompt.estimated:
+            check_prompt(resolved, prompt.isl, service.settings.frontend.limits.prompt_max, parsed.prompt_field)
     except PenstockError as error:
-        model = UNKNOWN if resolved is None else resolved.model
-        service.metrics.refused(model, endpoint, bool(parsed and parsed.stream), refusal(error))
+        name = UNKNOWN if resolved is None else resolved.model
+        label = SHADOW if direct else endpoint
+        service.metrics.refused(name, label, bool(parsed and parsed.stream), refusal(error))
         raise
     service.bookkeeping.add((service.metrics.stage, ("preprocess", time.monotonic() - timing.arrived)))
-    job = UpstreamRequest(
-        path=parsed.path,
-        body=parsed.raw,
-        content_type="application/json",
-        endpoint=endpoint,
-        streamed=parsed.stream,
-        parsed=parsed,
-        hints=hints,
-        strip_usage=parsed.stream and not parsed.wants_usage,
-    )
-    await carry(caller, service, resolved, job, prompt, timing)
+    return CompletionRequest(parsed, resolved, hints, prompt, shadow, rendered, way)
+
+
+async def _rendered(service: Service, resolved: ResolvedModel, parsed: Parsed) -> tuple[RenderedPrompt | None, str]:
+    """Have a render server make tokens of a prompt; return them, or None and why there are none."""
+    if resolved.adapter is not None:
+        answer: RenderedPrompt | str = "it asks for a LoRA adapter, which a render server does not know"
+    else:
+        answer = await service.renderer.rendered(parsed, resolved.render, probe=resolved.generates)
+    if isinstance(answer, RenderedPrompt):
+        return answer, ""
+    return None, f"no render server made tokens of its prompt: {answer}"
 
 
 async def carry(
@@ -72,41 +152,128 @@ async def carry(
 ) -> None:
     """Route a request and answer it; count it, log it and record it however it ends."""
     hints = job.hints or RoutingHints(read_hints(caller.headers, {}, {}).preferences)
-    preferences = hints.preferences
+    tenant = service.gate.tenants.get(caller.name)
+    audited = None
+    if service.audit is not None and service.audit.wants(tenant, resolved.model):
+        service.audit.check()
+        caller = audited = AuditedExchange(caller, service.audit.add)
+    admission = None
+    if tenant is not None:
+        admission = _admit(service, tenant, resolved, job, hints, prompt)
+        hints = replace(hints, preferences=admission.preferences)
     span = NO_SPAN
     if service.tracer.enabled:
         span = service.tracer.start(job.endpoint, caller.headers.get("traceparent"), caller.headers.get("tracestate"))
+    parsed = job.parsed
     arrived = Arrived(
         id=service.free_id(caller.id),
         model=resolved.model,
         prompt=prompt,
-        media=0 if job.parsed is None else len(job.parsed.media),
-        whole=job.parsed is None or is_whole(job.parsed),
+        media=() if parsed is None or not parsed.media else media_items(parsed.media, service, resolved.model),
+        whole=parsed is None or is_whole(parsed),
         adapter=resolved.adapter,
         deadline=None if hints.timeout is None else service.cluster.now() + nanos(hints.timeout),
-        preferences=preferences,
+        preferences=hints.preferences,
+        tenant=tenant,
     )
     caller.id = arrived.id
+    copied: NamedExchange | None = None
+    if job.shadow is not None:
+        caller = copied = NamedExchange(caller, resolved.served, None, copies=True)
     timing.routed = time.monotonic()
-    service.bookkeeping.add((_arrived, (service, arrived, job, timing)))
+    service.bookkeeping.add((enter_arrival, (service, arrived, job, timing)))
     ticket = service.tickets.arrive(arrived)
     answer = ClientAnswer(caller, service.exchanges, resolved, job, prompt, ticket, span, timing)
+    if hints.warms and has_next_turn(job):
+        answer.spoken = SpokenMessage()
     try:
         await RequestExchange(answer).run()
     finally:
+        if admission is not None:
+            service.tenants.settle(admission, ticket.closed)
+        if audited is not None:
+            outcome = None if ticket.closed is None else ticket.closed.outcome
+            audited.record(job.body, tenant, resolved.model, job.endpoint, outcome)
         if ticket.closed is not None:
-            _over(caller, service, answer, ticket.closed, preferences.service_class)
+            _over(caller, service, answer, ticket.closed, hints.preferences.service_class)
+            if ticket.closed.outcome == "ok" and (answer.spoken is not None or copied is not None):
+                _follow_up(service, answer, ticket.closed, copied)
         if service.bookkeeping.full:
             service.bookkeeping.enter()
 
 
-async def _prepare(service: Service, parsed: Parsed, resolved: ResolvedModel, hints: RoutingHints) -> Prompt:
-    parsed.media = tuple(map(media_id, media_of(parsed)))
-    hashing = service.catalog.hashing(resolved, hints.salt, parsed.media)
-    prompt = await service.prompts.prepare(parsed, resolved.tokenizer, hashing, hints.token_data)
-    if not prompt.estimated:
-        check_prompt(resolved, prompt.isl, service.settings.frontend.limits.prompt_max, parsed.prompt_field)
-    return prompt
+def _follow_up(service: Service, answer: ClientAnswer, closed: Closed, copied: NamedExchange | None) -> None:
+    """Begin what follows a whole answer: the next turn's beginning, and copies at other models."""
+    job, resolved = answer.job, answer.resolved
+    if answer.spoken is not None and answer.speaker is not None:
+        warming = service.exchanges.warming
+        warming.begin(job, answer.spoken, answer.speaker, closed, resolved.adapter, answer.caller.headers)
+    if copied is not None and job.shadow is not None:
+        answered = None if copied.copy is None else _timed(closed.id, bytes(copied.copy), answer.timing)
+        send = partial(_send_copy, service, closed.id)
+        service.shadows.begin(job.shadow, closed.id, resolved.served, answered, send)
+
+
+def _shadow_order(
+    service: Service, endpoint: Endpoint, parsed: Parsed, resolved: ResolvedModel, by: str
+) -> ShadowOrder | None:
+    """Return the copies that a request is to have, or None."""
+    name = resolved.name
+    models = () if name is None else service.catalog.names.copied_to(name, by, resolved.served)
+    return ShadowOrder(name, models, endpoint, parsed.raw, parsed.stream) if name is not None and models else None
+
+
+async def _send_copy(service: Service, of: str, order: ShadowOrder, model: str) -> TimedAnswer:
+    """Have a copy of request ``of`` answered by a model, behind everything else.
+
+    Raises:
+        PenstockError: it can't be answered.
+    """
+    caller, timing = CollectedExchange(service.new_id(), PATHS[order.endpoint], SHADOW, order.body), TokenTiming()
+    request = await read_completion(
+        service, order.endpoint, order.body, caller.headers, timing, model=model, direct=True
+    )
+    await carry(caller, service, request.resolved, request.job(SHADOW, copy_of=of), request.prompt, timing)
+    if caller.status != 200:
+        said = caller.answer.decode("utf-8", "replace")
+        raise EngineError(f"it answered {caller.status}: {said[:400]}")
+    return _timed(caller.id, caller.answer, timing)
+
+
+def _timed(id: str, raw: bytes, timing: TokenTiming) -> TimedAnswer:
+    return TimedAnswer(id, raw, timing.ttft, timing.e2e)
+
+
+def media_items(ids: tuple[str | None, ...], service: Service, model: str) -> tuple[MediaItem, ...]:
+    """Return a request's media with the tokens that stand for each, as far as an engine has told them."""
+    images = service.cluster.images(model)
+    found = [None if id is None or images is None else images.find(id) for id in ids]
+    return tuple(MediaItem(id, 0 if image is None else image.length) for id, image in zip(ids, found, strict=True))
+
+
+def _admit(
+    service: Service, tenant: str, resolved: ResolvedModel, job: UpstreamRequest, hints: RoutingHints, prompt: Prompt
+) -> TenantAdmission:
+    """Let a tenant's request in, with the preferences that it may have; count it where it is refused.
+
+    Raises:
+        PenstockError: a limit of the tenant refuses it.
+    """
+    asked = resolved.name or (resolved.model if job.parsed is None else job.parsed.model)
+    try:
+        admission = service.tenants.admit(
+            tenant,
+            hints.preferences,
+            models=(asked, resolved.model),
+            isl=prompt.isl,
+            osl=None if job.parsed is None else most_output(job.parsed.fields),
+        )
+    except PenstockError as error:
+        service.metrics.refused(resolved.model, job.endpoint, job.streamed, refusal(error))
+        raise
+    job.hints = replace(hints, preferences=admission.preferences)
+    job.limits = admission.headers
+    return admission
 
 
 def _over(
@@ -114,7 +281,7 @@ def _over(
 ) -> None:
     """Have an ended request counted and recorded, and tell the log about it."""
     timing = answer.timing
-    service.bookkeeping.add((_ended, (service, answer, closed, service_class, time.monotonic())))
+    service.bookkeeping.add((enter_end, (service, answer, closed, service_class, time.monotonic(), caller.name)))
     target_name = str(closed.legs[-1].target) if closed.legs else None
     caller.fields.update(
         model=closed.model,
@@ -131,46 +298,6 @@ def _over(
         _end_span(answer.span, closed, target_name)
 
 
-def _arrived(service: Service, arrived: Arrived, job: UpstreamRequest, timing: TokenTiming) -> None:
-    """Count a request that goes to the router."""
-    isl, model = arrived.prompt.isl, arrived.model
-    service.metrics.started(model, job.endpoint, job.streamed, arrived.preferences.service_class)
-    service.timeline_store.arrived(timing.arrived + timing.lead, isl)
-    service.counts.of(model).arrive(isl)
-    service.history.arrived(arrived.id, nanos(timing.lead))
-
-
-def _ended(service: Service, answer: ClientAnswer, closed: Closed, service_class: str | None, now: float) -> None:
-    """Count and record an ended request; ``now`` is the end, of `time.monotonic`."""
-    timing, job, model = answer.timing, answer.job, answer.resolved.model
-    if timing.output is not None:
-        timing.settle(service.metrics.gaps(model))
-    service.metrics.closed(closed)
-    service.metrics.ended(model, job.endpoint, job.streamed, error_type(closed), now - timing.arrived)
-    if closed.outcome == "ok" and timing.ttft is not None and closed.legs:
-        target = closed.legs[-1].target
-        service.metrics.timed(model, target.worker, target.rank, timing.ttft, timing.itl)
-    ignored: tuple[str, ...] = ()
-    if job.hints is not None and job.hints.uncertain:
-        ignored = ignored_hints(job, answer.speaker)
-        service.metrics.ignored(model, ignored)
-        service.history.ignored(closed.id, ignored)
-    record = record_of(
-        # One clock for the TTFT of client, page, explain and record: it begins when the request arrives here.
-        msgspec.structs.replace(closed, arrived=closed.arrived - nanos(timing.lead)),
-        offset=service.run_offset,
-        blocks=answer.prompt.blocks,
-        itl=timing.summary(),
-        ttft=timing.ttft,
-        e2e=timing.e2e,
-        service_class=service_class,
-        ignored_hints=ignored,
-    )
-    service.records.write(record)
-    service.timeline_store.ended(now, record, service.settings.slo)
-    service.counts.of(model).end(record, service.settings.slo)
-
-
 def _end_span(span: OtelSpan, closed: Closed, worker: str | None) -> None:
     span.set("penstock.request", closed.id)
     span.set("penstock.worker", worker)
@@ -179,22 +306,3 @@ def _end_span(span: OtelSpan, closed: Closed, worker: str | None) -> None:
     span.set("gen_ai.usage.input_tokens", closed.isl)
     span.set("gen_ai.usage.output_tokens", closed.osl)
     span.end(None if closed.outcome == "ok" else closed.reason)
-
-
-def error_type(closed: Closed) -> str:
-    """Return the metric label of how a request ended; empty where it succeeded."""
-    if closed.outcome == "ok":
-        return ""
-    if closed.outcome == "cancelled":
-        return "cancelled"
-    by_fault = {"client": "validation", "overloaded": "overload", "deadline": "response_timeout"}
-    return by_fault.get(closed.fault, "internal")
-
-
-def refusal(error: PenstockError) -> str:
-    """Return the metric label of a request that was refused before it was routed."""
-    if isinstance(error, OverloadedError):
-        return "overload"
-    if isinstance(error, ClientError):
-        return "not_found" if error.status == 404 else "validation"
-    return "internal"

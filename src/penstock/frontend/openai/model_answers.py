@@ -4,9 +4,15 @@ from typing import Literal
 
 import msgspec
 
+Capability = Literal["chat", "completions", "embeddings", "tools", "reasoning", "vision", "adapters"]
+
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One model, as OpenAI lists it. ``parent``: of a LoRA adapter, its base model."""
+    """One model, as OpenAI lists it.
+
+    ``root``: the model behind a name; of a name that models share, the one with the largest weight. ``parent``: of a
+    LoRA adapter, its base model. ``capabilities``: those that are known; another may be there as well.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -15,6 +21,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     parent: str | None
     max_model_len: int | msgspec.UnsetType = msgspec.UNSET
+    capabilities: list[Capability] = []
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,13 +1,17 @@
 """Model and health routes: the models, and whether this endpoint can serve."""
 
+import asyncio
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
 from penstock.frontend.http.error_responses import quoted, rejected
-from penstock.frontend.openai.model_answers import Health, Live, ModelEntry, ModelList, ModelReady
+from penstock.frontend.http.request_context import CALLER
+from penstock.frontend.openai.model_answers import Capability, Health, Live, ModelEntry, ModelList, ModelReady
 from penstock.frontend.service import Service, service_of
+from penstock.runtime.cluster_state.adapter_registry import KnownAdapter
 
 OWNER = "penstock"
 
@@ -20,16 +24,21 @@ def json_response(data: Any, status: int = 200) -> web.Response:
 async def list_models(request: web.Request) -> web.Response:
     """GET /v1/models"""
     service = service_of(request)
-    return json_response(ModelList(data=[_entry(service, name) for name in sorted(service.catalog.models())]))
+    models = [_entry(service, name) for name in sorted(_shown(request, service))]
+    return json_response(ModelList(data=models + await _adapters(request, service)))
 
 
 async def one_model(request: web.Request) -> web.Response:
     """GET /v1/models/{id} and /v1/models/{id}/ready; an id may have slashes."""
     service = service_of(request)
     name = request.match_info["model"]
-    known = service.catalog.models()
+    known = _shown(request, service)
     if name in known:
         return json_response(_entry(service, name))
+    loads = service.cluster.adapters
+    adapter = None if loads is None else loads.registry.find(name)
+    if adapter is not None and _may_use(request, service, name, adapter.model):
+        return json_response(_adapter_entry(adapter))
     model = name.removesuffix("/ready")
     if model != name and model in known:
         workers = service.cluster.ready(service.catalog.resolve(model).model)
@@ -38,6 +47,16 @@ async def one_model(request: web.Request) -> web.Response:
     raise rejected(
         f"the model {quoted(name)} does not exist; known models: {listed}", "model", code="model_not_found", status=404
     )
+
+
+def _shown(request: web.Request, service: Service) -> set[str]:
+    """Return the names of the models that the caller may use."""
+    catalog = service.catalog
+    return {name for name in catalog.models() if _may_use(request, service, name, catalog.resolve(name).model)}
+
+
+def _may_use(request: web.Request, service: Service, name: str, model: str) -> bool:
+    return service.tenants.may_use(service.gate.tenants.get(request[CALLER]), name, model)
 
 
 async def health(request: web.Request) -> web.Response:
@@ -64,11 +83,56 @@ def health_of(service: Service) -> Health:
 
 
 def _entry(service: Service, name: str) -> ModelEntry:
-    card = service.catalog.models().get(name)
+    catalog = service.catalog
+    card = catalog.models().get(name)
+    root = catalog.names.main(name)
+    adapter = card is not None and card.model != root
     return ModelEntry(
         id=name,
+        created=service.created,
         owned_by=OWNER,
-        root=name if card is None else card.model,
-        parent=None if card is None or card.model == name else card.model,
+        root=card.model if card is not None and adapter else root,
+        parent=card.model if card is not None and adapter else None,
         max_model_len=msgspec.UNSET if card is None or card.max_model_len is None else card.max_model_len,
+        capabilities=_capabilities(service, root if card is None else card.model),
     )
+
+
+def _capabilities(service: Service, model: str) -> list[Capability]:
+    """Return what is known of a model's engines, from their cards, their pools' settings and the tokenizer."""
+    cards = [card for card in service.cluster.cards() if card.model == model]
+    if not cards:
+        return []
+    configured = service.settings.models.get(model)
+    pools = () if configured is None else configured.pools.values()
+    labels = [card.labels for card in cards]
+    images = service.cluster.images(model)
+    tokenizer = service.catalog.tokenizers.get(model)
+    known: dict[Capability, bool] = {
+        "chat": tokenizer is None or tokenizer.template is not None,
+        "completions": True,
+        "embeddings": any(card.engine == "sim" for card in cards),
+        "tools": any(pool.tool_parser for pool in pools) or any(TOOL_PARSER in each for each in labels),
+        "reasoning": any(pool.reasoning_parser for pool in pools) or any(REASONING_PARSER in each for each in labels),
+        "vision": images is not None and bool(images.placeholders),
+        "adapters": any(card.adapters for card in cards),
+    }
+    return [name for name, has in known.items() if has]
+
+
+async def _adapters(request: web.Request, service: Service) -> list[ModelEntry]:
+    """Return the LoRA adapters that the caller may use and no worker listed as it came."""
+    loads = service.cluster.adapters
+    if loads is None:
+        return []
+    models = service.catalog.models()
+    known = await asyncio.to_thread(list, loads.registry.listed())
+    return [
+        _adapter_entry(adapter)
+        for adapter in known
+        if adapter.name not in models and _may_use(request, service, adapter.name, adapter.model)
+    ]
+
+
+def _adapter_entry(adapter: KnownAdapter) -> ModelEntry:
+    return ModelEntry(id=adapter.name, owned_by=OWNER, root=adapter.path, parent=adapter.model)

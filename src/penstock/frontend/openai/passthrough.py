@@ -1,54 +1,101 @@
 """Pass-through of other /v1 routes: those of the allow-list go to the least loaded worker unchanged."""
 
 import re
+from dataclasses import replace
+from typing import NamedTuple
 
+import msgspec
 from aiohttp import hdrs, web
 
 from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.http.http_exchange import HttpExchange
+from penstock.frontend.http.named_exchange import NamedExchange
 from penstock.frontend.http.request_context import gate_of
 from penstock.frontend.http.request_gate import printable
-from penstock.frontend.openai.completions import UNKNOWN, carry, refusal
+from penstock.frontend.openai.completions import carry
+from penstock.frontend.openai.request_books import UNKNOWN, refusal
+from penstock.frontend.prompt.model_catalog import ResolvedModel
 from penstock.frontend.prompt.request_body import decode_object, text_field
 from penstock.frontend.prompt.routing_hints import RoutingHints, read_hints
 from penstock.frontend.service import Service, service_of
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.hashing import BYTES_PER_TOKEN
-from penstock.kernel.values import Prompt
+from penstock.kernel.values import Prompt, WorkerId
 
+ENGINE_PATHS = {f"/v1/{name}": f"/{name}" for name in ("tokenize", "detokenize", "classify", "pooling")}
+"""Routes that clients look for below /v1 and engines have at the root."""
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _FORM_MODEL = re.compile(rb'name="model"(?:\r\n[^\r\n]+)*\r\n\r\n([^\r\n]{1,256})\r\n')
 
 
-async def proxied(service: Service, caller: HttpExchange) -> None:
-    """POST to a route of the allow-list."""
+class ProxiedRequest(NamedTuple):
+    """A request of a route whose dialect is the engine's."""
+
+    resolved: ResolvedModel
+    job: UpstreamRequest
+    prompt: Prompt
+
+    def at(self, worker: WorkerId, path: str) -> "ProxiedRequest":
+        """Return the same for one worker and another path."""
+        assert self.job.hints is not None
+        preferences = msgspec.structs.replace(self.job.hints.preferences, worker=worker)
+        return self._replace(job=replace(self.job, path=path, hints=RoutingHints(preferences)))
+
+
+async def proxied(service: Service, caller: HttpExchange, raw: bytes | None = None) -> None:
+    """POST to a route of the allow-list; ``raw``: its body, where it has been read."""
     timing = TokenTiming()
-    endpoint = caller.path.removeprefix("/v1/").replace("/", "_")
+    endpoint = caller.path.removeprefix("/v1").strip("/").replace("/", "_")
+    request = await read_proxied(service, caller, raw, label=endpoint)
+    await carry(caller, service, request.resolved, request.job, request.prompt, timing)
+
+
+async def read_proxied(
+    service: Service, caller: HttpExchange, raw: bytes | None = None, *, label: str, model: str | None = None
+) -> ProxiedRequest:
+    """Read a request that goes to an engine as it is, and count it where it is refused.
+
+    Args:
+        label: of metrics and records.
+        model: its model, where the body does not have to name it.
+    Raises:
+        PenstockError: it can't be routed.
+    """
     content_type = caller.headers.get("content-type", "application/json")
     try:
-        raw = await caller.body()
-        name, streamed = _model_of(service, raw, content_type)
+        raw = await caller.body() if raw is None else raw
+        name, streamed = model_of(service, raw, content_type) if model is None else (model, False)
         resolved = service.catalog.resolve(name)
+        raw, file = await service.jobs.with_engine_files(raw, service.owner(caller.name))
         hints = RoutingHints(read_hints(caller.headers, {}, {}).preferences)
+        if resolved.name is not None:
+            resolved = service.catalog.route(resolved, hints.preferences.session or caller.id)
+            raw = with_model(raw, content_type, resolved.served)
+            caller = NamedExchange(caller, resolved.served, name)
+        if file is not None:
+            here = msgspec.structs.replace(hints.preferences, worker=service.jobs.engine(file).id)
+            hints = RoutingHints(here)
     except PenstockError as error:
-        service.metrics.refused(UNKNOWN, endpoint, False, refusal(error))
+        service.metrics.refused(UNKNOWN, label, False, refusal(error))
         raise
     job = UpstreamRequest(
-        path=caller.path,
+        path=ENGINE_PATHS.get(caller.path, caller.path),
         body=raw,
         content_type=content_type,
-        endpoint=endpoint,
+        endpoint=label,
         streamed=streamed,
         hints=hints,
+        name=resolved.name,
     )
     # No blocks: what these routes compute shares no KV, so the least loaded worker gets it.
     prompt = Prompt(len(raw) // BYTES_PER_TOKEN, [], estimated=True)
-    await carry(caller, service, resolved, job, prompt, timing)
+    return ProxiedRequest(resolved, job, prompt)
 
 
 async def not_allowed(request: web.Request) -> web.StreamResponse:
-    """Any other /v1 route: 405 where its path takes other methods, else 404."""
+    """Any other route below /v1, or method of an engine's route: 405 where its path takes other methods, else 404."""
     allowed = await _methods(request)
     if allowed:
         raise web.HTTPMethodNotAllowed(request.method, allowed)
@@ -70,12 +117,25 @@ async def _methods(request: web.Request) -> set[str]:
     return allowed - {hdrs.METH_ANY}
 
 
-def _model_of(service: Service, raw: bytes, content_type: str) -> tuple[str, bool]:
+def with_model(raw: bytes, content_type: str, model: str) -> bytes:
+    """Return a body that names another model, where it names one."""
+    if content_type.startswith("multipart/form-data"):
+        match = _form_model(raw)
+        return raw if match is None else raw[: match.start(1)] + model.encode() + raw[match.end(1) :]
+    return msgspec.json.encode({**_FIELDS.decode(raw), "model": model})
+
+
+def _form_model(raw: bytes) -> re.Match[bytes] | None:
+    """Find the model's name in a form, near its beginning or its end."""
+    return _FORM_MODEL.search(raw, 0, 65_536) or _FORM_MODEL.search(raw, max(0, len(raw) - 65_536))
+
+
+def model_of(service: Service, raw: bytes, content_type: str) -> tuple[str, bool]:
     """Return the model that a body names, and whether it requests a stream; a single model needs no naming."""
     name: str | None = None
     streamed = False
     if content_type.startswith("multipart/form-data"):
-        match = _FORM_MODEL.search(raw[:65_536]) or _FORM_MODEL.search(raw[-65_536:])
+        match = _form_model(raw)
         name = None if match is None else match.group(1).decode("utf-8", "replace")
     else:
         fields = decode_object(raw)

@@ -16,8 +16,19 @@ from aiohttp import web
 import penstock
 from penstock.config.settings.frontend_settings import FrontendSettings
 from penstock.frontend.admin.admin_api import ADMIN_ROUTES, AdminRoute
+from penstock.frontend.batches.batch_answers import Batch, BatchList, FileDeleted, FileList, StoredFile
+from penstock.frontend.batches.batch_routes import NewBatch
 from penstock.frontend.openai.model_answers import Health, Live, ModelEntry, ModelList, ModelReady
 from penstock.frontend.openapi.openapi_schemas import HEADERS, SCHEMAS
+from penstock.frontend.prompt.request_body import (
+    IMAGES,
+    JOB_PATHS,
+    MESSAGES,
+    MESSAGES_COUNT,
+    RESPONSES,
+    VIDEO_REMIX,
+    VIDEOS,
+)
 from penstock.frontend.service import service_of
 from penstock.kernel.values import JsonObject
 from penstock.runtime.cluster_state.fleet_api import Problem
@@ -33,6 +44,7 @@ PROBLEMS = {
     413: "The body is larger than frontend.limits.body_max.",
     417: "An expectation other than 100-continue.",
     429: "Too many requests in flight, or above the key's rate.",
+    501: "The engine has no such route.",
     502: "Engines failed.",
     503: "No worker is free or there, or the endpoint shuts down.",
     504: "The request's deadline passed.",
@@ -41,6 +53,9 @@ OF_CLIENTS = (400, 401, 404, 408, 413, 417, 429, 502, 503, 504)
 """Error statuses of any request to an engine, beside the engine's own answers."""
 OF_ADMINS = (401, 403)
 OF_MODELS = (ModelEntry, ModelList, ModelReady, Health, Live)
+OF_BATCHES = (StoredFile, FileList, FileDeleted, Batch, BatchList, NewBatch)
+OF_FILES = (400, 401, 404)
+"""Error statuses of the routes of files and batches."""
 _TEXT: JsonObject = {"type": "string"}
 
 
@@ -63,7 +78,11 @@ def openapi(frontend: FrontendSettings) -> JsonObject:
         },
         "paths": {
             **_completions(),
+            **_translated(),
             **_proxied(frontend.proxied_routes),
+            **_jobs(),
+            **_files(),
+            **_batches(),
             **_models(),
             **_health(),
             **_pages(),
@@ -111,13 +130,50 @@ def _engine_route(summary: str, name: str, body: str, answer: str) -> JsonObject
     }
 
 
+def _translated() -> JsonObject:
+    """Describe the other APIs, whose bodies their vendors describe."""
+    one = RESPONSES + "/{id}"
+    return {
+        path: {method: _translated_route(name, summary, path, body=body)}
+        for path, method, name, summary, body in (
+            (RESPONSES, "post", "createResponse", "OpenAI's responses over any chat engine.", True),
+            (one + "/cancel", "post", "cancelResponse", "End a background response.", False),
+            (MESSAGES, "post", "createMessage", "Anthropic's messages over any chat engine.", True),
+            (MESSAGES_COUNT, "post", "countTokens", "The tokens of a message's prompt.", True),
+        )
+    } | {
+        one: {
+            "get": _translated_route("getResponse", "A response that this process holds.", one, body=False),
+            "delete": _translated_route("deleteResponse", "Forget a response.", one, body=False),
+        }
+    }
+
+
+def _translated_route(name: str, summary: str, path: str, *, body: bool) -> JsonObject:
+    hints = [_parameter("header", header, schema) for header, schema in HEADERS.items()] if body else []
+    return {
+        "operationId": name,
+        "summary": summary,
+        "tags": ["translated"],
+        "security": [{}, {"key": []}],
+        "parameters": [*_of_path(path), *hints],
+        **({"requestBody": {"required": True, "content": _any_json()}} if body else {}),
+        "responses": {
+            "200": {"description": summary, "content": {**_any_json(), "text/event-stream": {"schema": _TEXT}}},
+            "4XX": {"description": "What is refused, in the shape of its API.", "content": _any_json()},
+            "5XX": {"description": "What failed, in the shape of its API.", "content": _any_json()},
+        },
+    }
+
+
 def _proxied(routes: Sequence[str]) -> JsonObject:
     hints = {name: schema for name, schema in HEADERS.items() if name != "x-penstock-timeout"}
     paths: JsonObject = {}
     for route in routes:
         paths[route] = {
             "post": {
-                "operationId": "proxy" + "".join(part.capitalize() for part in route.split("/")[2:]),
+                "operationId": ("proxy" if route.startswith("/v1/") else "proxyRoot")
+                + "".join(part.capitalize() for part in route.removeprefix("/v1").split("/")),
                 "summary": "Passed to the least loaded engine as it is; what it takes and gives is the engine's.",
                 "tags": ["proxied"],
                 "security": [{}, {"key": []}],
@@ -137,6 +193,79 @@ def _proxied(routes: Sequence[str]) -> JsonObject:
             }
         }
     return paths
+
+
+def _jobs() -> JsonObject:
+    """Describe jobs of engines, whose bodies are OpenAI's as far as the engine has them."""
+    described: JsonObject = {}
+    rows = [(VIDEO_REMIX, "post", "remixVideo", "Begin a video from another one, at its engine.")]
+    for route, noun, kind in ((VIDEOS, "a video", "Video"), (IMAGES, "an image", "Image")):
+        one = route + "/{job}"
+        rows += [
+            (route, "post", f"create{kind}", f"Begin {noun} at an engine."),
+            (route, "get", f"list{kind}s", f"All {kind.lower()}s that are jobs, the newest first."),
+            (one, "get", f"get{kind}", f"How {noun} is."),
+            (one, "delete", f"delete{kind}", f"End and forget {noun}."),
+            (one + "/content", "get", f"{kind.lower()}Content", f"The bytes of {noun}."),
+            (one + "/cancel", "post", f"cancel{kind}", f"End {noun}, where its engine can."),
+        ]
+    for path, method, name, summary in rows:
+        begins = path in JOB_PATHS and method == "post"
+        body: JsonObject = {**_any_json(), "multipart/form-data": {"schema": {"type": "object"}}}
+        operation: JsonObject = {
+            "operationId": name,
+            "summary": summary,
+            "tags": ["jobs"],
+            "security": [{}, {"key": []}],
+            "parameters": _of_path(path),
+            **({"requestBody": {"required": True, "content": body}} if begins else {}),
+            "responses": {
+                "200": {"description": "The engine's answer, with our id of the job.", "content": {"*/*": {}}},
+                **_problems((*OF_CLIENTS, 501)),
+                "4XX": {"description": "What the engine refuses.", "content": {"*/*": {}}},
+            },
+        }
+        described.setdefault(path, {})[method] = operation
+    return described
+
+
+def _files() -> JsonObject:
+    form: JsonObject = {"required": True, "content": {"multipart/form-data": {"schema": {"type": "object"}}}}
+    get = _of_file("fileContent", "The bytes of a file.", "StoredFile", "job")
+    get["responses"]["200"]["content"] = {"application/octet-stream": {}}
+    return {
+        "/v1/files": {
+            "get": _of_file("listFiles", "All files, the newest first.", "FileList"),
+            "post": {
+                **_of_file("uploadFile", "Upload a file.", "StoredFile", more=(408, 413, 417)),
+                "requestBody": form,
+            },
+        },
+        "/v1/files/{job}": {
+            "get": _of_file("getFile", "One file.", "StoredFile", "job"),
+            "delete": _of_file("deleteFile", "Delete a file.", "FileDeleted", "job", more=(409,)),
+        },
+        "/v1/files/{job}/content": {"get": get},
+    }
+
+
+def _batches() -> JsonObject:
+    body = {"required": True, "content": {"application/json": {"schema": _schema("NewBatch")}}}
+    return {
+        "/v1/batches": {
+            "get": _of_file("listBatches", "All batches, the newest first.", "BatchList"),
+            "post": {**_of_file("createBatch", "Begin a batch.", "Batch", more=(408, 413, 429)), "requestBody": body},
+        },
+        "/v1/batches/{batch}": {"get": _of_file("getBatch", "One batch.", "Batch", "batch")},
+        "/v1/batches/{batch}/cancel": {
+            "post": _of_file("cancelBatch", "End a batch before its time.", "Batch", "batch", more=(409,))
+        },
+    }
+
+
+def _of_file(name: str, summary: str, schema: str, path: str = "", more: Sequence[int] = ()) -> JsonObject:
+    operation = _get(name, summary, "batches", schema, (*OF_FILES, *more), [{}, {"key": []}])
+    return {**operation, "parameters": _of_path(f"{{{path}}}")} if path else operation
 
 
 def _models() -> JsonObject:
@@ -271,7 +400,9 @@ def types_of(route: AdminRoute) -> list[Any]:
 def _derived() -> tuple[JsonObject, JsonObject]:
     """Return the paths of the admin routes, and the schemas of all structs that they and the model routes name."""
     types = [kind for route in ADMIN_ROUTES for kind in types_of(route)]
-    found, components = msgspec.json.schema_components((*types, *OF_MODELS, Problem), ref_template=REFERENCE)
+    found, components = msgspec.json.schema_components(
+        (*types, *OF_MODELS, *OF_BATCHES, Problem), ref_template=REFERENCE
+    )
     schemas = iter(found)
     paths: JsonObject = {}
     for route in ADMIN_ROUTES:

@@ -36,6 +36,8 @@ log = logging.getLogger("penstock.frontend")
 SECONDS = 5.0
 """How long one rendering may take: a thousand times what a long chat needs."""
 GIVE_UP_AFTER = 3
+KINDS_MAX = 16
+"""Kinds of media whose place in a template is remembered: clients name them."""
 _STRFTIME = re.compile(r"(?:[^%]|%[-A-Za-z%]){0,200}\Z")
 
 
@@ -84,6 +86,29 @@ class ChatTemplate:
         self._tokens = tokens or {}
         self.takes_parts = _ITERATES_CONTENT.search(source) is not None
         """Whether it takes a message's parts one by one, and writes an image's placeholder itself."""
+        self._written: dict[str, str] = {}
+
+    def written(self, part: JsonObject, seconds: float = SECONDS) -> str:
+        """Return what it writes for an image, a sound or a video; nothing where that can't be told.
+
+        Args:
+            seconds: time limit of the rendering, which is done once for each kind.
+        Raises:
+            TemplateSlow: it took longer.
+        """
+        kind = str(_part(part, False)["type"])
+        if kind not in self._written and len(self._written) < KINDS_MAX:
+            mark = {"type": "text", "text": MARK}
+            try:
+                pieces = self.render(
+                    [{"role": "user", "content": [mark, {"type": kind}, mark]}], seconds=seconds
+                ).split(MARK)
+            except TemplateSlow:
+                raise
+            except TemplateFailed:
+                pieces = []
+            self._written[kind] = pieces[1].strip() if len(pieces) == 3 else ""
+        return self._written.get(kind, "")
 
     def _count_slow(self, seconds: float) -> None:
         if seconds < SECONDS:

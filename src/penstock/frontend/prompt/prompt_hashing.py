@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.prompt.chat_template import MARK, SECONDS, TemplateFailed, TemplateSlow, plain_text
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer, TooMuchToEncode
-from penstock.frontend.prompt.request_body import Endpoint, Parsed, parse
+from penstock.frontend.prompt.request_body import Endpoint, Parsed, media_of, parse
 from penstock.kernel.errors import OverloadedError
 from penstock.kernel.hashing import BYTES_PER_TOKEN, MediaSpan, block_hashes, text_hashes
 from penstock.kernel.values import JsonObject, Prompt
 from penstock.router.kv_index.image_placeholders import Image
+from penstock.router.requests.refusal_codes import TOKENIZER_BUSY
 
 INLINE_MAX = 16 * 1024
 """Bytes of a body whose prompt is prepared on the event loop where little of it is to be tokenised: about 0.1 ms."""
@@ -49,10 +50,10 @@ class BlockHashing:
     salt: str | None = None
     media: tuple[PromptMedia, ...] = ()
     """Images and other media of a chat, in order."""
-    placeholder: int | None = None
-    """Placeholder token for them..."""
+    placeholders: frozenset[int] = frozenset()
+    """Tokens that stand for them in a template's text..."""
     usual: int = 0
-    """... and how many of it an image usually takes."""
+    """... and how many of them an image usually takes."""
 
 
 class PromptHasher:
@@ -90,7 +91,7 @@ class PromptHasher:
                 return self.prepare_now(parsed, tokenizer, hashing, token_data, inline=True)
             except (TemplateSlow, TooMuchToEncode):
                 pass  # a template may be slow with little text; in a thread it delays only its own model
-        return await self._in_thread(self.prepare_now, parsed, tokenizer, hashing, token_data)
+        return await self.in_thread(self.prepare_now, parsed, tokenizer, hashing, token_data)
 
     async def parse(self, endpoint: Endpoint, body: bytes) -> Parsed:
         """Read a body; a large one (some ms of JSON) off the event loop.
@@ -99,7 +100,7 @@ class PromptHasher:
             ClientError: 400: it is no request of this endpoint.
             OverloadedError: too many prompts are waiting for a thread.
         """
-        return parse(endpoint, body) if len(body) <= PARSE_INLINE_MAX else await self._in_thread(parse, endpoint, body)
+        return parse(endpoint, body) if len(body) <= PARSE_INLINE_MAX else await self.in_thread(parse, endpoint, body)
 
     def prepare_now(
         self,
@@ -127,9 +128,15 @@ class PromptHasher:
         """End the threads; prompts that wait are dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do work on a prompt off the event loop.
+
+        Raises:
+            OverloadedError: too many prompts are waiting for a thread.
+        """
         if self.pending >= self._most:
-            raise OverloadedError(f"{self.pending} prompts are waiting to be tokenised", retry_after=1.0)
+            text = f"{self.pending} prompts are waiting to be tokenised"
+            raise OverloadedError(text, retry_after=1.0, code=TOKENIZER_BUSY)
         self.pending += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
@@ -159,6 +166,7 @@ class PromptHasher:
         if template is None or template.given_up:
             return self._of_texts([plain_text(messages, tools)], tokenizer, hashing, special=True, inline=inline)
         started = time.perf_counter()
+        seconds = INLINE_SECONDS if inline else SECONDS
         render = partial(
             template.render,
             messages,
@@ -167,13 +175,14 @@ class PromptHasher:
             and not fields.get("continue_final_message"),
             continue_final_message=bool(fields.get("continue_final_message")),
             kwargs=fields.get("chat_template_kwargs"),
-            seconds=INLINE_SECONDS if inline else SECONDS,
+            seconds=seconds,
         )
         try:
-            if hashing.media and hashing.placeholder is not None and template.takes_parts:
+            if hashing.media and hashing.placeholders and template.takes_parts:
                 special = bool(fields.get("add_special_tokens"))
                 tokens = tokenizer.encode(render(), special=special, fresh_max=FRESH_INLINE_MAX if inline else None)
-                prompt = _with_images(tokens, hashing)
+                written = [template.written(part, seconds) for part in media_of(fields)]
+                prompt = _with_images(tokens, hashing, [tokenizer.encode(text, special=False) for text in written])
                 if prompt is not None:
                     self._observe("template", time.perf_counter() - started)
                     return prompt
@@ -215,20 +224,22 @@ class PromptHasher:
         return Prompt(hashed.isl + beyond, hashed.blocks)
 
 
-def _with_images(tokens: Sequence[int], hashing: BlockHashing) -> Prompt | None:
+def _with_images(tokens: "array[int]", hashing: BlockHashing, written: "Sequence[array[int]]") -> Prompt | None:
     """Return a chat's prompt with the engines' tokens in the place of its images, as far as known.
 
-    None where the template has not put the placeholder where each image is.
+    None where it can't be told where the template has put each image.
     """
-    places = [at for at, token in enumerate(tokens) if token == hashing.placeholder]
+    places = _written_places(tokens, hashing, written)
+    if places is None:
+        places = [(at, at + 1) for at, token in enumerate(tokens) if token in hashing.placeholders]
     if len(places) != len(hashing.media):
         return None
     words = array("I")
     spans: list[MediaSpan] = []
     last = 0
-    for at, (id, image) in zip(places, hashing.media, strict=True):
-        words.extend(tokens[last:at])
-        last = at + 1
+    for (start, end), (id, image) in zip(places, hashing.media, strict=True):
+        words.extend(tokens[last:start])
+        last = end
         if id is None or image is None:
             break
         spans.append(MediaSpan(id, len(words), image.length))
@@ -236,7 +247,50 @@ def _with_images(tokens: Sequence[int], hashing: BlockHashing) -> Prompt | None:
     else:
         words.extend(tokens[last:])
     blocks = block_hashes(words, hashing.block_size, lora=hashing.adapter, salt=hashing.salt, media=spans)
-    return Prompt(len(tokens) - len(places) + _taken(hashing), list(blocks))
+    return Prompt(len(tokens) - sum(end - start for start, end in places) + _taken(hashing), list(blocks))
+
+
+def _written_places(
+    tokens: "array[int]", hashing: BlockHashing, written: "Sequence[array[int]]"
+) -> list[tuple[int, int]] | None:
+    """Return which tokens of a template's text an engine replaces by each image; None where that can't be told.
+
+    A template may write one token and the engine put others there (Gemma 3, Ovis), or write marks around a placeholder.
+    Such marks are replaced, too, where they stand between a video's frames again (Qwen3-VL), and else stay (Qwen2-VL).
+
+    Args:
+        written: what the template writes for each image.
+    """
+    found = {mark: _occurrences(tokens, mark) for mark in map(tuple, written)}
+    if any(len(places) != sum(tuple(each) == mark for each in written) for mark, places in found.items()):
+        return None  # it numbers its images, or a text looks like one
+    remaining = {mark: iter(places) for mark, places in found.items()}
+    spans = []
+    for mark, (_, image) in zip(map(tuple, written), hashing.media, strict=True):
+        at = next(remaining[mark])
+        inner = next((place for place, token in enumerate(mark) if token in hashing.placeholders), None)
+        if inner is None or (image is not None and image.vocabulary.issuperset(mark)):
+            spans.append((at, at + len(mark)))
+        else:
+            spans.append((at + inner, at + inner + 1))
+    return spans
+
+
+def _occurrences(tokens: "array[int]", mark: tuple[int, ...]) -> list[int]:
+    """Return where some tokens stand among others, from the left and without overlaps."""
+    places: list[int] = []
+    wanted, at = array("I", mark), 0
+    while mark:
+        try:
+            at = tokens.index(mark[0], at)
+        except ValueError:
+            break
+        if tokens[at : at + len(mark)] == wanted:
+            places.append(at)
+            at += len(mark)
+        else:
+            at += 1
+    return places
 
 
 def _taken(hashing: BlockHashing) -> int:

@@ -143,6 +143,14 @@ class PromptTokenizer:
         """Return the text of output tokens, without special ones."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    def literal(self, tokens: Sequence[int]) -> str:
+        """Return the text of any tokens, special ones included."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text of each token as the vocabulary spells it; empty where it has none of that number."""
+        return [self._tokenizer.id_to_token(token) or "" for token in tokens]
+
     def _joined(self, text: str, special: bool, fresh_max: int | None) -> "array[int]":
         assert self._cut is not None
         parts = self._cut.parts(text)
@@ -236,12 +244,13 @@ class PromptTokenizer:
             return []
 
 
-def load_tokenizer(where: str, *, cache_bytes: int = 0) -> PromptTokenizer:
+def load_tokenizer(where: str, *, cache_bytes: int = 0, template: str | None = None) -> PromptTokenizer:
     """Load a model's tokenizer.
 
     Args:
         where: a folder with tokenizer.json and tokenizer_config.json, the path of a tokenizer.json, or
             ``builtin:sim`` for the simulated model's own.
+        template: chat template in place of the folder's.
     Raises:
         ConfigError: it is missing or can't be read.
     """
@@ -255,13 +264,13 @@ def load_tokenizer(where: str, *, cache_bytes: int = 0) -> PromptTokenizer:
             hint="name a folder with tokenizer.json, or leave tokenizer unset to route by hashed text",
         ) from error
     config = _read_config(file.parent)
-    source = _template_source(file.parent, config)
+    source = _template_source(file.parent, config) if template is None else template
     names = {name: _token_text(config[name]) for name in _NAMES if config.get(name) is not None}
     try:
-        template = None if source is None else ChatTemplate(source, names)
+        rendered = None if source is None else ChatTemplate(source, names)
     except TemplateFailed as error:
         raise ConfigError(f"{file.parent}: {error}") from error
-    return PromptTokenizer(tokenizer, template, cache_bytes=cache_bytes)
+    return PromptTokenizer(tokenizer, rendered, cache_bytes=cache_bytes)
 
 
 def builtin_folder(where: str) -> Path:

@@ -1,7 +1,9 @@
 """Request body of a completion: decodes it, checks the few fields that routing needs, and finds its media."""
 
 import hashlib
+import itertools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +17,13 @@ DEPTH_MAX = 64
 
 Endpoint = Literal["chat_completions", "completions"]
 PATHS: dict[Endpoint, str] = {"chat_completions": "/v1/chat/completions", "completions": "/v1/completions"}
+RESPONSES, MESSAGES, MESSAGES_COUNT = TRANSLATED = ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
+"""Routes of other APIs, whose requests become chats."""
+VIDEOS, VIDEO_REMIX, IMAGES = JOB_PATHS = ("/v1/videos", "/v1/videos/{job}/remix", "/v1/images")
+"""Routes that begin a job of an engine."""
+IMAGES_MADE = ("/v1/images/generations", "/v1/images/edits")
+"""Routes that make images at once, which may then lie at the engine."""
+FILES = "/v1/files"
 _COUNTS = frozenset({"n", "max_tokens", "max_completion_tokens"})
 _CHECKED_KINDS: dict[str, tuple[type, str]] = {"tools": (list, "a list"), "chat_template_kwargs": (dict, "an object")}
 _CHECKED = _COUNTS | _CHECKED_KINDS.keys()
@@ -131,12 +140,10 @@ def is_whole(parsed: Parsed) -> bool:
     return isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
 
 
-def media_of(parsed: Parsed) -> list[JsonObject]:
-    """Return the parts of a chat that are an image, a sound or a video, in order."""
-    if parsed.endpoint != "chat_completions":
-        return []
+def media_of(fields: JsonObject) -> list[JsonObject]:
+    """Return the parts of a chat that are an image, a sound or a video, in order; none for another request."""
     found: list[dict[str, Any]] = []
-    for message in parsed.fields["messages"]:
+    for message in fields.get("messages") or ():
         content = message.get("content")
         if isinstance(content, list):
             found += filter(is_media, content)
@@ -149,13 +156,10 @@ def is_media(part: Any) -> bool:
 
 
 def media_id(part: JsonObject) -> str | None:
-    """Return the id by which engines know a part: the client's own ``uuid``, else a digest of its data.
+    """Return a name for a part whose content only an engine can read (embeddings, files): a digest of its text.
 
-    A URL gives None: the image at a URL may change while an engine's cache stays.
+    A URL gives None: what is at a URL may change while an engine's cache stays.
     """
-    own = part.get("uuid")
-    if isinstance(own, str) and own:
-        return own
     kind = str(part.get("type"))
     inner = part.get(kind)
     if isinstance(inner, dict):
@@ -165,23 +169,35 @@ def media_id(part: JsonObject) -> str | None:
     return hashlib.blake2b(f"{kind}:{inner}".encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
 
 
-def with_uuids(parsed: Parsed) -> list[Any] | None:
-    """Return a chat's messages with each image's id beside it, so that the engine uses the same; None: no need."""
-    ids = iter(parsed.media)
-    changed = False
-    messages: list[Any] = []
+def with_uuids(parsed: Parsed) -> list[JsonObject] | None:
+    """Return a chat's messages with the name of each part's content as its ``uuid``; None: no part has one.
+
+    A client's own is never passed on: an engine would take what it has under that name for the content, and some name
+    files by it.
+    """
+    ids = parsed.media
+    if not any(ids) and not any("uuid" in part for part in media_of(parsed.fields)):
+        return None
+
+    def named(number: int, part: JsonObject) -> JsonObject:
+        plain = {name: value for name, value in part.items() if name != "uuid"}
+        id = ids[number] if number < len(ids) else None
+        return plain if id is None else {**plain, "uuid": id}
+
+    return with_media(parsed, named)
+
+
+def with_media(parsed: Parsed, changed: Callable[[int, JsonObject], JsonObject]) -> list[JsonObject]:
+    """Return a chat's messages with what ``changed`` makes of each part of `media_of`, given its place among them."""
+    messages: list[JsonObject] = []
+    places = itertools.count()
     for message in parsed.fields["messages"]:
         content = message.get("content")
         if isinstance(content, list):
-            parts = []
-            for part in content:
-                id = next(ids, None) if is_media(part) else None
-                named = id is not None and not part.get("uuid")
-                parts.append({**part, "uuid": id} if named else part)
-                changed = changed or named
+            parts = [changed(next(places), part) if is_media(part) else part for part in content]
             message = {**message, "content": parts}
         messages.append(message)
-    return messages if changed else None
+    return messages
 
 
 def text_field(fields: JsonObject, name: str, prefix: str = "") -> str | None:

@@ -1,7 +1,7 @@
 """Routing hints of a request: reads ``nvext`` in the body and headers into the router's `Preferences`.
 
-Headers win over the body, and Penstock's spelling of a header wins over the other ones. Unknown names are
-ignored: the body reaches the engine as it came.
+Headers win over the body, Penstock's spelling of a header wins over the other ones, and all of these win over what a
+framework says (`framework_hints`). Unknown names are ignored: the body reaches the engine as it came.
 """
 
 import re
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.frontend.http.error_responses import rejected
+from penstock.frontend.prompt.framework_hints import FIELDS, RUN_HEADER, framework_hints
 from penstock.kernel.values import WorkerId
 from penstock.router.events import Preferences
 
@@ -26,21 +27,30 @@ _SALT = ("x-penstock-cache-salt", "x-dynamo-cache-salt")
 _ALLOWED = ("x-penstock-allowed-workers",)
 _TIMEOUT = ("x-penstock-timeout",)
 _CREDIT = ("x-penstock-overlap-credit",)
+_NEXT_IN = ("x-penstock-next-request-in",)
+_PREFER = "prefer"
+IF_CACHED = "if-available"
+"""What ``Prefer`` says (RFC 7240) where a prompt is to be answered only where it is cached; llm-d's word for it."""
 _TEMPERATURE = ("x-penstock-router-temperature",)
 
 _NAMES = frozenset(
     name
     for names in (
         *(_PREFILL, _WORKER, _RANK, _PRIORITY, _STRICT, _SESSION, _PROGRAM, _CONTEXT),
-        *(_OSL, _SALT, _ALLOWED, _TIMEOUT, _CREDIT, _TEMPERATURE),
+        *(_OSL, _SALT, _ALLOWED, _TIMEOUT, _CREDIT, _TEMPERATURE, _NEXT_IN),
     )
     for name in names
-)
+) | {RUN_HEADER, _PREFER}
+_FIELDS = FIELDS | {"cache_salt"}
 
 EXTRA_FIELDS = ("worker_id", "timing", "ignored_hints")
 """Response fields that ``nvext.extra_fields`` can request from Penstock; others are the engine's."""
 CACHE_CONTROL = "cache_control"
-IDLE = ("agent_hints.speculative_prefill", "session_control.action", "session_control.timeout")
+NEXT_REQUEST_IN = "agent_hints.next_request_in"
+NEXT_IN_MAX = 3600.0
+"""Seconds: a session that pauses for longer is no longer one whose blocks should be brought up for it."""
+SPECULATIVE_PREFILL = "agent_hints.speculative_prefill"
+IDLE = ("session_control.action", "session_control.timeout")
 """Hints of ``nvext`` that other gateways know and that have no effect here: the response reports them."""
 CACHE_TTL = 300.0
 """Seconds of a ``cache_control`` that names none, as callers of other gateways expect."""
@@ -65,6 +75,8 @@ class RoutingHints:
     """Seconds for which KV tiers are to keep its blocks; 0 where nobody asks for that."""
     asks_pin: bool = False
     """Whether the request itself asks for the pin, so that it is told where there is none."""
+    warms: bool = False
+    """Whether the beginning of its next turn is to be computed as soon as it has been answered."""
     keep: int = 0
     """Priority of its blocks in KV tiers; 0 is the lowest."""
     token_data: list[int] | None = None
@@ -84,8 +96,9 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
     Raises:
         ClientError: 400: a known hint has an invalid value.
     """
-    if not nvext and "cache_salt" not in fields and isinstance(headers, dict) and _NAMES.isdisjoint(headers):
+    if not nvext and isinstance(headers, dict) and _FIELDS.isdisjoint(fields) and _NAMES.isdisjoint(headers):
         return _NONE  # the usual request has none, and searching for each would be a third of reading it
+    framework = framework_hints(headers, fields)
     hints = _object(nvext, "agent_hints")
     context = _object(nvext, "agent_context")
     session = _object(nvext, "session_control")
@@ -101,8 +114,14 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
         _field(nvext, "program_id"),
         _field(hints, "program_id"),
         _field(context, "program_id"),
+        framework.program,
     )
-    home = _first(_text(headers, _SESSION), _field(session, "session_id"), _field(context, "session_id"))
+    home = _first(
+        _text(headers, _SESSION),
+        _field(session, "session_id"),
+        _field(context, "session_id"),
+        framework.session,
+    )
     rank = _first(_number(headers, _RANK, 0, 65_535), _whole(nvext, "dp_rank", 0, 65_535))
     priority = _first(_number(headers, _PRIORITY, -(2**31), 2**31 - 1), _whole(hints, "priority", -(2**31), 2**31 - 1))
     strict = _first(_number(headers, _STRICT, 0, 2**32 - 1), _whole(hints, "strict_priority", 0, 2**32 - 1))
@@ -114,6 +133,10 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
     )
     ttl = _cache_ttl(nvext)
     ignored = tuple(name for name in IDLE if _at(nvext, name))
+    warms = bool(hints.get("speculative_prefill"))
+    next_in = _real(headers, _NEXT_IN, 0.0, NEXT_IN_MAX)
+    if next_in is None:
+        next_in = _seconds(hints, "next_request_in", NEXT_IN_MAX)
     return RoutingHints(
         preferences=Preferences(
             worker=None if worker is None else WorkerId(worker),
@@ -129,11 +152,14 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
             service_class=service_class,
             overlap_credit=_real(headers, _CREDIT, 0.0, 1e6),
             temperature=_real(headers, _TEMPERATURE, 0.0, 1e6),
+            next_in=next_in,
+            if_cached=IF_CACHED in headers.get(_PREFER, "").lower(),
         ),
         salt=_first(_text(headers, _SALT), _field(nvext, "cache_salt"), _field(fields, "cache_salt", "")),
         extra=_extra(nvext),
         ignored=ignored,
-        uncertain=bool(ignored) or ttl is not None,
+        uncertain=bool(ignored) or ttl is not None or warms or next_in is not None,
+        warms=warms,
         pin=CONTEXT_PINS.get(service_class, 0.0) if ttl is None else ttl,
         asks_pin=ttl is not None,
         keep=max(0, priority or 0),
@@ -188,6 +214,15 @@ def _real(headers: Mapping[str, str], names: tuple[str, ...], low: float, high: 
                 raise rejected(f"header {name} must be a number {low:g}..{high:g}", name, code="invalid_header")
             return number
     return None
+
+
+def _seconds(fields: Mapping[str, Any], name: str, high: float) -> float | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
+        raise rejected(f"nvext.agent_hints.{name} must be seconds, 0..{high:g}", f"nvext.agent_hints.{name}")
+    return float(value)
 
 
 def _object(nvext: Mapping[str, Any], name: str) -> Mapping[str, Any]:

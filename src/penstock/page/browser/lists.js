@@ -73,6 +73,18 @@ export function models(status) {
       percent(model.hit_rate), number(model.ok)]}))});
 }
 
+/**
+ * Return the newest programs, each with all its sub-agents.
+ * @param {import("./types").ClusterStatus} status
+ */
+export function programs(status) {
+  const head = [long("Program"), ...["Sub-agents", "Requests", "Failed", "Prompt tokens", "Output tokens", "Hit rate"].map(quantity), text("Workers")];
+  return table({caption: "Programs", head, empty: "No request named a program.", rows: (status.programs ?? []).map(program => ({cells: [program.name,
+      `${number(program.sessions.length)}${program.more_sessions ? " or more" : ""}`, number(program.requests), number(program.failed),
+      number(program.prompt_tokens), number(program.output_tokens), percent(program.counted_tokens ? program.cached_tokens / program.counted_tokens : null),
+      Object.entries(program.workers).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([worker, count]) => `${worker} (${number(count)})`).join(", ")]}))});
+}
+
 const candidateHead = [text("Candidate"), ...["Cost", "Prefill", "Decode", "Queue", "Transfer", "Discount", "Overlap blocks", "Cached tokens", "Requests",
   "Prefill tokens", "KV blocks"].map(quantity), text("Index")];
 

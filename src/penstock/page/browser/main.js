@@ -169,7 +169,7 @@ async function explain(id) {
     $("explain-name").textContent = `Request ${id}`;
     $("explain-end").textContent = !request ? "has not ended yet" : `${request.outcome}${request.outcome === "ok" ? "" : `: ${request.reason}`}; ` +
       `${number(request.isl)} prompt tokens, ${number(request.cached)} cached (${number(request.expected_cached)} expected), ${number(request.osl)} output tokens, ` +
-      `first token after ${request.first == null ? NONE : seconds((request.first - request.arrived) / 1e9)}`;
+      `first token after ${request.first == null ? NONE : seconds((request.first - request.arrived) / 1e9)}` + (request.way ? `; ${request.way}` : "");
     show($("explain-body"), lists.explained(found, history.about.zero));
   } catch (error) {
     $("explain-name").textContent = `Request ${id}`;
@@ -241,6 +241,7 @@ async function turn() {
     if (answer.kind === "live") {
       status = await get("admin/status");
       show($("models"), lists.models(status));
+      show($("programs"), lists.programs(status));
     }
     await askPlanner(answer.kind === "live" ? status.planner : answer.planner, fresh);
     $("live-only").hidden = answer.kind !== "live";

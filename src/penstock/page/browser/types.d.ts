@@ -60,6 +60,9 @@ export type ClusterStatus = {
   tokenizers: {[name: string]: TokenizerStatus};
   loop: LoopStatus;
   router_faults: number;
+  names?: NameStatus[];
+  adapters?: WantedAdapter[];
+  programs?: ProgramStatus[];
   last_minute: LastMinute;
 };
 
@@ -81,6 +84,7 @@ export type Cost = {
   active_requests: number;
   active_prefill_tokens: number;
   active_blocks: number;
+  adapter?: number;
   discount?: number;
   index?: "approximate" | "exact" | "none" | "predicted";
 };
@@ -112,6 +116,7 @@ export type Decision = {
   stage?: "aggregated" | "decode" | "encode" | "prefill";
   again?: boolean;
   flow?: string;
+  adapter?: string;
 };
 
 export type DecisionList_Decision_ = {
@@ -196,7 +201,11 @@ export type ModelStatus = {
   roles?: {[name: string]: number};
   handoff?: "bootstrap" | "completed" | "push" | null;
   handoffs?: {[name: string]: number} | null;
+  media?: {[name: string]: number} | null;
+  embedding_bytes?: number;
+  awaited?: {[name: string]: number};
   refused?: {[name: string]: number};
+  adapters?: {[name: string]: number};
   ok?: number;
   rejected?: number;
   failed?: number;
@@ -214,6 +223,13 @@ export type ModelTick = {
   in_slo?: number;
   queued?: number | null;
   predicted?: any;
+};
+
+export type NameStatus = {
+  name: string;
+  weights: {[name: string]: number};
+  requests: {[name: string]: number};
+  shadows?: ShadowStatus[];
 };
 
 export type Page = {
@@ -258,6 +274,7 @@ export type PlannerReport = {
   alarms?: AlarmReport[];
   gpus?: number;
   restarts?: number;
+  attainment?: number | null;
 };
 
 export type PluginResult = {
@@ -278,9 +295,26 @@ export type PoolTick = {
   target: number;
   gpus: number;
   given_up?: number;
+  asleep?: number;
+  host_memory?: number | null;
   model?: string;
   role?: string;
   why?: string;
+};
+
+export type ProgramStatus = {
+  name: string;
+  model: string;
+  requests?: number;
+  failed?: number;
+  prompt_tokens?: number;
+  counted_tokens?: number;
+  cached_tokens?: number;
+  output_tokens?: number;
+  sessions?: string[];
+  more_sessions?: boolean;
+  workers?: {[name: string]: number};
+  last?: number;
 };
 
 export type QueueStatus = {
@@ -332,6 +366,10 @@ export type RequestEnd = {
   session?: string | null;
   program?: string | null;
   ignored_hints?: string[];
+  next_turn?: string;
+  way?: string;
+  name?: string | null;
+  copy_of?: string | null;
 };
 
 export type RequestList = {
@@ -368,6 +406,17 @@ export type Series = {
   drawn?: "hidden" | "line" | "points" | "spans" | "steps";
   colour?: "" | "bad" | "good" | "s0" | "s1" | "s2" | "s3" | "s4" | "s5" | "warn";
   limit?: boolean;
+};
+
+export type ShadowStatus = {
+  model: string;
+  share: number;
+  same?: number;
+  different?: number;
+  failed?: number;
+  skipped?: number;
+  seconds?: number | null;
+  answered_seconds?: number | null;
 };
 
 export type StatusCounts = {
@@ -453,6 +502,15 @@ export type TokenizerStatus = {
   cache_bytes: number;
   tokens_cached: number;
   tokens_encoded: number;
+};
+
+export type WantedAdapter = {
+  name: string;
+  model: string;
+  wanted: number;
+  workers: string[];
+  loading: string[];
+  why?: string;
 };
 
 export type WorkerColumns = {

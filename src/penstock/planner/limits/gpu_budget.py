@@ -63,19 +63,6 @@ def clamp_pair(
     return fitted
 
 
-def clamp_single(wanted: int, gpus: int, min_gpus: int = -1, max_gpus: int = -1, minimum: int = 1) -> int:
-    """Fit one pool into a budget; 0 where its minimum does not fit. The ceiling wins over the floor."""
-    most = max_gpus // gpus if max_gpus >= 0 else None
-    if most is not None and minimum > most:
-        return 0
-    replicas = wanted
-    floor = lowest(Widths(gpus, gpus), min_gpus, max_gpus)
-    if floor >= 0 and replicas * gpus < floor:
-        replicas = -(-min_gpus // gpus)
-    replicas = max(replicas, minimum)
-    return replicas if most is None else min(replicas, most)
-
-
 def lowest(widths: Widths, min_gpus: int, max_gpus: int) -> int:
     """Return the fewest GPUs that count as within the budget; -1 is no floor.
 

@@ -68,7 +68,7 @@ def make(name: str, settings: PlannerSettings, inputs: PolicyInputs = NOTHING_KN
         floor = ThroughputPropose(settings, inputs, floor=True)
         return [predict, floor, LoadFpm(settings, inputs, "consolidation", floor)]
     if name in ("load-fpm", "load-fpm-1.6"):
-        from penstock.planner.policies.load_fpm import load_fpm
+        from penstock.planner.policies.load_fpm import LoadFpm
 
-        return load_fpm(settings, inputs, "all-under" if name == "load-fpm" else "consolidation")
+        return [LoadFpm(settings, inputs, "all-under" if name == "load-fpm" else "consolidation")]
     raise ConfigError(f"there is no planner policy {name!r}", hint="slo, hybrid, static and so on: see planner.policy")

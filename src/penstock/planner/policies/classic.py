@@ -4,7 +4,7 @@ They know one prefill and one decode pool, or one aggregated pool, per model: th
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,7 +16,6 @@ from penstock.planner.plugins.proposals import Accept, Override, PoolTarget, Rea
 from penstock.planner.remembering import Remembering
 from penstock.planner.settings import BudgetSettings, PlannerMode, PoolLimits
 
-Loop = Literal["load", "throughput"]
 ROLES_OF: dict[PlannerMode, tuple[Role, ...]] = {
     "auto": ("prefill", "decode", "aggregated"),
     "aggregated": ("aggregated",),

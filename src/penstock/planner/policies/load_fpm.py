@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.kernel.values import RequestShape
 from penstock.planner.plugins.plugin_context import PluginContext
-from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec
+from penstock.planner.plugins.plugin_registry import PluginSpec
 from penstock.planner.plugins.proposals import PoolTarget, Reason, Result
 from penstock.planner.policies.classic import (
     PassTotals,
@@ -186,8 +186,3 @@ def _range(values: list[float]) -> str:
         return "unknown"
     low, high = 1000 * min(values), 1000 * max(values)
     return f"{low:.0f} ms" if round(low) == round(high) else f"{low:.0f} to {high:.0f} ms"
-
-
-def load_fpm(settings: PlannerSettings, inputs: PolicyInputs, rule: Rule) -> list[PlannerPlugin]:
-    """Return the plugins of policies load-fpm and load-fpm-1.6."""
-    return [LoadFpm(settings, inputs, rule)]

@@ -23,7 +23,7 @@ from penstock.planner.performance.live_regression import LiveRegression
 from penstock.planner.performance.regressions import EngineRate
 from penstock.planner.performance.speed_sources import pick
 from penstock.planner.plugins.plugin_context import PluginContext
-from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec
+from penstock.planner.plugins.plugin_registry import PluginSpec
 from penstock.planner.plugins.proposals import Kind, PoolTarget, Predicted, Prediction, Reason, Result
 from penstock.planner.policies.classic import (
     PassTotals,
@@ -240,12 +240,3 @@ class ThroughputPropose(Remembering):
     def part(self, name: str, key: str) -> LiveRegression:
         model, _, role = key.rpartition("|")
         return self._model(model, role)  # type: ignore[arg-type]
-
-
-def throughput_fpm(settings: PlannerSettings, inputs: PolicyInputs) -> list[PlannerPlugin]:
-    """Return the plugins of policy throughput-fpm.
-
-    Raises:
-        ConfigError: the predictor needs a library that is not installed.
-    """
-    return [ThroughputPredict(settings, inputs), ThroughputPropose(settings, inputs)]

@@ -38,16 +38,20 @@ class StartUpTimes(msgspec.Struct):
 
     def note(self, model: str, state: PoolState) -> None:
         """Add the start-up times in an observation."""
-        if state.start_up_times:
-            times = self.times.setdefault(_key(model, state), [])
-            times += state.start_up_times
-            del times[:-TIMES_MAX]
+        for key, new in ((_key(model, state), state.start_up_times), (_asleep(model, state), state.wake_times)):
+            if new:
+                times = self.times.setdefault(key, [])
+                times += new
+                del times[:-TIMES_MAX]
 
     def quantile(self, model: str, state: PoolState, q: float) -> float:
-        """Return the q-quantile (0..1) in seconds.
+        """Return the q-quantile (0..1) in seconds, of wakes where the next replica would be woken.
 
-        Without measurements: the other warmth's, else the assumed time, or the oldest start's time so far.
+        Without measurements: for a wake those of starts; the other warmth's, else the assumed time, or the oldest
+        start's time so far.
         """
+        if state.asleep and (woken := self.times.get(_asleep(model, state))):
+            return percentile(sorted(woken), q)
         for warm in (state.warm, not state.warm):
             times = self.times.get(_key(model, state, warm))
             if times:
@@ -64,6 +68,10 @@ class StartUpTimes(msgspec.Struct):
         usual = self.quantile(model, state, 0.9)
         alive = [max(0.0, usual - age) for age in state.starting if age <= deadline]
         return StartingReplica(tuple(sorted(alive)), len(state.starting) - len(alive) + state.failed)
+
+
+def _asleep(model: str, state: PoolState) -> str:
+    return f"{model}|{state.pool.variant}|{state.pool.gpus}|asleep"
 
 
 def _key(model: str, state: PoolState, warm: bool | None = None) -> str:

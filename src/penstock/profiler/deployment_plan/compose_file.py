@@ -76,18 +76,21 @@ def compose_yaml(settings: ClusterSettings) -> str:
         "# It needs Compose 2.23.1 or newer (configs with content)"
         + (" and the NVIDIA Container Toolkit.\n" if gpus else ".\n")
     )
-    return head + yaml.dump(document, Dumper=_BlockDumper, sort_keys=False, width=120, allow_unicode=True)
+    return head + yaml.dump(document, Dumper=BlockDumper, sort_keys=False, width=120, allow_unicode=True)
 
 
-class _BlockDumper(yaml.SafeDumper):
-    """Writes texts of several lines as they are."""
+class BlockDumper(yaml.SafeDumper):
+    """Writes texts of several lines as they are, and the same list twice rather than a reference to it."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
 
 
 def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-_BlockDumper.add_representer(str, _block)
+BlockDumper.add_representer(str, _block)
 
 
 class ComposeEngine(msgspec.Struct, frozen=True, kw_only=True):

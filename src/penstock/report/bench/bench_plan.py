@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from penstock.kernel.errors import ConfigError
 from penstock.report.bench.bench_options import BenchOptions
 from penstock.report.bench.load_generator import PlannedShot
 from penstock.report.traffic_options import cut, of_trace, of_workload
@@ -75,6 +76,8 @@ def plan_of(options: BenchOptions) -> BenchPlan:
     """
     source: Iterator[TrafficRequest]
     trace: TraceRequests | None
+    if options.workload == "images":
+        raise ConfigError("bench sends no images", hint="penstock simulate takes this workload")
     if options.trace is None:
         total, trace = options.requests, None
         source = of_workload(options)
@@ -93,6 +96,8 @@ def _headers(options: BenchOptions, id: str, request: TrafficRequest) -> dict[st
         headers["authorization"] = f"Bearer {options.api_key}"
     if request.session is not None:
         headers["x-penstock-session-id"] = request.session
+    if request.program is not None:
+        headers["x-penstock-program-id"] = request.program
     if request.kind is not None:
         headers["x-penstock-context-type"] = request.kind
     return headers

@@ -15,6 +15,7 @@ import aiohttp
 import uvloop
 import yaml
 
+from penstock.adapters.task_cancel import cancel_all
 from penstock.kernel.request_record import RecordFault, RequestLeg, RequestRecord, gaps_of, summarise_gaps
 from penstock.kernel.values import Slo
 from penstock.report.bench import saturation
@@ -87,9 +88,7 @@ async def _load(
             await generator.run(plan.shots(model, cache))
     finally:
         gc.unfreeze()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
         collector.flush()
     outcome = _judge(options, plan, folder, collector, cpu, cache, model, bool(interrupted))
     _write(folder.path, outcome, collector.gaps)
@@ -179,6 +178,7 @@ def record_of(sample: ShotSample, request: TrafficRequest, options: BenchOptions
         status=sample.status,
         reason=sample.reason,
         session=request.session,
+        program=request.program,
         turn=request.turn if request.session is not None else None,
         lateness=sample.lateness,
     )

@@ -14,6 +14,7 @@ from typing import Literal
 
 import aiohttp
 
+from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.report.bench.token_stream import AnswerStream, BadStream, Counting
 
 PREPARED_MAX = 64
@@ -86,7 +87,7 @@ class LoadGenerator:
         self._timeout = timeout
         self._ended = ended
         self._start = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._stopping = asyncio.Event()
         self.sent = 0
 
@@ -123,8 +124,7 @@ class LoadGenerator:
             else:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), wait)
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        await self._tasks.settled()
 
     def _fire(self, shot: PlannedShot) -> None:
         sample = ShotSample(key=shot.key, due=shot.due, sent=self.now())
@@ -133,9 +133,7 @@ class LoadGenerator:
             self._ended(sample)
             return
         self.sent += 1
-        task = asyncio.create_task(self._send(shot, sample))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._send(shot, sample))
 
     async def _send(self, shot: PlannedShot, sample: ShotSample) -> None:
         stream = AnswerStream()

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,8 @@ def explain(folder: Path, request: str) -> Explanation[msgspec.Raw]:
     Raises:
         ConfigError: the folder is no run folder, or has no such request.
     """
-    closed = next((closed_of(record) for record in _records(folder) if record.id == request), None)
+    records = chain(_records(folder), _records(folder, "copies.jsonl", needed=False))
+    closed = next((closed_of(record) for record in records if record.id == request), None)
     # A decision's line begins with its request id: the other lines need not be decoded.
     mark = b'"request":' + msgspec.json.encode(request) + b","
     decisions = [msgspec.Raw(line) for line in lines(folder / "decisions.jsonl", needed=False) if mark in line]
@@ -39,7 +41,7 @@ def newest(folder: Path, limit: int) -> list[RequestEnd]:
     return [closed_of(record) for record in reversed(deque(_records(folder), maxlen=limit))]
 
 
-def _records(folder: Path) -> Iterator[RequestRecord]:
+def _records(folder: Path, name: str = "requests.jsonl", *, needed: bool = True) -> Iterator[RequestRecord]:
     decode = msgspec.json.Decoder(RequestRecord).decode
-    for line in lines(folder / "requests.jsonl", needed=True):
+    for line in lines(folder / name, needed=needed):
         yield decode(line)

@@ -18,6 +18,8 @@ class SimulateOptions(TrafficOptions):
         compare: ``name=value,value``: a variant for each value, and for each combination of several such.
         workers: engines of every pool, instead of the number in the config.
         host_cache, disk_cache: bytes of each engine's tiers, instead of the config's.
+        adapters: LoRA adapters that requests name, such as ``count=200,skew=1``; None names none.
+        encode: engines that only encode images, beside the others.
         prefill, decode: engines with only that role; where the config has no such pools, its one pool is split in two.
         closed_loop: a session's next turn comes a pause after the answer before it, not at its planned time.
         model: which of the config's models; unset where there is only one. With ``gpu``, a known model or a file.
@@ -39,6 +41,8 @@ class SimulateOptions(TrafficOptions):
     disk_cache: float | None = None
     prefill: int | None = None
     decode: int | None = None
+    encode: int | None = None
+    adapters: str | None = None
     model: str | None = None
     gpu: str | None = None
     gpus: int = 1

@@ -30,11 +30,19 @@ class SimulationOutcome:
     slo: Slo
     seed: int
     gpu_hours: float
+    asleep_hours: float
+    """Of replicas that slept, in host memory and without GPUs."""
     preemptions: int
+    prefetched: Mapping[str, int]
+    """Blocks that tiers brought up ahead, and how many of them were used and wasted; empty without tiers."""
     retries: int
     migrations: int
     handoffs: Mapping[str, int]
     """Outcomes of prefills on separate workers; empty where the model has no such workers."""
+    media: Mapping[str, int]
+    """What became of images, over the engines that were there at the end."""
+    adapters: Mapping[str, int]
+    """Requests by what they found of their LoRA adapter, and adapters that were unloaded; empty without adapters."""
     bytes_handed: int
     events: int
     simulated: float
@@ -75,10 +83,14 @@ def as_dict(outcome: SimulationOutcome) -> dict[str, Any]:
         "slo_attainment": summary.goodput_share,
         "goodput_per_s": outcome.goodput,
         "gpu_hours": outcome.gpu_hours,
+        "asleep_hours": outcome.asleep_hours,
         "preemptions": outcome.preemptions,
+        "prefetched": dict(outcome.prefetched),
         "retries": outcome.retries,
         "migrations": outcome.migrations,
         "handoffs": dict(outcome.handoffs),
+        "media": dict(outcome.media),
+        "adapters": dict(outcome.adapters),
         "bytes_handed": outcome.bytes_handed,
         "simulated_s": outcome.simulated,
         "events": outcome.events,
@@ -151,7 +163,7 @@ def _rows(outcomes: Sequence[SimulationOutcome]) -> Iterator[list[str]]:
             spreads: list[LatencySpread | None] = [getattr(outcome.summary, name) for outcome in outcomes]
             cells = ["-" if one is None else f"{getattr(one, point) * 1e3:,.1f}" for one in spreads]
             yield [f"{label} {point} (ms)", *cells]
-    facts: Mapping[str, Callable[[SimulationOutcome], str]] = {
+    facts: dict[str, Callable[[SimulationOutcome], str]] = {
         "in SLO, of all submitted": lambda o: _percent(o.summary.goodput_share),
         "goodput (requests in SLO per s)": lambda o: "-" if o.goodput is None else f"{o.goodput:,.2f}",
         "hit rate (cached prompt tokens)": lambda o: _percent(o.summary.hit_rate),
@@ -162,6 +174,8 @@ def _rows(outcomes: Sequence[SimulationOutcome]) -> Iterator[list[str]]:
         "tried again, continued elsewhere": lambda o: f"{o.retries:,}, {o.migrations:,}",
         "preemptions": lambda o: f"{o.preemptions:,}",
     }
+    if any(outcome.asleep_hours for outcome in outcomes):
+        facts = {**facts, "hours asleep, without GPUs": lambda o: f"{o.asleep_hours:,.2f}"}
     if any(outcome.handoffs for outcome in outcomes):
         facts = {
             **facts,
@@ -173,10 +187,31 @@ def _rows(outcomes: Sequence[SimulationOutcome]) -> Iterator[list[str]]:
             ),
             "KV handed over (GB)": lambda o: f"{o.bytes_handed / 1e9:,.1f}",
         }
+    if any(any(outcome.media.values()) for outcome in outcomes):
+        facts["images encoded, reused, read from the store"] = _media
+    if any(outcome.adapters for outcome in outcomes):
+        facts = {
+            **facts,
+            "adapter resident, on its way, loaded": lambda o: ", ".join(
+                f"{o.adapters.get(name, 0):,}" for name in ("hit", "wait", "load")
+            ),
+            "adapters unloaded for others": lambda o: f"{o.adapters.get('unload', 0):,}",
+        }
+    if any(outcome.prefetched.get("brought") for outcome in outcomes):
+        facts = {
+            **facts,
+            "blocks brought up ahead, used, wasted": lambda o: ", ".join(
+                f"{o.prefetched.get(name, 0):,}" for name in ("brought", "used", "wasted")
+            ),
+        }
     for tier in sorted({tier for outcome in outcomes for tier in outcome.summary.cached_by_tier}):
         facts = {**facts, f"of that, loaded from {tier}": partial(_from_tier, tier)}
     for label, tell in facts.items():
         yield [label, *(tell(outcome) for outcome in outcomes)]
+
+
+def _media(outcome: SimulationOutcome) -> str:
+    return ", ".join(f"{outcome.media.get(name, 0):,}" for name in ("encoded", "reused", "fetched"))
 
 
 def _from_tier(tier: str, outcome: SimulationOutcome) -> str:

@@ -21,11 +21,12 @@ from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
 from penstock.config.derived.tier_plans import tier_plan
 from penstock.config.files.timing_files import load_timing
 from penstock.config.reading.load import load, resolved_yaml
-from penstock.config.settings.cluster_settings import ClusterSettings, PoolSettings
+from penstock.config.reading.units import parse_number
+from penstock.config.settings.cluster_settings import HELD_ADAPTERS, ClusterSettings, PoolSettings
 from penstock.config.worker_names import pool_prefix
 from penstock.engine.kv_capacity import with_blocks
 from penstock.engine.timing.timing_model import source_of
-from penstock.fleet.journal import FleetBook
+from penstock.fleet.journal import fleet_book
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos
 from penstock.kernel.request_record import RequestRecord
@@ -45,13 +46,15 @@ from penstock.report.simulation.simulation_outcome import (
 )
 from penstock.report.simulation.variant_processes import cores, in_processes
 from penstock.report.traffic_options import cut, of_clients, of_trace, of_workload
-from penstock.router.journal import RouterBook
+from penstock.router.journal import router_book
 from penstock.runtime.planning.planner_report import RECORDS as TICK_RECORDS
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.records.run_folder import CsvRows, LineWriter, RunFolder
 from penstock.simulate.effect_handlers import FLEET, ROUTER
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan, StartUp, checked
+from penstock.traffic.adapter_mix import ADAPTER_KINDS, AdapterMix
+from penstock.traffic.inline_spec import parse
 from penstock.traffic.sessions import Sessions
 from penstock.traffic.traffic_request import TrafficRequest
 
@@ -156,7 +159,7 @@ def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> 
     for pool_name, pool in _split(options, settings.models[model].pools).items():
         if pool.engine != "sim":
             notes.append(f"pool {pool_name} is {pool.engine}: simulated by its sim settings")
-        requested = {"prefill": options.prefill, "decode": options.decode}.get(pool.role)
+        requested = {"prefill": options.prefill, "decode": options.decode, "encode": options.encode}.get(pool.role)
         replicas = requested or options.workers or (len(pool.urls) if pool.urls else pool.replicas)
         # A timing model that is composed from the data of one GPU knows how many GPUs an engine takes.
         gpus = pool.sim.timing.gpus if pool.gpus is None else pool.gpus
@@ -168,6 +171,9 @@ def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> 
             handoff=pool.handoff or (None if pool.role == "aggregated" else USUAL.get(pool.engine, "completed")),
             table=load_timing(pool.sim.timing),
             cache=tier_plan(pool.cache),
+            sleeping=pool.sleeping,
+            adapter_slots=None if options.adapters is None else pool.max_cpu_loras or HELD_ADAPTERS,
+            share_weights=pool.share_weights,
         )
     plan = SimulationPlan(
         model=model,
@@ -207,11 +213,21 @@ def _with_blocks(settings: ClusterSettings, model: str) -> ClusterSettings:
 
 
 def _split(options: SimulateOptions, pools: Mapping[str, PoolSettings]) -> Mapping[str, PoolSettings]:
-    """Return the pools, with one that does everything split in two where the options request it.
+    """Return the pools, with one that does everything split in two, and one that encodes, where the options want it.
 
     Raises:
         ConfigError: only one half was requested, or the pool to split is ambiguous.
     """
+    pools = _halves(options, pools)
+    if options.encode is None or any(pool.role == "encode" for pool in pools.values()):
+        return pools
+    like = next((pool for pool in pools.values() if pool.role != "decode"), None)
+    if like is None:
+        raise ConfigError("--encode needs a pool like which its engines are", hint="give the config one of role encode")
+    return {**pools, "encode": msgspec.structs.replace(like, role="encode")}
+
+
+def _halves(options: SimulateOptions, pools: Mapping[str, PoolSettings]) -> Mapping[str, PoolSettings]:
     if options.prefill is None and options.decode is None:
         return pools
     roles = {pool.role for pool in pools.values()}
@@ -238,6 +254,18 @@ def traffic_of(options: SimulateOptions) -> tuple[Traffic, list[str]]:
     Raises:
         ConfigError: the trace can't be read or has nothing in the slice, or the workload can't be made.
     """
+    traffic, notes = _plain_traffic(options)
+    if options.adapters is None:
+        return traffic, notes
+    mix = parse("--adapters", f"adapters:{options.adapters}", ADAPTER_KINDS, parse_number)
+    return partial(_adapted, options.seed, mix, traffic), notes
+
+
+def _adapted(seed: int, mix: AdapterMix, traffic: Traffic) -> Iterator[TrafficRequest]:
+    return mix.named(traffic(), seed)
+
+
+def _plain_traffic(options: SimulateOptions) -> tuple[Traffic, list[str]]:
     if options.trace is None:
         of_workload(options)  # so that its errors are raised before anything runs
         if options.concurrency is not None:
@@ -308,7 +336,7 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
         observe=lambda at, row: rows.append({"seconds": at, **row}),
     )
     if keep.journal:
-        for name, book in ((ROUTER, RouterBook(cluster.router)), (FLEET, FleetBook(cluster.supervisor))):
+        for name, book in ((ROUTER, router_book(cluster.router)), (FLEET, fleet_book(cluster.supervisor))):
             journals[name] = JournalWriter(folder.path / "journal" / name, book, wall_ns=time.time_ns())
             journals[name].begin(0)
             files.append(journals[name])
@@ -324,10 +352,14 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
         slo=slo,
         seed=options.seed,
         gpu_hours=cluster.gpu_hours(),
+        asleep_hours=cluster.asleep_hours(),
         preemptions=cluster.world.preemptions,
+        prefetched=cluster.fleet.prefetched(),
         retries=retries,
         migrations=cluster.world.notes.get("migrated", 0),
         handoffs=cluster.handoffs(),
+        media=cluster.media(),
+        adapters=cluster.adapters(),
         bytes_handed=cluster.world.handoffs.bytes_moved,
         events=cluster.simulation.events_handled,
         simulated=cluster.end / SECOND,

@@ -4,6 +4,9 @@ Our hash of a stored block comes from its tokens and extras, chained from the tr
 calls a block is remembered beside the block (`Span.engine`); another worker that calls it differently has an *alias*
 for it. A block that could not be placed has the alias None.
 
+A lower tier announces names alone. One that means nothing yet, such as that of a block on a disk that outlived its
+engine, is *awaited*: it is placed in that tier once an event with tokens tells which block it is.
+
 Names of different workers are kept apart by a salt that is mixed into them, so that small numbers or chance never take
 one worker's block for another's. Workers that are declared to hash alike share a salt; then a shared block costs no
 alias.
@@ -24,6 +27,8 @@ from penstock.router.kv_index.spans.spans import Spans
 _UNSIGNED = (1 << 64) - 1
 ALIASES_MAX = 1 << 18
 """Aliases per worker and tier; the oldest go, and with each its block, whose removal could not be translated."""
+AWAITED_MAX = 1 << 18
+"""Awaited names per worker: 8 million tokens in blocks of 32, in some 30 MB; the oldest go."""
 
 
 class EngineHashMap:
@@ -32,6 +37,8 @@ class EngineHashMap:
     def __init__(self, tiers: list[Spans], counters: IndexCounters) -> None:
         self._tiers = tiers
         self._counters = counters
+        self.awaited: dict[int, dict[int, int]] = {}
+        """Bit of a worker -> name -> the tiers that have it, a bit for each."""
 
     def store(self, bit: int, spans: Spans, event: KvStored, block_size: int, salt: int) -> None:
         """Store the blocks of an event under our hashes; count and leave out what can't be placed."""
@@ -69,6 +76,7 @@ class EngineHashMap:
             place = self._place_of(bit, names[i])
             if place is None:
                 self._counters.unplaced += 1
+                self._await(bit, spans, names[i])
                 i += 1
                 continue
             source, (number, first) = place
@@ -84,12 +92,48 @@ class EngineHashMap:
         """Store blocks, and make sure that this worker's names lead to them."""
         unhashed_blocks = [(0, len(names))] if spans.aliases.get(bit) else []
         found = spans.store(bit, blocks, parent, names)
-        if not (unhashed_blocks or found):
+        if unhashed_blocks or found:
+            together = set(blocks)
+            for low, high in unhashed_blocks or found:
+                for name, block in zip(names[low:high], blocks[low:high], strict=True):
+                    self._name(bit, spans, name, block, together)
+        if bit in self.awaited:
+            self._place_awaited(bit, blocks, parent, names)
+
+    def _await(self, bit: int, spans: Spans, name: int) -> None:
+        waiting = self.awaited.setdefault(bit, {})
+        waiting[name] = waiting.get(name, 0) | 1 << self._tiers.index(spans)
+        if len(waiting) > AWAITED_MAX:
+            del waiting[next(iter(waiting))]
+
+    def _place_awaited(self, bit: int, blocks: "array[int]", parent: int | None, names: "array[int]") -> None:
+        """Store blocks whose names were awaited in the tiers that announced them."""
+        waiting = self.awaited[bit]
+        tiers = [waiting.pop(name, 0) for name in names]
+        if not waiting:
+            del self.awaited[bit]
+        for number, spans in enumerate(self._tiers):
+            start = 0
+            while start < len(tiers):
+                end = start
+                while end < len(tiers) and tiers[end] >> number & 1:
+                    end += 1
+                if end > start:
+                    self._put(bit, spans, blocks[start:end], blocks[start - 1] if start else parent, names[start:end])
+                start = end + 1
+
+    def removed(self, bit: int, spans: Spans, names: Sequence[int]) -> None:
+        """A worker's tier has lost blocks: await them there no longer."""
+        waiting = self.awaited.get(bit)
+        if waiting is None:
             return
-        together = set(blocks)
-        for low, high in unhashed_blocks or found:
-            for name, block in zip(names[low:high], blocks[low:high], strict=True):
-                self._name(bit, spans, name, block, together)
+        keep = ~(1 << self._tiers.index(spans))
+        for name in names:
+            left = waiting.pop(name, 0) & keep
+            if left:
+                waiting[name] = left
+        if not waiting:
+            del self.awaited[bit]
 
     def _name(self, bit: int, spans: Spans, name: int, block: int, together: set[int]) -> None:
         """Let ``name`` mean ``block`` for one worker.

@@ -170,6 +170,7 @@ class ExactIndex:
         for spans in self._tiers.values():
             spans.alive = self._slots.alive
             spans.forget(bit)
+        self._translation.awaited.pop(bit, None)
 
     def remove(self, target: Target) -> None:
         """A target is gone: forget what it holds and how it hashes. Constant time."""
@@ -222,6 +223,8 @@ class ExactIndex:
         spans = self._tiers[event.tier]
         by_engine = not self._is_native(target, own, False)
         names = salted(event.hashes, self._salt(target)) if by_engine else unsigned(event.hashes)
+        if by_engine:
+            self._translation.removed(bit, spans, names)
         spans.remove(bit, spans.take_copies(bit, names, by_engine=by_engine), by_engine=by_engine)
 
     def _salt(self, target: Target) -> int:
@@ -252,6 +255,23 @@ class ExactIndex:
         bit = self._slots.bit(target)
         return {block for _, span in self._tiers[tier].numbered() if span.mask & bit for block in span.hashes}
 
+    def engine_hashes(self, target: Target, tier: Tier) -> list[int]:
+        """Return what a target calls the blocks that it holds in a tier: 64 bits as its events have them, of each one.
+
+        Cost: walks all spans.
+        """
+        bit, spans, salt = self._slots.bit(target), self._tiers[tier], self._salt(target)
+        aliases = {block: name for name, block in spans.aliases.get(bit, {}).items() if block is not None}
+        hashes: list[int] = []
+        for _, span in spans.numbered():
+            if span.mask & bit:
+                for place, block in enumerate(span.hashes):
+                    name = aliases.get(block)
+                    if name is None and span.engine is not None:
+                        name = span.engine[place]
+                    hashes.append(block if name is None else name ^ salt)
+        return hashes
+
     def dump(self, target: Target) -> Iterator[KvStored]:
         """Yield events (with our own hashes) from which a fresh index holds the same for a target."""
         bit = self._slots.bit(target)
@@ -273,6 +293,10 @@ class ExactIndex:
             "native": [[target.worker, target.rank, native] for target, native in self._native.items()],
             "salts": [[target.worker, target.rank, salt] for target, salt in self._salts.items()],
             "copying": [[target.worker, target.rank] for target in sorted(self._copying)],
+            "awaited": [
+                [bit.bit_length() - 1, list(map(list, names.items()))]
+                for bit, names in self._translation.awaited.items()
+            ],
             "sweeping": self._sweeping,
             "counters": self.counters.as_dict(),
         }
@@ -286,6 +310,7 @@ class ExactIndex:
         self._native = {Target(WorkerId(worker), rank): native for worker, rank, native in state["native"]}
         self._salts = {Target(WorkerId(worker), rank): salt for worker, rank, salt in state["salts"]}
         self._copying = {Target(WorkerId(worker), rank) for worker, rank in state["copying"]}
+        self._translation.awaited = {1 << slot: dict(names) for slot, names in state["awaited"]}
         self._sweeping = state["sweeping"]
         for name, count in state["counters"].items():
             setattr(self.counters, name, count)

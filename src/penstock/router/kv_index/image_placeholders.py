@@ -8,6 +8,7 @@ after an image is known by standing before it as well. If no engine holds an ima
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
@@ -17,33 +18,53 @@ from penstock.kernel.values import KvStored
 
 KEPT = 65_536
 """Images that are remembered of a model, the latest ones."""
+PARTS_KEPT = 1024
+"""Images of which more may come: their events follow each other closely."""
 
+PLACEHOLDERS_MAX = 8
+"""Tokens that may stand for media in one model: image, video and sound have one each, and some room."""
+REPEATS, MARKS = 4, 12
+"""Equal tokens in a row by which a placeholder is known, and the most marks before it: a frame's time and its beginning
+are seven in Gemma 4 (`00:00 ` and a mark) and Qwen3-VL (`<0.5 seconds>` and a mark), whose digits are tokens each."""
 
-REPEATS, MARKS = 4, 4
-"""Equal tokens in a row by which a placeholder is known, and the most marks before it."""
+Runs = tuple[tuple[int, int], ...]
+"""Tokens in order: (token, how often)."""
 
 
 class Image(NamedTuple):
-    """What an engine puts in an image's place: ``length`` tokens, all of them ``token`` but for marks around them."""
+    """What an engine puts in an image's place: ``length`` tokens, all of them ``token`` but for marks around them.
+
+    ``runs``: (token, how often) in order, where it is not as simple: the frames of a video have marks between them.
+    """
 
     token: int
     length: int
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    runs: Runs = ()
 
     @property
     def tokens(self) -> list[int]:
         """All tokens of the placeholder."""
+        if self.runs:
+            return _unrolled(self.runs)
         return [*self.before, *[self.token] * (self.length - len(self.before) - len(self.after)), *self.after]
+
+    @property
+    def vocabulary(self) -> set[int]:
+        """The same, each once."""
+        return {self.token, *self.before, *self.after, *(token for token, _ in self.runs)}
 
 
 class ImagePlaceholders:
-    """The images of one model's prompts."""
+    """The images, videos and sounds of one model's prompts."""
 
     def __init__(self) -> None:
-        self.placeholder: int | None = None
-        """Token that stands for images, as it was learnt last."""
+        self.placeholders: set[int] = set()
+        """Tokens that were learnt to stand for media: one, or one for each kind."""
         self._images: OrderedDict[str, Image] = OrderedDict()
+        self._parts: OrderedDict[str, Runs] = OrderedDict()
+        """What came of an image, and what stood behind it in its last block."""
 
     def find(self, id: str) -> Image | None:
         """Return what is known of an image."""
@@ -57,47 +78,78 @@ class ImagePlaceholders:
     def learn(self, event: KvStored, block_size: int) -> None:
         """Take in an event that still has its tokens.
 
-        An image may go on in a later event, so the longest part of it that ever came counts.
+        An image may go on in a later event: what came of it so far is kept, with what stood behind it.
         """
-        starts = dict(_starts(event, block_size))
+        starts: dict[str, int] = {}
+        ends: dict[str, int] = {}
+        for id, start, block in _starts(event, block_size):
+            starts[id], ends[id] = start, (block + 1) * block_size
         for id, start in starts.items():
             first = max(0, start)
             end = min((other for other in starts.values() if other > first), default=len(event.tokens))
-            run, known = first, self._images.get(id)
-            before = () if known is None else known.before
-            if start >= 0:
-                run = _repeats(event.tokens, first, end)
-                before = tuple(event.tokens[first:run])
-            if run >= end:
+            part = event.tokens[first : min(end, ends[id], len(event.tokens))]
+            earlier = _unrolled(self._parts.get(id, ()))
+            if start < 0 and len(earlier) < first - start:
+                # Its beginning did not come: where it is one token throughout, it is that token from there on.
+                earlier = [part[0]] * (first - start) if len(set(part[:REPEATS])) == 1 else []
+            if start < 0 and not earlier:
                 continue
-            token, marks = event.tokens[run], 0
-            while run < end and event.tokens[run] == token:
-                run += 1
-            while run + marks < end and event.tokens[run + marks] in before:
-                marks += 1
-            after = tuple(event.tokens[run : run + marks])
-            self._put(id, Image(token, run + marks - start, before, after))
+            whole = [*earlier[: first - start], *part] if start < 0 else list(part)
+            if start >= 0 and len(whole) <= len(earlier):
+                continue  # heard before
+            self._parts[id] = _rolled(whole)
+            self._parts.move_to_end(id)
+            if len(self._parts) > PARTS_KEPT:
+                self._parts.popitem(last=False)
+            image = _trimmed(whole)
+            if image is not None:
+                self._put(id, image)
 
     def _put(self, id: str, image: Image) -> None:
         known = self._images.get(id)
-        if known is None or (known.token == image.token and image.length > known.length):
+        if known is None or image.length > known.length:
             self._images[id] = image
-            self.placeholder = image.token
+            if len(self.placeholders) < PLACEHOLDERS_MAX:
+                self.placeholders.add(image.token)
         self._images.move_to_end(id)
         if len(self._images) > KEPT:
             self._images.popitem(last=False)
 
 
-def _repeats(tokens: Sequence[int], first: int, end: int) -> int:
-    """Return where a token begins to repeat, ``first`` where none does within a few marks."""
-    for at in range(first, min(first + MARKS + 1, end - REPEATS + 1)):
-        if all(tokens[other] == tokens[at] for other in range(at, at + REPEATS)):
-            return at
-    return first
+def _trimmed(whole: list[int]) -> Image | None:
+    """Return what of some tokens, which begin with an image, is the image; None where that can't be told yet."""
+    run = next(
+        (at for at in range(MARKS + 1) if len(set(whole[at : at + REPEATS])) == 1 and at + REPEATS <= len(whole)), None
+    )
+    if run is None:
+        return None
+    token = whole[run]
+    last = max(at for at in range(run, len(whole)) if whole[at] == token)
+    behind = whole[last + 1 :]
+    once = next((at for at in range(run, last + 1) if whole[at] != token), None)
+    marks = 0
+    if once is None:
+        while marks < len(behind) and behind[marks] in whole[:run]:
+            marks += 1
+    else:  # what stands behind its last frame stood behind the first one, too
+        while marks < len(behind) and whole[once + marks] == behind[marks] and whole[once + marks] != token:
+            marks += 1
+    whole = whole[: last + 1 + marks]
+    image = Image(token, len(whole), tuple(whole[:run]), tuple(whole[last + 1 :]))
+    return image if once is None else image._replace(runs=_rolled(whole))
 
 
-def _starts(event: KvStored, block_size: int) -> Iterator[tuple[str, int]]:
-    """Yield each image that an event's blocks touch, and where it begins, counted from the event's first token."""
+def _rolled(tokens: Sequence[int]) -> Runs:
+    """Return tokens as (token, how often) in order."""
+    return tuple((token, len(list(same))) for token, same in groupby(tokens))
+
+
+def _unrolled(runs: Runs) -> list[int]:
+    return [token for token, count in runs for _ in range(count)]
+
+
+def _starts(event: KvStored, block_size: int) -> Iterator[tuple[str, int, int]]:
+    """Yield each image that a block touches, where it begins, counted from the event's first token, and the block."""
     for block, extra in enumerate(event.extras or ()):
         for tag, value in records(extra):
             if tag == TAG_MULTIMODAL:
@@ -105,4 +157,4 @@ def _starts(event: KvStored, block_size: int) -> Iterator[tuple[str, int]]:
                     id, offset = msgspec.msgpack.decode(value, type=tuple[str, int])
                 except msgspec.MsgspecError:
                     continue  # an engine that does not say where it begins
-                yield id, block * block_size + offset
+                yield id, block * block_size + offset, block

@@ -182,11 +182,6 @@ class Overlap(Mapping[Target, HeldBlocks]):
             tiers[:, spots] = [[held.device], [held.host], [held.disk]]
         return tiers[0], list(tiers[1:]) if self._lower and np.count_nonzero(tiers[1:]) else ()
 
-    @property
-    def deepest(self) -> int:
-        """The most leading device blocks that any target holds."""
-        return self.ends[-1][0] if self.ends else 0
-
     def __getitem__(self, target: Target) -> HeldBlocks:
         return self.by_target[target]
 

@@ -20,6 +20,11 @@ def record_of(
     turn: int | None = None,
     cached_by_tier: dict[str, int] | None = None,
     ignored_hints: tuple[str, ...] = (),
+    way: str = "",
+    name: str | None = None,
+    tenant: str | None = None,
+    key: str | None = None,
+    copy_of: str | None = None,
 ) -> RequestRecord:
     """Write one request down.
 
@@ -64,6 +69,13 @@ def record_of(
         turn=turn,
         program=closed.program,
         ignored_hints=ignored_hints,
+        way=way,
+        name=name,
+        media=closed.media,
+        media_cached=closed.media_cached,
+        tenant=tenant,
+        key=key,
+        copy_of=copy_of,
     )
 
 
@@ -96,4 +108,7 @@ def closed_of(record: RequestRecord) -> RequestEnd:
         session=record.session,
         program=record.program,
         ignored_hints=record.ignored_hints,
+        way=record.way,
+        name=record.name,
+        copy_of=record.copy_of,
     )

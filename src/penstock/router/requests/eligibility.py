@@ -37,6 +37,8 @@ def eligible(
     excluded: list[Excluded] = []
     by_wish = True
     event, model = request.event, pool.model
+    loaded = event.adapter is not None and bool(pool.adapters.workers)
+    request.awaits_adapter = False
     pin = pin_of(core, request, stage)
     picky = pin is not None or wish.allowed is not None or event.adapter is not None
     isl = request.prompt.isl
@@ -58,7 +60,11 @@ def eligible(
         if reason is not None:
             by_wish = False
         elif picky or (card.max_model_len is not None and isl >= card.max_model_len):
-            reason = _unwanted(request, worker, pin)
+            loads = loaded and card.id in pool.adapters.workers
+            reason = _unwanted(request, worker, pin, loads)
+            if reason is None and loads:
+                reason = _adapter_refusal(request, worker, pool, now)
+                by_wish = by_wish and reason is None
         if reason is None and wish.rank is None:
             targets += places
             continue
@@ -93,26 +99,32 @@ def pin_of(core: RouterState, request: RoutedRequest, stage: Role) -> WorkerId |
     early = named is not None and named.card.role not in FINAL and not request.event.whole
     if stage in FINAL:
         return None if early else wish.worker
-    return (
-        wish.prefill
-        if wish.prefill is not None
-        else wish.worker
-        if early and named and named.card.role == stage
-        else None
-    )
+    if stage == "prefill" and wish.prefill is not None:
+        return wish.prefill
+    return wish.worker if early and named and named.card.role == stage else None
 
 
-def _unwanted(request: RoutedRequest, worker: RosterWorker, pin: WorkerId | None) -> str | None:
-    """Return what in the request itself excludes a worker."""
+def _unwanted(request: RoutedRequest, worker: RosterWorker, pin: WorkerId | None, loads: bool) -> str | None:
+    """Return what in the request itself excludes a worker; ``loads``: that can load adapters."""
     event, card = request.event, worker.card
     wish = event.preferences
     if pin is not None and card.id != pin:
         return f"the request is pinned to {pin}"
     if wish.allowed is not None and card.id not in wish.allowed:
         return "is not among the request's allowed workers"
-    if event.adapter is not None and event.adapter not in card.adapters:
+    if event.adapter is not None and not loads and event.adapter not in card.adapters:
         return f"has no adapter {event.adapter}"
     prompt = request.prompt
     if card.max_model_len is not None and prompt.isl >= card.max_model_len and not prompt.estimated:
         return f"has a maximum context length of {card.max_model_len} tokens, the prompt has {prompt.isl}"
     return None
+
+
+def _adapter_refusal(request: RoutedRequest, worker: RosterWorker, pool: ModelPool, now: Nanos) -> str | None:
+    """Return why a worker can't load a request's adapter now; it then waits for room, unless the load itself fails."""
+    adapter, card = request.event.adapter, worker.card
+    assert adapter is not None
+    reason = pool.adapters.why_not(card.id, adapter, now)
+    if reason is not None and not pool.adapters.failed_lately(card.id, adapter, now):
+        request.awaits_adapter = True
+    return reason

@@ -53,13 +53,42 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
             return NextStage("aggregated", instead)
     if not pool.splits or event.whole:
         return NextStage("aggregated", final)
-    if event.media and not request.encoded and pool.roles["encode"]:
-        candidates = eligible(core, request, pool, now, "encode")
-        if candidates.targets:
-            request.flow = f"{event.media} images or the like are to be encoded first"
-            return NextStage("encode", candidates)
+    encoding = ""
+    if event.media and pool.roles["encode"]:
+        if not request.encoded:
+            candidates = _encode(core, now, request, pool)
+            if candidates is not None:
+                return NextStage("encode", candidates)
+        encoding = _encoding_text(request)
     remote, request.flow = _remote(core, now, request, pool, final)
+    if encoding:
+        request.flow = f"{encoding}; {request.flow}" if request.flow else encoding
     return NextStage("aggregated", final) if remote is None else NextStage("prefill", remote)
+
+
+def _encode(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> Eligible | None:
+    """Return the candidates to encode a request's media; None where all are encoded, or nobody can do it."""
+    media = request.event.media
+    missing = pool.embeddings.missing(media)
+    candidates = eligible(core, request, pool, now, "encode") if missing else None
+    request.encode = tuple(missing)
+    request.media_cached = len(media) - len(missing)
+    if candidates is None or not candidates.targets:
+        request.encoded = True
+        pool.media["cached"] += request.media_cached
+        pool.media["here"] += len(missing)
+        return None
+    request.flow = f"{len(missing)} of {len(media)} images or the like are to be encoded first"
+    return candidates
+
+
+def _encoding_text(request: RoutedRequest) -> str:
+    """Return in words what is encoded of a request's media."""
+    media, cached = len(request.event.media), request.media_cached or 0
+    if cached == media:
+        return f"all {media} images or the like were encoded already"
+    where = "by an encode worker" if request.encode_done else "by the worker that prefills"
+    return f"{media - cached} of {media} images or the like are encoded {where}"
 
 
 def _remote(
@@ -135,7 +164,9 @@ def done(
     if worker is not None:
         works(core, worker)
     if remote.stage == "encode":
-        request.encoded = True
+        request.encoded = request.encode_done = True
+        pool.embeddings.add([request.event.media[place] for place in request.encode])
+        pool.media["encoded"] += len(request.encode)
         core.unstage(request, pool)
     else:
         pool.fit.add(float(remote.prefill_ahead), seconds(now - remote.placed))
@@ -196,6 +227,7 @@ def _other_way(
     """Choose what becomes of a request whose stage failed: without it, or on another worker."""
     if remote.stage == "encode":
         request.encoded = True
+        pool.media["failed"] += len(request.encode)
         return True
     pool.handoffs["failed"] += 1
     if pool.fallback_tokens >= 1.0:

@@ -37,7 +37,7 @@ def refusal(
     """Check every limit that is set; None where there is room, or the request runs already."""
     if request.attempt:
         return None
-    waited = seconds(pool.queue.waited(request.event.preferences.strict, now))
+    waited = seconds(pool.queue.waited(request.event.preferences.strict, now, request.event.tenant))
     if settings.queue_time is not None and waited > settings.queue_time:
         text = f"requests have been waiting for {waited:.3g} s, the limit is {settings.queue_time:g} s"
         return Refusal("queue_time", f"{text} (router.overload.queue_time)", waited)

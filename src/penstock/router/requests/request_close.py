@@ -18,8 +18,13 @@ def close(
     *,
     retry_after: float | None = None,
     cached: int | None = None,
+    code: str | None = None,
 ) -> None:
-    """End a request: its load goes and its one terminal effect leaves."""
+    """End a request: its load goes and its one terminal effect leaves.
+
+    Args:
+        code: one word for why it is refused.
+    """
     event = request.event
     pool = core.pools.get(event.model)
     if pool is not None and request.counted:
@@ -28,6 +33,9 @@ def close(
         core.release(request, pool)
         if request.phase == "queued":
             pool.queue.remove(event.id)
+        if request.work and pool.fair is not None:
+            pool.fair.end(pool.fair.name(event.tenant), request.work, event.prompt.isl + request.tokens)
+            core.freed[pool.model] = None
         pool.inflight -= 1
         pool.counts[outcome] += 1
     core.waiting_for_worker.pop(event.id, None)
@@ -58,5 +66,8 @@ def close(
             retry_after=retry_after,
             session=event.preferences.session,
             program=event.preferences.program,
+            media=len(event.media),
+            media_cached=request.media_cached,
+            code=code,
         )
     )

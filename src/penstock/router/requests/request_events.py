@@ -5,9 +5,10 @@ from penstock.kernel.values import RequestId
 from penstock.router.events import Arrived, Cancelled, Failed, Finished, FirstToken, Grown, Staged, WorkerDraining
 from penstock.router.requests import handoff, hedging
 from penstock.router.requests.prefill_release import let_go
+from penstock.router.requests.refusal_codes import ENGINE_BUSY, INFLIGHT_LIMIT, NO_WORKER, QUEUE_TIMEOUT
 from penstock.router.requests.request_close import close
 from penstock.router.requests.routed_request import RoutedRequest
-from penstock.router.requests.scheduling import admit, hedge
+from penstock.router.requests.scheduling import admit, follow, hedge
 from penstock.router.router_state import RouterState
 from penstock.router.workers.worker_events import draining, failure_of, works
 
@@ -25,14 +26,17 @@ def arrived(core: RouterState, now: Nanos, event: Arrived) -> None:
         pool = core.make_pool(event.model)
     if pool is None:
         text = f"no worker serves {event.model} yet"
-        close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
+        close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0, code=NO_WORKER)
         return
     request.counted = True
     pool.inflight += 1
     if pool.inflight > core.settings.inflight_max:
         text = f"{core.settings.inflight_max} requests of {event.model} are running or waiting"
-        close(core, now, request, "rejected", "overloaded", 429, text, retry_after=1.0)
+        close(core, now, request, "rejected", "overloaded", 429, text, retry_after=1.0, code=INFLIGHT_LIMIT)
         return
+    wish = event.preferences
+    if wish.session is not None and core.settings.prefetch:
+        pool.habits.returned(wish.session, wish.program or wish.session, now)
     core.timer(deadline, "deadline", event.id)
     admit(core, now, request, pool)
 
@@ -44,7 +48,9 @@ def first_token(core: RouterState, now: Nanos, event: FirstToken) -> None:
         if request.hedge is not None:
             hedging.settle(core, request, pool, event.attempt, now)
         took = (now - request.placed) / SECOND
-        if request.transfer_blocks is None:
+        if request.adapter_cold:
+            pass
+        elif request.transfer_blocks is None:
             pool.fit.add(float(request.prefill_ahead), took)
         else:
             pool.bring.add(float(request.transfer_blocks), took)
@@ -79,12 +85,16 @@ def finished(core: RouterState, now: Nanos, event: Finished) -> None:
         hedging.settle(core, request, core.pools[request.event.model], event.attempt, now)
     if request.phase == "prefill":  # an unary answer has no earlier milestone: it proves the worker as well
         _started(core, now, request)
-    request.tokens = event.tokens
+    request.tokens = event.tokens or request.tokens
     # What a later leg took from a cache is partly output of the legs before: it says nothing about the prompt.
     cached = event.cached if request.remote_cached is None else request.remote_cached
     if request.migrations:
         cached = None
-    core.pools[request.event.model].answered(request.event.prompt.isl, event.tokens, cached)
+    if event.tokens is not None:
+        pool, wish = core.pools[request.event.model], request.event.preferences
+        pool.answered(request.event.prompt.isl, event.tokens, cached, wish, now)
+        if request.prefetches and wish.session is not None and request.target is not None:
+            pool.habits.awaits(wish.session, request.target.worker)
     close(core, now, request, "ok", "none", 200, "answered in full", cached=cached)
 
 
@@ -107,7 +117,7 @@ def failed(core: RouterState, now: Nanos, event: Failed) -> None:
     request.last_failure = event.reason
     request.last_status = event.status
     pool = core.pools[request.event.model]
-    if now < request.deadline and _goes_on(core, request, event):
+    if now < request.deadline and (event.served_by is not None or _goes_on(core, request, event)):
         worker = core.roster.get(request.target.worker)
         core.release(request, pool)
         if worker is not None:
@@ -127,7 +137,11 @@ def failed(core: RouterState, now: Nanos, event: Failed) -> None:
             request.tried = request.tried[-1:]
             request.resume(event.resume)
         request.target = None
-        admit(core, now, request, pool)
+        if event.served_by is None:
+            admit(core, now, request, pool)
+        else:
+            request.pin(event.served_by)
+            follow(core, now, request, pool)
     else:
         if request.handed:
             let_go(core, request, pool)
@@ -155,7 +169,8 @@ def _ends(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed) 
     elif event.status is not None and 400 <= event.status < 500 and event.status != 429:
         close(core, now, request, "failed", "client", event.status, event.reason)
     else:
-        close(core, now, request, "failed", "overloaded", event.status or 503, event.reason, retry_after=1.0)
+        status = event.status or 503
+        close(core, now, request, "failed", "overloaded", status, event.reason, retry_after=1.0, code=ENGINE_BUSY)
 
 
 def cancelled(core: RouterState, now: Nanos, event: Cancelled) -> None:
@@ -183,20 +198,24 @@ def overdue(core: RouterState, now: Nanos, kind: str, key: RequestId) -> None:
         return
     if kind == "wait":
         limit = core.settings.queue.wait_max
-        unstarted = request.phase == "waiting_for_worker" and not request.attempt
+        adapter = request.phase == "waiting_for_worker" and request.awaits_adapter
+        unstarted = request.phase == "waiting_for_worker" and not request.attempt and not adapter
         if unstarted:
             limit = core.settings.queue.start_wait
         if request.queued_since is None or now < request.queued_since + nanos(limit):
             return
-        if unstarted:
-            text = f"waited {limit:g} s for a worker of {request.event.model} to be started"
+        if adapter:
+            text = f"waited {limit:g} s for room for adapter {request.event.adapter} on a worker"
             close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
+        elif unstarted:
+            text = f"waited {limit:g} s for a worker of {request.event.model} to be started"
+            close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0, code=NO_WORKER)
         elif request.phase == "waiting_for_worker":
             text = f"no other worker could go on within {limit:g} s after: {request.last_failure}"
             close(core, now, request, "failed", "engine", request.last_status or 502, text)
         else:
             text = f"waited {limit:g} s for a worker of {request.event.model}"
-            close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
+            close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0, code=QUEUE_TIMEOUT)
     elif now >= request.deadline:
         waited = (now - request.arrived) / SECOND
         core.abort(request, "its deadline has passed")

@@ -26,6 +26,10 @@ class QueuedRequest(msgspec.Struct, frozen=True):
     deadline: Nanos
     new_tokens: int
     """Prompt tokens less the best overlap over all workers, as of arrival."""
+    tenant: str = ""
+    """Whose share it is of, where router.queue.shares has any."""
+    work: int = 0
+    """Tokens of the prompt and of the expected output, where there are shares."""
 
 
 Score = Callable[[QueuedRequest], float]
@@ -128,10 +132,17 @@ class RequestQueue:
             heapq.heappop(heap)
         return members[heap[0][2]]
 
-    def waited(self, strict: int, now: Nanos) -> Nanos:
-        """Return how long the longest waiting request has waited, of those that go before a new one of a class."""
+    def waited(self, strict: int, now: Nanos, tenant: str | None = None) -> Nanos:
+        """Return how long the longest waiting request has waited, of those that go before a new one of a class.
+
+        ``tenant``: whose it is, where tenants have shares.
+        """
         firsts = (next(iter(members.values())) for strictness, members in self._classes.items() if strictness >= strict)
         return max((now - first.arrived for first in firsts), default=0)
+
+    def owe(self, due: int) -> None:
+        """Take over the share of the starved as it stood."""
+        self._due = due
 
     def snapshot(self) -> Snapshot:
         return {"waiting": [msgspec.to_builtins(waiting) for waiting in self], "due": self._due}

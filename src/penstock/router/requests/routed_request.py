@@ -104,7 +104,13 @@ class RoutedRequest(msgspec.Struct):
     staged: int = 0
     """Stages before the last that are done."""
     encoded: bool = False
-    """Its images have been encoded."""
+    """Its images have been encoded, or nobody is to do that beforehand."""
+    encode: tuple[int, ...] = ()
+    """Places of the media that are to be encoded, or were."""
+    encode_done: bool = False
+    """Whether an encode worker has done it."""
+    media_cached: int | None = None
+    """Its media that were encoded already; None where that was not asked."""
     local: str = ""
     """Why its prefill is no longer done remotely; empty while it may be."""
     flow: str = ""
@@ -136,8 +142,18 @@ class RoutedRequest(msgspec.Struct):
     migrations: int = 0
     last_failure: str = ""
     last_status: int | None = None
+    adapter_plan: str = ""
+    """Whether its worker holds its LoRA adapter or loads it."""
+    adapter_cold: bool = False
+    """It waits on its worker for the adapter, so that its TTFT says nothing about the worker's speed."""
+    awaits_adapter: bool = False
+    """It waits until a worker has room for its LoRA adapter."""
+    prefetches: bool = False
+    """The tiers of its worker bring its blocks up when its session's next request is likely."""
     counted: bool = False
     """It counts among its pool's requests in flight."""
+    work: int = 0
+    """Tokens that it counts in its tenant's share; 0 before it is sent to a worker, and where there are no shares."""
 
     @property
     def id(self) -> RequestId:
@@ -175,6 +191,12 @@ class RoutedRequest(msgspec.Struct):
         self.migrations += 1
         self.tries = 0
         self.local = ""
+
+    def pin(self, worker: WorkerId) -> None:
+        """Let the next leg be on a worker that a gateway in front has chosen already."""
+        wish = msgspec.structs.replace(self.event.preferences, worker=worker, rank=None, allowed=None)
+        self.event = msgspec.structs.replace(self.event, preferences=wish)
+        self.local = "a gateway chose another worker"
 
     def leave_queue(self, now: Nanos) -> None:
         """Stop the clock of its waiting, if it runs."""

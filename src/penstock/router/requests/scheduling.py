@@ -3,18 +3,29 @@
 from collections.abc import Sequence
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from penstock.kernel.machine import SECOND, Nanos, nanos, seconds
-from penstock.kernel.values import Role, Target
+from penstock.kernel.values import TIERS_LABEL, Role, Target
 from penstock.router.events import Cost, Decision, Dispatch, Excluded, Handoff, StageLeg
 from penstock.router.model_pool import ModelPool
 from penstock.router.requests.eligibility import Eligible, eligible, pin_of
+from penstock.router.requests.fair_queue import BUSY, KICK, FairQueue, has_room, is_busy
 from penstock.router.requests.handoff import NextStage, next_stage
 from penstock.router.requests.overload import refusal
+from penstock.router.requests.program_habits import prefetch_after
+from penstock.router.requests.refusal_codes import (
+    ENGINE_BUSY,
+    NO_WORKER,
+    NOT_CACHED,
+    OVERLOADED,
+    QUEUE_FULL,
+    SHARE_FULL,
+)
 from penstock.router.requests.request_close import close
 from penstock.router.requests.request_queue import QueuedRequest
 from penstock.router.requests.routed_request import HEDGE, STAGE, Hedge, Remote, RoutedRequest
-from penstock.router.requests.stage_graph import AT_ONCE, FINAL
+from penstock.router.requests.stage_graph import AT_ONCE, FINAL, NEW_SHARE_MAX
 from penstock.router.router_state import RouterState
 from penstock.router.selection.select import Selection, blind, discounted, pinned, select
 from penstock.router.settings import Mode, OverloadSettings
@@ -24,6 +35,12 @@ NO_LIMITS = OverloadSettings()
 BLIND = ("round_robin", "random")
 """Modes that need no cost."""
 
+
+def by_content(id: str, targets: Sequence[tuple[Target, RosterWorker]]) -> int:
+    """Return the place of the target whose name, hashed with a content's, is the highest (rendezvous hashing)."""
+    return max(range(len(targets)), key=lambda place: xxh3_64_intdigest(f"{id}@{targets[place][0]}".encode()))
+
+
 NEEDS_PIN = "mode direct needs a pinned worker: send x-penstock-worker or nvext.backend_instance_id"
 
 
@@ -31,29 +48,55 @@ def admit(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
     """Place a request at once, let it wait, or end it where neither can be."""
     step = next_stage(core, now, request, pool)
     targets = step.eligible.targets
+    if pool.fair is not None and not request.legs and targets:
+        busy = sum(is_busy(worker.card, pool.active.load(target)) for target, worker in targets) / len(targets)
+        pool.fair.arrived(pool.fair.name(request.event.tenant), _work(request, pool), busy, now)
     if not targets:
         _nowhere(core, now, request, pool, step)
     elif step.source is not None:
         _place(core, now, request, pool, step)  # another worker holds its KV: waiting here would block that one
     elif (limits := core.settings.overload) != NO_LIMITS and (full := refusal(limits, pool, request, targets, now)):
         pool.refuse(full.limit, now)
-        close(core, now, request, "rejected", "overloaded", 503, full.reason, retry_after=full.retry_after)
-    elif pool.queue.waiting or _all_busy(core, pool, targets):
+        wait = full.retry_after
+        close(core, now, request, "rejected", "overloaded", 503, full.reason, retry_after=wait, code=OVERLOADED)
+    elif request.event.preferences.if_cached and (text := _uncached(core, request, pool, step, now)):
+        close(core, now, request, "rejected", "client", 412, text, code=NOT_CACHED)
+    elif pool.queue.waiting or (
+        _all_busy(core, pool, targets)
+        if pool.fair is None
+        else _must_wait(core, now, pool, pool.fair, request, targets)
+    ):
         _enqueue(core, now, request, pool)
         core.freed[pool.model] = None
     else:
         _place(core, now, request, pool, step)
 
 
+def follow(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> None:
+    """Place a request that its pinned worker has already: no queue and no limit can undo that."""
+    step = next_stage(core, now, request, pool)
+    (_place if step.eligible.targets else _nowhere)(core, now, request, pool, step)
+
+
 def pump(core: RouterState, now: Nanos, pool: ModelPool) -> None:
     """Place requests that lost their worker, then queued ones, best first, while a worker is not busy."""
+    room: bool | None = None
+    """Whether any worker has room for an adapter; without it, a thousand that wait are not looked at for nothing."""
     for id in list(core.waiting_for_worker):
         stranded = core.requests[id]
         if stranded.event.model == pool.model:
+            adapter = stranded.event.adapter
+            if stranded.awaits_adapter and adapter is not None and not pool.adapters.holders(adapter):
+                room = pool.adapters.any_room() if room is None else room
+                if not room:
+                    continue
             step = next_stage(core, now, stranded, pool)
             if step.eligible.targets:
                 del core.waiting_for_worker[id]
                 _place(core, now, stranded, pool, step)
+                room = None
+    if pool.fair is not None:
+        return _pump_shares(core, now, pool, pool.fair)
     while (waiting := pool.queue.peek(now)) is not None:
         request = core.requests[waiting.id]
         step = next_stage(core, now, request, pool)
@@ -67,14 +110,64 @@ def pump(core: RouterState, now: Nanos, pool: ModelPool) -> None:
             _nowhere(core, now, request, pool, step)
 
 
+def _pump_shares(core: RouterState, now: Nanos, pool: ModelPool, fair: FairQueue) -> None:
+    """Place queued requests, by tenants' virtual time, while there is room for one of any tenant."""
+    while (placed := _first_with_room(core, now, pool, fair)) is not None:
+        waiting, request, step = placed
+        fair.take(waiting)
+        (_place if step.eligible.targets else _nowhere)(core, now, request, pool, step)
+    if fair.waiting and not fair.kicked:
+        fair.kicked = True  # a share that was used up comes back with time, without an event
+        core.timer(now + nanos(KICK), "kick", pool.model)
+
+
+def _first_with_room(
+    core: RouterState, now: Nanos, pool: ModelPool, fair: FairQueue
+) -> tuple[QueuedRequest, RoutedRequest, NextStage] | None:
+    """Return the first of the tenants' next requests for which a worker has room, or that none can take."""
+    for waiting in fair.heads(now):
+        request = core.requests[waiting.id]
+        step = next_stage(core, now, request, pool)
+        if not step.eligible.targets or not _must_wait(core, now, pool, fair, request, step.eligible.targets):
+            return waiting, request, step
+    return None
+
+
+def _must_wait(
+    core: RouterState,
+    now: Nanos,
+    pool: ModelPool,
+    fair: FairQueue,
+    request: RoutedRequest,
+    targets: list[tuple[Target, RosterWorker]],
+) -> bool:
+    """Whether a request has to wait: no worker has room, or its tenant has had its share and the fleet is busy."""
+    settings, load, tenant = core.settings.queue, pool.active.load, fair.name(request.event.tenant)
+    if not request.work and fair.floods(tenant, now):
+        if fair.busy >= BUSY and fair.served(tenant, now):
+            return True
+        return all(is_busy(worker.card, load(target)) for target, worker in targets)
+    return not any(has_room(settings, worker.card, load(target)) for target, worker in targets)
+
+
+def _work(request: RoutedRequest, pool: ModelPool) -> int:
+    """Return the tokens that a request is expected to take: its prompt and its output."""
+    osl = request.event.preferences.osl
+    return request.event.prompt.isl + (round(pool.output_mean) if osl is None else osl)
+
+
 def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, step: NextStage) -> None:
     """End a request that no worker can take; the outcome depends on the party at fault."""
     wish = request.event.preferences
+    if request.awaits_adapter and len(core.waiting_for_worker) < core.settings.queue.length_max:
+        return _strand(core, now, request, core.settings.queue.wait_max)
     if request.resumed or step.source is not None:
         # Its client has part of an answer, or its prefill is done: a worker that comes back soon is better than an end.
         return _strand(core, now, request, core.settings.queue.wait_max)
     if request.attempt:
-        close(core, now, request, "failed", "engine", request.last_status or 502, request.last_failure)
+        status = request.last_status or 502
+        code = ENGINE_BUSY if status in (429, 503) else None
+        close(core, now, request, "failed", "engine", status, request.last_failure, code=code)
         return
     if wish.worker is not None and core.roster.get(wish.worker) is None:
         known = ", ".join(sorted(w.card.id for w in core.roster if w.card.model == pool.model)) or "none"
@@ -90,7 +183,21 @@ def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
     else:
         text = f"no worker of {pool.model} is available: {reasons}"
         wait = _next_chance(core, pool, now)
-        close(core, now, request, "rejected", "overloaded", 503, text, retry_after=wait)
+        close(core, now, request, "rejected", "overloaded", 503, text, retry_after=wait, code=NO_WORKER)
+
+
+def _uncached(core: RouterState, request: RoutedRequest, pool: ModelPool, step: NextStage, now: Nanos) -> str:
+    """Return why a request that is wanted only where its prompt is cached is not answered; nothing where it is."""
+    if request.attempt:
+        return ""  # it was promised an answer before
+    if step.stage not in FINAL:
+        return f"another worker would have to do its prefill: {request.flow}"
+    costs, _ = pool.costs(request, step.eligible.targets, now, step.stage)
+    most = max(costs, key=lambda cost: cost.overlap_tokens)
+    new, limit = request.prompt.isl - most.overlap_tokens, core.settings.handoff.new_tokens_max
+    if new < limit and new < NEW_SHARE_MAX * request.prompt.isl:
+        return ""
+    return f"{new:,} of {request.prompt.isl:,} prompt tokens would be new on {most.target}, which has the most of it"
 
 
 def _strand(core: RouterState, now: Nanos, request: RoutedRequest, limit: float) -> None:
@@ -126,9 +233,16 @@ def _all_busy(core: RouterState, pool: ModelPool, targets: list[tuple[Target, Ro
 
 def _enqueue(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> None:
     event, wish = request.event, request.event.preferences
+    tenant, work = "", 0
+    if pool.fair is not None:
+        tenant, work = pool.fair.name(event.tenant), _work(request, pool)
+        if pool.fair.full_for(tenant):
+            text = f"{pool.fair.room(tenant)} requests of this tenant are waiting, which is its share of the queue"
+            close(core, now, request, "rejected", "overloaded", 429, text, retry_after=1.0, code=SHARE_FULL)
+            return
     if pool.queue.full:
         text = f"{len(pool.queue)} requests of {pool.model} are waiting, which is the limit"
-        close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0)
+        close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0, code=QUEUE_FULL)
         return
     held = pool.overlaps(request.prompt, now).values()
     best = max((overlap.device + overlap.host + overlap.disk for overlap in held), default=0)
@@ -142,6 +256,8 @@ def _enqueue(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
             strict=wish.strict,
             deadline=request.deadline,
             new_tokens=max(0, request.prompt.isl - best * pool.block_size),
+            tenant=tenant,
+            work=work,
         )
     )
     core.timer(now + nanos(core.settings.queue.wait_max), "wait", event.id)
@@ -156,9 +272,17 @@ def _place(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPoo
         return
     cost = choice.cost
     request.leave_queue(now)
+    if pool.fair is not None and not request.work:
+        request.work = max(1, _work(request, pool))
+        pool.fair.begin(pool.fair.name(event.tenant), request.work, now)
     session = event.preferences.session
     if session is not None and core.settings.affinity.mode != "off":
         pool.affinity.bind(_home(session, stage), cost.target, now)
+        program = event.preferences.program
+        if program is not None and program != session:
+            # Not where it was last: its sessions would draw each other along.
+            shared = _home(f"{PROGRAM}{program}", stage)
+            pool.affinity.bind(shared, pool.affinity.target(shared, now) or cost.target, now)
     if stage not in FINAL:
         return _begin_stage(core, now, request, pool, step, choice, costs, unhashed_blocks)
     request.step("dispatch")
@@ -208,6 +332,9 @@ def _begin_stage(
         leg=len(request.legs),
     )
     pool.placements[step.stage] += 1
+    if step.stage == "encode":
+        pool.media["cached"] += request.media_cached or 0
+        pool.encoding[request.id] = cost.target
     core.load(
         request, pool, cost.target, cached=cost.overlap_tokens, unhashed_blocks=unhashed_blocks, now=now, owner=STAGE
     )
@@ -224,6 +351,10 @@ def _begin_stage(
         _place(core, now, request, pool, following)
     else:
         _nowhere(core, now, request, pool, following)
+
+
+PROGRAM = "program\n"
+"""Before a program's name among the sessions: no session of a header has a line break."""
 
 
 def _home(session: str, stage: Role) -> str:
@@ -243,6 +374,15 @@ def _decide(
 ) -> tuple[Selection | None, Sequence[Cost], int]:
     """Choose a target; return the choice, what was priced for it, and the request's blocks without a hash."""
     mode, targets = _mode(core, step.stage), step.eligible.targets
+    if step.stage == "encode":
+        # Every router chooses the same worker for the same content: its own cache has it if it was asked just now.
+        place = _encoder(core, request, pool, targets)
+        costs, unhashed_blocks = pool.costs(request, targets[place : place + 1], now, step.stage, step.source)
+        return (
+            Selection(costs[0], f"of {len(targets)} encode workers, the one for this content"),
+            costs,
+            unhashed_blocks,
+        )
     if mode in BLIND and not _directed(core, request):
         # No costs are compared: only what is chosen is priced, so that a decision costs the same over any fleet.
         place, because = blind(mode, len(targets), core.rng, pool.placements[step.stage])
@@ -251,6 +391,21 @@ def _decide(
     costs, unhashed_blocks = pool.costs(request, targets, now, step.stage, step.source)
     choice, costs = _choose(core, request, pool, costs, now, step.stage, mode)
     return choice, costs, unhashed_blocks
+
+
+def _encoder(
+    core: RouterState, request: RoutedRequest, pool: ModelPool, targets: Sequence[tuple[Target, RosterWorker]]
+) -> int:
+    """Return the place of the target that encodes some of a request's media already, else of the one for the first."""
+    media = request.event.media
+    wanted = {media[place].id for place in request.encode} - {None}
+    for id, target in pool.encoding.items():
+        other = core.requests.get(id)
+        if other is not None and any(other.event.media[place].id in wanted for place in other.encode):
+            for place, (candidate, _) in enumerate(targets):
+                if candidate == target:
+                    return place
+    return by_content(media[request.encode[0] if request.encode else 0].id or request.id, targets)
 
 
 def preview(core: RouterState, request: RoutedRequest, was: Dispatch, now: Nanos) -> tuple[Selection, Cost] | None:
@@ -281,6 +436,9 @@ def hedge(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
     first = request.target
     candidates, excluded, by_wish = eligible(core, request, pool, now)
     targets = [pair for pair in candidates if pair[0].worker != first.worker]
+    adapter = request.event.adapter
+    if adapter is not None:  # a second attempt is to be quick: nothing is loaded for it
+        targets = [pair for pair in targets if not pool.adapters.seconds(pair[0].worker, adapter)]
     if not targets or _all_busy(core, pool, targets):
         return
     costs, unhashed_blocks = pool.costs(request, targets, now)
@@ -324,7 +482,17 @@ def _send(
     worker.requests += 1
     if worker.breaker.until is not None:
         worker.breaker.dispatched()
-    pool.routed(target, prompt, now)
+    if step.stage != "encode":  # it computes no KV
+        pool.routed(target, prompt, now)
+    expects = event.preferences.next_in is not None or core.settings.prefetch
+    final, session = step.stage in FINAL, event.preferences.session
+    pause = core.expected_pause(request, pool) if expects and final else None
+    reason = choice.reason if pause is None else f"{choice.reason}; its next request is likely {pause:.3g} s after it"
+    after = None if pause is None else prefetch_after(pause)
+    request.prefetches = after is not None and TIERS_LABEL in worker.card.labels
+    other = pool.habits.placed(session, target.worker) if final and session is not None else None
+    if other is not None:
+        reason += f"; the tiers of {other} were told in vain to bring its session's blocks up"
     decision = Decision(
         request=event.id,
         attempt=request.attempt,
@@ -332,7 +500,7 @@ def _send(
         model=event.model,
         mode=_mode(core, step.stage),
         chosen=target,
-        reason=choice.reason,
+        reason=reason,
         isl=prompt.isl,
         blocks=len(prompt.blocks),
         queued=request.queued / SECOND,
@@ -344,6 +512,7 @@ def _send(
         stage=step.stage,
         again=len(request.legs) > 1 and any(leg.failure is not None or leg.role in FINAL for leg in request.legs[:-1]),
         flow=request.flow,
+        adapter=request.adapter_plan,
     )
     core.out.append(
         Dispatch(
@@ -354,6 +523,8 @@ def _send(
             decision=decision,
             stage=step.stage,
             handoff=handoff,
+            encode=request.encode if step.stage == "encode" else (),
+            prefetch_after=after,
         )
     )
 
@@ -377,7 +548,10 @@ def _choose(
     affinity = core.settings.affinity
     if wish.session is not None and affinity.mode != "off":
         home = pool.affinity.target(_home(wish.session, stage), now)
-        if affinity.mode == "soft":
+        if home is None and wish.program is not None and wish.program != wish.session:
+            # Only a discount, in either mode: a program may have more sub-agents than one worker can serve.
+            costs = discounted(costs, pool.affinity.target(_home(f"{PROGRAM}{wish.program}", stage), now))
+        elif affinity.mode == "soft":
             costs = discounted(costs, home)
         elif home is not None:
             for cost in costs:

@@ -24,6 +24,8 @@ class Candidate(msgspec.Struct, frozen=True):
     speed: Speed
     distance: float = 1.0
     """How many times as much a transfer to it costs as one to the nearest."""
+    adapter: float = 0.0
+    """Seconds until it would hold the request's LoRA adapter."""
 
 
 class RequestDemand(msgspec.Struct, frozen=True):

@@ -11,6 +11,8 @@
 ``transfer`` is there where another worker holds the prompt's KV, and none of it is computed here: transfer_scale *
 distance for each of its blocks that this worker does not hold.
 
+``adapter`` is there where a LoRA adapter would have to be loaded first: the prefill that could be done in that time.
+
 ``latency`` predicts milliseconds: this request's own prefill, the prefill queued before it, bringing blocks from
 lower tiers, and what the worker's KV in use adds to its decode steps over the expected output.
 """
@@ -26,6 +28,10 @@ CREDIT_DECAY = 0.0
 """How fast the credit fades on a worker with more queued prefill than the least; Dynamo's default."""
 TRANSFER_MS_PER_BLOCK = 0.05
 """What bringing a block from host, disk or a prefill worker takes, until hand-offs have been measured."""
+
+PREFILL_TOKENS_PER_SECOND = 20_000.0
+"""Prefill speed that is assumed until it has been measured; the tokens that a second of waiting for an adapter is worth
+in blocks."""
 
 NOTHING = HeldBlocks(source="none")
 """What a target holds that is known to hold nothing."""
@@ -58,10 +64,11 @@ def block_cost(demand: RequestDemand, candidate: Candidate, settings: CostSettin
         load.blocks_with(blocks, demand.unhashed_blocks) + settings.request_weight * load.requests
     )
     scale = settings.prefill_scale
+    adapter = scale * PREFILL_TOKENS_PER_SECOND * candidate.adapter / size
     return Cost(
         target=candidate.target,
         unit="blocks",
-        total=scale * work + decode + transfer,
+        total=scale * work + decode + transfer + adapter,
         prefill=scale * own,
         decode=decode,
         queue=scale * (work - own),
@@ -71,6 +78,7 @@ def block_cost(demand: RequestDemand, candidate: Candidate, settings: CostSettin
         active_requests=load.requests,
         active_prefill_tokens=queued,
         active_blocks=load.blocks,
+        adapter=adapter,
         index=overlap.source,
     )
 
@@ -87,10 +95,11 @@ def latency_cost(demand: RequestDemand, candidate: Candidate, settings: CostSett
         transfer = demand.ms_per_block * candidate.distance * _missing(demand, overlap)
     used = load.blocks_with(demand.prompt.blocks, demand.unhashed_blocks)
     decode = 1e3 * speed.decode_slope * used * demand.osl
+    adapter = 1e3 * candidate.adapter
     return Cost(
         target=candidate.target,
         unit="ms",
-        total=prefill + queue + transfer + decode,
+        total=prefill + queue + transfer + decode + adapter,
         prefill=prefill,
         decode=decode,
         queue=queue,
@@ -100,6 +109,7 @@ def latency_cost(demand: RequestDemand, candidate: Candidate, settings: CostSett
         active_requests=load.requests,
         active_prefill_tokens=load.prefill_tokens,
         active_blocks=load.blocks,
+        adapter=adapter,
         index=overlap.source,
     )
 

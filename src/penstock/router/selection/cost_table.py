@@ -35,6 +35,8 @@ class Candidates(NamedTuple):
     """Index that says so, by its number in `SOURCES`."""
     speed: Sequence[Column | float]
     distance: Column | float
+    adapter: Column | float = 0.0
+    """Seconds until each would hold the request's LoRA adapter."""
 
 
 class CostTable(Sequence[Cost]):
@@ -100,7 +102,7 @@ class CostTable(Sequence[Cost]):
         return self._targets[second][0], total.item(second)
 
     def _row(self, place: int, numbers: Sequence[Any]) -> Cost:
-        total, prefill, decode, queue, transfer, queued, requests, blocks, device, host, disk, source = numbers
+        total, prefill, decode, queue, transfer, adapter, queued, requests, blocks, device, host, disk, source = numbers
         overlap = HeldBlocks(device, host, disk, SOURCES[source])
         return Cost(
             target=self._targets[place][0],
@@ -115,13 +117,14 @@ class CostTable(Sequence[Cost]):
             active_requests=requests,
             active_prefill_tokens=queued,
             active_blocks=blocks,
+            adapter=adapter,
             discount=self._discounts.get(place, 1.0),
             index="none" if self._in_blocks and self._demand.handed else overlap.source,
         )
 
 
 def _block_terms(demand: RequestDemand, of: Candidates, settings: CostSettings) -> Sequence[Any]:
-    """Return total, prefill, decode, queue and transfer, as `penstock.router.selection.cost.block_cost` does."""
+    """Return total, prefill, decode, queue, transfer and adapter, as `cost.block_cost` does."""
     size, prompt, blocks = demand.block_size, demand.prompt, len(demand.prompt.blocks)
     isl, lower = prompt.isl, of.lower
     saved: Column | int = of.device
@@ -142,7 +145,8 @@ def _block_terms(demand: RequestDemand, of: Candidates, settings: CostSettings) 
     in_use = of.blocks + (blocks + demand.unhashed_blocks) - of.shared
     decode = settings.decode_scale * (in_use + settings.request_weight * of.requests)
     scale = settings.prefill_scale
-    return scale * work + decode + transfer, scale * own, decode, scale * (work - own), transfer
+    adapter = scale * cost.PREFILL_TOKENS_PER_SECOND * of.adapter / size
+    return scale * work + decode + transfer + adapter, scale * own, decode, scale * (work - own), transfer, adapter
 
 
 def _latency_terms(demand: RequestDemand, of: Candidates, settings: CostSettings) -> Sequence[Any]:
@@ -158,7 +162,8 @@ def _latency_terms(demand: RequestDemand, of: Candidates, settings: CostSettings
         transfer = demand.ms_per_block * of.distance * _missing(demand, of)
     in_use = of.blocks + (len(demand.prompt.blocks) + demand.unhashed_blocks) - of.shared
     decode = 1e3 * decode_slope * in_use * demand.osl
-    return prefill + queue + transfer + decode, prefill, decode, queue, transfer
+    adapter = 1e3 * of.adapter
+    return prefill + queue + transfer + decode + adapter, prefill, decode, queue, transfer, adapter
 
 
 def _missing(demand: RequestDemand, of: Candidates) -> Any:
@@ -201,3 +206,11 @@ def second_of(costs: Sequence[Cost], first: int) -> tuple[Target, float]:
             second = one
     assert second is not None, "one candidate has no runner-up"
     return second.target, second.total
+
+
+def cheapest(costs: Sequence[Cost], count: int) -> list[Target]:
+    """Return the targets of the lowest totals, best first; of a table no row is made for it."""
+    if isinstance(costs, CostTable):
+        total = [float(value) for value in costs.total]
+        return [costs._targets[place][0] for place in sorted(range(len(total)), key=total.__getitem__)[:count]]
+    return [cost.target for cost in sorted(costs, key=lambda cost: cost.total)[:count]]

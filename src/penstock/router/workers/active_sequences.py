@@ -174,6 +174,10 @@ class ActiveSequences:
         """Return the requests that this router placed, or what stands under another name of its own."""
         return {request for router, request in self._requests if router == owner}
 
+    def runs(self, request: RequestId, owner: str = "") -> bool:
+        """Return whether a request that a router placed has not ended."""
+        return (owner, request) in self._requests
+
     def load(self, target: Target) -> TargetLoad:
         """Return a target's load; an unused target has an empty one."""
         found = self._loads.get(target)

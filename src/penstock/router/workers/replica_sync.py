@@ -27,6 +27,11 @@ def peer_update(core: RouterState, now: Nanos, event: PeerUpdate) -> None:
             osl_blocks=-(-placement.osl // pool.block_size),
         )
         pool.routed(placement.target, prompt, now)
+        if placement.adapter is not None:
+            worker = placement.target.worker
+            pool.adapters.heard(worker, placement.adapter, placement.unloaded, event.router, placement.id)
+        if placement.work and pool.fair is not None:
+            pool.fair.heard(pool.fair.name(placement.tenant), placement.work, now)
         if placement.session is not None and core.settings.affinity.mode != "off":
             pool.affinity.bind(placement.session, placement.target, now)
         if not pool.active.sweeping:

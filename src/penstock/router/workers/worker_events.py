@@ -30,6 +30,7 @@ def joined(core: RouterState, now: Nanos, event: WorkerJoined) -> None:
     if worker is None:
         return
     pool.count(card.role, 1)
+    pool.adapters.join(card.id, card.adapter_slots, card.adapters)
     if pool.exact is not None:
         native = card.hash_scheme == SCHEME
         for target in worker.targets[: len(card.events)]:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from penstock.adapters.seams import Store
+from penstock.kernel.errors import InvariantError
 from penstock.kernel.message_version import NewerVersion, VersionedDecoder
 from penstock.kernel.values import Pool, Role
 
@@ -28,6 +29,10 @@ RESTART = "restart/wish"
 """`RestartSpec`."""
 POOLS = "pools/"
 """``pools/<pool>``: `PoolStatus`."""
+ADAPTERS = "adapters/"
+"""``adapters/<adapter>``: `AdapterSpec`."""
+ADAPTER_WORKERS = "adapter_workers/"
+"""``adapter_workers/<adapter>``: `AdapterWorkersSpec`."""
 DRAINED = "drained/"
 """``drained/<worker or frontend>``: `DrainStatus`."""
 LEAVING = "leaving/"
@@ -101,6 +106,22 @@ class RestartSpec(DesiredRecord, frozen=True, kw_only=True):
     force: bool = False
 
 
+class AdapterSpec(DesiredRecord, frozen=True, kw_only=True):
+    """Clients may name an adapter of a model; wins over the settings.
+
+    ``path``: where the engines find it; None: nobody may name it.
+    """
+
+    model: str
+    path: str | None
+
+
+class AdapterWorkersSpec(DesiredRecord, frozen=True, kw_only=True):
+    """An adapter should be in the memory of so many workers at any time; wins over the settings."""
+
+    workers: int
+
+
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A pool's status by its supervisor. ``revision``: of the newest spec that was accepted."""
 
@@ -166,6 +187,8 @@ _DECODERS: dict[Any, VersionedDecoder] = {
         (RoleSpec, "the desired role of a worker"),
         (SettingSpec, "the desired value of a setting"),
         (RestartSpec, "the desired state of a restart"),
+        (AdapterSpec, "an adapter that an operator named"),
+        (AdapterWorkersSpec, "the desired workers of an adapter"),
         (PoolStatus, "a pool's report"),
         (DrainAck, "a frontend's report of a drain"),
         (MembershipAcks, "a frontend's list of workers"),
@@ -176,9 +199,20 @@ _DECODERS: dict[Any, VersionedDecoder] = {
 
 
 def decode(kind: type[T], raw: bytes) -> T | None:
-    """Read a record; None where it can't be read, or is of a newer release."""
+    """Read a record; None where it can't be read, or is of a newer release.
+
+    Raises:
+        InvariantError: it is no kind of record.
+    """
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        known = ", ".join(sorted(each.__name__ for each in _DECODERS))
+        raise InvariantError(
+            f"kind is {kind.__name__}, which is no record of the store; known kinds are {known}",
+            hint="add it to _DECODERS of runtime/cluster_state/desired_state.py",
+        )
     try:
-        record: T = _DECODERS[kind].decode(raw)
+        record: T = decoder.decode(raw)
     except (msgspec.DecodeError, NewerVersion):
         return None
     return record

@@ -8,6 +8,7 @@ import asyncio
 import logging
 
 from penstock.adapters.seams import Store, StoreUnavailable
+from penstock.adapters.task_cancel import cancel_all
 from penstock.kernel.values import WorkerCard
 from penstock.router.router_state import RouterState
 from penstock.runtime.cluster_state.desired_state import LEAVING, DrainAck, put
@@ -50,9 +51,7 @@ class DrainProgress:
             log.warning("the report on %s stays until its lease ends: %s", card.id, error)
 
     async def close(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await cancel_all(self._tasks.values())
 
     def _key(self, card: WorkerCard) -> str:
         return f"{LEAVING}{card.id}/{self._name}"

@@ -47,6 +47,58 @@ class FlipBody(msgspec.Struct, forbid_unknown_fields=True):
     timeout: Timeout | None = None
 
 
+class LoadAdapterBody(msgspec.Struct):
+    """POST /v1/load_lora_adapter, as vLLM's: a name, and where the engines find the adapter.
+
+    ``model``: that it adapts, where several take adapters.
+    """
+
+    lora_name: str
+    lora_path: str
+    model: str | None = None
+
+
+class UnloadAdapterBody(msgspec.Struct):
+    """POST /v1/unload_lora_adapter, as vLLM's."""
+
+    lora_name: str
+
+
+class AdapterWorkersBody(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /admin/adapters: on how many workers an adapter is to be at any time; None is what the settings say."""
+
+    name: str
+    workers: Annotated[int, _described(minimum=0)] | None = None
+
+
+class AdapterState(msgspec.Struct, frozen=True):
+    """A LoRA adapter. ``workers``: those that hold it; ``loading``: those that load it now.
+
+    ``wanted``: on how many workers it is to be at any time.
+    """
+
+    name: str
+    model: str
+    path: str
+    workers: list[str]
+    loading: list[str]
+    wanted: int = 0
+
+
+class AdapterList(msgspec.Struct, frozen=True):
+    """Every LoRA adapter."""
+
+    adapters: list[AdapterState]
+
+
+class AdapterUnloaded(msgspec.Struct, frozen=True):
+    """A LoRA adapter that is out of service. ``workers``: those that held it."""
+
+    name: str
+    model: str
+    workers: list[str]
+
+
 class DesiredPool(Pool, frozen=True, kw_only=True):
     """A pool by name. ``revision``: of the newest spec that was accepted; ``serving``: replicas that are ready."""
 

@@ -13,12 +13,12 @@ VERSION = 1
 PURPOSE = "frontend peer"
 
 
-def signed(secret: ClusterSecret | None, url: URL) -> dict[str, str]:
-    """Return the headers of a GET that a frontend accepts from its cluster; none without a secret."""
+def signed(secret: ClusterSecret | None, url: URL, method: str = "GET") -> dict[str, str]:
+    """Return the headers of a request that a frontend accepts from its cluster; none without a secret."""
     if secret is None:
         return {}
     host = url.raw_authority
-    return {HEADER: signature(secret, "GET", host, url.raw_path_qs, int(time.time()), secrets.token_hex(16))}
+    return {HEADER: signature(secret, method, host, url.raw_path_qs, int(time.time()), secrets.token_hex(16))}
 
 
 def signature(secret: ClusterSecret, method: str, host: str, target: str, at: int, nonce: str) -> str:

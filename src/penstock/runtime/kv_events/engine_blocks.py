@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from penstock.kernel.hashing import SCHEME, chain
 from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStored, Tier, WorkerCard
-from penstock.router.kv_index.engine_hash_map import unsigned, wordless
+from penstock.router.kv_index.engine_hash_map import AWAITED_MAX, unsigned, wordless
 
 RUN_MAX = 4096
 """Blocks of one event of a dump."""
@@ -30,6 +30,8 @@ class EngineBlocks:
         self._tiers: dict[Tier, dict[int, _Block]] = {tier: {} for tier in TIERS}
         self._names: dict[int, int] = {}
         """The engine's hash -> ours."""
+        self._awaited: dict[int, set[Tier]] = {}
+        """Names that lower tiers announced before any event told which blocks they are -> those tiers."""
 
     def __len__(self) -> int:
         return sum(map(len, self._tiers.values()))
@@ -44,6 +46,7 @@ class EngineBlocks:
             blocks = self._known(names)
             self._remove(event.tier, blocks)
             for name in () if self._native else names:
+                self._awaited.get(name, set()).discard(event.tier)
                 if not any(self._names.get(name) in stored for stored in self._tiers.values()):
                     self._names.pop(name, None)
             return [KvRemoved(hashes=blocks, tier=event.tier)] if blocks else []
@@ -56,6 +59,7 @@ class EngineBlocks:
         for stored in self._tiers.values():
             stored.clear()
         self._names.clear()
+        self._awaited.clear()
 
     def dump(self) -> Iterator[KvStored]:
         """Yield events that give an empty index the same blocks."""
@@ -84,12 +88,10 @@ class EngineBlocks:
             self._store(event.tier, names, event.parent)
             return [event]
         if event.local is None:  # a copy into a lower tier comes without tokens
-            events: list[KvEvent] = []
-            for block in self._known(names):
-                parent = self._parent_of(block)
-                self._store(event.tier, [block], parent)
-                events.append(self._event([block], parent, event.tier))
-            return events
+            for name in names:
+                if name not in self._names:
+                    self._await(name, event.tier)
+            return [self._copied(block, event.tier) for block in self._known(names)]
         parent = None if event.parent is None else self._names.get(unsigned([event.parent])[0])
         if (event.parent is not None and parent is None) or len(event.local) != len(names):
             self.unplaced += len(names)
@@ -109,7 +111,21 @@ class EngineBlocks:
                 self._remove(tier, removed)
         self._names.update(zip(names, blocks, strict=True))
         self._store(event.tier, blocks, parent)
-        return [*changed, KvStored(hashes=blocks, parent=parent, block_size=event.block_size, tier=event.tier)]
+        changed.append(KvStored(hashes=blocks, parent=parent, block_size=event.block_size, tier=event.tier))
+        for name, block in zip(names, blocks, strict=True) if self._awaited else ():
+            changed += [self._copied(block, tier) for tier in sorted(self._awaited.pop(name, ()))]
+        return changed
+
+    def _copied(self, block: int, tier: Tier) -> KvEvent:
+        """Store a block that another tier holds; return the event that says so."""
+        parent = self._parent_of(block)
+        self._store(tier, [block], parent)
+        return self._event([block], parent, tier)
+
+    def _await(self, name: int, tier: Tier) -> None:
+        self._awaited.setdefault(name, set()).add(tier)
+        if len(self._awaited) > AWAITED_MAX:
+            del self._awaited[next(iter(self._awaited))]
 
     def _known(self, names: Iterable[int]) -> list[int]:
         if self._native:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
+from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
 from penstock.adapters.seams import KvBatch
 from penstock.adapters.zmq_curve import MECHANISM
@@ -48,7 +49,7 @@ class KvEventFeeds:
         self._failed_before = 0
         self._subscribers: dict[Target, tuple[Source, WorkerCard]] = {}
         self._tasks: dict[Target, asyncio.Task[None]] = {}
-        self._replays: set[asyncio.Task[None]] = set()
+        self._replays = BackgroundTasks()
         live.on(ReplayWanted, self._replay_wanted)
 
     def start(self, card: WorkerCard) -> None:
@@ -84,9 +85,7 @@ class KvEventFeeds:
     async def close(self) -> None:
         for target in list(self._tasks):
             await self._stop(target)
-        for task in list(self._replays):
-            task.cancel()
-        await asyncio.gather(*self._replays, return_exceptions=True)
+        await self._replays.close()
         if self._relayed is not None:
             await self._relayed.close()
 
@@ -152,9 +151,7 @@ class KvEventFeeds:
         self._live.post("router", KvSourceLost(worker=target.worker, rank=target.rank, reason=reason))
 
     def _replay_wanted(self, now: Nanos, sender: str, effect: ReplayWanted) -> None:
-        task = asyncio.create_task(self._replay(effect))
-        self._replays.add(task)
-        task.add_done_callback(self._replays.discard)
+        self._replays.spawn(self._replay(effect))
 
     async def _replay(self, wanted: ReplayWanted) -> None:
         feed = self._subscribers.get(Target(wanted.worker, wanted.rank))

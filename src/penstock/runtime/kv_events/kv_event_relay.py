@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
 from penstock.adapters.nats_link import NatsLink
 from penstock.adapters.seams import KvBatch
@@ -71,7 +72,7 @@ class KvEventRelays:
         self._durable = durable
         self._relays: dict[str, tuple[WorkerCard, list[KvEventRelay]]] = {}
         """Worker -> the card with which they began, and one relay per rank."""
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving = BackgroundTasks()
 
     def announced(self, card: WorkerCard) -> WorkerCard:
         """Relay a worker from now on, where it publishes KV events; return the card for the routers."""
@@ -108,9 +109,7 @@ class KvEventRelays:
         await self._link.close()
 
     def _leave(self, work: Coroutine[Any, Any, None], worker: str) -> None:
-        task = asyncio.create_task(work, name=f"relay of {worker} leaves")
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._leaving.spawn(work, f"relay of {worker} leaves")
 
 
 def _same_engine(before: WorkerCard, card: WorkerCard) -> bool:
@@ -151,7 +150,7 @@ class KvEventRelay:
         self._stream = KvEventStream()
         self._recent: deque[list[SnapshotPart]] = deque(maxlen=REPLAYABLE)
         self._outbox: asyncio.Queue[list[SnapshotPart]] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._unlisten: Callable[[], Coroutine[Any, Any, None]] | None = None
 
     def start(self) -> None:
@@ -166,7 +165,7 @@ class KvEventRelay:
     async def close(self) -> None:
         """End the relay."""
         self._subscriber.close()
-        await end(tuple(self._tasks))
+        await end(self._tasks)
 
     async def retire(self) -> None:
         """End the relay, since its worker is gone for good."""
@@ -175,9 +174,7 @@ class KvEventRelay:
             await self._durable.forget(self._subjects["kv"])
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(self._guarded(work, name), name=f"relay-{self._target}-{name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._guarded(work, name), f"relay-{self._target}-{name}")
 
     async def _guarded(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Supervision boundary: a relay that stops is logged; the routers notice that its beats end."""

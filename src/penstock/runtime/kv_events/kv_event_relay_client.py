@@ -76,8 +76,6 @@ class KvRelayFeed:
         self.malformed = 0
         self.foreign = 0
         """Messages that were not signed with our secret."""
-        self.beats_missed = 0
-        """Beats that showed missing batches."""
         self._link = shared.link
         self._subjects = {kind: subject(prefix, kind, target) for kind in ("kv", "beat", "ask")}
         self._rank = target.rank
@@ -162,7 +160,6 @@ class KvRelayFeed:
         due, self._announced = self._announced, announced
         if due <= self._newest or self._asking:  # a request under way may bring it; if not, the next beat shows that
             return []
-        self.beats_missed += 1
         return await self.replay(self._newest + 1, TIMEOUT) or []
 
     def _joined(self, parts: list[SnapshotPart]) -> list[KvBatch]:

@@ -20,12 +20,14 @@ from penstock.runtime.kv_tiers.tier_admin_protocol import (
     AdminAsk,
     AskRefused,
     AskStat,
+    BlockHashes,
     BlockList,
     BlocksCounted,
     CacheStat,
     ClearTiers,
     ListBlocks,
     ListedBlock,
+    ListHashes,
     PinBlocks,
     TierStat,
     TierVerified,
@@ -36,6 +38,7 @@ from penstock.runtime.kv_tiers.tier_frames import FrameStream
 from penstock.runtime.kv_tiers.tier_metrics import by_label
 from penstock.runtime.kv_tiers.tier_node import OpenTiers, TierNode
 from penstock.transfer.storage.block_store import BlockIo, BlockResult
+from penstock.transfer.storage.disk_store import DiskStore
 from penstock.transfer.storage.slab_file import aligned
 
 VERIFY_DEADLINE = 10.0
@@ -71,10 +74,12 @@ class TierAdmin:
         try:
             if isinstance(ask, ListBlocks):
                 return self._list(ask)
+            if isinstance(ask, ListHashes):
+                return self._hashes(ask)
             if isinstance(ask, PinBlocks):
                 return self._pin(ask)
             if isinstance(ask, ClearTiers):
-                return self._clear(ask)
+                return await self._clear(ask, tiers)
             return await self._verify(ask, tiers)
         except ConfigError as error:
             return AskRefused(str(error))
@@ -114,6 +119,7 @@ class TierAdmin:
             open_jobs=len(node.jobs),
             open_moves=node.open_moves,
             refused=by_label(metrics.refused),
+            seconds_per_token=0.0 if tiers is None else tiers.machine.state.seconds_per_token,
             leaks=self._leaks(),
         )
 
@@ -148,6 +154,13 @@ class TierAdmin:
             group=0 if block.name is None else block.name.group,
         )
 
+    def _hashes(self, ask: ListHashes) -> BlockHashes:
+        tiers = set(ask.tiers)
+        chosen = [block for block in self._node.contents.blocks.values() if not tiers.isdisjoint(block.tiers)]
+        names = [block.name.hash[-8:] for block in chosen if block.name is not None]
+        rows = {link.name: link.region.rows for link in self._node.links.values()}
+        return BlockHashes(names=b"".join(names), unnamed=len(chosen) - len(names), rows=rows)
+
     def _pin(self, ask: PinBlocks) -> BlocksCounted:
         node = self._node
         keys = [self._key(text) for text in ask.keys]
@@ -163,9 +176,12 @@ class TierAdmin:
             node.contents.blocks[key].pinned = time.monotonic_ns() + until if until > 0 else 0
         return BlocksCounted(blocks=len(present))
 
-    def _clear(self, ask: ClearTiers) -> BlocksCounted:
+    async def _clear(self, ask: ClearTiers, tiers: OpenTiers) -> BlocksCounted:
         node = self._node
         tier = None if not ask.tier else self._tier(ask.tier)
+        disk = tiers.lower.get("disk")
+        if tier in (None, "disk") and isinstance(disk, DiskStore):
+            await disk.void()  # a write under way would come back if this process died before it is forgotten
         before = sum(node.contents.counts.values())
         node.post(TierCleared(tier=tier))
         return BlocksCounted(blocks=before - sum(node.contents.counts.values()))

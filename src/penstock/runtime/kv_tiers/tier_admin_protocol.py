@@ -57,6 +57,12 @@ class VerifyTier(msgspec.Struct, frozen=True, kw_only=True, tag="verify?", tag_f
     rate: float
 
 
+class ListHashes(msgspec.Struct, frozen=True, kw_only=True, tag="hashes?", tag_field="t"):
+    """What do engines call the blocks in any of these tiers? `BlockHashes`."""
+
+    tiers: list[str]
+
+
 class TierStat(msgspec.Struct, frozen=True, kw_only=True):
     """One tier. Bytes and blocks came in and went out since the start of the process."""
 
@@ -74,7 +80,12 @@ class TierStat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheStat(msgspec.Struct, frozen=True, kw_only=True, tag="stat", tag_field="t"):
-    """A tier process. ``leaks``: what the machine's books say of slots that nobody has."""
+    """A tier process.
+
+    Args:
+        seconds_per_token: of the engine's prefill, by which loads are judged; 0 is unknown.
+        leaks: what the machine's books say of slots that nobody has.
+    """
 
     model: str = ""
     block_tokens: int = 0
@@ -87,6 +98,7 @@ class CacheStat(msgspec.Struct, frozen=True, kw_only=True, tag="stat", tag_field
     open_jobs: int
     open_moves: int
     refused: dict[str, int]
+    seconds_per_token: float = 0.0
     leaks: list[str]
 
 
@@ -116,6 +128,20 @@ class BlocksCounted(msgspec.Struct, frozen=True, kw_only=True, tag="counted", ta
     blocks: int
 
 
+class BlockHashes(msgspec.Struct, frozen=True, kw_only=True, tag="hashes", tag_field="t"):
+    """What engines call blocks.
+
+    Args:
+        names: the last 8 bytes of each hash, one behind the other, as KV events have them.
+        unnamed: blocks of an earlier run that no engine has asked for yet, so that nobody was told of them.
+        rows: engine -> blocks of its own host memory beside the tiers, which it may announce as host memory as well.
+    """
+
+    names: bytes
+    unnamed: int
+    rows: dict[str, int]
+
+
 class TierVerified(msgspec.Struct, frozen=True, kw_only=True, tag="verified", tag_field="t"):
     """What came of reading blocks again.
 
@@ -136,5 +162,5 @@ class AskRefused(msgspec.Struct, frozen=True, tag="refused", tag_field="t"):
     reason: str
 
 
-AdminAsk = AskStat | ListBlocks | PinBlocks | ClearTiers | VerifyTier
-AdminAnswer = CacheStat | BlockList | BlocksCounted | TierVerified | AskRefused
+AdminAsk = AskStat | ListBlocks | PinBlocks | ClearTiers | VerifyTier | ListHashes
+AdminAnswer = CacheStat | BlockList | BlocksCounted | TierVerified | BlockHashes | AskRefused

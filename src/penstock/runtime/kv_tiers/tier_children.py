@@ -5,30 +5,22 @@ An engine without its tier process goes on: it misses, and computes.
 
 import asyncio
 import json
-import logging
-import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from penstock.adapters.connectors.shim_client import ending
+from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.task_cancel import end
 from penstock.config.cluster_secret_file import SECRET_ENV
 from penstock.config.settings.cache_settings import CacheSettings
-from penstock.config.settings.cluster_settings import START_TIMEOUT, SuperviseSettings
-from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX
-from penstock.kernel.errors import PenstockError
+from penstock.config.settings.cluster_settings import SuperviseSettings
 from penstock.runtime.cluster_state.crash_log import CrashBook
+from penstock.runtime.kv_tiers.peer_exchange import PeerExchange
 from penstock.runtime.kv_tiers.peer_tiers import SUFFIX
 from penstock.runtime.kv_tiers.tier_admin_client import socket_of
 from penstock.runtime.supervision.child_process import ChildProcess
-
-log = logging.getLogger("penstock.supervisor")
-
-STEADY = 60.0
-"""Seconds after which a tier process counts as healthy: its next restart waits only for the shortest time."""
+from penstock.runtime.supervision.restarted_child import RestartedChild
 
 
 class TierChildren:
@@ -39,6 +31,7 @@ class TierChildren:
         logs: folder for their logs.
         env: theirs; an object store's credentials are in it, and for peers the cluster's secret.
         host: address of this machine on which peers reach them.
+        exchange: tells other machines of those that have peers.
     """
 
     def __init__(
@@ -51,6 +44,7 @@ class TierChildren:
         env: Mapping[str, str],
         host: str,
         crashes: CrashBook,
+        exchange: PeerExchange,
     ) -> None:
         self.settings = settings
         self._folder = folder
@@ -59,8 +53,10 @@ class TierChildren:
         self._env = env
         self._host = host
         self._crashes = crashes
-        self._watchers: dict[str, asyncio.Task[None]] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._exchange = exchange
+        self._exchanging: asyncio.Task[None] | None = None
+        self._children: dict[str, RestartedChild] = {}
+        self._ending = BackgroundTasks()
 
     def socket(self, worker: str) -> str:
         """Return where an engine finds its tier process."""
@@ -68,59 +64,38 @@ class TierChildren:
 
     def begin(self, worker: str, cache: CacheSettings, number: int) -> None:
         """Keep a tier process running beside an engine, the ``number``-th of its pool."""
-        if worker not in self._watchers:
+        if worker not in self._children:
             own = of_worker(cache, worker, number)
-            self._watchers[worker] = asyncio.create_task(self._watch(worker, own), name=f"tiers-{worker}")
+            if cache.peers and self._exchanging is None:
+                self._exchanging = asyncio.create_task(self._exchange.run(), name="peer-exchange")
+            child = self._children[worker] = RestartedChild(
+                f"the tier process of {worker}",
+                "its engine misses",
+                lambda: self.settings,
+                lambda: self._start(worker, own),
+                crashed=lambda words: self._crashes.add(f"{worker}.tiers", "tiers", words),
+            )
+            child.begin()
 
     def end(self, worker: str) -> None:
         """End the tier process of an engine that is gone for good."""
-        watcher = self._watchers.pop(worker, None)
-        if watcher is not None:
-            self._finish(self._end(worker, watcher))
+        child = self._children.pop(worker, None)
+        if child is not None:
+            self._ending.spawn(self._end(worker, child))
 
     async def stop(self) -> None:
         """End all of them."""
-        for worker in list(self._watchers):
+        for worker in list(self._children):
             self.end(worker)
-        while self._ending:
-            await asyncio.wait(self._ending)
+        await self._ending.settled()
+        if self._exchanging is not None:
+            await end((self._exchanging,))
 
-    async def _end(self, worker: str, watcher: "asyncio.Task[None]") -> None:
-        await end((watcher,))  # one cancel is not enough: `asyncio.wait_for` may lose it
-        if worker not in self._watchers:  # what a killed process left
+    async def _end(self, worker: str, child: RestartedChild) -> None:
+        await child.stop()
+        if worker not in self._children:  # what a killed process left
             for suffix in (SUFFIX, ".sock"):
                 Path(self.socket(worker)).with_suffix(suffix).unlink(missing_ok=True)
-
-    def _finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do work that `stop` waits for, however often the watcher is cancelled."""
-        task = asyncio.create_task(work)
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-
-    async def _watch(self, worker: str, cache: CacheSettings) -> None:
-        wait = self.settings.restart_backoff
-        while True:
-            begun = time.monotonic()
-            starting = asyncio.create_task(self._start(worker, cache))
-            try:
-                child = await asyncio.shield(starting)
-                await child.ready(self.settings.start_timeout or START_TIMEOUT)
-                status = await child.wait()
-                self._crashes.add(f"{worker}.tiers", "tiers", ending(status))
-                log.error("the tier process of %s %s; its engine misses meanwhile", worker, ending(status))
-            except (PenstockError, OSError) as error:
-                log.error("the tier process of %s can't be started, so its engine misses: %s", worker, error)
-            finally:
-                self._finish(self._stop(starting))
-            if time.monotonic() - begun > STEADY:
-                wait = self.settings.restart_backoff
-            await asyncio.sleep(wait)
-            wait = min(RESTART_BACKOFF_MAX, wait * 2)
-
-    async def _stop(self, starting: "asyncio.Task[ChildProcess]") -> None:
-        [child] = await asyncio.gather(starting, return_exceptions=True)
-        if isinstance(child, ChildProcess):
-            await child.stop(self.settings.stop_grace)
 
     async def _start(self, worker: str, cache: CacheSettings) -> ChildProcess:
         path = Path(self.socket(worker))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from penstock.adapters.telemetry.prometheus_text import Counter, MetricRegistry
-from penstock.blocks.tiers.tier_counts import TierCounts
+from penstock.blocks.tiers.tier_counts import MachineCounts, TierCounts
 from penstock.blocks.tiers.tier_events import Place, TierName
 
 SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -36,6 +36,11 @@ class TierMetrics:
         self.late = new.counter("late_moves_total", "Moves whose deadline passed.", "tier")
         self.lost = new.counter("lost_total", "Blocks that were evicted before a lower tier had them.", "tier")
         self.hints = new.counter("ignored_hints_total", "Blocks whose pin or priority could not be honoured.", "tier")
+        self.prefetched = new.counter(
+            "prefetched_total",
+            "Blocks of requests that were said to be likely: brought up, used or wasted then, or refused.",
+            "result",
+        )
         self.present = new.gauge("blocks", "Blocks that a tier has.", "tier")
         self.capacity = new.gauge("capacity_blocks", "Blocks that a tier has room for.", "tier")
         self.open = new.gauge("open", "What is under way: jobs, moves, connections.", "what")
@@ -51,8 +56,11 @@ class TierMetrics:
             self.open.set(what, to=count)
         return self.registry.render()
 
-    def read(self, counts: Mapping[Place, TierCounts]) -> None:
+    def read(self, counts: Mapping[Place, TierCounts], whole: MachineCounts) -> None:
         """Take over what the tier machine counts itself."""
+        self.prefetched.set("brought", to=whole.prefetched)
+        self.prefetched.set("used", to=whole.prefetch_hits)
+        self.prefetched.set("wasted", to=whole.prefetch_wasted)
         for tier, count in counts.items():
             for reason, blocks in count.skipped.items():
                 self.skipped.set(tier, reason, to=blocks)

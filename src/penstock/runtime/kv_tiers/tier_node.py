@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.blocks.block_key import BlockKey, engine_keys
 from penstock.blocks.tiers.tier_events import (
     AskPeer,
@@ -55,12 +57,15 @@ from penstock.kernel.machine import Event, Nanos
 from penstock.runtime.kv_tiers.block_carrier import ROW_BITS, BlockCarrier, SlabStore
 from penstock.runtime.kv_tiers.engine_link import EngineJob, EngineLink, identity_of
 from penstock.runtime.kv_tiers.engine_region import EngineRegion
+from penstock.runtime.kv_tiers.measured_prefill import MeasuredPrefill
 from penstock.runtime.kv_tiers.peer_tiers import HostLender, PeerTiers
 from penstock.runtime.kv_tiers.tier_contents import BlockName, RecordPlace, TierContents
 from penstock.runtime.kv_tiers.tier_frames import FrameError, FrameStream
 from penstock.runtime.kv_tiers.tier_metrics import TierMetrics
 from penstock.runtime.live_driver import LiveDriver
-from penstock.transfer.storage.block_store import BlockStore
+from penstock.transfer.storage.block_store import BlockStore, StoredRecord
+from penstock.transfer.storage.object_store import ObjectStore
+from penstock.transfer.storage.shared_objects import SharedObjects
 
 log = logging.getLogger("penstock.kv_tiers")
 
@@ -68,6 +73,10 @@ MACHINE = "tiers"
 JOBS_MAX = 4096
 """Open jobs of one engine; more are refused at once, which is a miss or a block that is not stored."""
 NAMES_PER_FRAME = 4096
+EXPECTED_MAX = 1024
+"""Prefetches that wait for their time; each holds the names of a prompt's blocks."""
+EXPECTED_AFTER_MAX = 3600.0
+"""Seconds: a session that pauses for longer is no longer one that comes back."""
 
 EngineFrame = AskBlocks | StoreBlocks | LoadBlocks | CancelJob | UsedBlocks | PrefetchBlocks | PrefillSpeed
 _decode = msgspec.msgpack.Decoder(EngineFrame).decode
@@ -96,6 +105,7 @@ class TierNode:
         self.metrics = TierMetrics()
         self.links: dict[int, EngineLink] = {}
         self.jobs: dict[int, EngineJob] = {}
+        self._expected: dict[int, asyncio.TimerHandle] = {}
         self.hello: TierHello | None = None
         """Of the first engine; later ones must have KV of the same kind."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -106,7 +116,7 @@ class TierNode:
         self._queries: dict[int, tuple[EngineLink, int, Sequence[BlockKey]]] = {}
         self._moves: dict[int, list[bool]] = {}
         """Move -> whether it was cancelled, in a list of one."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._numbers, self._job_ids, self._query_ids = count(1), count(1), count(1)
 
     # --- engines ------------------------------------------------------------------------------------------------------
@@ -123,6 +133,9 @@ class TierNode:
         log.info("engine %s is connected with %d rows of %d bytes", link.name, hello.rows, hello.row_bytes)
         assert self.tiers is not None
         link.send(TierWelcome(tiers=["host", *self.tiers.lower, *([] if self._peers is None else ["peer"])]))
+        measured = None
+        if hello.stats:
+            measured = MeasuredPrefill(hello.stats, lambda seconds: self.post(EngineSpeed(seconds_per_token=seconds)))
         announcing = asyncio.create_task(self._announce_all(link, stream), name=f"announcing-{link.number}")
         try:
             while (raw := await stream.read()) is not None:
@@ -132,20 +145,23 @@ class TierNode:
             self.metrics.refused.add("frame")
         finally:
             announcing.cancel()
+            if measured is not None:
+                await measured.close()
             await self._leave(link)
 
     async def close(self) -> None:
         """Touch no engine's rows from now on, write what has to be written, and stop."""
         for link in list(self.links.values()):
             link.lose()
+        for timer in self._expected.values():
+            timer.cancel()
+        self._expected.clear()
         if self.tiers is None:
             return
         for link in list(self.links.values()):
             await link.untouched.wait()
         self._driver.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         if self._peers is not None:
             await self._peers.close()
         for store in (*self.tiers.lower.values(), self.tiers.slab):
@@ -174,7 +190,8 @@ class TierNode:
         under_way = {"jobs": len(self.jobs), "moves": len(self._moves), "connections": len(self.links)}
         capacity = {} if self.tiers is None else self.tiers.capacity
         if self.tiers is not None:
-            self.metrics.read(self.tiers.machine.state.tiers)
+            state = self.tiers.machine.state
+            self.metrics.read(state.tiers, state.counts)
         return self.metrics.render(self.contents.counts, capacity, under_way)
 
     async def _admit(self, hello: TierHello, stream: FrameStream) -> EngineLink:
@@ -211,23 +228,29 @@ class TierNode:
         on = self._driver.on
         on(Move, lambda now, sender, effect: self._begin(effect))
         on(CancelMove, lambda now, sender, effect: self._cancel_move(effect))
-        on(AskPeer, lambda now, sender, effect: self._spawn(self._ask_peer(effect), f"ask-{effect.id}"))
+        on(AskPeer, lambda now, sender, effect: self._tasks.spawn(self._ask_peer(effect), f"ask-{effect.id}"))
         on(BlocksAnswered, lambda now, sender, effect: self._answer(effect))
         on(JobEnded, lambda now, sender, effect: self._end_job(effect))
         on(BlocksStored, lambda now, sender, effect: self._stored(effect))
         on(BlocksRemoved, lambda now, sender, effect: self._removed(effect))
         on(ForgetRecords, lambda now, sender, effect: tiers.lower[effect.tier].forget(effect.slots))
         for tier, store in tiers.lower.items():
-            records = store.records()
-            keys = [BlockKey(record.key) for record in records]
-            parents = [None if record.parent is None else BlockKey(record.parent) for record in records]
-            slots, generations = [record.slot for record in records], [record.generation for record in records]
-            self.post(TierFound(tier=tier, keys=keys, slots=slots, generations=generations, parents=parents))
-            self.contents.placed(tier, keys, (RecordPlace(record.slot, record.generation) for record in records))
+            self._adopt(tier, store.records())
             log.info("tier %s has %d blocks of an earlier run", tier, self.contents.counts[tier])
+            if isinstance(store, ObjectStore):
+                shared = SharedObjects(store, tiers.machine.tiers[tier], partial(self._adopt, tier))
+                self._tasks.spawn(shared.follow(), "shared-objects")
         if self._peers is not None:
             self._peers.changed = lambda peers: self.post(PeersChanged(peers=peers))
             self._peers.open(HostLender(self.contents, tiers.slab))
+
+    def _adopt(self, tier: TierName, records: Sequence[StoredRecord]) -> None:
+        """Enter blocks that are in a tier without having been moved there by this process."""
+        keys = [BlockKey(record.key) for record in records]
+        parents = [None if record.parent is None else BlockKey(record.parent) for record in records]
+        slots, generations = [record.slot for record in records], [record.generation for record in records]
+        self.post(TierFound(tier=tier, keys=keys, slots=slots, generations=generations, parents=parents))
+        self.contents.placed(tier, keys, (RecordPlace(record.slot, record.generation) for record in records))
 
     async def _leave(self, link: EngineLink) -> None:
         """End all that an engine wanted; return once nothing touches its rows any more."""
@@ -270,9 +293,23 @@ class TierNode:
             self.post(BlocksUsed(keys=keys))
         elif isinstance(message, PrefetchBlocks):
             keys = self._keys(link, message.hashes, message.group, message.hints)
-            self.post(PrefetchWanted(keys=keys, hints=_hints(message.hints)))
+            self._expect(PrefetchWanted(keys=keys, hints=_hints(message.hints)), message.after)
         else:
             self.post(EngineSpeed(seconds_per_token=message.seconds_per_token))
+
+    def _expect(self, event: PrefetchWanted, after: float) -> None:
+        """Post a prefetch when it is due; what would be too many or too late is left out and counted."""
+        if not after > 0:
+            self.post(event)
+        elif len(self._expected) >= EXPECTED_MAX or after > EXPECTED_AFTER_MAX:
+            self.metrics.prefetched.add("refused", by=len(event.keys))
+        else:
+            number = next(self._job_ids)
+            self._expected[number] = asyncio.get_running_loop().call_later(after, self._due, number, event)
+
+    def _due(self, number: int, event: PrefetchWanted) -> None:
+        del self._expected[number]
+        self.post(event)
 
     def _keys(self, link: EngineLink, hashes: Sequence[bytes], group: int, hints: RequestHints) -> list[BlockKey]:
         """Return keys of an engine's blocks; those whose names were unknown, such as since a restart, are announced."""
@@ -300,12 +337,7 @@ class TierNode:
 
     def _begin(self, move: Move) -> None:
         cancelled = self._moves[move.id] = [False]
-        self._spawn(self._carry(move, cancelled), f"move-{move.id}")
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._carry(move, cancelled), f"move-{move.id}")
 
     async def _ask_peer(self, effect: AskPeer) -> None:
         blocks = 0 if self._peers is None else await self._peers.ask(effect.peer, effect.keys)

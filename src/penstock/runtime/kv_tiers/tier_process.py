@@ -1,16 +1,14 @@
 """Tier process: opens tiers as the settings say, serves until SIGTERM, and shows its metrics over HTTP."""
 
 import asyncio
-import json
 import logging
 import os
-import signal
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from aiohttp import web
 
+from penstock.adapters.process_life import report_ready, stop_event
 from penstock.adapters.telemetry.prometheus_text import CONTENT_TYPE
 from penstock.blocks.tiers.tier_events import TierName
 from penstock.blocks.tiers.tier_machine import TierMachine
@@ -49,18 +47,14 @@ async def run_tiers(
     Raises:
         ConfigError: the socket or the port is taken.
     """
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    stopping = stop_event()
     node, metrics_port = TierNode(opener(settings), peers), settings.metrics_port
     server = TierServer(node, socket)
     metrics = await _show(node, host, metrics_port) if metrics_port else None
     try:
         await server.start()
         url = f"http://{host}:{metrics_port}/metrics" if metrics_port else None
-        sys.stdout.write(json.dumps({"pid": os.getpid(), "socket": str(socket), "metrics": url}) + "\n")
-        sys.stdout.flush()
+        report_ready(pid=os.getpid(), socket=str(socket), metrics=url)
         node.failed.add_done_callback(lambda _: stopping.set())
         await stopping.wait()
     finally:

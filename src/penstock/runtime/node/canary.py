@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import aiohttp
-
 from penstock.adapters.engines.probe import Verdict, one_token
+from penstock.adapters.http_session import HttpSession
+from penstock.adapters.task_cancel import cancel_all
 from penstock.config.settings.cluster_settings import CanarySettings
 from penstock.kernel.values import WorkerCard, WorkerId
 from penstock.router.status_rows import CanaryStatus
@@ -61,7 +61,7 @@ class Canary:
         self._busy = busy
         self._cordon = cordon
         self._watched: dict[WorkerId, CanaryTarget] = {}
-        self._http: aiohttp.ClientSession | None = None
+        self._http = HttpSession()
 
     def start(self, card: WorkerCard) -> None:
         """Begin to watch a worker, unless its server is of no known kind: there each token may cost money."""
@@ -126,20 +126,15 @@ class Canary:
 
     async def close(self) -> None:
         tasks = [watched.task for watched in self._watched.values() if watched.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._http is not None:
-            await self._http.close()
+        await cancel_all(tasks)
+        await self._http.close()
 
     async def _ask(self, watched: CanaryTarget) -> None:
-        if self._http is None:
-            self._http = aiohttp.ClientSession()
         card = watched.card
         watched.sent += 1
         began = time.monotonic()
         request = f"canary-{card.id}-{watched.sent}"
-        verdict, text = await one_token(self._http, card, self._settings.timeout, request)
+        verdict, text = await one_token(self._http.session, card, self._settings.timeout, request)
         if self._watched.get(card.id) is not watched:
             return  # it left meanwhile, or came back as a new worker
         watched.last = verdict

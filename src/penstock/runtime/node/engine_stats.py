@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import aiohttp
-
 from penstock.adapters.engines.stats.step_stats_source import Source, StepSource, steps_of
+from penstock.adapters.http_session import HttpSession
 from penstock.config.settings.cluster_settings import EngineStatsSettings
 from penstock.kernel.values import StepStats, WorkerCard, WorkerId
 from penstock.router.status_rows import StepsStatus
@@ -64,15 +63,13 @@ class EngineStats:
         self._reader = reader
         self._watched: dict[WorkerId, _WatchedEngine] = {}
         self._readers: dict[str, None] = {}
-        self._http: aiohttp.ClientSession | None = None
+        self._http = HttpSession()
 
     def start(self, card: WorkerCard) -> None:
         """Begin to follow an engine."""
         self.stop(card)
         if self._settings.interval:
-            if self._http is None:
-                self._http = aiohttp.ClientSession()
-            source = steps_of(card, self._http, self._reader)
+            source = steps_of(card, self._http.session, self._reader)
             self._watched[card.id] = _WatchedEngine(card, source, time.monotonic())
 
     def stop(self, card: WorkerCard) -> None:
@@ -131,8 +128,7 @@ class EngineStats:
         for watched in self._watched.values():
             watched.source.close()
         self._watched.clear()
-        if self._http is not None:
-            await self._http.close()
+        await self._http.close()
 
     async def _ask(self, watched: _WatchedEngine) -> None:
         looks, watched.samples = watched.samples, []

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.engines.describe import measured_speed
 from penstock.adapters.seams import Store
 from penstock.config.cluster_secret_file import secret_of_process
@@ -21,11 +22,12 @@ from penstock.kernel.plurals import counted
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import WorkerCard
 from penstock.router.events import OperatorNote, SettingsChanged, WorkerMeasured
-from penstock.router.journal import RouterBook
+from penstock.router.journal import router_book
 from penstock.router.router import Router
 from penstock.router.status_rows import StatusFinding
 from penstock.runtime.backends import Plane, open_plane, open_relayed, open_store
 from penstock.runtime.cluster_state import refused_messages
+from penstock.runtime.cluster_state.adapter_registry import AdapterRegistry
 from penstock.runtime.cluster_state.crash_log import Crashes
 from penstock.runtime.cluster_state.current_settings import CurrentSettings
 from penstock.runtime.cluster_state.drain_progress import DrainProgress
@@ -35,12 +37,14 @@ from penstock.runtime.cluster_state.placement_sync import FrontendCard, Placemen
 from penstock.runtime.kv_events.kv_event_feeds import KvEventFeeds
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.loop_monitor import LoopMonitor
+from penstock.runtime.node.adapter_loads import AdapterLoads
 from penstock.runtime.node.node_status import NodeStatus
 from penstock.runtime.node.tickets import Tickets
 from penstock.runtime.node.worker_observers import WorkerObservers
 from penstock.runtime.planning.planner_inputs import described_speed
 from penstock.runtime.planning.planner_status import PlannerStatus
 from penstock.runtime.records.journal_writer import JournalWriter
+from penstock.runtime.records.pod_run_folder import process_name
 from penstock.runtime.supervision.revoked_leases import RevokedLeases
 
 log = logging.getLogger("penstock.node")
@@ -60,7 +64,7 @@ class RouterNode:
     ) -> None:
         self.settings = settings
         self.run = run
-        self.name = f"frontend-{index}-{os.getpid()}"
+        self.name = process_name(index)
         self.router = Router(
             settings.routing, slo=settings.slo, name=self.name, seed=index, shared=settings.frontend.processes > 1
         )
@@ -68,7 +72,7 @@ class RouterNode:
         if settings.runs.journal:
             self.journal = JournalWriter(
                 run / "journal" / self.name,
-                RouterBook(self.router),
+                router_book(self.router),
                 wall_ns=time.time_ns(),
                 batch=JOURNAL_BATCH,
             )
@@ -89,6 +93,7 @@ class RouterNode:
         )
         self.acquaintance = MembershipAck(store, self.name, lambda: self.membership.cards, settings.discovery.ttl)
         self.observers = WorkerObservers(settings, self.live, self.router, self.name)
+        self.adapters = AdapterLoads(self.live, self.router, AdapterRegistry(settings))
         self.crashes = Crashes(store)
         self.planned = PlannerStatus(store, lambda: self.settings.planner.enabled)
         self.loop_monitor = LoopMonitor()
@@ -99,8 +104,7 @@ class RouterNode:
         """Called with the settings whenever an operator changed some."""
         self.noted: dict[str, int] = {}
         """How often each kind of `OperatorNote` came."""
-        self._tasks: list[asyncio.Task[None]] = []
-        self._measuring: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self.live.on(OperatorNote, self._noted)
 
     async def settled(self) -> None:
@@ -130,9 +134,9 @@ class RouterNode:
         )
         self.peers = PlacementSync(self.store, self.live, self.plane, card, self.settings.discovery.ttl)
         await self.peers.announce()
-        self._tasks.append(asyncio.create_task(self.peers.run(), name="peers"))
+        self._tasks.spawn(self.peers.run(), "peers")
         # From here on requests come; blocks of the loop during the start delayed none.
-        self._tasks.append(asyncio.create_task(self.loop_monitor.run(), name="loop-monitor"))
+        self._tasks.spawn(self.loop_monitor.run(), "loop-monitor")
 
     @property
     def message_sources(self) -> refused_messages.MessageSources:
@@ -162,11 +166,10 @@ class RouterNode:
 
     async def close(self) -> None:
         """Stop receiving events and delete this frontend's keys in the store."""
-        for task in [*self._tasks, *self._measuring]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, *self._measuring, return_exceptions=True)
+        await self._tasks.close()
         await self.departures.close()
         await self.observers.close()
+        await self.adapters.close()
         await self.feeds.close()
         if self.plane is not None:
             await self.plane.close()
@@ -174,28 +177,30 @@ class RouterNode:
         self.live.close()
 
     def start(self) -> None:
-        self._tasks.append(asyncio.create_task(self.membership.run(), name="membership"))
-        self._tasks.append(asyncio.create_task(self.acquaintance.run(), name="acquaintance"))
-        self._tasks.append(asyncio.create_task(self.tuning.run(), name="tuning"))
-        self._tasks.append(asyncio.create_task(self.observers.run(), name="observers"))
-        self._tasks.append(asyncio.create_task(self.planned.run(), name="planned"))
-        self._tasks.append(asyncio.create_task(self.crashes.run(), name="crashes"))
+        self._tasks.spawn(self.membership.run(), "membership")
+        self._tasks.spawn(self.acquaintance.run(), "acquaintance")
+        self._tasks.spawn(self.tuning.run(), "tuning")
+        self._tasks.spawn(self.observers.run(), "observers")
+        self._tasks.spawn(self.planned.run(), "planned")
+        self._tasks.spawn(self.crashes.run(), "crashes")
+        self._tasks.spawn(self.adapters.registry.run(self.store), "adapters")
+        self._tasks.spawn(self.adapters.run(self._leads), "adapter-workers")
+
+    def _leads(self) -> bool:
+        """Return whether this frontend decides what only one may: of those that are known, the first by name."""
+        return self.peers is not None and all(self.name < card.id for card in self.peers.cards.values())
 
     def also(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run a task for as long as this node runs."""
-        self._tasks.append(asyncio.create_task(work, name=name))
+        self._tasks.spawn(work, name)
 
     def _worker_started(self, card: WorkerCard) -> None:
         if self.router.pools[card.model].exact is not None:
             self.feeds.start(card)
         self.observers.start(card)
+        self.adapters.start(card)
         if self.settings.router.cost.kind == "latency":
-            self._start_measuring(card)
-
-    def _start_measuring(self, card: WorkerCard) -> None:
-        task = asyncio.create_task(self._measure(card))
-        self._measuring.add(task)
-        task.add_done_callback(self._measuring.discard)
+            self._tasks.spawn(self._measure(card))
 
     def _tuned(self, settings: ClusterSettings, changes: Sequence[SettingChange], by: str) -> None:
         before, self.settings = self.settings, settings
@@ -204,7 +209,7 @@ class RouterNode:
             self.live.post("router", SettingsChanged(settings=settings.routing, slo=settings.slo, keys=keys, by=by))
         if settings.router.cost.kind == "latency" and before.router.cost.kind != "latency":
             for card in self.membership.cards:
-                self._start_measuring(card)
+                self._tasks.spawn(self._measure(card))
         self.on_settings(settings)
 
     def _heard(self) -> None:
@@ -213,6 +218,7 @@ class RouterNode:
     async def _worker_went(self, card: WorkerCard) -> None:
         await self.departures.ended(card)
         self.observers.stop(card)
+        self.adapters.stop(card)
         await self.feeds.stop(card)
 
     async def _measure(self, card: WorkerCard) -> None:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.kernel.machine import Effect, Nanos
-from penstock.kernel.values import RequestId
+from penstock.kernel.values import RequestId, WorkerId
 from penstock.router.events import (
     Abort,
     Arrived,
@@ -70,7 +70,7 @@ class Ticket:
         """Report how many output tokens there are, about once a block."""
         self._tickets.live.post("router", Grown(id=self.id, attempt=self.attempt, tokens=tokens))
 
-    def finished(self, tokens: int, cached: int | None, attempt: int | None = None) -> None:
+    def finished(self, tokens: int | None, cached: int | None, attempt: int | None = None) -> None:
         """Report that the answer is complete; ``closed`` is set when this returns."""
         self.attempt = attempt or self.attempt
         self._tickets.live.post("router", Finished(id=self.id, attempt=self.attempt, tokens=tokens, cached=cached))
@@ -85,6 +85,7 @@ class Ticket:
         resume: Resume | None = None,
         leaving: bool = False,
         attempt: int | None = None,
+        served_by: WorkerId | None = None,
     ) -> None:
         """Report that this attempt broke; `next` then returns the following attempt or the end."""
         self._tickets.live.post(
@@ -98,6 +99,7 @@ class Ticket:
                 status=status,
                 resume=resume,
                 leaving=leaving,
+                served_by=served_by,
             ),
         )
 

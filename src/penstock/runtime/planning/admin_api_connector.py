@@ -6,6 +6,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
+from penstock.adapters.http_session import HttpSession
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import Pool
 from penstock.planner.plugins.proposals import Flip, Reason
@@ -34,7 +35,8 @@ class AdminApiConnector:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._pools: dict[str, PoolStatus] = {}
-        self._http: aiohttp.ClientSession | None = None
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT)
+        self._http = HttpSession(lambda: aiohttp.ClientSession(timeout=timeout, headers=self._headers))
 
     async def look(self) -> Mapping[str, Pool]:
         answer = await self._call("GET", "/admin/desired", None, DesiredState)
@@ -64,15 +66,12 @@ class AdminApiConnector:
         return f"the admin routes of {self._url}"
 
     async def close(self) -> None:
-        if self._http is not None:
-            await self._http.close()
+        await self._http.close()
 
     async def _call(self, method: str, path: str, body: msgspec.Struct | None, kind: type[T]) -> T:
-        if self._http is None:
-            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT), headers=self._headers)
         data = None if body is None else msgspec.json.encode(body)
         try:
-            async with self._http.request(method, self._url + path, data=data, allow_redirects=False) as answer:
+            async with self._http.session.request(method, self._url + path, data=data, allow_redirects=False) as answer:
                 content = await answer.read()
                 if answer.status == 200:
                     return msgspec.json.decode(content, type=kind)

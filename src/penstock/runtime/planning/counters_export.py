@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from penstock.adapters.sources.frontend_counters import FrontendCounters, ModelCounters, RankCounters, WorkerCounters
-from penstock.kernel.values import STEP_SUMS, StepStats, WorkerCard, WorkerId
+from penstock.kernel.values import STEP_SUMS, RequestId, StepStats, WorkerCard, WorkerId
 from penstock.router.router import Router
 from penstock.router.workers.roster import RosterWorker
 from penstock.runtime.node.engine_stats import EngineStats
@@ -35,6 +35,10 @@ class CountersExport:
         """Return all counters as they are; ``now``: the router's time. About 5 us per worker."""
         self._take()
         queued = {model: self._router.waiting(model) for model in self._router.pools}
+        for copy, model in self.counts.copies.items():
+            request = self._router.requests.get(RequestId(copy))
+            if request is not None and request.phase in ("queued", "waiting_for_worker"):
+                queued[model] -= 1
         counts = self.counts.totals()
         empty = self.counts
         models = {

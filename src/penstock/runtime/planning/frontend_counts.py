@@ -17,6 +17,8 @@ class FrontendCounts:
         self._now = now
         self._started = now()
         self._models: dict[str, RequestCounts] = {}
+        self.copies: dict[str, str] = {}
+        """Shadows' copies that have not ended, and their models: where one waits, no client does."""
 
     def of(self, model: str) -> RequestCounts:
         """Return a model's counters, created where it is new."""

@@ -6,6 +6,7 @@ from functools import partial
 import msgspec
 
 from penstock.adapters.connectors.scale_connector import ScaleConnector
+from penstock.adapters.kubernetes.kubernetes_login import open_client
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.adapters.sources.frontend_source import FrontendSource
 from penstock.adapters.sources.traffic_source import TrafficSource
@@ -79,10 +80,15 @@ def build_connector(settings: ClusterSettings, store: Store | None) -> ScaleConn
         from penstock.adapters.connectors.webhook import WebhookConnector
 
         return WebhookConnector(planning.webhook, pools=pools_of(settings))
+    if planning.connector == "kubernetes":
+        client = open_client(settings.discovery.kubernetes)  # which says what to install where it is missing
+        from penstock.adapters.connectors.kubernetes.configured_targets import connector_of
+
+        return connector_of(client, settings, pools_of(settings), partial(by_role, settings))
     if store is None:
         raise ConfigError(
             "planner.connector is process, but no cluster is named that could be scaled",
-            hint="give --url of a running cluster, or set planner.connector=virtual or webhook",
+            hint="give --url of a running cluster, or set planner.connector=virtual, webhook or kubernetes",
         )
     gpus = {name: pool.gpus for name, pool in pools_of(settings).items()}
     return DesiredStateConnector(store, patience=settings.router.request_timeout, gpus=gpus)
@@ -119,7 +125,7 @@ def by_role(settings: ClusterSettings, model: str) -> dict[Role, int]:
         )
     counts: dict[Role, int] = {}
     for pool in entry.pools.values():
-        counts[pool.role] = counts.get(pool.role, 0) + (len(pool.urls) or pool.replicas)
+        counts[pool.role] = counts.get(pool.role, 0) + pool.size
     mode = settings.planner.mode
     if mode in ("prefill", "decode"):
         return {role: count for role, count in counts.items() if role == mode} or {mode: 1}
@@ -132,9 +138,7 @@ def pools_of(settings: ClusterSettings) -> dict[str, Pool]:
     for model, entry in settings.models.items():
         prefix = pool_prefix(model, len(settings.models))
         for name, pool in entry.pools.items():
-            pools[prefix + name] = Pool(
-                model=model, role=pool.role, desired=len(pool.urls) or pool.replicas, gpus=gpus_of(pool)
-            )
+            pools[prefix + name] = Pool(model=model, role=pool.role, desired=pool.size, gpus=gpus_of(pool))
     return pools
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.connectors.scale_connector import ScaleConnector
 from penstock.adapters.plugins.plugin_host import PluginHost, wants_outside
 from penstock.config.settings.planning_settings import PlanningSettings
@@ -62,7 +63,7 @@ class PlannerDriver:
         self._renewed = renewed
         self._state_due = 0.0
         self._host: PluginHost | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._save_lock = asyncio.Lock()
         self.live.on(Observe, self._look)
         self.live.on(Scale, self._scale)
@@ -99,9 +100,7 @@ class PlannerDriver:
     async def close(self) -> None:
         """End the planner; the desired state stays as it is."""
         self.live.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         if self._host is not None:
             await self._host.close()
         await self.tick_log.close()
@@ -192,9 +191,7 @@ class PlannerDriver:
         log.info("going on where the planner before ended, at tick %s", self.planner.snapshot()["number"])
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._guarded(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._guarded(work))
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:

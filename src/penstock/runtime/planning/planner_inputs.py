@@ -44,7 +44,7 @@ def inputs_of(settings: ClusterSettings) -> PolicyInputs:
             described = DESCRIBED.get(pool.sim.timing.kind)
             profile = _profile(model, pool) or of_all
             if classic.profile is not None and profile is of_all:
-                check_profile(classic.profile, model, None if _simulated(pool) or pool.urls else pool.engine)
+                check_profile(classic.profile, model, None if _simulated(pool) or pool.attached else pool.engine)
             if _simulated(pool):
                 metrics["self-benchmark"] = _measured(pool.sim, measured)
             else:
@@ -97,12 +97,12 @@ def _profile(model: str, pool: PoolSettings) -> Profile | None:
     timing = pool.sim.timing
     if timing.kind != "table" or timing.profile is None or not Path(timing.profile).is_dir():
         return None
-    check_profile(timing.profile, timing.model or model, None if _simulated(pool) or pool.urls else pool.engine)
+    check_profile(timing.profile, timing.model or model, None if _simulated(pool) or pool.attached else pool.engine)
     return read_profile(timing.profile)
 
 
 def _simulated(pool: PoolSettings) -> bool:
-    return pool.engine == "sim" and not pool.urls
+    return pool.engine == "sim" and not pool.attached
 
 
 def _measured(sim: SimSettings, before: dict[bytes, JsonObject]) -> JsonObject:

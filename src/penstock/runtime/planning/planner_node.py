@@ -12,9 +12,11 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from penstock.adapters.connectors.scale_connector import ScaleConnector
+from penstock.adapters.connectors.scale_connector import ChecksTargets, ScaleConnector
+from penstock.adapters.plugins.keda_scaler import KedaScaler
 from penstock.adapters.seams import Store
 from penstock.adapters.sources.traffic_source import TrafficSource
+from penstock.adapters.task_cancel import cancel_all
 from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
 from penstock.adapters.telemetry.prometheus_text import CONTENT_TYPE
 from penstock.config.cluster_secret_file import secret_of_process
@@ -24,7 +26,7 @@ from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import Slo
 from penstock.planner.events import LimitsChanged
-from penstock.planner.journal import PlannerBook
+from penstock.planner.journal import planner_book
 from penstock.planner.planner import Planner
 from penstock.planner.policies import PolicyInputs
 from penstock.planner.settings import BudgetSettings
@@ -91,6 +93,10 @@ class PlannerNode:
             ttl=max(settings.discovery.ttl, 3 * planning.base),
         )
         keeping.listeners += listeners
+        self._keda = KedaScaler(interval=planning.base) if planning.external_scaler_port else None
+        if self._keda is not None:
+            keeping.recommended = self._keda.recommend
+        self._connector = connector
         self.driver = PlannerDriver(
             planning,
             planner,
@@ -109,23 +115,27 @@ class PlannerNode:
         """Begin to plan.
 
         Raises:
-            ConfigError: an address can't be bound.
+            ConfigError: an address can't be bound, or what should be scaled is not as the settings say.
         """
+        if isinstance(self._connector, ChecksTargets):
+            await self._connector.validate()
         if self._tuning is not None:
             self._tasks.append(asyncio.create_task(self._tuning.run(), name="tuning"))
         if self._store is not None:
             benchmarks = EngineBenchmarks(self._store, self.driver.post)
             self._tasks.append(asyncio.create_task(benchmarks.run(), name="benchmarks"))
+        if self._keda is not None:
+            await self._keda.start(f"{self.settings.discovery.host}:{self.settings.planner.external_scaler_port}")
         if self.settings.planner.metrics_port:
             self.metrics_url = await self._show(self.settings.discovery.host, self.settings.planner.metrics_port)
         await self.driver.start()
 
     async def close(self) -> None:
         """End; the desired state stays as it is."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         await self.driver.close()
+        if self._keda is not None:
+            await self._keda.close()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._store is not None:
@@ -218,6 +228,6 @@ def _journal(run: Path, settings: ClusterSettings, planner: Planner, inputs: Pol
     start = start_of(run)
     return JournalWriter(
         run / "journal" / f"planner-{os.getpid()}",
-        PlannerBook(planner, inputs),
+        planner_book(planner, inputs),
         wall_ns=time.time_ns() - (0 if start is None else time.monotonic_ns() - start),
     )

@@ -40,6 +40,7 @@ class PlannerReport(msgspec.Struct, frozen=True, kw_only=True):
         health: of each model's traffic: fresh, stale or broken.
         alarms: the newest ones, the last one last.
         restarts: how often it took over from a planner that had ended.
+        attainment: share of requests within the SLO in the last tick, of those that could be judged; None of none.
     """
 
     version: int = 1
@@ -63,6 +64,7 @@ class PlannerReport(msgspec.Struct, frozen=True, kw_only=True):
     alarms: tuple[AlarmReport, ...] = ()
     gpus: int = 0
     restarts: int = 0
+    attainment: float | None = None
 
 
 class PlannerDecisions(msgspec.Struct, Generic[T], frozen=True):

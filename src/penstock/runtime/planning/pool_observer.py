@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from penstock.adapters.sources.traffic_source import WorkerReading
-from penstock.kernel.values import Pool, Replica, ReplicaState
+from penstock.kernel.values import Pool, Replica, ReplicaState, StartRecord
 from penstock.planner.observation import PoolState
 
 
@@ -23,6 +23,8 @@ class _PoolTimes(msgspec.Struct):
     """Pools of which some replica has served: its files are on the machine."""
     scaled_at: dict[str, float] = {}
     """Pool -> when it was last scaled."""
+    starts: dict[str, StartRecord] = {}
+    """Replica -> its start that was counted last."""
     at: float | None = None
 
 
@@ -51,20 +53,26 @@ class PoolObserver:
             mine = _workers_of(reported, workers)
             pool = _with_replicas(reported, mine)
             replicas = pool.replicas or ()
-            start_ups = []
+            start_ups: list[float] = []
+            wakes: list[float] = []
             before = set(state.ready.get(name, ()))
             for replica in replicas:
                 if replica.state == "ready":
                     begun = state.begun.pop(replica.id, None)
                     if begun is None and state.at is not None and replica.id not in before:
                         begun = self._begun(name)  # it came between two observations
-                    if begun is not None:
+                    if begun is None or (replica.start is not None and state.starts.get(replica.id) == replica.start):
+                        continue
+                    if replica.start is None:
                         start_ups.append(at - begun)
+                        continue
+                    state.starts[replica.id] = replica.start
+                    (wakes if replica.start.woken else start_ups).append(replica.start.seconds)
                 elif replica.state in ("starting", "failed"):
                     there.add(replica.id)
                     state.begun.setdefault(replica.id, self._begun(name) if state.at is not None else at)
             state.ready[name] = [replica.id for replica in replicas if replica.state == "ready"]
-            states.setdefault(pool.model, {})[name] = self._pool_state(at, name, pool, start_ups, mine)
+            states.setdefault(pool.model, {})[name] = self._pool_state(at, name, pool, start_ups, wakes, mine)
             if state.ready[name] and name not in state.warm:
                 state.warm.append(name)
         state.begun = {id: since for id, since in state.begun.items() if id in there}
@@ -86,11 +94,18 @@ class PoolObserver:
         return before if scaled is None or scaled < before else scaled
 
     def _pool_state(
-        self, at: float, name: str, pool: Pool, start_ups: list[float], workers: list[WorkerReading]
+        self,
+        at: float,
+        name: str,
+        pool: Pool,
+        start_ups: list[float],
+        wakes: list[float],
+        workers: list[WorkerReading],
     ) -> PoolState:
         replicas = pool.replicas or ()
         reasons = [replica.reason for replica in replicas if replica.state == "failed" and replica.reason]
         starting = (at - self._state.begun[replica.id] for replica in replicas if replica.state == "starting")
+        memory = [replica.host_memory for replica in replicas if replica.asleep]
         problem = pool.problem or (reasons[0] if reasons else None)
         return PoolState(
             pool=msgspec.structs.replace(pool, problem=problem, replicas=None),
@@ -99,6 +114,9 @@ class PoolObserver:
             draining=pool.count("draining", "stopping"),
             failed=pool.count("failed"),
             start_up_times=tuple(start_ups),
+            asleep=pool.asleep,
+            host_memory=None if None in memory else sum(bytes for bytes in memory if bytes is not None),
+            wake_times=tuple(wakes),
             warm=name in self._state.warm,
             flips=any(worker.flips for worker in workers),
             engines=tuple(engine for worker in workers for engine in worker.engines),

@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -60,6 +60,8 @@ class TickLog:
         """Pool -> its model and role."""
         self.listeners: list[Listener] = []
         """Called with each record and the report made of it."""
+        self.recommended: Callable[[Mapping[str, int]], Awaitable[None]] | None = None
+        """Takes the targets of each tick that had an observation."""
 
     def alarm(self, at: float, reason: Reason) -> None:
         """Keep an alarm for the report."""
@@ -70,6 +72,7 @@ class TickLog:
         """Write a tick to all outputs."""
         if record.outcome in ("apply", "advise"):
             self._reason, self._why, self._changed = record.chosen or record.bound, record.why, record.at
+        judged = sum(model.judged for model in record.models.values())
         report = PlannerReport(
             **{**self._description, "policy": record.policy},  # type: ignore[arg-type]
             pid=os.getpid(),
@@ -87,10 +90,13 @@ class TickLog:
             alarms=tuple(self._alarms),
             gpus=record.gpus,
             restarts=restarts,
+            attainment=sum(model.in_slo for model in record.models.values()) / judged if judged else None,
         )
         self.last = report
         self.metrics.ticked(record)
         self.metrics.wants((*self._roles[pool], n) for pool, n in record.targets.items() if pool in self._roles)
+        if self.recommended is not None:
+            await self.recommended(record.targets)
         for listener in self.listeners:
             listener(record, report)
         if self._records is not None:

@@ -9,9 +9,8 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
-from penstock.kernel.journal_frames import frame
+from penstock.kernel.journal_frames import MachineBook, frame
 from penstock.kernel.machine import Effect, Event, Nanos
 from penstock.runtime.records.segments import SEGMENTS
 
@@ -28,22 +27,6 @@ ROUTERS = 16
 """Journals kept of one run: each restarted frontend has one of its own."""
 RETRY = 60.0
 """Seconds after a failed write until a new segment is tried."""
-
-
-class JournalBook(Protocol):
-    """Encodes one machine's journal: `penstock.router.journal.RouterBook`, `penstock.planner.journal.PlannerBook`."""
-
-    def header(self, *, sequence: int, now: Nanos, wall_ns: int) -> bytes:
-        """Encode the machine's whole state."""
-        ...
-
-    def record(self, sequence: int, now: Nanos, event: Event, effects: Sequence[Effect]) -> bytes:
-        """Encode one event and its effects."""
-        ...
-
-    def seconds(self) -> float:
-        """Return about how long `header` takes."""
-        ...
 
 
 class JournalWriter:
@@ -63,7 +46,7 @@ class JournalWriter:
     def __init__(
         self,
         folder: Path,
-        book: JournalBook,
+        book: MachineBook,
         *,
         wall_ns: int,
         segment_bytes: int = SEGMENT_BYTES,

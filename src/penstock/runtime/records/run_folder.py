@@ -5,6 +5,7 @@ runs/<utc>-<command>-<hex>/
   config.yaml       resolved, secrets removed
   requests.jsonl    one line per ended request       decisions.jsonl  one line per placement
                     (of a live cluster in segments: `penstock.runtime.records.segments`)
+  copies.jsonl      one line per ended copy that a shadow got: no client waited for it
   metrics.csv       a row every few seconds          logs/            one file per process
 """
 

@@ -66,7 +66,7 @@ class ConfigReload:
         if self._reload is None:
             return ["there is no config file to read again; 'penstock set KEY=VALUE' changes settings."]
         new = (await asyncio.to_thread(self._reload)).settings
-        live = live_knobs()
+        live = live_knobs(self._tuning.settings)
         changes = [change for change in differences(self._tuning.settings, new) if change.key in live]
         lines = [refusal_of(change.key) for change in differences(self._loaded, new) if change.key not in live]
         silent = unheard(new.router, self._tuning.started.router)

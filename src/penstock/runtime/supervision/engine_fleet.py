@@ -9,54 +9,105 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-import aiohttp
 import msgspec
 
-from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate
+from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate, LaunchSpec
+from penstock.adapters.connectors.engine_runner import EngineRunner
 from penstock.adapters.connectors.gpu_inventory import inventory
 from penstock.adapters.connectors.state_file import StateFile
 from penstock.adapters.engines.describe import describe, healthy, lacking
 from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
 from penstock.adapters.engines.launch import Launch, has_tier_process, launch_of
 from penstock.adapters.engines.pool_overrides import overrides_of
+from penstock.adapters.engines.sim.sim_process import SIBLING_ENV
+from penstock.adapters.engines.sleep_mode import put_to_sleep, wake
+from penstock.adapters.http_session import HttpSession
+from penstock.adapters.kubernetes.kubernetes_login import open_client
 from penstock.adapters.seams import Store, StoreUnavailable
+from penstock.adapters.task_cancel import cancel_all
 from penstock.config.cluster_secret_file import SECRET_ENV, without_secrets
 from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import PoolSettings, SuperviseSettings
+from penstock.config.settings.discovery_settings import KubernetesSettings
 from penstock.fleet.events import Crashed, Forget, Spawn
 from penstock.fleet.gpu_allocator import GpuAllocator
-from penstock.fleet.journal import KIND, FleetBook
-from penstock.kernel.errors import PenstockError
+from penstock.fleet.journal import KIND, fleet_book
+from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.machine import Effect, Event, Nanos
 from penstock.kernel.values import Pool, Replica, Role, WorkerCard, WorkerId
 from penstock.runtime.cluster_state.crash_log import CrashBook
 from penstock.runtime.cluster_state.desired_state import PoolStatus
-from penstock.runtime.cluster_state.membership import MembershipEntry, key_of
+from penstock.runtime.cluster_state.membership import WORKERS, MembershipEntry, card_of, key_of
 from penstock.runtime.cluster_state.membership_ack import acknowledged_by_all
 from penstock.runtime.cluster_state.store_watch import RETRY
 from penstock.runtime.kv_events.kv_event_relay import KvEventRelays
+from penstock.runtime.kv_tiers.peer_exchange import PeerExchange
+from penstock.runtime.kv_tiers.tier_admin_client import socket_of
 from penstock.runtime.kv_tiers.tier_children import TierChildren
 from penstock.runtime.records.journal_writer import JournalWriter
-from penstock.runtime.supervision.fleet_driver import FleetDriver, RequestCount
-from penstock.runtime.supervision.frontend_processes import FrontendProcesses
+from penstock.runtime.supervision.fleet_driver import FleetDriver, RequestCount, Runner
+from penstock.runtime.supervision.pod_pool import PodPool
 from penstock.runtime.supervision.requests_left import requests_left
 from penstock.runtime.supervision.status_writer import Report, StatusWriter
+from penstock.runtime.weights.weight_children import PREFIX, WeightChildren
+
+if TYPE_CHECKING:
+    from lightkube import AsyncClient
 
 log = logging.getLogger("penstock.fleet")
 
-GPU_ENGINES = ("vllm", "llamacpp")
+GPU_ENGINES = ("vllm", "sglang", "trtllm", "llamacpp")
 """Kinds of engines that compute on GPUs where there are any."""
 FLUSH_EVERY = 1.0
 """Seconds between two writes of the journal."""
+
+
+Launcher = Callable[[str, int, Sequence[int]], LaunchSpec]
+"""How to start an engine: from its id, a free port and its GPUs."""
+
+
+class EngineHost(NamedTuple):
+    """Where a fleet's engines run, where that is not this machine.
+
+    ``launcher``: from a pool's model, name and settings. Cards of its engines have no lease: they outlive this process,
+    as the engines do.
+    """
+
+    runner: Runner
+    gpus: GpuAllocator
+    launcher: Callable[[str, str, PoolSettings], Launcher]
+
+
+class Frontends(Protocol):
+    """The frontends of a cluster, as far as a supervisor drains and replaces them."""
+
+    @property
+    def indices(self) -> range: ...
+
+    async def park(self, index: int) -> bool:
+        """Drain one frontend and do not start it again; return whether it ended by itself."""
+        ...
+
+    async def unpark(self, index: int) -> None:
+        """Start a parked frontend again."""
+        ...
+
+    async def replace(self, index: int) -> None:
+        """Replace a frontend without losing a request.
+
+        Raises:
+            PenstockError: its successor does not come up.
+        """
+        ...
 
 
 class EngineFleet:
     """The engines of this machine and the servers that were attached by URL: `open`, `add_pool`, then `start`.
 
     Args:
-        state: file in which it records its processes, owned by the caller.
+        state: file in which it records its processes, owned by the caller; None where they run elsewhere.
         logs: folder for the engines' logs.
         ttl: seconds after which the cards go away when this process dies.
         env: of the engines; this process's own where it is not given. None of the cluster's secrets is passed on.
@@ -66,13 +117,15 @@ class EngineFleet:
         orphan_grace: seconds that engines outlive this process where it is killed.
         end: seconds that they then get to end by themselves.
         journal: folder of a run's journals; None writes none.
+        elsewhere: where the engines run; None is this machine.
+        kubernetes: API server of the pods that pools with a selector follow.
     """
 
     def __init__(
         self,
         store: Store,
         settings: SuperviseSettings,
-        state: StateFile,
+        state: StateFile | None,
         *,
         logs: Path,
         ttl: float,
@@ -83,55 +136,86 @@ class EngineFleet:
         orphan_grace: float = 0.0,
         end: float = 30.0,
         journal: Path | None = None,
+        elsewhere: EngineHost | None = None,
+        kubernetes: KubernetesSettings | None = None,
     ) -> None:
         self.changed = asyncio.Event()
         """Set when a pool differs from its last report."""
         self.crashes = CrashBook(store, ttl)
-        self.frontends: FrontendProcesses | None = None
+        self.frontends: Frontends | None = None
         """Those that a restart replaces, where this supervisor runs them."""
+        self.recalled: set[str] = set()
+        """Workers whose entries were taken over from an earlier process."""
         self._store = store
         self._ttl = ttl
         self._secret = secret
         self._host = host
         self._relays = relays
+        self._elsewhere = elsewhere
         own = os.environ if env is None else env
-        found = inventory(settings.gpus, own)
-        self.driver = FleetDriver(
-            settings,
-            state,
-            self,
-            logs=logs,
-            gpus=GpuAllocator.over(found.gpus, found.source),
-            env=without_secrets(own),
-            orphan_grace=orphan_grace,
-            end_grace=end,
-        )
+        self._tiers: TierChildren | None = None
+        self._weights: WeightChildren | None = None
+        if elsewhere is None:
+            assert state is not None
+            elsewhere = self._here(settings, state, logs, own, grace=orphan_grace, end=end)
+        self.driver = FleetDriver(settings, elsewhere.runner, self, gpus=elsewhere.gpus)
+        self._launcher = elsewhere.launcher
         self._journal: JournalWriter | None = None
         if journal is not None:
             folder = journal / f"{KIND}-{os.getpid()}"
-            self._journal = JournalWriter(folder, FleetBook(self.driver.fleet), wall_ns=time.time_ns())
+            self._journal = JournalWriter(folder, fleet_book(self.driver.fleet), wall_ns=time.time_ns())
             self._journal.begin(0)
         self.driver.watched = self._watched
         self._caches: dict[str, CacheSettings] = {}
         """Of pools whose engines have a tier process each."""
+        self._weight_sockets: dict[str, str] = {}
+        """Model and pool -> where its engines ask for weights."""
+        self._statuses = StatusWriter(store, ttl)
+        self._kubernetes = KubernetesSettings() if kubernetes is None else kubernetes
+        self._api: AsyncClient | None = None
+        self._pods: list[PodPool] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._cards: dict[str, WorkerCard] = {}
+        self._epoch = 0
+        self._http = HttpSession()
+
+    def _here(
+        self,
+        settings: SuperviseSettings,
+        state: StateFile,
+        logs: Path,
+        own: Mapping[str, str],
+        *,
+        grace: float,
+        end: float,
+    ) -> EngineHost:
+        """Return this machine as the place of the engines."""
+        available = inventory(settings.gpus, own)
+        env = without_secrets(own)
         self._tiers = TierChildren(
             settings,
             state.path.parent,
             state.namespace,
             logs=logs,
-            env={**without_secrets(own), **({} if secret is None else {SECRET_ENV: secret})},
-            host=host,
+            env={**env, **({} if self._secret is None else {SECRET_ENV: self._secret})},
+            host=self._host,
             crashes=self.crashes,
+            exchange=PeerExchange(self._store, socket_of(state.path.parent, state.namespace, "").parent, self._ttl),
         )
-        self._statuses = StatusWriter(store, ttl)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._cards: dict[str, WorkerCard] = {}
-        self._epoch = 0
-        self._http: aiohttp.ClientSession | None = None
+        self._weights = WeightChildren(
+            settings,
+            logs=logs,
+            env={**env, **({} if self._secret is None else {SECRET_ENV: self._secret})},
+            host=self._host,
+            exchange=lambda folder: PeerExchange(self._store, folder, self._ttl, prefix=PREFIX),
+        )
+        runner = EngineRunner(settings, state, logs=logs, env=env, grace=grace, end=end)
+        return EngineHost(runner, GpuAllocator.over(available.gpus, available.source), self._launcher_here)
 
     def use(self, settings: SuperviseSettings) -> None:
         """Use these settings from now on."""
-        self._tiers.settings = settings
+        if self._tiers is not None:
+            self._tiers.settings = settings
         self.driver.use(settings)
 
     def post(self, event: Event) -> None:
@@ -146,19 +230,38 @@ class EngineFleet:
         """Run a pool's engines, or follow its URLs, from `start` on; return their ids.
 
         Raises:
-            ConfigError: the machine has too few GPUs.
+            ConfigError: the machine has too few GPUs, or there is no login at an API server for a pool with a selector.
         """
         base = f"{prefix}{name}"
-        configured = Pool(model=model, role=pool.role, desired=len(pool.urls) or pool.replicas)
+        configured = Pool(model=model, role=pool.role, desired=pool.size)
+        if pool.selector is not None:
+            if self._api is None:
+                self._api = open_client(self._kubernetes)
+            self._pods.append(PodPool(self._api, self.driver, base, pool, configured))
+            return []
         if not pool.urls:
             gpus = pool.gpus
             if gpus is None:
                 gpus = int(pool.engine in GPU_ENGINES and bool(self.driver.fleet.state.gpus.all))
-            template = EngineTemplate(base, self._launcher(model, pool), gpus)
-            if has_tier_process(pool):
+            if pool.sleeping and self._elsewhere is not None:
+                raise ConfigError(
+                    f"pool {base}: sleeping is {pool.sleeping}, and a pod keeps its GPUs while its engine sleeps",
+                    hint="set sleeping to 0: replicas sleep only where penstock up starts them",
+                )
+            if pool.share_weights and pool.engine != "sim" and self._weights is not None:
+                checkpoint = Path(pool.model_path or model).expanduser()
+                if not checkpoint.is_dir():
+                    raise ConfigError(
+                        f"pool {base}: share_weights is on, and {checkpoint} is no folder of this machine",
+                        hint="set model_path to the folder of the checkpoint, or share_weights to false",
+                    )
+                self._weight_sockets[f"{model}/{name}"] = self._weights.add(base, checkpoint)
+            template = EngineTemplate(base, self._launcher(model, name, pool), gpus)
+            if self._tiers is not None and has_tier_process(pool):
                 self._caches[base] = pool.cache
             configured = msgspec.structs.replace(configured, gpus=max(1, gpus))
-            return [WorkerId(worker) for worker in self.driver.add(base, template, configured)]
+            added = self.driver.add(base, template, configured, sleeping=pool.sleeping)
+            return [WorkerId(worker) for worker in added]
         servers = [
             EngineProcess(f"{base}-{n}", base, url, None, overrides_of(pool, url)) for n, url in enumerate(pool.urls)
         ]
@@ -166,6 +269,8 @@ class EngineFleet:
 
     async def start(self) -> None:
         """Start what is missing."""
+        if self._weights is not None:
+            self._weights.begin()
         await self.driver.start()
         for work, name in (
             (self._watch(), "fleet"),
@@ -174,31 +279,59 @@ class EngineFleet:
             (self._flush(), "fleet journal"),
         ):
             self._tasks.append(asyncio.create_task(work, name=name))
+        for pods in self._pods:
+            self._tasks.append(asyncio.create_task(pods.run(), name="pods"))
 
     async def ready(self) -> None:
-        """Wait until every engine served for the first time, or failed to.
+        """Wait until every engine served for the first time, or failed to, and every ready pod is known.
 
         Raises:
             PenstockError: an engine could not be started, or a server not reached; the message says which and why.
         """
+        for pods in self._pods:
+            await pods.read()
         await self.driver.ready()
+
+    async def recall(self) -> None:
+        """Take over the entries of engines that an earlier process left running, and delete those of ended ones."""
+        adopting = set(self.driver.fleet.state.lives)
+        for key, raw in (await self._store.list(WORKERS)).items():
+            card = card_of(raw)
+            if card is None:
+                continue
+            if card.id in adopting:
+                self._cards[card.id] = card
+                self.recalled.add(card.id)
+            elif self._of_mine(card.id):
+                await self._store.delete(key)
+
+    async def leave(self) -> None:
+        """Stop to supervise: engines and their entries stay for the next process."""
+        await self.driver.freeze()
+        await self._end_tasks()
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Take every worker out of the store, then end the processes; attached servers keep running."""
         await self.driver.freeze()
         for worker in list(self._cards):
             await self.withdraw(worker)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._end_tasks(at_once=at_once, engines=True)
+
+    async def _end_tasks(self, *, engines: bool = False, at_once: bool = False) -> None:
+        await cancel_all(self._tasks)
         if self._relays is not None:
             await self._relays.close()
-        await self.driver.close(at_once=at_once)
-        await self._tiers.stop()
+        if engines:
+            await self.driver.close(at_once=at_once)
+        if self._tiers is not None:
+            await self._tiers.stop()
+        if self._weights is not None:
+            await self._weights.stop()
         if self._journal is not None:
             await asyncio.to_thread(self._journal.flush)
-        if self._http is not None:
-            await self._http.close()
+        await self._http.close()
+        if self._api is not None:
+            await self._api.close()
 
     def reports(self) -> dict[str, PoolStatus]:
         """Return every pool as it is now, by its name."""
@@ -210,6 +343,10 @@ class EngineFleet:
             statuses[name] = PoolStatus(pool=msgspec.structs.replace(pool, replicas=replicas), kind=kind)
         return statuses
 
+    def surge(self, pool: str) -> int:
+        """Return how many replicas a pool has above the desired ones, while a restart replaces some."""
+        return self.driver.fleet.state.pools[pool].surge
+
     @property
     def workers(self) -> int:
         """Number of workers that serve now."""
@@ -218,10 +355,16 @@ class EngineFleet:
     # --- hooks of the driver ------------------------------------------------------------------------------------------
 
     async def answers(self, url: str) -> bool:
-        return await healthy(self._client(), url)
+        return await healthy(self._http.session, url)
 
     async def missing(self, url: str) -> str | None:
-        return await lacking(self._client(), url)
+        return await lacking(self._http.session, url)
+
+    async def sleep(self, engine: EngineProcess) -> None:
+        await put_to_sleep(self._http.session, engine.url)
+
+    async def wake(self, engine: EngineProcess) -> None:
+        await wake(self._http.session, engine.url)
 
     async def publish(self, engine: EngineProcess, role: Role, *, draining: bool) -> None:
         """Write a worker's entry. One that is known gets a newer card, with another role or to take requests again.
@@ -273,22 +416,35 @@ class EngineFleet:
 
     # --- internals ----------------------------------------------------------------------------------------------------
 
-    def _launcher(self, model: str, pool: PoolSettings) -> Callable[[str, int, Sequence[int]], Launch]:
+    def _launcher_here(self, model: str, name: str, pool: PoolSettings) -> Launcher:
         def launch(worker: str, port: int, gpus: Sequence[int]) -> Launch:
             if pool.engine != "sim":
+                assert self._tiers is not None
                 tiers = self._tiers.socket(worker) if has_tier_process(pool) else None
-                return launch_of(worker, model, pool, port=port, gpus=gpus, host=self._host, tiers=tiers)
+                weights = self._weight_sockets.get(f"{model}/{name}")
+                return launch_of(
+                    worker, model, pool, port=port, gpus=gpus, host=self._host, tiers=tiers, weights=weights
+                )
             # A simulated engine reports its port, and is trusted with the cluster's secret.
             made = launch_of(worker, model, pool, port=0, gpus=gpus, host=self._host)
             secret = {} if self._secret is None else {SECRET_ENV: self._secret}
-            return msgspec.structs.replace(made, env={**made.env, **secret})
+            sibling = {SIBLING_ENV: "1"} if pool.share_weights and self._has_sibling(worker) else {}
+            return msgspec.structs.replace(made, env={**made.env, **secret, **sibling})
 
         return launch
+
+    def _has_sibling(self, worker: str) -> bool:
+        """Return whether another engine of a starting one's pool serves; one that is adopted has started long ago."""
+        state = self.driver.fleet.state
+        life = state.lives.get(worker)
+        return life is not None and any(each.worker in self._cards for each in state.of(life.pool) if each is not life)
 
     def _watched(self, now: Nanos, machine: str, event: Event, effects: Sequence[Effect]) -> None:
         """Start a tier process with its engine, and end it once that is gone for good: it outlives restarts."""
         if self._journal is not None:
             self._journal.watch(now, machine, event, effects)
+        if self._tiers is None:
+            return
         for effect in effects:
             if isinstance(effect, Spawn) and effect.pool in self._caches:
                 self._tiers.begin(effect.worker, self._caches[effect.pool], effect.number)
@@ -305,7 +461,7 @@ class EngineFleet:
         epoch = self._newer_epoch()
         worker = WorkerId(engine.worker)
         return await describe(
-            self._client(), engine.url, worker=worker, epoch=epoch, model=configured.model, overrides=overrides
+            self._http.session, engine.url, worker=worker, epoch=epoch, model=configured.model, overrides=overrides
         )
 
     def _newer_epoch(self) -> int:
@@ -316,13 +472,18 @@ class EngineFleet:
         entry = MembershipEntry(card=card if self._relays is None else self._relays.announced(card), draining=draining)
         while True:
             try:
-                await self._store.put(key_of(card.id), msgspec.json.encode(entry), ttl=self._ttl)
+                ttl = self._ttl if self._elsewhere is None else None
+                await self._store.put(key_of(card.id), msgspec.json.encode(entry), ttl=ttl)
                 break
             except StoreUnavailable as error:
                 log.warning("the entry of %s can't be written to the store: %s", card.id, error)
                 await asyncio.sleep(RETRY)  # until the fleet wants something else of it
         self._cards[card.id] = card
         self.changed.set()
+
+    def _of_mine(self, worker: str) -> bool:
+        """Return whether a worker's id is of a pool of this fleet."""
+        return worker.rpartition("-")[0] in self.driver.fleet.state.pools
 
     def _with_role(self, replica: Replica) -> Replica:
         """Return a replica with the role that its card says: a server may know it better than its pool."""
@@ -337,8 +498,3 @@ class EngineFleet:
     async def _watch(self) -> None:
         async for _ in self.driver.watch():
             self.changed.set()
-
-    def _client(self) -> aiohttp.ClientSession:
-        if self._http is None:
-            self._http = aiohttp.ClientSession()
-        return self._http

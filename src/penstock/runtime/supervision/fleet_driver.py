@@ -1,4 +1,4 @@
-"""Fleet driver: runs the fleet machine in real time, and carries out its effects with processes of this machine.
+"""Fleet driver: runs the fleet machine in real time, and carries out its effects with processes or pods.
 
 What an effect needs is done by one task after another for each replica, so that a replica is never withdrawn after it
 was published anew. A newer effect ends a wait that it makes useless.
@@ -8,16 +8,14 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate
-from penstock.adapters.connectors.engine_runner import EngineRunner
-from penstock.adapters.connectors.state_file import StateFile
 from penstock.adapters.seams import ConnectorError
 from penstock.adapters.task_cancel import end
 from penstock.config.settings.cluster_settings import SuperviseSettings
@@ -56,6 +54,22 @@ class FleetHooks(Protocol):
         """Return whether a server that others run is healthy."""
         ...
 
+    async def sleep(self, engine: EngineProcess) -> None:
+        """Put an idle replica to sleep.
+
+        Raises:
+            PenstockError: it can't be.
+        """
+        ...
+
+    async def wake(self, engine: EngineProcess) -> None:
+        """Wake a replica.
+
+        Raises:
+            PenstockError: it can't be woken.
+        """
+        ...
+
     async def publish(self, engine: EngineProcess, role: Role, *, draining: bool) -> None:
         """Announce a replica to the frontends.
 
@@ -90,6 +104,82 @@ class FleetHooks(Protocol):
 
     def report(self, report: events.DrainReported | events.DrainForgotten | events.RestartReported) -> None:
         """Record the progress of a drain or a restart."""
+        ...
+
+
+class Runner(Protocol):
+    """Starts, adopts, probes and ends engines: processes of this machine (`EngineRunner`) or pods (`PodRunner`)."""
+
+    settings: SuperviseSettings
+    adopted: list[str]
+    """Workers that were adopted from an earlier supervisor."""
+
+    async def open(self) -> None:
+        """Find the engines that an earlier supervisor left running."""
+        ...
+
+    def adopt(self, template: EngineTemplate, configured: int) -> tuple[int, dict[int, tuple[int, ...]]]:
+        """Adopt a pool's engines; return the replicas that it should have, and number -> GPUs of those adopted."""
+        ...
+
+    async def end_survivors(self, numbers: Mapping[str, Sequence[int]]) -> None:
+        """End the engines that nobody adopted. ``numbers``: component -> numbers of its engines."""
+        ...
+
+    async def start(self, pool: str, template: EngineTemplate, number: int, gpus: tuple[int, ...]) -> int | None:
+        """Start an engine, or take over the adopted one with its name; return its pid.
+
+        Raises:
+            EngineError: it can't be started.
+        """
+        ...
+
+    async def probe(self, worker: str, missing: Callable[[str], Awaitable[str | None]]) -> str | None:
+        """Return what an engine lacks to serve; None once it serves.
+
+        Raises:
+            EngineError: it ended, or its time is over.
+        """
+        ...
+
+    def phases(self, worker: str) -> dict[str, float | None]:
+        """Return the phases of the start of an engine that serves, in seconds, as far as they are known."""
+        ...
+
+    def mark_asleep(self, worker: str, asleep: bool) -> None:
+        """Record that an engine sleeps from now on, or that it is woken."""
+        ...
+
+    def host_memory(self, worker: str) -> int | None:
+        """Return the bytes of host memory that an engine takes; None where that is unknown.
+
+        Raises:
+            EngineError: it leaves its machine too little.
+        """
+        ...
+
+    def process(self, worker: str) -> EngineProcess:
+        """Return an engine that serves."""
+        ...
+
+    async def ended(self, worker: str) -> str:
+        """Wait for the end of an engine, and return how it ended: a verb and what follows."""
+        ...
+
+    async def stop(self, worker: str) -> None:
+        """End an engine; one that never ran is no error."""
+        ...
+
+    def forget(self, component: str, number: int) -> None:
+        """An engine is gone for good."""
+        ...
+
+    def record_replicas(self, component: str, replicas: int, configured: int) -> None:
+        """Record how many replicas a pool should have now, and how many its config says."""
+        ...
+
+    async def close(self, grace: float) -> None:
+        """End all engines within ``grace`` seconds."""
         ...
 
 
@@ -136,26 +226,13 @@ class FleetDriver:
     """The fleet of one supervisor, and a `Connector` over its pools: `open`, then add every pool, then `start`.
 
     Args:
-        logs: folder for the engines' logs.
-        env: of the engines, before what their launch adds.
-        orphan_grace: seconds that engines outlive this process where it is killed.
-        end_grace: seconds that they then get to end by themselves.
+        runner: starts and ends the engines.
+        gpus: that may be given to them.
     """
 
-    def __init__(
-        self,
-        settings: SuperviseSettings,
-        state: StateFile,
-        hooks: FleetHooks,
-        *,
-        logs: Path,
-        gpus: GpuAllocator,
-        env: Mapping[str, str],
-        orphan_grace: float,
-        end_grace: float,
-    ) -> None:
+    def __init__(self, settings: SuperviseSettings, runner: Runner, hooks: FleetHooks, *, gpus: GpuAllocator) -> None:
         self.fleet = Fleet(_times(settings), gpus)
-        self.runner = EngineRunner(settings, state, logs=logs, env=env, grace=orphan_grace, end=end_grace)
+        self.runner = runner
         self._hooks = hooks
         self.watched: Callable[[Nanos, str, Event, Sequence[Effect]], None] = lambda now, name, event, effects: None
         """Called after each event, such as to write a journal."""
@@ -164,22 +241,28 @@ class FleetDriver:
         self._configured: dict[str, int] = {}
         self._urls: dict[str, EngineProcess] = {}
         """Servers that others run."""
+        self._changing: dict[str, Callable[[int], None]] = {}
+        """Pools whose servers come and go -> what is called with the number of one that is forgotten."""
         self._recorded: dict[str, int] = {}
         """Pool -> replicas that the state file says it should have."""
         self._lanes: dict[str, _Lane] = {}
         """Replica -> its work under way."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._watchers: set[asyncio.Event] = set()
         self._closing = False
         carriers: dict[type[Effect], Callable[[Any], object]] = {
             events.Spawn: lambda e: self._do(e.worker, partial(self._spawn, e), waits=True),
             events.Probe: lambda e: self._do(e.worker, partial(self._probe, e), waits=True),
+            events.Sleep: lambda e: self._do(e.worker, partial(self._sleep, e), waits=True),
+            events.Rouse: lambda e: self._do(e.worker, partial(self._rouse, e), waits=True),
             events.PublishReplica: lambda e: self._do(e.worker, partial(self._publish, e), waits=True),
             events.CountRequests: lambda e: self._do(e.worker, partial(self._count, e), waits=True),
             events.Withdraw: lambda e: self._do(e.worker, partial(self._withdraw, e), waits=False),
             events.Stop: lambda e: self._do(e.worker, partial(self._stop, e), waits=False),
-            events.Forget: lambda e: self.runner.forget(e.pool, e.number),
-            events.ReplaceFrontend: lambda e: self._task(self._replace_frontend(e), f"replace-frontend-{e.index}"),
+            events.Forget: self._forget,
+            events.ReplaceFrontend: lambda e: self._tasks.spawn(
+                self._replace_frontend(e), f"replace-frontend-{e.index}"
+            ),
             events.Crashed: self._crashed,
             events.DrainReported: self._report,
             events.DrainForgotten: self._report,
@@ -210,11 +293,14 @@ class FleetDriver:
     # --- before start -------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Find the engines that a killed supervisor left running, before they end by themselves."""
+        """Find the engines that an earlier supervisor left running."""
         await self.runner.open()
 
-    def add(self, name: str, template: EngineTemplate, configured: Pool) -> list[str]:
+    def add(self, name: str, template: EngineTemplate, configured: Pool, *, sleeping: int = 0) -> list[str]:
         """Add a pool of processes; return the ids of the engines that it then has.
+
+        Args:
+            sleeping: replicas that are put to sleep at most where it shrinks.
 
         Raises:
             ConfigError: the machine has too few GPUs.
@@ -233,7 +319,9 @@ class FleetDriver:
             )
         self._templates[name], self._configured[name] = template, configured.desired
         desired = msgspec.structs.replace(configured, desired=replicas)
-        self.post(events.PoolAdded(pool=name, configured=desired, gpus=template.gpus, adopted=adopted))
+        self.post(
+            events.PoolAdded(pool=name, configured=desired, gpus=template.gpus, adopted=adopted, sleeping=sleeping)
+        )
         return [life.worker for life in self.fleet.state.of(name)]
 
     def attach(self, name: str, configured: Pool, servers: Sequence[EngineProcess]) -> list[str]:
@@ -241,6 +329,20 @@ class FleetDriver:
         self._urls |= {server.worker: server for server in servers}
         self.post(events.PoolAdded(pool=name, configured=configured, attached=True))
         return [server.worker for server in servers]
+
+    def attach_changing(self, name: str, configured: Pool, forgotten: Callable[[int], None]) -> None:
+        """Add a pool of servers that `join` and `leave`; ``forgotten`` gets the number of each that is forgotten."""
+        self._changing[name] = forgotten
+        self.post(events.PoolAdded(pool=name, configured=configured, attached=True))
+
+    def join(self, server: EngineProcess, number: int) -> None:
+        """Add a server to a pool of `attach_changing`."""
+        self._urls[server.worker] = server
+        self.post(events.ServerJoined(pool=server.pool, number=number))
+
+    def leave(self, worker: str, *, vanished: bool) -> None:
+        """Let a server go; it is taken from the frontends at once where it ``vanished``."""
+        self.post(events.ServerLeaving(worker=worker, vanished=vanished))
 
     async def start(self) -> None:
         """End the survivors that no pool wants, then start what is missing."""
@@ -260,8 +362,10 @@ class FleetDriver:
             lives = self.fleet.state.lives
             waiting = {worker for worker in waiting if worker in lives and not lives[worker].served}
             for worker in waiting:
-                if (failure := lives[worker].failure) is not None:
+                failure = lives[worker].failure
+                if failure is not None and lives[worker].pool not in self._changing:
                     raise EngineError(failure)
+            waiting = {worker for worker in waiting if lives[worker].failure is None}
             if not waiting:
                 return
 
@@ -305,7 +409,7 @@ class FleetDriver:
         """Change nothing from now on: what is under way for a replica ends where it is."""
         self._closing = True
         self._live.close()
-        await end(tuple(self._tasks))
+        await end(self._tasks)
 
     # --- effects ------------------------------------------------------------------------------------------------------
 
@@ -328,9 +432,35 @@ class FleetDriver:
         except Exception as error:  # noqa: BLE001  # supervision boundary, as above
             self._died(effect, error)
             return
+        phases: dict[str, float | None] = {}
         if server is None and lack is None:
-            self._task(self._follow(effect.worker, effect.serial), f"end-of-{effect.worker}")
-        self.post(events.Probed(worker=effect.worker, serial=effect.serial, lack=lack))
+            self._tasks.spawn(self._follow(effect.worker, effect.serial), f"end-of-{effect.worker}")
+            phases = self.runner.phases(effect.worker)
+        self.post(events.Probed(worker=effect.worker, serial=effect.serial, lack=lack, phases=phases))
+
+    async def _sleep(self, effect: events.Sleep) -> None:
+        worker = effect.worker
+        try:
+            self.runner.mark_asleep(worker, True)
+            await self._hooks.sleep(self.runner.process(worker))
+            memory = self.runner.host_memory(worker)
+        except Exception as error:  # noqa: BLE001  # supervision boundary, as above
+            reason = _reason(worker, error)
+            log.warning("%s could not be put to sleep, so it is ended: %s", worker, reason)
+            self.post(events.SleepFailed(worker=worker, serial=effect.serial, reason=reason))
+        else:
+            self.post(events.Slept(worker=worker, serial=effect.serial, host_memory=memory))
+
+    async def _rouse(self, effect: events.Rouse) -> None:
+        worker = effect.worker
+        try:
+            await self._hooks.wake(self.runner.process(worker))
+            self.runner.mark_asleep(worker, False)
+        except Exception as error:  # noqa: BLE001  # supervision boundary, as above
+            reason = f"could not be woken: {_reason(worker, error)}"
+            self.post(events.Died(worker=worker, serial=effect.serial, reason=reason, restart=0.0))
+        else:
+            self.post(events.Awoke(worker=worker, serial=effect.serial))
 
     async def _follow(self, worker: str, serial: int) -> None:
         reason = await self.runner.ended(worker)
@@ -357,7 +487,8 @@ class FleetDriver:
         await self._hooks.withdraw(effect.worker)
 
     async def _stop(self, effect: events.Stop) -> None:
-        await self.runner.stop(effect.worker)
+        if effect.worker not in self._urls:  # others end theirs
+            await self.runner.stop(effect.worker)
         self.post(events.Stopped(worker=effect.worker, serial=effect.serial))
 
     async def _replace_frontend(self, effect: events.ReplaceFrontend) -> None:
@@ -367,6 +498,12 @@ class FleetDriver:
         except Exception as error:  # noqa: BLE001  # supervision boundary: the next restart must still be followed
             problem = _reason(f"frontend-{effect.index}", error)
         self.post(events.FrontendReplaced(index=effect.index, problem=problem))
+
+    def _forget(self, effect: events.Forget) -> None:
+        if (forgotten := self._changing.get(effect.pool)) is not None:
+            forgotten(effect.number)
+        else:
+            self.runner.forget(effect.pool, effect.number)
 
     def _crashed(self, effect: events.Crashed) -> None:
         if effect.kind == "engine":
@@ -391,7 +528,7 @@ class FleetDriver:
             return
         lane = self._lanes[worker] = _Lane()
         lane.add(_Work(do, waits))
-        self._task(self._run(worker, lane), f"replica-{worker}")
+        self._tasks.spawn(self._run(worker, lane), f"replica-{worker}")
 
     async def _run(self, worker: str, lane: _Lane) -> None:
         try:
@@ -399,19 +536,13 @@ class FleetDriver:
         finally:
             del self._lanes[worker]
 
-    def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     def _handled(self, now: Nanos, machine: str, event: Event, effects: Sequence[Effect]) -> None:
         self.watched(now, machine, event, effects)
         for name, template in self._templates.items():
             goal = self.fleet.state.pools[name].goal
             if self.fleet.state.pools[name].begun and self._recorded.get(name) != goal:
                 self._recorded[name] = goal
-                self.runner.state.record_replicas(template.component, goal, self._configured[name])
+                self.runner.record_replicas(template.component, goal, self._configured[name])
         self._news()
 
     def _news(self) -> None:

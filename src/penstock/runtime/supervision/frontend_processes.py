@@ -14,7 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.connectors.shim_client import ending
+from penstock.adapters.task_cancel import cancel_all
 from penstock.config.derived.knobs import derive
 from penstock.config.settings.cluster_settings import START_TIMEOUT, ClusterSettings
 from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX
@@ -27,6 +29,8 @@ log = logging.getLogger("penstock.supervisor")
 
 RETIRE = signal.SIGUSR1
 """Signal to a frontend whose successor accepts the new connections."""
+FRONTEND, PICKER = "penstock.frontend.frontend_process", "penstock.picker.picker_process"
+"""Modules that run as a frontend process: a picker is one that listens for a gateway, too."""
 HOLD_MAX = 1.0
 """Seconds that connections wait for a frontend that crashed. Where its restart takes longer they are refused, so that a
 load balancer in front learns of it, and another of several frontends gets them."""
@@ -58,7 +62,7 @@ class FrontendProcesses:
         self._starting = asyncio.Lock()
         """Held while a process is started and while watchers are ended, so that none is started without a watcher."""
         self._retired: set[ChildProcess] = set()
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring = BackgroundTasks()
         self._stopping = False
 
     @property
@@ -84,10 +88,7 @@ class FrontendProcesses:
         """Let frontends finish streams, then end them; when ``hurry`` is set, call ``cut`` and end them at once."""
         self._stopping = True
         async with self._starting:
-            tasks = [*self._watchers.values(), *self._retiring]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all([*self._watchers.values(), *self._retiring])
         self._close_all()
         grace = self.settings.supervise.drain_timeout + self.settings.supervise.stop_grace
         children = [*self._children.values(), *self._retired]
@@ -155,9 +156,7 @@ class FrontendProcesses:
         if old.process.returncode is None:
             old.process.send_signal(RETIRE)
         self._retired.add(old)
-        task = asyncio.create_task(self._bury(old), name=f"retired-{old.pid}")
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
+        self._retiring.spawn(self._bury(old), f"retired-{old.pid}")
 
     @property
     def retired(self) -> int:
@@ -174,7 +173,7 @@ class FrontendProcesses:
         words = ["--run", str(self._run), "--index", str(index), "--listen", _descriptors(sockets)]
         return await ChildProcess.start(
             f"frontend-{index}",
-            "penstock.frontend.frontend_process",
+            FRONTEND if self.settings.picker.kind is None else PICKER,
             [*words, "--listen-admin", _descriptors(self._admin)],
             log_path=self._run / "logs" / f"frontend-{index}.log",
             env={**os.environ, **secrets_of(self.settings)},

@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 
 from penstock.adapters.connectors.state_file import StateFile, passing_namespace
+from penstock.adapters.task_cancel import cancel_all
 from penstock.config.cluster_secret_file import secret_text, stored_secret
 from penstock.config.reading.load import resolved_yaml
 from penstock.config.settings.cluster_settings import ClusterSettings, PoolSettings
@@ -29,7 +30,7 @@ def join(
     """Add engines of this machine to a running cluster until Ctrl-C.
 
     Args:
-        cluster: the frontend's URL, or the cluster's run folder; ignored where the settings name an etcd.
+        cluster: the frontend's URL, or the cluster's run folder; used only where the store is sqlite.
         settings: where the cluster keeps its membership, and on which address these engines listen.
     Raises:
         ConfigError: there is no cluster, or it keeps its membership where this process can't reach it.
@@ -69,7 +70,17 @@ async def _join(
     host = settings.discovery.host
     logs = folder / "logs"
     relays = open_relays(settings, cluster_secret)
-    fleet = EngineFleet(store, settings.supervise, state, logs=logs, ttl=ttl, secret=secret, host=host, relays=relays)
+    fleet = EngineFleet(
+        store,
+        settings.supervise,
+        state,
+        logs=logs,
+        ttl=ttl,
+        secret=secret,
+        host=host,
+        relays=relays,
+        kubernetes=settings.discovery.kubernetes,
+    )
     operating: list[asyncio.Task[None]] = []
     status = 0
     try:
@@ -91,9 +102,7 @@ async def _join(
         say(f"penstock: {error}")
         status = 1
     finally:
-        for task in operating:
-            task.cancel()
-        await asyncio.gather(*operating, return_exceptions=True)
+        await cancel_all(operating)
         await fleet.stop(at_once=hurry.is_set())
         state.close()
         await store.close()

@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.fleet.events import Desired, DrainDesired, DrainDropped, RestartDesired, RoleDesired
 from penstock.kernel.errors import PenstockError
@@ -28,8 +29,7 @@ from penstock.runtime.cluster_state.desired_state import (
     put,
 )
 from penstock.runtime.cluster_state.store_watch import RETRY, follow
-from penstock.runtime.supervision.engine_fleet import EngineFleet
-from penstock.runtime.supervision.frontend_processes import FrontendProcesses
+from penstock.runtime.supervision.engine_fleet import EngineFleet, Frontends
 
 log = logging.getLogger("penstock.fleet")
 
@@ -42,9 +42,7 @@ class Reconciler:
         frontends: processes that can be drained, where this supervisor runs them.
     """
 
-    def __init__(
-        self, store: Store, fleet: EngineFleet, *, ttl: float, frontends: FrontendProcesses | None = None
-    ) -> None:
+    def __init__(self, store: Store, fleet: EngineFleet, *, ttl: float, frontends: Frontends | None = None) -> None:
         self._store = store
         self._fleet = fleet
         self._frontends = frontends
@@ -54,7 +52,7 @@ class Reconciler:
         self._roles: dict[str, RoleSpec] = {}
         self._restart: RestartSpec | None = None
         self._reported: dict[str, PoolStatus] = {}
-        self._changing: set[asyncio.Task[None]] = set()
+        self._changing = BackgroundTasks()
         self._frontends_free = asyncio.Lock()
         """Held while a frontend is drained or started: the next change of it waits."""
 
@@ -183,9 +181,7 @@ class Reconciler:
     # --- frontends ----------------------------------------------------------------------------------------------------
 
     def _frontend_drained(self, name: str, index: int, spec: DrainSpec | None) -> None:
-        task = asyncio.create_task(self._frontend_changed(name, index, spec), name=f"drain-{name}")
-        self._changing.add(task)
-        task.add_done_callback(self._changing.discard)
+        self._changing.spawn(self._frontend_changed(name, index, spec), f"drain-{name}")
 
     async def _frontend_changed(self, name: str, index: int, spec: DrainSpec | None) -> None:
         if self._frontends is None:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.adapters.engines.pool_overrides import with_template
 from penstock.adapters.seams import Store
+from penstock.adapters.task_cancel import cancel_all
 from penstock.config.cluster_secret_file import drop_secret, keep_secret, secret_text
 from penstock.config.live_knobs import SettingChange
 from penstock.config.reading.load import Loaded, resolved_yaml
@@ -33,7 +35,7 @@ from penstock.runtime.supervision.config_reload import ConfigReload
 from penstock.runtime.supervision.engine_fleet import EngineFleet
 from penstock.runtime.supervision.frontend_processes import FrontendProcesses
 from penstock.runtime.supervision.namespace import Namespace, earlier_secret, take_namespace
-from penstock.runtime.supervision.planner_child import PlannerChild, policy_of
+from penstock.runtime.supervision.planner_child import planner_child, policy_of
 from penstock.runtime.supervision.reconciler import Reconciler
 from penstock.runtime.supervision.revoked_leases import RevokedLeases
 from penstock.runtime.supervision.terminal import Say, at_url, ignore_closed_terminal, on_signals, this_command
@@ -123,13 +125,14 @@ class _Cluster:
             # The frontends of a killed supervisor let their streams finish for so long.
             end=settings.supervise.drain_timeout + settings.supervise.stop_grace,
             journal=folder.path / "journal" if settings.runs.journal else None,
+            kubernetes=settings.discovery.kubernetes,
         )
         self.frontends = FrontendProcesses(settings, folder.path, self.give_up, self.fleet.crashes)
         self.fleet.frontends = self.frontends
         self.operator = Reconciler(self.store, self.fleet, ttl=settings.discovery.ttl, frontends=self.frontends)
         self.tuning = CurrentSettings(self.store, settings, self.tuned)
         self.rereading = ConfigReload(self.store, self.tuning, loaded, reload, folder.path, say)
-        self.planner = PlannerChild(settings, folder.path, self.fleet.crashes)
+        self.planner = planner_child(settings, folder.path, self.fleet.crashes)
         self.failed: str | None = None
         self.wanted: dict[str, int] = {}
         """Workers that each model starts with."""
@@ -154,7 +157,8 @@ class _Cluster:
             for model, entry in self.settings.models.items():
                 prefix = pool_prefix(model, len(self.settings.models))
                 self.wanted[model] = sum(
-                    len(self.fleet.add_pool(model, name, pool, prefix=prefix)) for name, pool in entry.pools.items()
+                    len(self.fleet.add_pool(model, name, with_template(pool, entry.chat_template), prefix=prefix))
+                    for name, pool in entry.pools.items()
                 )
             workers = sum(self.wanted.values())
             self.say(f"Starting {workers} engine{'s' if workers != 1 else ''} and the frontend ...")
@@ -183,9 +187,7 @@ class _Cluster:
         except PenstockError as error:
             self.failed = str(error)
         finally:
-            for task in operating:
-                task.cancel()
-            await asyncio.gather(*operating, return_exceptions=True)
+            await cancel_all(operating)
             await self._stop()
         if self.failed is not None:
             self.say(f"penstock: {self.failed}")

@@ -30,6 +30,7 @@ from penstock.blocks.tiers.tier_events import (
     PeerAnswered,
     PeersChanged,
     Place,
+    PrefetchWanted,
 )
 from penstock.blocks.tiers.tier_machine import TierMachine
 from penstock.blocks.tiers.tier_settings import TierSettings
@@ -43,6 +44,8 @@ from penstock.simulate.tiers.tier_carriers import TierCarriers
 
 ANNOUNCED: dict[str, Tier] = {"host": "host", "disk": "disk"}
 """Tiers that routers know; what lies in an object store is as near to one worker as to another."""
+EXPECTED_MAX = 1024
+"""Sessions whose next request is waited for; those beyond are not brought up."""
 MEASURED = 10
 """Moves of each size by which the machine knows an edge beforehand, as after a read-back at the start."""
 _HEAD = bytes((OF_ENGINE_HASH, VERSION)) + bytes(PREFIX - 2)
@@ -76,7 +79,6 @@ class SimulatedTiers:
         self.carriers = TierCarriers(links, settings.block_bytes, gpus)
         self.places: dict[str, set[BlockKey]] = {}
         """tier -> keys of the blocks that it has"""
-        self._seconds_per_token = seconds_per_token
         self._name = name
         self._peers = peers
         self._known: list[str] = []
@@ -85,6 +87,8 @@ class SimulatedTiers:
         self._serial = 0
         self._moves: list[tuple[Nanos, int, Nanos, Move]] = []
         """A heap of (end, serial, beginning, move)."""
+        self._expected: list[tuple[Nanos, int, list[BlockKey]]] = []
+        """A heap of (when to bring blocks up, serial, keys)."""
         self._jobs: dict[int, tuple[str, dict[str, int]]] = {}
         """Open loads: job -> (request, tier -> blocks that come from it)"""
         self._answered = 0
@@ -103,6 +107,8 @@ class SimulatedTiers:
     def due(self) -> Nanos | None:
         """When a move or a deadline is over next."""
         at = self._moves[0][0] if self._moves else None
+        if self._expected and (at is None or self._expected[0][0] < at):
+            at = self._expected[0][0]
         if self._over:
             return self._now
         if self._wake is None:
@@ -147,6 +153,12 @@ class SimulatedTiers:
         """The engine found ``chain[:end]`` in its own cache."""
         self._post(now, BlocksUsed(keys=keys_of(chain[:end])))
 
+    def expect(self, chain: Sequence[int], end: int, at: Nanos) -> None:
+        """Bring ``chain[:end]`` up at that time."""
+        if len(self._expected) < EXPECTED_MAX:
+            self._serial += 1
+            heapq.heappush(self._expected, (at, self._serial, keys_of(chain[:end])))
+
     def advance(self, now: Nanos) -> list[LoadedBlocks]:
         """Let happen what is due by now; return the loads that are over."""
         while True:
@@ -159,6 +171,9 @@ class SimulatedTiers:
                     there = set() if peer is None else peer.places.get("host", set())
                     done = [key in there for key in move.keys]
                 self._post(at, MoveEnded(id=move.id, done=done, seconds=seconds(at - began)))
+            elif self._expected and self._expected[0][0] <= now and (wake is None or self._expected[0][0] <= wake):
+                at, _, keys = heapq.heappop(self._expected)
+                self._post(at, PrefetchWanted(keys=keys))
             elif wake is not None and wake <= now:
                 self._wake = None
                 self._post(wake, Woken())
@@ -177,6 +192,11 @@ class SimulatedTiers:
         settings = self.settings
         rooms = {"host": settings.host_blocks, "disk": settings.disk_blocks, "object": settings.object_blocks}
         return {tier: (len(self.places.get(tier, ())), room) for tier, room in rooms.items() if room}
+
+    def prefetched(self) -> dict[str, int]:
+        """Return how many blocks were brought up before anybody asked for them, and how many of these were used."""
+        counts = self.machine.state.counts
+        return {"brought": counts.prefetched, "used": counts.prefetch_hits, "wasted": counts.prefetch_wasted}
 
     # --- the machine -------------------------------------------------------------------------------------------------
 
@@ -284,6 +304,7 @@ class SimulatedTiers:
                 for ends, serial, began, move in self._moves
             ],
             "jobs": [[job, id, dict(origins)] for job, (id, origins) in self._jobs.items()],
+            "expected": [[at, serial, list(keys)] for at, serial, keys in self._expected],
             "over": [[id, blocks, dict(sources)] for id, blocks, sources in self._over],
             "changes": msgspec.to_builtins(self._changes),
         }
@@ -299,6 +320,7 @@ class SimulatedTiers:
             for ends, serial, began, move in state["moves"]
         ]
         self._jobs = {job: (id, origins) for job, id, origins in state["jobs"]}
+        self._expected = [(at, serial, list(keys)) for at, serial, keys in state["expected"]]
         self._over = [LoadedBlocks(id, blocks, sources) for id, blocks, sources in state["over"]]
         self._changes = [msgspec.convert(change, KvEvent) for change in state["changes"]]
 

@@ -4,7 +4,7 @@ A row has ``timestamp`` (milliseconds), ``input_length``, ``output_length`` (tok
 other tools write (``created_time``, ``input_tokens``, ``output_tokens``) are taken as well, and so are ``session_id``
 and ``delay`` (milliseconds after the session's turn before). A later turn with a delay may leave its timestamp out:
 it then counts from that of the turn before. We also write, and take, ``block_size`` where it is not 512, and
-``kind``. Other fields are ignored.
+``kind`` and ``program_id``. Other fields are ignored.
 """
 
 from collections.abc import Iterable, Iterator
@@ -76,6 +76,9 @@ class MooncakeTrace(Rows[TrafficRequest]):
         kind = row.get("kind")
         if kind is not None and not isinstance(kind, str):
             raise RowProblem("kind", kind, "a kind is a string")
+        program = row.get("program_id")
+        if program is not None and not isinstance(program, str):
+            raise RowProblem("program_id", program, "a program is a string")
         hash_ids = hashes_of("hash_ids", row.get("hash_ids"), -(-isl // size), size, isl)
         turn = 0
         if name is not None:
@@ -88,6 +91,7 @@ class MooncakeTrace(Rows[TrafficRequest]):
             hash_ids=hash_ids,
             block_size=size,
             session=name,
+            program=program,
             turn=turn,
             think=None if pause is None else pause / 1000,
             kind=kind,
@@ -117,6 +121,8 @@ def mooncake_lines(requests: Iterable[TrafficRequest]) -> Iterator[bytes]:
             if request.think is not None and request.session in begun:
                 row["delay"] = _milliseconds(request.think)
             begun.add(request.session)
+        if request.program is not None:
+            row["program_id"] = request.program
         if request.kind is not None:
             row["kind"] = request.kind
         yield msgspec.json.encode(row) + b"\n"

@@ -73,6 +73,7 @@ class RunRecordsTrace(LogRows):
             hash_ids=blocks,
             block_size=_block_size(isl, blocks, self._block_size),
             session=record.session,
+            program=record.program,
             kind=record.service_class,
         )
         return EndedRequest(request, None if record.e2e is None else record.arrival + record.e2e)
@@ -99,6 +100,7 @@ def record_lines(requests: Iterable[TrafficRequest]) -> Iterator[bytes]:
             osl_requested=request.osl,
             blocks=list(chain(full)) if full else None,
             session=request.session,
+            program=request.program,
             turn=None if request.session is None else request.turn,
         )
         yield msgspec.json.encode(record) + b"\n"

@@ -2,15 +2,14 @@
 
 import os
 from asyncio import gather
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from penstock.transfer.descriptors import MemoryRegion, RegionInfo, TransferPiece
+from penstock.transfer.descriptors import MemoryRegion, TransferPiece
 from penstock.transfer.transfer_backend import (
+    BackendBase,
     Capabilities,
     Direction,
-    LocalAgent,
-    RemoteAgent,
     TransferOrder,
     in_thread,
 )
@@ -22,37 +21,17 @@ DIRECT_ALIGNMENT = 4096
 """Of offset, length and address for O_DIRECT: no disk in use has larger sectors."""
 
 
-class FileBackend:
+class FileBackend(BackendBase):
     """Carries transfers between memory and the agent's own files. Written bytes are not synced to the disk."""
 
     name = "file"
     capabilities = Capabilities(kinds=frozenset({("dram", "file")}), reach="storage", notifications=False, rank=20)
 
     def __init__(self) -> None:
-        self._owner: LocalAgent | None = None
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="transfer-file")
 
-    def attach(self, owner: LocalAgent) -> None:
-        self._owner = owner
-
-    async def start(self) -> None:
-        """Nothing to open."""
-
-    def registered(self, region: MemoryRegion) -> None:
-        """The agent opened the file."""
-
-    def deregistered(self, region: MemoryRegion) -> None:
-        """The agent closes the file."""
-
-    def metadata_part(self) -> bytes:
-        return b""
-
-    def refusal(self, peer: RemoteAgent, local: Sequence[MemoryRegion], remote: Sequence[RegionInfo]) -> str | None:
-        return None
-
     async def move(self, order: TransferOrder) -> None:
-        assert self._owner is not None
-        files = {id: self._owner.regions.get(id) for id in {piece.remote.id for piece in order.pieces}}
+        files = {id: self.owner.regions.get(id) for id in {piece.remote.id for piece in order.pieces}}
         present = {id: region for id, region in files.items() if region is not None}
         for region in present.values():
             region.pins += 1
@@ -68,12 +47,6 @@ class FileBackend:
         finally:
             for region in present.values():
                 region.pins -= 1
-
-    async def notify(self, peer: RemoteAgent, payload: bytes) -> None:
-        raise PieceFailed(TransferStatus.NOT_SUPPORTED, "a file has nobody to notify")
-
-    def disconnect(self, peer: RemoteAgent) -> None:
-        """Nothing is connected."""
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False)  # a hanging disk must not hold up the close

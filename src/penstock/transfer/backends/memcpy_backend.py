@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from penstock.transfer.backends.byte_copies import copy_pieces
 from penstock.transfer.descriptors import MemoryRegion, RegionInfo
-from penstock.transfer.transfer_backend import Capabilities, LocalAgent, RemoteAgent, TransferOrder
+from penstock.transfer.transfer_backend import BackendBase, Capabilities, LocalAgent, RemoteAgent, TransferOrder
 from penstock.transfer.transfer_status import PieceFailed, TransferRefused, TransferStatus
 
 _TOKEN = os.urandom(8).hex()
@@ -17,7 +17,7 @@ def _process() -> bytes:
     return f"{os.getpid()}-{_TOKEN}".encode()
 
 
-class MemcpyBackend:
+class MemcpyBackend(BackendBase):
     """Finds the peer in a table of the process, and copies."""
 
     name = "memcpy"
@@ -29,24 +29,11 @@ class MemcpyBackend:
     )
     _agents: ClassVar[dict[tuple[str, int], LocalAgent]] = {}
 
-    def __init__(self) -> None:
-        self._owner: LocalAgent | None = None
-
-    def attach(self, owner: LocalAgent) -> None:
-        self._owner = owner
-
     async def start(self) -> None:
-        assert self._owner is not None
-        place = (self._owner.name, self._owner.epoch)
+        place = (self.owner.name, self.owner.epoch)
         if place in self._agents:
             raise TransferRefused(TransferStatus.INVALID, f"this process has an agent {place[0]!r} of the same epoch")
-        self._agents[place] = self._owner
-
-    def registered(self, region: MemoryRegion) -> None:
-        """Nothing to prepare."""
-
-    def deregistered(self, region: MemoryRegion) -> None:
-        """Nothing to undo: every copy looks its regions up."""
+        self._agents[place] = self.owner
 
     def metadata_part(self) -> bytes:
         return _process()
@@ -61,11 +48,7 @@ class MemcpyBackend:
         await copy_pieces(order, {piece.remote.id: theirs.get(piece.remote.id) for piece in order.pieces})
 
     async def notify(self, peer: RemoteAgent, payload: bytes) -> None:
-        assert self._owner is not None
-        self._agent(peer).deliver(self._owner.name, self._owner.epoch, payload)
-
-    def disconnect(self, peer: RemoteAgent) -> None:
-        """Nothing is connected."""
+        self._agent(peer).deliver(self.owner.name, self.owner.epoch, payload)
 
     async def close(self) -> None:
         if self._owner is not None:

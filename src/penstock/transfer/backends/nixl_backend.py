@@ -9,15 +9,14 @@ authentication: use it within one trusted network.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
 import msgspec
 
 from penstock.transfer.backends.nixl_agent import NixlAgent, load_nixl
-from penstock.transfer.descriptors import MemoryRegion, RegionInfo
-from penstock.transfer.transfer_backend import Capabilities, LocalAgent, RemoteAgent, TransferOrder
+from penstock.transfer.descriptors import MemoryRegion
+from penstock.transfer.transfer_backend import BackendBase, Capabilities, LocalAgent, RemoteAgent, TransferOrder
 from penstock.transfer.transfer_status import PieceFailed, TransferStatus
 
 log = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ class _Lease(NamedTuple):
     regions: list[MemoryRegion]
 
 
-class NixlBackend:
+class NixlBackend(BackendBase):
     """One NIXL agent with the UCX plug-in. Processes that use it are spawned, not forked: UCX hangs after a fork.
 
     Raises:
@@ -91,7 +90,6 @@ class NixlBackend:
     def __init__(self) -> None:
         load_nixl()
         self._agent: NixlAgent | None = None
-        self._owner: LocalAgent | None = None
         self._ids = count(1)
         self._waiting: dict[int, asyncio.Future[RegionsLent]] = {}
         self._lent: dict[tuple[str, int], _Lease] = {}
@@ -103,11 +101,6 @@ class NixlBackend:
     def agent(self) -> NixlAgent:
         assert self._agent is not None, "attach comes first"
         return self._agent
-
-    @property
-    def owner(self) -> LocalAgent:
-        assert self._owner is not None, "attach comes first"
-        return self._owner
 
     def attach(self, owner: LocalAgent) -> None:
         self._owner = owner
@@ -127,14 +120,9 @@ class NixlBackend:
     def metadata_part(self) -> bytes:
         return msgspec.msgpack.encode(NixlPart(self.agent.name, self.agent.metadata()))
 
-    def refusal(self, peer: RemoteAgent, local: Sequence[MemoryRegion], remote: Sequence[RegionInfo]) -> str | None:
-        return None
-
     async def move(self, order: TransferOrder) -> None:
         name = self._load(order.peer)
-        by_region: dict[int, list[int]] = {}
-        for position, piece in enumerate(order.pieces):
-            by_region.setdefault(piece.remote.id, []).append(position)
+        by_region = order.by_region()
         id = next(self._ids)
         lent = await self._call(name, BorrowRegions(id, self.agent.metadata(), list(by_region)))
         try:

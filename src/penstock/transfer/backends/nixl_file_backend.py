@@ -1,14 +1,12 @@
 """`NixlFileBackend`: reads and writes files of this agent by NIXL's POSIX plug-in, where ``nixl`` is installed."""
 
-from collections.abc import Sequence
-
 from penstock.transfer.backends.nixl_agent import NixlAgent, load_nixl
-from penstock.transfer.descriptors import MemoryRegion, RegionInfo
-from penstock.transfer.transfer_backend import Capabilities, LocalAgent, RemoteAgent, TransferOrder
+from penstock.transfer.descriptors import MemoryRegion
+from penstock.transfer.transfer_backend import BackendBase, Capabilities, LocalAgent, TransferOrder
 from penstock.transfer.transfer_status import PieceFailed, TransferStatus
 
 
-class NixlFileBackend:
+class NixlFileBackend(BackendBase):
     """One NIXL agent with the POSIX plug-in. Each file of a transfer is one NIXL transfer, with one result.
 
     Raises:
@@ -21,7 +19,6 @@ class NixlFileBackend:
     def __init__(self) -> None:
         load_nixl()
         self._agent: NixlAgent | None = None
-        self._owner: LocalAgent | None = None
 
     @property
     def agent(self) -> NixlAgent:
@@ -32,9 +29,6 @@ class NixlFileBackend:
         self._owner = owner
         self._agent = NixlAgent(f"{owner.name}@{owner.epoch} files", "POSIX")
 
-    async def start(self) -> None:
-        """Nothing to open."""
-
     def registered(self, region: MemoryRegion) -> None:
         if region.kind == "dram":
             self.agent.register(region.id, "DRAM", region.bytes_of().ctypes.data, region.info.size, 0)
@@ -44,21 +38,11 @@ class NixlFileBackend:
     def deregistered(self, region: MemoryRegion) -> None:
         self.agent.deregister(region.id, "DRAM" if region.kind == "dram" else "FILE")
 
-    def metadata_part(self) -> bytes:
-        return b""
-
-    def refusal(self, peer: RemoteAgent, local: Sequence[MemoryRegion], remote: Sequence[RegionInfo]) -> str | None:
-        return None
-
     async def move(self, order: TransferOrder) -> None:
-        assert self._owner is not None
-        by_file: dict[int, list[int]] = {}
-        for position, piece in enumerate(order.pieces):
-            by_file.setdefault(piece.remote.id, []).append(position)
-        for id, positions in by_file.items():
+        for id, positions in order.by_region().items():
             if order.cancelled:
                 return
-            file = self._owner.regions.get(id)
+            file = self.owner.regions.get(id)
             try:
                 if file is None:
                     raise PieceFailed(TransferStatus.NOT_FOUND, f"file region {id} was deregistered")
@@ -89,12 +73,6 @@ class NixlFileBackend:
         else:
             for position in positions:
                 order.succeeded(position)
-
-    async def notify(self, peer: RemoteAgent, payload: bytes) -> None:
-        raise PieceFailed(TransferStatus.NOT_SUPPORTED, "a file has nobody to notify")
-
-    def disconnect(self, peer: RemoteAgent) -> None:
-        """Nothing is connected."""
 
     async def close(self) -> None:
         self.agent.close()

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
 from penstock.kernel.errors import ConfigError
-from penstock.transfer.descriptors import MemoryRegion, RegionInfo
+from penstock.transfer.descriptors import MemoryRegion
 from penstock.transfer.storage.object_store import CONCURRENCY, INSTALLED, missing, object_client
-from penstock.transfer.transfer_backend import Capabilities, LocalAgent, RemoteAgent, TransferOrder
+from penstock.transfer.transfer_backend import BackendBase, Capabilities, TransferOrder
 from penstock.transfer.transfer_status import PieceFailed, TransferStatus
 
 if INSTALLED:
@@ -26,7 +26,7 @@ BATCH_BYTES = 32 << 20
 """Of an object that one request reads: the answer is a copy before it is in the region."""
 
 
-class ObjectBackend:
+class ObjectBackend(BackendBase):
     """A client of one bucket or container, and there of one prefix.
 
     Args:
@@ -49,15 +49,8 @@ class ObjectBackend:
             raise ConfigError(
                 f"object backend: url {url!r}: {error}", hint="such as s3://BUCKET/PREFIX, with its credentials"
             ) from error
-        self._owner: LocalAgent | None = None
         self._permits = asyncio.Semaphore(CONCURRENCY)
         self._locks: dict[int, asyncio.Lock] = {}
-
-    def attach(self, owner: LocalAgent) -> None:
-        self._owner = owner
-
-    async def start(self) -> None:
-        """Nothing to open: each request has a connection of the client's pool."""
 
     def registered(self, region: MemoryRegion) -> None:
         if region.kind == "object":
@@ -66,24 +59,14 @@ class ObjectBackend:
     def deregistered(self, region: MemoryRegion) -> None:
         self._locks.pop(region.id, None)
 
-    def metadata_part(self) -> bytes:
-        return b""
-
-    def refusal(self, peer: RemoteAgent, local: Sequence[MemoryRegion], remote: Sequence[RegionInfo]) -> str | None:
-        return None
-
     async def move(self, order: TransferOrder) -> None:
-        by_object: dict[int, list[int]] = {}
-        for position, piece in enumerate(order.pieces):
-            by_object.setdefault(piece.remote.id, []).append(position)
         async with asyncio.TaskGroup() as group:
-            for id, positions in by_object.items():
+            for id, positions in order.by_region().items():
                 group.create_task(self._move_object(order, positions, id))
 
     async def _move_object(self, order: TransferOrder, positions: list[int], id: int) -> None:
         """Move the pieces of one object; what happens to one request happens to all of its pieces."""
-        assert self._owner is not None
-        region = self._owner.regions.get(id)
+        region = self.owner.regions.get(id)
         try:
             if region is None:
                 raise PieceFailed(TransferStatus.NOT_FOUND, f"object region {id} was deregistered")
@@ -150,15 +133,6 @@ class ObjectBackend:
         await obstore.put_async(self._store, region.key, bytes(body), use_multipart=False, mode=mode)
         for position in positions:
             order.succeeded(position)
-
-    async def notify(self, peer: RemoteAgent, payload: bytes) -> None:
-        raise PieceFailed(TransferStatus.NOT_SUPPORTED, "an object has nobody to notify")
-
-    def disconnect(self, peer: RemoteAgent) -> None:
-        """Nothing is connected."""
-
-    async def close(self) -> None:
-        """Nothing to close: the client goes with the backend."""
 
 
 def _fail(order: TransferOrder, positions: Sequence[int], status: TransferStatus, error: Exception) -> None:

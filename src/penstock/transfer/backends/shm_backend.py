@@ -18,7 +18,7 @@ import msgspec
 from penstock.transfer.backends.byte_copies import copy_pieces
 from penstock.transfer.descriptors import MemoryRegion, RegionInfo
 from penstock.transfer.shared_memory import SharedMemory
-from penstock.transfer.transfer_backend import Capabilities, LocalAgent, RemoteAgent, TransferOrder
+from penstock.transfer.transfer_backend import BackendBase, Capabilities, RemoteAgent, TransferOrder
 from penstock.transfer.transfer_status import PieceFailed, TransferStatus
 
 FRAME_BYTES_MAX = 16 << 20
@@ -159,14 +159,13 @@ class _PeerLink:
                     waiting.set_exception(error)
 
 
-class ShmBackend:
+class ShmBackend(BackendBase):
     """Shares the regions that were registered by `TransferAgent.register_shared`; any dram may be the other end."""
 
     name = "shm"
     capabilities = Capabilities(kinds=frozenset({("dram", "dram")}), reach="host", notifications=True, rank=10)
 
     def __init__(self) -> None:
-        self._owner: LocalAgent | None = None
         self._server: asyncio.Server | None = None
         self._address = ""
         self._host = _host()
@@ -174,25 +173,11 @@ class ShmBackend:
         self._links: dict[tuple[str, int], _PeerLink] = {}
         self._connecting: dict[tuple[str, int], asyncio.Lock] = {}
 
-    @property
-    def owner(self) -> LocalAgent:
-        assert self._owner is not None, "attach comes first"
-        return self._owner
-
-    def attach(self, owner: LocalAgent) -> None:
-        self._owner = owner
-
     async def start(self) -> None:
         self._address = f"penstock-transfer-{os.getpid()}-{os.urandom(8).hex()}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(f"\0{self._address}")  # abstract: it goes with the process, whatever ends that
         self._server = await asyncio.start_unix_server(self._serve, sock=listener)
-
-    def registered(self, region: MemoryRegion) -> None:
-        """Nothing to prepare: peers map a region when they first use it."""
-
-    def deregistered(self, region: MemoryRegion) -> None:
-        """Nothing to undo: each transfer borrows its regions anew."""
 
     def metadata_part(self) -> bytes:
         shared = frozenset(id for id, region in self.owner.regions.items() if _is_shared(region))

@@ -13,9 +13,11 @@ and both are checked before a read is ok, so it does not matter in which order t
 - all of them: the new record is whole.
 
 So no write waits for the disk's cache (no fsync): after a power cut there are more misses and nothing else. What a
-`forget` leaves after a kill before its tombstone is written is a whole record that its key names rightly.
+`forget` leaves after a kill before its tombstone is written is a whole record that its key names rightly. After `void`
+there is no such rest: what was written or under way before has a stamp that no opening takes any more.
 """
 
+import asyncio
 import time
 from array import array
 from collections.abc import Sequence
@@ -98,6 +100,7 @@ class DiskStore:
         except BaseException:
             self._close_files()
             raise
+        self._epoch = epoch
         self._next_stamp = epoch << _COUNTER_BITS
         threads = THREADS_PER_FILE * len(folders)
         self._scratch = [_Scratch(SECTOR + whole_sectors(block_bytes)) for _ in range(threads)]
@@ -107,7 +110,10 @@ class DiskStore:
         return await self._threads.run(
             [
                 ThreadCall(
-                    self._thread(each.slot), each.slot, partial(self._write, each), partial(self._erase, each.slot)
+                    self._thread(each.slot),
+                    each.slot,
+                    partial(self._write, each, self._stamp()),
+                    partial(self._erase, each.slot),
                 )
                 for each in blocks
             ],
@@ -123,6 +129,20 @@ class DiskStore:
         """Overwrite headers, each behind what its slot's thread has to do; `close` waits for that."""
         for slot in slots:
             self._threads.later(self._thread(slot), partial(self._erase, slot))
+
+    async def void(self) -> None:
+        """See to it that no record that was ordered until now is there at the next opening, whatever happens before.
+
+        Raises:
+            ConfigError: the disk refuses it.
+        """
+        with self._lock:
+            self._epoch += 1
+            epoch = self._epoch
+            self._next_stamp = epoch << _COUNTER_BITS
+        for file in self._files:
+            file.first_epoch = epoch
+            await asyncio.to_thread(file.begin, epoch)
 
     @property
     def erase_failures(self) -> int:
@@ -158,15 +178,18 @@ class DiskStore:
         """Return a slot's file, and the number of its record there."""
         return self._files[slot % len(self._files)], slot // len(self._files)
 
-    def _write(self, block: BlockIo) -> BlockResult:
+    def _stamp(self) -> int:
+        """Return the next stamp, when a write is ordered: one that `void` came after is void, too."""
+        with self._lock:
+            self._next_stamp += 1
+            return self._next_stamp
+
+    def _write(self, block: BlockIo, stamp: int) -> BlockResult:
         if cause := misfit(block, self.slots, self.block_bytes):
             return BlockResult("failed", cause)
         scratch = self._scratch[self._thread(block.slot)]
         file, index = self.place(block.slot)
         checksum = xxh3_64_intdigest(block.buffer) if block.checksum is None else block.checksum
-        with self._lock:
-            self._next_stamp += 1
-            stamp = self._next_stamp
         scratch.header[:SIZE] = pack_header(
             RecordHeader(block.slot, block.key, block.parent, self.block_bytes, block.generation, stamp, checksum)
         )
@@ -244,7 +267,9 @@ class DiskStore:
                 errors.append(error)
                 continue
             header = parse_header(sector)
-            if header is not None and header.slot == slot and header.length == self.block_bytes:
+            if header is None or header.slot != slot or header.length != self.block_bytes:
+                continue
+            if header.stamp >> _COUNTER_BITS >= file.first_epoch:
                 headers.append(header)
         return headers, errors
 

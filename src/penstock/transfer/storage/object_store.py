@@ -2,7 +2,7 @@
 
 An object is a record header and the payload. Its name has all that `records` needs, so that opening costs a listing
 and no read: ``<key hex>.<generation>.<parent hex, or ->``. Engines may share a prefix: each lists what the others
-stored before it was opened, and a block that another engine has deleted meanwhile is absent.
+stored before it was opened, and later part by part (`listed`); a block that another one has deleted is absent.
 
 The package retries failed requests itself (`RETRIES`); a request that outlives its deadline goes on until the
 client's own limit, and its slot is busy until then.
@@ -48,6 +48,10 @@ CONCURRENCY = 16
 """Requests at a time: object stores answer in tens of milliseconds, and 16 blocks of 1 MiB fill a 10 Gb/s link."""
 QUEUE_LIMIT = 1024
 """Blocks that wait for a request at most."""
+LISTED_MAX = 10_000
+"""Objects of one part of a listing: ten requests, which cost as much as ten reads."""
+LISTED_AT_ONCE = 1_000
+"""As many as one answer has."""
 REQUEST_TIMEOUT = timedelta(seconds=30)
 RETRIES = 3
 CHECK_THREADS = 2
@@ -162,6 +166,33 @@ class ObjectStore:
 
     def records(self) -> list[StoredRecord]:
         return self._records
+
+    async def listed(self, after: str) -> tuple[list[ObjectName], str]:
+        """List a part of the prefix, in the order of the names: what is there by now, of this handle or of others.
+
+        Args:
+            after: path after which it begins; empty begins from the start.
+        Returns: at most `LISTED_MAX` blocks of this size, and the path after which the next part begins.
+        Raises:
+            OSError: the store can't be listed.
+        """
+        names: list[ObjectName] = []
+        count = 0
+        try:
+            async for part in obstore.list(self._store, offset=after or None, chunk_size=LISTED_AT_ONCE):
+                count += len(part)
+                after = max(each["path"] for each in part)
+                sized = (each["path"] for each in part if each["size"] == SIZE + self.block_bytes)
+                names += [name for path in sized if (name := parse_name(path.rpartition("/")[2]))]
+                if count >= LISTED_MAX:
+                    return names, after
+        except BaseError as error:
+            raise OSError(_cause(error)) from error
+        return names, ""
+
+    def adopt(self, slot: int, name: ObjectName) -> None:
+        """Let an empty slot be a block that another engine has stored."""
+        self._names[slot] = name
 
     def busy(self) -> frozenset[int]:
         return frozenset(self._late.values())

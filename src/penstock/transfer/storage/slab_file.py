@@ -1,9 +1,11 @@
 """A slab file: one preallocated file of a disk tier, with direct I/O, a lock, and a first sector that describes it.
 
-    sector 0: 8s magic | u32 version | u32 position | u32 files | u64 block_bytes | u64 epoch | u64 XXH3-64 of these
+    sector 0: 8s magic | u32 version | u32 position | u32 files | u64 block_bytes | u64 epoch | u64 first epoch
+              | u64 XXH3-64 of these
     then, per block: a sector with its record header, and its payload padded to whole sectors
 
 The epoch grows with each opening and is on the disk before anything else is written, so no stamp is given twice.
+Records of epochs before the first one are void: a clear raises it, so that nothing written before comes back.
 """
 
 import errno
@@ -25,8 +27,8 @@ log = logging.getLogger(__name__)
 SLAB_NAME = "penstock-blocks.slab"
 
 _MAGIC = b"PSKSLAB\n"
-_VERSION = 1
-_FIRST = struct.Struct("<8sIIIQQ")
+_VERSION = 2
+_FIRST = struct.Struct("<8sIIIQQQ")
 _SUM = struct.Struct("<Q")
 
 
@@ -57,7 +59,9 @@ class FileCalls:
 
 
 class SlabFile:
-    """One open slab file. ``epoch``: of the opening before; 0 is a new file, without records.
+    """One open slab file.
+
+    ``epoch``: of the opening before; 0 is a new file, without records. ``first_epoch``: the oldest that counts.
 
     Args:
         folder: made where it is absent.
@@ -81,7 +85,7 @@ class SlabFile:
         try:
             self._lock()
             self._shape = (position, files, block_bytes)
-            self.epoch = self._read_epoch()
+            self.epoch, self.first_epoch = self._read_epochs()
             if not self.epoch:
                 os.ftruncate(self.fd, 0)
             self._reserve(SECTOR + blocks * self.stride)
@@ -95,7 +99,7 @@ class SlabFile:
         Raises:
             ConfigError: the disk refuses it.
         """
-        body = _FIRST.pack(_MAGIC, _VERSION, *self._shape, epoch)
+        body = _FIRST.pack(_MAGIC, _VERSION, *self._shape, epoch, self.first_epoch)
         first = aligned(SECTOR)
         first[: _FIRST.size + _SUM.size] = body + _SUM.pack(xxh3_64_intdigest(body))
         try:
@@ -167,24 +171,24 @@ class SlabFile:
                 f"disk tier: another process uses {self.path}", hint="give each engine folders of its own"
             ) from error
 
-    def _read_epoch(self) -> int:
-        """Return the epoch of the last opening; 0 where the file has nothing that this set of files can use."""
+    def _read_epochs(self) -> tuple[int, int]:
+        """Return the epoch of the last opening and the first one; 0 where there is nothing that these files can use."""
         first = aligned(SECTOR)
         if self._calls.preadv(self.fd, [first], 0) < SECTOR:
-            return 0
+            return 0, 0
         body = bytes(first[: _FIRST.size])
-        magic, version, *shape, epoch = _FIRST.unpack(body)
+        magic, version, *shape, epoch, first_epoch = _FIRST.unpack(body)
         if _SUM.unpack_from(first, _FIRST.size)[0] != xxh3_64_intdigest(body) or (magic, version) != (_MAGIC, _VERSION):
             log.warning("disk tier: %s begins with a broken sector; it is emptied", self.path)
-            return 0
+            return 0, 0
         if tuple(shape) != self._shape:
             position, files, block_bytes = self._shape
             log.warning(
                 "disk tier: %s is file %d of %d with blocks of %d bytes, not %d of %d with %d bytes; it is emptied",
                 *(self.path, shape[0] + 1, *shape[1:], position + 1, files, block_bytes),
             )
-            return 0
-        return int(epoch)
+            return 0, 0
+        return int(epoch), int(first_epoch)
 
     def _reserve(self, size: int) -> None:
         """Give the file its size and its place, so that a full disk is an error now and no failed write later."""

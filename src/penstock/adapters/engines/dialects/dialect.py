@@ -89,13 +89,23 @@ class Dialect:
     request_ids: bool = True
     """Whether it takes an ``x-request-id`` of any form."""
     rank_header: str | None = None
+    session_header: str | None = None
+    """Header that names a request's session, for engines that keep or report something by session."""
     media_uuid: bool = False
     """Whether it takes a ``uuid`` beside an image, and keys its cache by that."""
     rank_field: str | None = None
     """Where a request carries its data-parallel rank."""
 
+    raw_tool_choice: str | None = None
+    """``tool_choice`` with which a server without a tool-call parser shows the tools to the model and passes on its
+    text; None: it does so whatever the request says."""
+    special_tokens_field: str | None = None
+    """Field that, when false, leaves special tokens in the text."""
+
     clear_cache: str | None = None
     """POST to this route drops the cached blocks that no request holds, where the server allows it."""
+    lora_routes: tuple[str, str] | None = None
+    """Routes (POST, ``lora_name`` and ``lora_path``) that load and unload an adapter; None where it has none."""
     clear_is_late: bool = False
     """Whether a clear is published only at the engine's next step, so that an idle engine does not report it."""
     counters: MetricNames = MetricNames()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from penstock.kernel.values import HandoffProtocol, JsonObject, WorkerCard
+from penstock.kernel.values import TIERS_LABEL, HandoffProtocol, JsonObject, WorkerCard
 from penstock.router.events import Handoff
 
 Fields = JsonObject
@@ -21,7 +21,7 @@ _ONE_TOKEN: Fields = {"stream": False, "max_tokens": 1}
 _NEEDLESS = ("stream_options", "min_tokens", "return_token_ids", "logprobs", "top_logprobs")
 TP_SIZE, PP_SIZE = "tp_size", "pp_size"
 """Labels of an engine's tensor-parallel and pipeline-parallel sizes; 1 where they are absent."""
-TIERS = "kv_tiers"
+TIERS = TIERS_LABEL
 """Label: the eviction order of an engine's KV tiers that read our hints; absent where it has none."""
 PARAMS, HINTS = "kv_transfer_params", "penstock"
 """Where the tiers find a request's hints: field of its body, and field in that."""

@@ -75,6 +75,8 @@ def _plain(endpoint: str, rank: int) -> str:
 SGLANG = Dialect(
     name="sglang",
     title="SGLang",
+    raw_tool_choice="auto",  # with "none" its template leaves the tools out
+    special_tokens_field="skip_special_tokens",
     card=card,
     resume="message",
     continue_fields=(("continue_final_message", True),),
@@ -82,6 +84,7 @@ SGLANG = Dialect(
     priority_field="priority",
     salt_field="cache_salt",
     lora_field="lora_path",
+    lora_routes=("/load_lora_adapter", "/unload_lora_adapter"),
     rank_field="data_parallel_rank",
     clear_cache="/flush_cache",
     counters=MetricNames(

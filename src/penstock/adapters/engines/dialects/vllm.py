@@ -13,9 +13,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.adapters.engines.dialects.dialect import CardFields, Dialect, MetricNames
+from penstock.adapters.engines.dialects.scale_out_routes import token_routes
 from penstock.adapters.engines.http.engine_http import EngineServer, folder, whole
 
 _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
+_LORA = re.compile(r"^vllm:lora_requests_info\{([^}]*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _ANYWHERE = ("*", "0.0.0.0", "[::]", "::")
 _LOOPBACK = ("localhost", "127.", "[::1]")
@@ -25,16 +27,18 @@ _ALIKE = ("sha256", "sha256_cbor")
 
 async def card(server: EngineServer, model: Mapping[str, Any]) -> CardFields | None:
     """Read a vLLM server."""
-    labels = cache_labels(await server.text("/metrics"))
+    metrics = await server.text("/metrics")
+    labels = cache_labels(metrics)
     if labels is None and model.get("owned_by") != "vllm":
         return None
     reported = cache_card(labels or {})
     if (labels or {}).get("prefix_caching_hash_algo") in _ALIKE:
         reported["hash_scheme"] = f"vllm {(labels or {})['prefix_caching_hash_algo']}"
+    reported["adapter_slots"] = adapter_slots(metrics)
     reported["tokenizer"] = folder(model.get("root"))
     version = (await server.object("/version")).get("version")
     if isinstance(version, str):
-        reported["labels"] = {"version": version}
+        reported["labels"] = {"version": version, **await token_routes(server)}
         # Its hand-shake refuses KV of another version, and of another type.
         reported["layout"] = f"vllm {version} {(labels or {}).get('cache_dtype', 'auto')}"
     return {**reported, **await event_card(server)}
@@ -54,6 +58,12 @@ def cache_card(labels: Mapping[str, str]) -> CardFields:
         "max_num_seqs": whole(labels.get("max_num_seqs")),
         "max_num_batched_tokens": whole(labels.get("max_num_batched_tokens")),
     }
+
+
+def adapter_slots(metrics: str | None) -> int | None:
+    """Return how many adapters a batch may have, the fewest that the server holds; None where it takes none."""
+    match = None if metrics is None else _LORA.search(metrics)
+    return None if match is None else whole(dict(_LABEL.findall(match.group(1))).get("max_lora"))
 
 
 async def event_card(server: EngineServer) -> CardFields:
@@ -97,6 +107,7 @@ def reachable(endpoint: str, url: str, offset: int = 0) -> str:
 VLLM = Dialect(
     name="vllm",
     title="vLLM",
+    session_header="x-session-id",  # of 0.32: in its KV events; older ones pass it over
     card=card,
     resume="ids",
     continue_fields=(("add_generation_prompt", False), ("continue_final_message", True)),
@@ -105,7 +116,10 @@ VLLM = Dialect(
     priority_sign=-1,
     salt_field="cache_salt",
     media_uuid=True,
+    raw_tool_choice="none",  # it refuses "auto" without a parser of its own
+    special_tokens_field="skip_special_tokens",
     rank_header="x-data-parallel-rank",
+    lora_routes=("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     clear_cache="/reset_prefix_cache",
     clear_is_late=True,
     counters=MetricNames(

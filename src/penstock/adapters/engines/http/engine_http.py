@@ -1,5 +1,6 @@
 """`EngineServer`: small GETs to describe a server over plain HTTP, each sent once; a missing answer is None."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,18 @@ class EngineServer:
         """Return a GET's JSON object, or an empty one."""
         value = await self.json(path)
         return value if isinstance(value, dict) else {}
+
+    async def takes(self, path: str, body: Mapping[str, Any]) -> bool:
+        """Return whether a POST of JSON is answered with 200."""
+        return await self.post(path, body) == 200
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> int | None:
+        """Return the status of a POST of JSON, or None where no server answers."""
+        try:
+            async with self._http.post(self.url + path, json=body, timeout=TIMEOUT) as answer:
+                return answer.status
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
 
     async def _ask(self, path: str) -> tuple[int, str] | None:
         if path not in self._answers:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable
 
 import zmq
@@ -68,18 +67,12 @@ class KvSubscriber:
         self._rank = rank
         self._hwm = hwm
         self._decoder = KvDecoder()
-        self._heard: float | None = None
         self._sockets: set[zmq.asyncio.Socket] = set()
 
     @property
     def dropped(self) -> dict[str, int]:
         """Well-formed events left out on purpose, by reason (`KvDecoder.dropped`)."""
         return dict(self._decoder.dropped)
-
-    @property
-    def last_age(self) -> float | None:
-        """Seconds since the last message, or None where there was none yet."""
-        return None if self._heard is None else time.monotonic() - self._heard
 
     async def batches(self) -> AsyncIterator[KvBatch]:
         """Yield batches in the order in which they arrive, until the iterator is closed or `close` is called."""
@@ -90,7 +83,6 @@ class KvSubscriber:
             self._attach(socket)
             count = 0
             while (frames := await receive(socket)) is not None:
-                self._heard = time.monotonic()
                 batch = self._batch(frames)
                 if batch is not None:
                     self.received += 1

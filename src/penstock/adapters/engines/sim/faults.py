@@ -12,6 +12,7 @@
     reorder_events    "count": so many times, the next two KV messages are swapped
     repeat_events     "count": the next KV messages are sent twice
     unhealthy         "on": /health answers 503
+    no_sleep          "on": /sleep answers 500; ``no_wake``: /wake_up does
     none              all faults off
 """
 
@@ -37,6 +38,8 @@ KINDS = (
     "reorder_events",
     "repeat_events",
     "unhealthy",
+    "no_sleep",
+    "no_wake",
     "none",
 )
 
@@ -51,6 +54,8 @@ class Faults:
         self.broken_streams = 0
         self.broken_after = 1
         self.unhealthy = False
+        self.no_sleep = False
+        self.no_wake = False
         self.stall = 0.0
         self.die = False
         self.events: dict[str, int] = dict.fromkeys(("drop", "lose", "reorder", "repeat"), 0)
@@ -78,6 +83,8 @@ class Faults:
             self.broken_streams, self.broken_after = count, int(_number(body, "tokens", 1))
         elif kind == "die":
             self.die = True
+        elif kind in ("no_sleep", "no_wake"):
+            setattr(self, kind, body.get("on", True) is True)
         elif kind == "unhealthy":
             self.unhealthy = body.get("on", True) is not False
         else:

@@ -2,18 +2,21 @@
 
 import asyncio
 import itertools
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 from aiohttp import web
 
+from penstock.adapters.engines.sim import sim_tokens
 from penstock.adapters.engines.sim.faults import Faults
 from penstock.adapters.engines.sim.json_http import problem, read_json
 from penstock.adapters.engines.sim.live_engine import LiveEngine
 from penstock.adapters.engines.sim.request_reader import GenerationRequest, Kind, RequestReader
 from penstock.adapters.engines.sim.response_writer import ResponseChoice, ResponseWriter, choices_of
+from penstock.adapters.engines.sim.sim_adapters import SimAdapters
+from penstock.adapters.engines.sim.sim_media import SimEmbeddings
 from penstock.adapters.engines.sim.sim_text import SimText
-from penstock.adapters.engines.sim.transfer_params import Role, TransferLeg, answer_of, leg_of, tier_hints_of
+from penstock.adapters.engines.sim.transfer.transfer_params import Role, TransferLeg, answer_of, leg_of, tier_hints_of
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ClientError
 from penstock.kernel.values import JsonObject
@@ -26,11 +29,12 @@ class GeneratingServer(Protocol):
 
     settings: SimSettings
     model: str
-    adapters: tuple[str, ...]
+    adapters: SimAdapters
     role: Role
     text: SimText
     faults: Faults
     live: LiveEngine
+    embeddings: SimEmbeddings
     draining: bool
 
 
@@ -50,7 +54,7 @@ class Generator:
         self._serving = 0
         self._numbers = itertools.count()
 
-    async def serve(self, request: web.Request, kind: Kind) -> web.StreamResponse:
+    async def serve(self, request: web.Request, kind: Kind | Literal["tokens"]) -> web.StreamResponse:
         """Answer one request."""
         self._serving += 1
         self.idle.clear()
@@ -61,7 +65,7 @@ class Generator:
             if not self._serving:
                 self.idle.set()
 
-    async def _serve(self, request: web.Request, kind: Kind) -> web.StreamResponse:
+    async def _serve(self, request: web.Request, kind: Kind | Literal["tokens"]) -> web.StreamResponse:
         server = self._server
         if server.draining:
             return problem(503, "The server is shutting down.", None)
@@ -72,17 +76,29 @@ class Generator:
         number = next(self._numbers)
         id = given or f"{number:08x}"
         body = await read_json(request)
-        ask = self.reader.read(kind, body)
+        if kind == "tokens":
+            ask = self.reader.read("completion", sim_tokens.generating(body))
+            ask.forced = sim_tokens.forced(body)
+        else:
+            ask = self.reader.read(kind, body)
+        if ask.lora is not None:
+            await server.adapters.use(ask.lora)
         leg = leg_of(body, server.role, given)
         # The engine's own id also has our number: clients may send one id twice.
         choices = choices_of(ask, f"{id}#{number}", server.settings, server.text)
         if leg is not None:
             _join(leg, choices[0])
-        pin, keep = tier_hints_of(body)
-        if pin or keep:
+        if ask.media:
+            encodes, held = server.role == "encode", server.embeddings.present(ask.media)
             for choice in choices:
-                choice.submit = msgspec.structs.replace(choice.submit, pin=pin, keep=keep)
+                choice.submit = msgspec.structs.replace(choice.submit, encode=encodes, embedded=held)
+        pin, keep, next_in = tier_hints_of(body)
+        if pin or keep or next_in is not None:
+            for choice in choices:
+                choice.submit = msgspec.structs.replace(choice.submit, pin=pin, keep=keep, next_in=next_in)
         writer = ResponseWriter(ask, id, server.text)
+        if kind == "tokens":
+            writer = sim_tokens.TokenWriter(ask, id, server.text, body)
         news = asyncio.Event()
         interval = server.settings.stream_interval if ask.stream else 0
         headers = {"x-request-id": id}
@@ -99,6 +115,8 @@ class Generator:
             while not all(choice.stream is not None and choice.stream.over for choice in choices):
                 await news.wait()
                 news.clear()
+            if ask.media and server.role == "encode":
+                server.embeddings.put(ask.media)
             answer = writer.whole(choices)
             params = self._retained_params(request, choices[0]) if body.get("kv_transfer_params") else None
             if params is not None:

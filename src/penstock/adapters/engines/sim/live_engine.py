@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from penstock.adapters.engines.sim.kv_transfer import KvTransferServer
 from penstock.adapters.engines.sim.sim_metrics import SimMetrics
+from penstock.adapters.engines.sim.transfer.kv_transfer import KvTransferServer
 from penstock.engine.engine import Engine
 from penstock.engine.events import (
     AbortRequest,

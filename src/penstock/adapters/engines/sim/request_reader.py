@@ -1,15 +1,15 @@
 """Request reader of the simulated engine: checks bodies of /v1/completions and /v1/chat/completions."""
 
-import hashlib
 import re
+from collections.abc import Container
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from penstock.adapters.engines.sim.json_output import least_json
+from penstock.adapters.engines.sim.sim_media import media_in
 from penstock.adapters.engines.sim.sim_text import SimText
-from penstock.adapters.engines.sim.sim_tokenizer import IMAGE_TOKENS
 from penstock.kernel.errors import ClientError
 from penstock.kernel.hashing import MediaSpan
 from penstock.kernel.values import JsonObject
@@ -94,10 +94,11 @@ class RequestReader:
     """Reads bodies for one server.
 
     Args:
+        adapters: LoRA names that it serves beside the model, as they are when a request comes.
         limit: longest prompt and output together that the engine can hold.
     """
 
-    def __init__(self, text: SimText, model: str, adapters: tuple[str, ...], limit: int) -> None:
+    def __init__(self, text: SimText, model: str, adapters: Container[str], limit: int) -> None:
         self._text = text
         self._model = model
         self._adapters = adapters
@@ -152,7 +153,7 @@ class RequestReader:
             raise ClientError("messages must be a list of at least one message.", param="messages")
         try:
             rendered = self._text.chat(messages, options.tools, options.add_generation_prompt is not False)
-            tokens, spans = _with_images(self._text.encode(rendered), self._text.image, _images(messages))
+            tokens, spans = _with_images(self._text.encode(rendered), self._text.image, media_in(messages))
             if media is not None:
                 media += spans
             return self._fitting([tokens])
@@ -199,30 +200,22 @@ class RequestReader:
         return wanted
 
 
-def _images(messages: list[JsonObject]) -> list[str]:
-    """Return the ids of a chat's images and other media: the client's ``uuid``, else a digest of the part."""
-    ids = []
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list) else []:
-            if isinstance(part, dict) and "text" not in part:
-                own = part.get("uuid")
-                ids.append(own if isinstance(own, str) else hashlib.sha256(repr(part).encode()).hexdigest())
-    return ids
-
-
-def _with_images(tokens: list[int], placeholder: int | None, ids: list[str]) -> tuple[list[int], list[MediaSpan]]:
-    """Put as many tokens as an image takes in the place of each placeholder."""
-    if placeholder is None or not ids:
+def _with_images(
+    tokens: list[int], placeholder: int | None, media: list[tuple[str, int]]
+) -> tuple[list[int], list[MediaSpan]]:
+    """Put as many tokens as a medium takes in the place of each placeholder."""
+    if placeholder is None or not media:
         return tokens, []
-    if tokens.count(placeholder) != len(ids):
-        raise ValueError(f"{len(ids)} images are given, and the prompt has {tokens.count(placeholder)} places for them")
+    if tokens.count(placeholder) != len(media):
+        places = tokens.count(placeholder)
+        raise ValueError(f"{len(media)} images are given, and the prompt has {places} places for them")
     out: list[int] = []
     spans: list[MediaSpan] = []
     for token in tokens:
         if token == placeholder:
-            spans.append(MediaSpan(ids[len(spans)], len(out), IMAGE_TOKENS))
-            out += [token] * IMAGE_TOKENS
+            id, length = media[len(spans)]
+            spans.append(MediaSpan(id, len(out), length))
+            out += [token] * length
         else:
             out.append(token)
     return out, spans

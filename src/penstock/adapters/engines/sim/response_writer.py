@@ -225,6 +225,9 @@ class ResponseWriter:
             content.append({"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": top})
         return {"content": content}
 
+    def _logprob_of(self, token: int, place: int) -> float:
+        return _logprob(token, place, 0)
+
     def _top(self, token: int, place: int) -> list[tuple[str, float, int]]:
         """Return made-up alternatives, likeliest first: the token itself, then its neighbours in the vocabulary."""
         out: list[tuple[str, float, int]] = []

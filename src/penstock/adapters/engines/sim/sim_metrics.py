@@ -189,6 +189,14 @@ def render(metrics: SimMetrics, engine: Engine, settings: SimSettings, model: st
         ):
             lines.append(f"# HELP penstock_sim_tier_{name} {help}\n# TYPE penstock_sim_tier_{name} {kind}")
             lines += [f'penstock_sim_tier_{name}{{{labels},tier="{tier}"}} {float(n)}' for tier, n in values.items()]
+    encoded, reused, fetched = engine.media_counts
+    lines.append(
+        "# HELP penstock_sim_media_total Images and the like that were encoded, reused, or fetched from the store.\n"
+        "# TYPE penstock_sim_media_total counter\n"
+        f'penstock_sim_media_total{{{labels},outcome="encoded"}} {float(encoded)}\n'
+        f'penstock_sim_media_total{{{labels},outcome="reused"}} {float(reused)}\n'
+        f'penstock_sim_media_total{{{labels},outcome="fetched"}} {float(fetched)}'
+    )
     timing = engine.timing
     lines.append(
         "# HELP penstock_sim_timing_lookups_total Look-ups of the timing table, and those outside of what it covers.\n"

@@ -3,8 +3,8 @@
 import argparse
 import asyncio
 import os
-import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,16 @@ from typing import Any
 import msgspec
 
 from penstock.adapters.engines.sim.sim_tokenizer import DATA_DIR
-from penstock.adapters.engines.sim.transfer_params import ROLES
+from penstock.adapters.engines.sim.transfer.transfer_params import ROLES
+from penstock.adapters.process_life import report_ready, stop_event
 from penstock.config.cluster_secret_file import secret_of_env
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.simulate.tiers.tier_plan import TierPlan
+
+SIBLING_ENV = "PENSTOCK_SIM_SIBLING"
+"""Set by who starts it beside another engine of its pool, in a pool that shares its weights. Not an argument: by its
+arguments a supervisor knows an engine again."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,15 +48,22 @@ def main(argv: list[str] | None = None) -> int:
 async def _serve(settings: SimSettings, *, grace: float, **options: Any) -> None:
     from penstock.adapters.engines.sim.sim_server import start
 
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    stopping = stop_event()
+    imported = time.clock_gettime(time.CLOCK_BOOTTIME)
+    sibling = settings.sibling_load_time if os.environ.get(SIBLING_ENV) else None
+    await asyncio.sleep(settings.load_time if sibling is None else sibling)
+    loaded = time.clock_gettime(time.CLOCK_BOOTTIME)
     server = await start(settings, **options)
-    sys.stdout.write(msgspec.json.encode({"url": server.url}).decode() + "\n")
-    sys.stdout.flush()
+    ready = time.clock_gettime(time.CLOCK_BOOTTIME)
+    spent = {"import": imported - _born(), "weights": loaded - imported, "warm-up": ready - loaded}
+    report_ready(url=server.url, start=spent)
     await stopping.wait()
     await server.stop(grace=grace)
+
+
+def _born() -> float:
+    """Return when this process began, in seconds of CLOCK_BOOTTIME."""
+    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,11 +77,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--adapter", dest="adapters", action="append", default=[], help="LoRA name served beside the model; repeatable"
     )
+    parser.add_argument(
+        "--max-cpu-loras", type=int, help="LoRA adapters that it holds, loaded while it runs; unset loads none"
+    )
     parser.add_argument("--tokenizer", type=Path, default=DATA_DIR, help="folder with tokenizer.json")
+    parser.add_argument("--chat-template", type=Path, help="file with a chat template in place of the folder's")
     parser.add_argument("--topic", default="", help="topic of its KV events")
     parser.add_argument("--no-kv-events", dest="kv_events", action="store_false", help="announce no KV events")
     parser.add_argument(
         "--role", choices=ROLES, default="aggregated", help="which leg it takes of requests with bootstrap fields"
+    )
+    parser.add_argument(
+        "--embeddings", type=Path, help="folder in which engines of role encode leave what the others then need not do"
+    )
+    parser.add_argument(
+        "--enable-scale-out",
+        dest="scale_out",
+        action="store_true",
+        help="offer the routes that render, generate and derender, as vLLM does with this flag",
     )
     parser.add_argument("--grace", type=float, default=20.0, help="seconds that running requests get after SIGTERM")
     parser.add_argument(

@@ -16,15 +16,18 @@ from aiohttp import web
 
 from penstock import __version__
 from penstock.adapters.engines.kv_events.kv_publisher import BUFFER_STEPS, KvPublisher
+from penstock.adapters.engines.sim import sim_tokens
 from penstock.adapters.engines.sim.faults import Faults, FaultyPublisher
 from penstock.adapters.engines.sim.generator import Generator
 from penstock.adapters.engines.sim.json_http import problem, read_json
 from penstock.adapters.engines.sim.live_engine import LiveEngine
-from penstock.adapters.engines.sim.request_reader import options_of
+from penstock.adapters.engines.sim.request_reader import Kind, options_of
+from penstock.adapters.engines.sim.sim_adapters import SimAdapters
+from penstock.adapters.engines.sim.sim_media import SimEmbeddings
 from penstock.adapters.engines.sim.sim_metrics import render
 from penstock.adapters.engines.sim.sim_text import SimText
 from penstock.adapters.engines.sim.sim_tokenizer import DATA_DIR
-from penstock.adapters.engines.sim.transfer_params import Role
+from penstock.adapters.engines.sim.transfer.transfer_params import Role
 from penstock.config.files.timing_files import load_timing
 from penstock.engine.kv_capacity import with_blocks
 from penstock.engine.settings import SimSettings, checked
@@ -49,11 +52,15 @@ class ServerOptions(TypedDict, total=False):
     host: str
     adapters: tuple[str, ...]
     tokenizer: Path
+    chat_template: Path | None
     topic: str
     kv_events: bool
     role: Role
     secret: ClusterSecret | None
     cache: TierPlan
+    max_cpu_loras: int | None
+    embeddings: Path | None
+    scale_out: bool
 
 
 class RunningServer:
@@ -114,6 +121,9 @@ class SimServer:
         secret: of the cluster; subscribers of its KV events then need it.
         host: address on which it listens, with its KV events.
         cache: simulated tiers below its memory.
+        max_cpu_loras: LoRA adapters that it holds in memory; None takes none beside ``adapters``.
+        embeddings: folder that it shares with other engines for encoded media.
+        scale_out: whether it has the routes that render, generate and derender.
     """
 
     def __init__(
@@ -123,24 +133,31 @@ class SimServer:
         model: str = "sim",
         adapters: tuple[str, ...] = (),
         tokenizer: Path = DATA_DIR,
+        chat_template: Path | None = None,
         topic: str = "",
         kv_events: bool = True,
         role: Role = "aggregated",
         secret: ClusterSecret | None = None,
         host: str = "127.0.0.1",
         cache: TierPlan = _NO_TIERS,
+        max_cpu_loras: int | None = None,
+        embeddings: Path | None = None,
+        scale_out: bool = False,
     ) -> None:
         self._cache = cache
+        self.embeddings = SimEmbeddings(embeddings)
         self.table = load_timing(settings.timing)
         settings = self.settings = with_blocks(settings, self.table)
         self.model = model
-        self.adapters = adapters
+        self.adapters = SimAdapters(adapters, max_cpu_loras, settings.adapter_load)
         self.role = role
         self.faults = Faults(settings.seed)
         self.draining = False
-        self.text = SimText(tokenizer)
+        self.asleep = False
+        self.text = SimText(tokenizer, chat_template)
         self._topic = topic
         self._kv_events = kv_events
+        self._scale_out = scale_out
         self._secret = secret
         self.host = host
         self._buffer_steps = BUFFER_STEPS
@@ -168,10 +185,20 @@ class SimServer:
         add.add_post("/detokenize", self._detokenize)
         add.add_get("/kv_event_sources", self._sources)
         add.add_post("/reset_prefix_cache", self._reset)
+        add.add_post("/sleep", self._sleep)
+        add.add_post("/wake_up", self._wake)
+        add.add_get("/is_sleeping", self._is_sleeping)
         add.add_get("/get_perf_metrics", self._perf)
         add.add_get("/step_stats", self._steps)
         add.add_post("/kv_pull", self._kv_pull)
         add.add_post("/kv_release", self._kv_release)
+        if self._scale_out:
+            add.add_post("/v1/{kind:chat/completions|completions}/render", self._render)
+            add.add_post("/v1/{kind:chat/completions|completions}/derender", self._derender)
+            add.add_post("/inference/v1/generate", self._generate)
+        if self.adapters.slots is not None:
+            add.add_post("/v1/load_lora_adapter", self._load_adapter)
+            add.add_post("/v1/unload_lora_adapter", self._unload_adapter)
         if faults:
             add.add_post("/fault", self._fault)
             self._buffer_steps = SPOILT_BUFFER_STEPS
@@ -222,10 +249,24 @@ class SimServer:
             return problem(error.status, error.reason, None)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
+        self._awake()
         return await self.generator.serve(request, "completion")
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
+        self._awake()
         return await self.generator.serve(request, "chat")
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        self._awake()
+        return await self.generator.serve(request, "tokens")
+
+    async def _render(self, request: web.Request) -> web.Response:
+        body, kind = await read_json(request), _kind(request)
+        requests = sim_tokens.rendered(self.generator.reader, kind, body, request.headers.get("x-request-id", "r"))
+        return _answer(requests[0] if kind == "chat" else requests)
+
+    async def _derender(self, request: web.Request) -> web.Response:
+        return _answer(sim_tokens.derendered(self.text, _kind(request), await read_json(request), self.model))
 
     async def _kv_pull(self, request: web.Request) -> web.StreamResponse:
         return await self.live.exchange.serve(request, await read_json(request))
@@ -253,7 +294,7 @@ class SimServer:
                 "object": "model",
                 "created": self._began,
                 "owned_by": "penstock",
-                "root": self.model if name == self.model else name,
+                "root": self.model if name == self.model else self.adapters.path(name),
                 "parent": None if name == self.model else self.model,
                 "max_model_len": self.generator.limit if name == self.model else None,
                 "permission": [],
@@ -265,6 +306,8 @@ class SimServer:
     async def _metrics(self, request: web.Request) -> web.Response:
         live = self.live
         page = render(live.metrics, live.engine, self.settings, self.model, live.now())
+        if self.adapters.slots is not None:
+            page += f'vllm:lora_requests_info{{max_lora="{self.adapters.slots}"}} 1\n'
         return web.Response(text=page, content_type="text/plain")
 
     async def _sources(self, request: web.Request) -> web.Response:
@@ -319,9 +362,45 @@ class SimServer:
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return _answer({"object": "list", "data": data, "model": name, "usage": usage})
 
+    async def _load_adapter(self, request: web.Request) -> web.Response:
+        if self.draining:
+            return problem(503, "The server is shutting down.", None)
+        refused = self.faults.refusal()
+        if refused is not None:
+            return problem(refused, "A fault switch refuses this request.", None)
+        name = await self.adapters.load(await read_json(request), self.model)
+        return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _unload_adapter(self, request: web.Request) -> web.Response:
+        name = self.adapters.unload(await read_json(request))
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+
     async def _reset(self, request: web.Request) -> web.Response:
         self.live.clear()
         return web.Response()
+
+    async def _sleep(self, request: web.Request) -> web.Response:
+        """Sleep, as vLLM does at level 1: the KV cache is lost, and requests that run are none of an idle engine."""
+        if self.faults.no_sleep:
+            return web.Response(status=500, text="no memory to copy the weights to")
+        await asyncio.sleep(self.settings.wake_time)
+        self.live.clear()
+        self.asleep = True
+        return _answer({"status": "sleeping", "level": 1})
+
+    async def _wake(self, request: web.Request) -> web.Response:
+        if self.faults.no_wake:
+            return web.Response(status=500, text="CUDA out of memory")
+        await asyncio.sleep(self.settings.wake_time)
+        self.asleep = False
+        return _answer({"status": "awake", "tags": None})
+
+    async def _is_sleeping(self, request: web.Request) -> web.Response:
+        return _answer({"is_sleeping": self.asleep})
+
+    def _awake(self) -> None:
+        if self.asleep:
+            raise web.HTTPServiceUnavailable(reason="The engine sleeps: POST /wake_up first.")
 
     async def _fault(self, request: web.Request) -> web.Response:
         self.faults.switch(await read_json(request))
@@ -331,6 +410,10 @@ class SimServer:
             self.live.stall(self.faults.stall)
             self.faults.stall = 0.0
         return _answer({"ok": True})
+
+
+def _kind(request: web.Request) -> Kind:
+    return "chat" if request.match_info["kind"].startswith("chat") else "completion"
 
 
 def _answer(value: Any) -> web.Response:

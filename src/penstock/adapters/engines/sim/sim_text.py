@@ -13,13 +13,18 @@ from penstock.kernel.values import JsonObject
 
 
 class SimText:
-    """The built-in tokenizer, or another one from a folder with ``tokenizer.json``."""
+    """The built-in tokenizer, or another one from a folder with ``tokenizer.json``.
 
-    def __init__(self, folder: Path = DATA_DIR) -> None:
+    Args:
+        template: file with a chat template in place of the folder's.
+    """
+
+    def __init__(self, folder: Path = DATA_DIR, template: Path | None = None) -> None:
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         config_file = folder / "tokenizer_config.json"
         config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.exists() else {}
-        self._template: str | None = config.get("chat_template")
+        own: str | None = config.get("chat_template")
+        self._template = own if template is None else template.read_text(encoding="utf-8")
         end = config.get("eos_token") or END
         self.end: int | None = self._tokenizer.token_to_id(end["content"] if isinstance(end, dict) else end)
         self.turn: int | None = self._tokenizer.token_to_id(TURN)

@@ -6,6 +6,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import msgspec
 import zmq
@@ -57,10 +58,12 @@ class PassSubscriber:
 
     Args:
         endpoint: PUB endpoint of its plug-in.
+        heard: called with every pass.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, heard: Callable[[PassReport], None] | None = None) -> None:
         self.endpoint = endpoint
+        self._heard = heard
         self.passes = 0
         """Passes received since the beginning; 0 means that there may be no plug-in at all."""
         self.lost = 0
@@ -99,6 +102,8 @@ class PassSubscriber:
         self._next = report.number + 1
         self.passes += 1
         self._window += steps_of(report)
+        if self._heard is not None:
+            self._heard(report)
 
     def take(self) -> StepStats:
         """Return the sums since the last call, and begin a new window."""

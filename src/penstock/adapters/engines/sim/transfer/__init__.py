@@ -1,0 +1,1 @@
+"""KV between simulated engines: transfer parameters of requests, links with a bandwidth, hand-off."""

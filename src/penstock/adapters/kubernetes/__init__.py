@@ -1,0 +1,1 @@
+"""What all parts of ours that talk to a Kubernetes API server share: login, resources, a watch that resumes."""

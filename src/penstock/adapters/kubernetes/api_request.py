@@ -1,0 +1,79 @@
+"""Requests to an API server: tried again within a bound, and what is wrong in words that help."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from penstock.adapters.seams import StoreUnavailable
+
+T = TypeVar("T")
+
+PAUSES = (0.1, 0.3, 1.0)
+"""Seconds before each further try, where the server says no time: it is busy (429), fails (500) or restarts (503)."""
+LONGEST_PAUSE = 5.0
+"""Seconds that we wait at most where a busy server says how long."""
+_AGAIN = (429, 500, 502, 503, 504)
+
+
+async def ask(call: Callable[[], Awaitable[T]]) -> T:
+    """Return what a request of lightkube returns; a server that is busy or fails is asked again a few times.
+
+    A connection that breaks is tried once more: an idle one may have been closed by the server.
+
+    Raises:
+        StoreUnavailable: the server can't be reached, stays busy, or refuses this login.
+        ApiError: any other refusal, such as 404, 409 and 410; its ``status.code`` says which.
+    """
+    from httpx2 import HTTPError, HTTPStatusError
+    from lightkube import ApiError
+
+    broken = 0
+    for pause in (*PAUSES, None):
+        try:
+            return await call()
+        except HTTPStatusError as error:
+            code = error.status.code if isinstance(error, ApiError) else error.response.status_code
+            if code not in _AGAIN and isinstance(error, ApiError) and code not in (401, 403):
+                raise
+            if code not in _AGAIN or pause is None:
+                raise unavailable(error) from error
+            await asyncio.sleep(_pause_of(error, pause))
+        except (HTTPError, OSError) as error:
+            broken += 1
+            if broken > 1 or pause is None:
+                raise unavailable(error) from error
+    raise AssertionError("the last try returns or raises")
+
+
+def unavailable(error: Exception) -> StoreUnavailable:
+    """Return what is wrong with an API server, and what to do."""
+    from httpx2 import HTTPStatusError
+    from lightkube import ApiError
+
+    text = str(error).partition("\n")[0] or type(error).__name__
+    if not isinstance(error, HTTPStatusError):
+        return StoreUnavailable(f"the API server can't be reached: {text}", hint="traffic goes on meanwhile")
+    code = error.status.code if isinstance(error, ApiError) else error.response.status_code
+    hint = {
+        401: "its token or certificate has expired, or is another cluster's: see discovery.kubernetes.context",
+        403: "grant that right to the service account: `penstock doctor` lists what is missing",
+        404: "are our resources installed? kubectl apply -f deploy/kubernetes/crds",
+        410: "nothing to do: it is read anew",
+    }.get(code or 0, "traffic goes on meanwhile")
+    return StoreUnavailable(f"the API server refuses ({code}): {text}", hint=hint)
+
+
+def code_of(error: Exception) -> int:
+    """Return the HTTP status of a refusal; 0 where it is none."""
+    from httpx2 import HTTPStatusError
+    from lightkube import ApiError
+
+    if isinstance(error, ApiError):
+        return int(error.status.code or 0)
+    return int(error.response.status_code) if isinstance(error, HTTPStatusError) else 0
+
+
+def _pause_of(error: Exception, usual: float) -> float:
+    response = getattr(error, "response", None)
+    text = "" if response is None else response.headers.get("retry-after", "")
+    return min(LONGEST_PAUSE, float(text)) if text.isdigit() else usual

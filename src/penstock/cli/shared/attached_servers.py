@@ -1,0 +1,120 @@
+"""Attached servers: OpenAI-compatible servers that run already, as the pools of a config."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
+from penstock.cli.shared.checkpoint import tokenizer_in
+from penstock.config.reading.load import load
+from penstock.kernel.errors import EngineError
+from penstock.kernel.values import JsonObject
+
+KINDS = ("openai", "vllm", "sglang", "trtllm", "llamacpp", "sim")
+
+
+def attached_models(
+    urls: Sequence[str],
+    *,
+    model: str | None = None,
+    engine: str = "openai",
+    tokenizer: str | None = None,
+    block_size: int | None = None,
+    topic: str | None = None,
+    events: Sequence[str] = (),
+    replay: Sequence[str] = (),
+    stats: Sequence[str] = (),
+) -> JsonObject:
+    """Return the value of ``models`` for some servers, each asked for its model where none is named.
+
+    Args:
+        events, replay, stats: ``[URL=]ENDPOINT`` of a server.
+    """
+    by_model: dict[str, list[str]] = {}
+    folders: dict[str, str] = {}
+    for url in urls:
+        base = _base(url)
+        name = model
+        if name is None:
+            name, root = _model_of(base)
+            if root is not None:
+                folders.setdefault(name, root)
+        by_model.setdefault(name, []).append(base)
+    models: JsonObject = {}
+    for name, members in by_model.items():
+        pool: JsonObject = {"engine": engine, "urls": members, "block_size": block_size, "topic": topic}
+        for kind, given in (("events", events), ("replay", replay), ("stats", stats)):
+            pool[kind] = [
+                _entry(text, members) for text in given if _meant(text, members, everywhere=len(by_model) == 1)
+            ]
+        models[name] = {"tokenizer": tokenizer or folders.get(name), "pools": {"attached": pool}}
+    return models
+
+
+def models_of_pods(
+    selector: str,
+    overrides: Sequence[str],
+    *,
+    model: str | None = None,
+    engine: str = "openai",
+    tokenizer: str | None = None,
+    block_size: int | None = None,
+    topic: str | None = None,
+) -> JsonObject:
+    """Return the value of ``models`` for pods; a ready one is asked for its model where none is named.
+
+    Args:
+        selector: of labels, or inferencepool/NAME.
+        overrides: settings as flags; those of discovery say how to reach the API server.
+    """
+    name = model if model is not None else _model_of(_first_of_pods(selector, overrides))[0]
+    pods = {"engine": engine, "selector": selector, "block_size": block_size, "topic": topic}
+    return {name: {"tokenizer": tokenizer, "pools": {"pods": pods}}}
+
+
+def _first_of_pods(selector: str, overrides: Sequence[str]) -> str:
+    """Return the URL of a ready pod, to ask it for its model."""
+    from penstock.runtime.supervision.pod_pool import ready_servers
+
+    settings = load(None, [text for text in overrides if text.startswith("discovery.")], os.environ).settings
+    servers = asyncio.run(ready_servers(settings.discovery.kubernetes, selector))
+    if not servers:
+        raise EngineError(
+            f"no pod with {selector} is ready, so none tells its model", hint="name it with --model, or wait"
+        )
+    return servers[0].url
+
+
+def _base(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _meant(text: str, members: list[str], *, everywhere: bool) -> bool:
+    """Return whether an endpoint belongs to a pool: it names one of its servers, or no server at all."""
+    return everywhere or _base(text.rpartition("=")[0]) in members
+
+
+def _entry(text: str, members: list[str]) -> str:
+    server, equals, endpoint = text.rpartition("=")
+    return f"{_base(server)}={endpoint}" if equals else text
+
+
+def _model_of(url: str) -> tuple[str, str | None]:
+    """Ask a server which model it serves, and take the tokenizer in its folder where the server runs on this machine.
+
+    LoRA adapters, which have a parent, don't count.
+    """
+    try:
+        listing = AdminClient(url, timeout=5.0).get("/v1/models", dict)
+    except (ClusterUnreachable, RequestRefused) as error:
+        reason = error.reason if isinstance(error, ClusterUnreachable) else error.message
+        raise EngineError(
+            f"no model list comes from {url}/v1/models: {reason}", hint="start the server, or name its --model"
+        ) from error
+    models = [e for e in listing.get("data", []) if isinstance(e, dict) and "id" in e and e.get("parent") is None]
+    if not models:
+        raise EngineError(f"{url} lists no model", hint="has it loaded one? name it with --model")
+    root = models[0].get("root")
+    folder = tokenizer_in(Path(root)) if isinstance(root, str) and root.startswith("/") else None
+    return str(models[0]["id"]), folder

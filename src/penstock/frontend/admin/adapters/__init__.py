@@ -1,0 +1,1 @@
+"""Admin routes of LoRA adapters."""

@@ -1,0 +1,1 @@
+"""Audit log of prompts and answers, encrypted at rest."""

@@ -1,0 +1,68 @@
+"""Chat call: sends another API's request to the engines as a chat completion, by the one way that all requests go."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+
+from penstock.frontend.dialects.dialect_answer import DialectAnswer
+from penstock.frontend.dialects.translated_exchange import TranslatedExchange
+from penstock.frontend.exchange.token_timing import TokenTiming
+from penstock.frontend.http.http_exchange import HttpExchange
+from penstock.frontend.http.request_gate import Shape
+from penstock.frontend.openai.completions import CompletionRequest, carry, read_completion
+from penstock.frontend.openai.request_books import UNKNOWN, refusal
+from penstock.frontend.prompt.prompt_hashing import PARSE_INLINE_MAX
+from penstock.frontend.prompt.request_body import decode_object
+from penstock.frontend.service import Service
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.values import JsonObject
+
+
+async def body_fields(service: Service, caller: HttpExchange, label: str) -> JsonObject:
+    """Return a request's body as fields; a large one is decoded off the event loop.
+
+    Raises:
+        ClientError: 400: it is no JSON object.
+    """
+    raw = await caller.body()
+    with counted(service, label):
+        return decode_object(raw) if len(raw) <= PARSE_INLINE_MAX else await asyncio.to_thread(decode_object, raw)
+
+
+@contextmanager
+def counted(service: Service, label: str) -> Iterator[None]:
+    """Count a request that is refused while it is translated."""
+    try:
+        yield
+    except PenstockError as error:
+        service.metrics.refused(UNKNOWN, label, False, refusal(error))
+        raise
+
+
+async def read_chat(
+    service: Service, chat: JsonObject, headers: Mapping[str, str], timing: TokenTiming
+) -> CompletionRequest:
+    """Return a translated request as a chat completion that can be routed.
+
+    Raises:
+        PenstockError: it can't be served; it has been counted as a chat.
+    """
+    return await read_completion(service, "chat_completions", msgspec.json.encode(chat), headers, timing)
+
+
+async def answer_chat(
+    service: Service,
+    caller: HttpExchange,
+    label: str,
+    request: CompletionRequest,
+    answer: DialectAnswer,
+    timing: TokenTiming,
+    shape: Shape | None = None,
+) -> None:
+    """Have a request answered by the engines; what its client gets is translated."""
+    if service.exchanges.warming.open:
+        service.exchanges.warming.overtaken(request.parsed)
+    translated = TranslatedExchange(caller, answer, shape)
+    await carry(translated, service, request.resolved, request.job(label), request.prompt, timing)

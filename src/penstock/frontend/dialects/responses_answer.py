@@ -1,0 +1,166 @@
+"""Responses answer: a chat's answer as OpenAI's responses API has it, streamed or whole."""
+
+import time
+from collections.abc import Callable, Iterable
+
+from penstock.frontend.dialects.dialect_answer import DialectAnswer, Event, OutputItem
+from penstock.kernel.values import JsonObject
+
+_PREFIXES = {"thinking": "rs", "text": "msg", "call": "fc"}
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class ResponsesAnswer(DialectAnswer):
+    """One answer.
+
+    Args:
+        id: of the response.
+        fields: of the request, which a response repeats.
+        settle: called with the answer when it is whole or broken.
+    """
+
+    def __init__(self, id: str, fields: JsonObject, settle: Callable[["ResponsesAnswer"], None]) -> None:
+        super().__init__()
+        self.id = id
+        self.failure: JsonObject | None = None
+        """What it failed of."""
+        self._created = int(time.time())
+        self._fields = fields
+        self._settle = settle
+        self._events = 0
+
+    def opening(self) -> Iterable[Event]:
+        response = self.response("in_progress")
+        yield self._event("response.created", response=response)
+        yield self._event("response.in_progress", response=response)
+
+    def opened(self, item: OutputItem) -> Iterable[Event]:
+        yield self._event("response.output_item.added", output_index=item.index, item=self._item_of(item, False))
+        if item.kind != "call":
+            yield self._in(item, "response.content_part.added", part=_part(item, ""))
+
+    def grown(self, item: OutputItem, text: str) -> Iterable[Event]:
+        if item.kind == "call":
+            place: JsonObject = {"item_id": self._item_id(item), "output_index": item.index}
+            yield self._event("response.function_call_arguments.delta", **place, delta=text)
+        elif item.kind == "thinking":
+            yield self._in(item, "response.reasoning_text.delta", delta=text)
+        else:
+            yield self._in(item, "response.output_text.delta", delta=text, logprobs=[])
+
+    def closed(self, item: OutputItem) -> Iterable[Event]:
+        if item.kind == "call":
+            place: JsonObject = {"item_id": self._item_id(item), "output_index": item.index}
+            name = "response.function_call_arguments.done"
+            yield self._event(name, **place, name=item.name, arguments=item.text)
+        elif item.kind == "thinking":
+            yield self._in(item, "response.reasoning_text.done", text=item.text)
+        else:
+            yield self._in(item, "response.output_text.done", text=item.text, logprobs=[])
+        if item.kind != "call":
+            yield self._in(item, "response.content_part.done", part=_part(item, item.text))
+        yield self._event("response.output_item.done", output_index=item.index, item=self._item_of(item, True))
+
+    def ending(self) -> Iterable[Event]:
+        response = self.body()
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, message: str) -> Iterable[Event]:
+        yield self._event("response.failed", response=self.body())
+
+    def quiet(self) -> Iterable[Event]:
+        return ()  # the API has no event for that, and its clients read no silence as an end
+
+    def fail(self, code: str, message: str) -> None:
+        """The answer never began."""
+        self.failure = {"code": code, "message": message}
+        self._settle(self)
+
+    def settled(self) -> None:
+        if self.reader.error is not None:
+            self.failure = {"code": "server_error", "message": self.reader.error}
+        self._settle(self)
+
+    def body(self) -> JsonObject:
+        if self.failure is not None:
+            return self.response("failed")
+        return self.response("incomplete" if self.reader.finish in _INCOMPLETE else "completed")
+
+    def output(self) -> list[JsonObject]:
+        """Return its items."""
+        return [self._item_of(item, True) for item in self.items]
+
+    def response(self, status: str) -> JsonObject:
+        """Return the response object."""
+        fields, ended = self._fields, status in ("completed", "incomplete")
+        reason = _INCOMPLETE.get(self.reader.finish or "") if status == "incomplete" else None
+        format = (fields.get("text") or {}).get("format") or {"type": "text"}
+        reasoning = fields.get("reasoning") or {}
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "background": bool(fields.get("background")),
+            "error": self.failure,
+            "incomplete_details": None if reason is None else {"reason": reason},
+            "instructions": fields.get("instructions"),
+            "max_output_tokens": fields.get("max_output_tokens"),
+            "metadata": fields.get("metadata") or {},
+            "model": fields["model"],
+            "output": self.output() if ended else [],
+            "parallel_tool_calls": fields.get("parallel_tool_calls") is not False,
+            "previous_response_id": fields.get("previous_response_id"),
+            "reasoning": {"effort": reasoning.get("effort"), "summary": None},
+            "service_tier": "default",
+            "store": fields.get("store") is not False,
+            "temperature": fields.get("temperature"),
+            "text": {"format": format},
+            "tool_choice": fields.get("tool_choice") or "auto",
+            "tools": fields.get("tools") or [],
+            "top_p": fields.get("top_p"),
+            "truncation": "disabled",
+            "usage": self._usage() if ended else None,
+            "user": fields.get("user"),
+        }
+
+    def _usage(self) -> JsonObject:
+        counts = self.reader.counts
+        return {
+            "input_tokens": counts.prompt,
+            "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
+            "output_tokens": counts.output,
+            "output_tokens_details": {"reasoning_tokens": counts.thinking},
+            "total_tokens": counts.prompt + counts.output,
+        }
+
+    def _item_of(self, item: OutputItem, whole: bool) -> JsonObject:
+        """Return an item as the API has it; one that is not ``whole`` is empty as yet."""
+        text = item.text if whole else ""
+        status = "completed" if whole else "in_progress"
+        if whole and item is self.items[-1] and self.reader.finish in _INCOMPLETE:
+            status = "incomplete"
+        shared: JsonObject = {"id": self._item_id(item), "status": status}
+        if item.kind == "call":
+            return {**shared, "type": "function_call", "call_id": item.id, "name": item.name, "arguments": text}
+        content = [_part(item, text)] if whole else []
+        if item.kind == "thinking":
+            return {**shared, "type": "reasoning", "summary": [], "content": content}
+        return {**shared, "type": "message", "role": "assistant", "content": content}
+
+    def _item_id(self, item: OutputItem) -> str:
+        return f"{_PREFIXES[item.kind]}_{self.id.partition('_')[2]}{item.index}"
+
+    def _in(self, item: OutputItem, name: str, /, **fields: object) -> Event:
+        """Return an event about the one part of an item."""
+        return self._event(name, item_id=self._item_id(item), output_index=item.index, content_index=0, **fields)
+
+    def _event(self, name: str, /, **fields: object) -> Event:
+        self._events += 1
+        return name, {"type": name, "sequence_number": self._events - 1, **fields}
+
+
+def _part(item: OutputItem, text: str) -> JsonObject:
+    if item.kind == "thinking":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

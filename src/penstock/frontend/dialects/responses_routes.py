@@ -1,0 +1,171 @@
+"""OpenAI's responses routes: create over any chat engine, retrieve, delete, cancel; what a response goes on from."""
+
+import logging
+from typing import NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from penstock.frontend.dialects.body_fields import field_of, unserved
+from penstock.frontend.dialects.chat_call import answer_chat, body_fields, counted, read_chat
+from penstock.frontend.dialects.dialect_answer import new_id
+from penstock.frontend.dialects.messages_answer import error_words
+from penstock.frontend.dialects.response_reach import end_response, find_response, forget_response
+from penstock.frontend.dialects.responses_answer import ResponsesAnswer
+from penstock.frontend.dialects.responses_request import chat_messages, chat_of, messages_of
+from penstock.frontend.exchange.token_timing import TokenTiming
+from penstock.frontend.http.clientless_exchange import ClientlessExchange
+from penstock.frontend.http.error_responses import ErrorResponse, quoted, rejected
+from penstock.frontend.http.http_exchange import HttpExchange
+from penstock.frontend.http.request_context import CALLER
+from penstock.frontend.openai.completions import CompletionRequest
+from penstock.frontend.openai.models import json_response
+from penstock.frontend.response_store import StoredResponse
+from penstock.frontend.service import Service, service_of
+from penstock.kernel.errors import ClientError
+from penstock.kernel.values import JsonObject
+
+log = logging.getLogger("penstock.frontend")
+
+_LABEL = "responses"
+_SESSION = "x-penstock-session-id"
+
+
+class Conversation(NamedTuple):
+    """What a response goes on from: its session and its messages."""
+
+    session: str
+    messages: list[JsonObject]
+
+
+async def create(service: Service, caller: HttpExchange) -> None:
+    """POST /v1/responses"""
+    timing = TokenTiming()
+    fields = await body_fields(service, caller, _LABEL)
+    id = new_id("resp")
+    owner = _owner(service, caller.name)
+    with counted(service, _LABEL):
+        before = await _before(service, owner, fields, Conversation(id, []))
+        background = _runs_alone(fields)
+        chat = chat_of(fields, before.messages)
+    if background:
+        chat |= {"stream": True, "stream_options": {"include_usage": True}}
+    # A conversation has one session, so that where affinity is on it goes back to the engine that has its blocks.
+    request = await read_chat(service, chat, {_SESSION: before.session, **caller.headers}, timing)
+
+    def settle(answer: ResponsesAnswer) -> None:
+        if fields.get("store") is False or (background and service.responses.get(id, owner) is None):
+            return
+        messages = b""
+        if answer.failure is None:
+            said = chat_messages(answer.output())
+            messages = msgspec.json.encode([*before.messages, *messages_of(fields), *said])
+        body = msgspec.json.encode(answer.body())
+        service.responses.put(StoredResponse(id, owner, before.session, body, messages))
+
+    answer = ResponsesAnswer(id, fields, settle)
+    if not background:
+        return await answer_chat(service, caller, _LABEL, request, answer, timing)
+    unheard = ClientlessExchange(caller.id, caller.path, caller.name, caller.headers, remote=caller.remote)
+    running = StoredResponse(id, owner, before.session, msgspec.json.encode(answer.response("in_progress")))
+    running.task = service.responses.run(_in_background(service, unheard, request, answer, timing))
+    service.responses.put(running)
+    body = msgspec.json.encode(answer.response("queued"))
+    await caller.send(200, body, {"content-type": "application/json"})
+
+
+async def retrieve(request: web.Request) -> web.Response:
+    """GET /v1/responses/{id}"""
+    if request.query.get("stream", "false") != "false":
+        raise unserved("stream", "stream", "retrieve gives the whole response")
+    return web.Response(body=(await _stored(request)).body, content_type="application/json")
+
+
+async def delete(request: web.Request) -> web.Response:
+    """DELETE /v1/responses/{id}: forget a response; one that is being made in the background ends."""
+    service, id = service_of(request), request.match_info["id"]
+    if not await forget_response(service, id, _owner(service, request[CALLER])):
+        raise _unknown(id)
+    return json_response({"id": id, "object": "response", "deleted": True})
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """POST /v1/responses/{id}/cancel: end a background response; one that has ended stays as it is."""
+    stored = await _stored(request)
+    if not msgspec.json.decode(stored.body)["background"]:
+        raise rejected("only a background response can be cancelled; close the connection of another", "id")
+    return web.Response(body=await end_response(service_of(request), stored), content_type="application/json")
+
+
+async def _in_background(
+    service: Service, caller: HttpExchange, request: CompletionRequest, answer: ResponsesAnswer, timing: TokenTiming
+) -> None:
+    """Make a response that nobody waits for; it counts as a request in flight, so a drain waits for it."""
+
+    def fail(error: ErrorResponse, id: str) -> ErrorResponse:
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        answer.fail("invalid_prompt" if error.status in (400, 413) else code, error_words(error.body)[0])
+        return error
+
+    service.gate.enter()
+    try:
+        await answer_chat(service, caller, _LABEL, request, answer, timing, fail)
+    except Exception:  # supervision boundary: nobody waits for this task, and the response must not stay in progress
+        log.exception("background response %s failed by a bug of ours", answer.id)
+        answer.fail("server_error", "an internal error; the log has it under this response's id")
+    finally:
+        service.gate.leave()
+
+
+def _runs_alone(fields: JsonObject) -> bool:
+    """Return whether nobody waits for the response.
+
+    Raises:
+        ClientError: 400: it could not be retrieved then, or is to be streamed.
+    """
+    background = field_of(fields, "background", bool) or False
+    if background and (fields.get("stream") or fields.get("store") is False):
+        raise unserved("background", "background", "it needs store, and can't be streamed; retrieve it instead")
+    return background
+
+
+async def _before(service: Service, owner: str, fields: JsonObject, new: Conversation) -> Conversation:
+    """Return the conversation that a request goes on, or ``new``.
+
+    Raises:
+        ClientError: 400: it is not here, or has no answer to go on from.
+    """
+    id = field_of(fields, "previous_response_id", str)
+    if id is None:
+        return new
+    stored = await find_response(service, id, owner)
+    if stored is None or not stored.messages:
+        why = "is not held by any frontend" if stored is None else "has no answer"
+        raise rejected(
+            f"previous response {quoted(id)} {why}; send the conversation's items instead",
+            "previous_response_id",
+            code="previous_response_not_found",
+        )
+    return Conversation(stored.session, msgspec.json.decode(stored.messages))
+
+
+async def _stored(request: web.Request) -> StoredResponse:
+    """Return the response that a path names.
+
+    Raises:
+        ClientError: 404.
+    """
+    service, id = service_of(request), request.match_info["id"]
+    stored = await find_response(service, id, _owner(service, request[CALLER]))
+    if stored is None:
+        raise _unknown(id)
+    return stored
+
+
+def _unknown(id: str) -> ClientError:
+    return rejected(f"response {quoted(id)} is not held by any frontend", "id", code="not_found", status=404)
+
+
+def _owner(service: Service, caller: str) -> str:
+    """Return whose a response is: the key's, as whoever knows an id must not read another key's conversation."""
+    return caller if service.gate.keys.needed else ""

@@ -1,0 +1,33 @@
+"""Translated exchange: a client's request of another API, which the chat's exchange answers as if it were a chat."""
+
+from collections.abc import Mapping
+
+from penstock.frontend.dialects.dialect_answer import DialectAnswer
+from penstock.frontend.http.error_responses import ErrorResponse
+from penstock.frontend.http.exchange_cover import ExchangeCover
+from penstock.frontend.http.http_exchange import HttpExchange
+from penstock.frontend.http.request_gate import Shape
+
+
+class TranslatedExchange(ExchangeCover):
+    """One request, whose answer is translated on its way out.
+
+    Args:
+        shape: turns an error answer into the API's.
+    """
+
+    def __init__(self, caller: HttpExchange, answer: DialectAnswer, shape: Shape | None = None) -> None:
+        super().__init__(caller)
+        self._answer = answer
+        self._shape = shape
+
+    async def send(self, status: int, body: bytes, headers: Mapping[str, str], *, close: bool = False) -> None:
+        if status < 400:
+            body = self._answer.whole(body)
+            headers = {**headers, "content-type": "application/json"}
+        elif self._shape is not None:
+            status, body, headers = self._shape(ErrorResponse(status, body, dict(headers)), self.id)
+        await self._caller.send(status, body, headers, close=close)
+
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        self._caller.write(self._answer.feed(data), last=last)

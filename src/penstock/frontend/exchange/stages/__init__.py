@@ -1,0 +1,1 @@
+"""Stages of a request before its last one, as the frontend carries them out."""

@@ -1,0 +1,1 @@
+"""Media of prompts: fetched once, checked from their headers alone, and known by what they contain."""

@@ -1,0 +1,79 @@
+"""Reasoning stream: parts a model's reasoning, which stands between two tags, from its answer."""
+
+from typing import NamedTuple
+
+from penstock.frontend.parsers.parsed_deltas import ContentDelta, ParsedDelta, ReasoningDelta, joined
+from penstock.frontend.parsers.text_markers import begun
+
+
+class ReasoningTags(NamedTuple):
+    """The tags of one family of models.
+
+    Args:
+        opening: may stand at the beginning of the text.
+        inside: the text begins within the reasoning, since the prompt's template ends with the opening tag.
+        special: they are special tokens, which engines leave out of their text unless asked.
+    """
+
+    opening: str
+    closing: str
+    inside: bool = False
+    special: bool = False
+
+
+class ReasoningStream:
+    """Text of one answer in, reasoning and content out: reasoning comes first, and once.
+
+    Reasoning that does not end is reasoning to the end of the text; without an opening tag, where one is needed, all of
+    it is content.
+    """
+
+    __slots__ = ("_inside", "_opened", "_tags", "_text", "over")
+
+    def __init__(self, tags: ReasoningTags, *, thinks: bool = True) -> None:
+        self.over = False
+        """Whether only content follows."""
+        self._tags = tags
+        self._inside = tags.inside and thinks
+        self._opened = False
+        """Whether the beginning has been looked at."""
+        self._text = ""
+
+    def feed(self, text: str) -> list[ParsedDelta]:
+        """Take a piece of the text."""
+        return self._read(text, final=False)
+
+    def finish(self) -> list[ParsedDelta]:
+        """The text has ended: return the rest."""
+        return self._read("", final=True)
+
+    def _read(self, text: str, final: bool) -> list[ParsedDelta]:
+        if self.over:
+            return [ContentDelta(text)] if text else []
+        self._text += text
+        if not self._opened and not self._open(final):
+            return []
+        if self.over:
+            rest, self._text = self._text, ""
+            return joined([ContentDelta(rest)])
+        reasoning, closing, content = self._text.partition(self._tags.closing)
+        if closing:
+            self.over, self._text = True, ""
+            return joined([ReasoningDelta(reasoning), ContentDelta(content)])
+        cut = len(self._text) - (0 if final else begun(self._text, (self._tags.closing,)))
+        out = joined([ReasoningDelta(self._text[:cut])])
+        self._text = self._text[cut:]
+        return out
+
+    def _open(self, final: bool) -> bool:
+        """Look for the opening tag; False where more text is needed."""
+        opening = self._tags.opening
+        rest = self._text.lstrip()
+        if opening and rest.startswith(opening):
+            self._text = rest[len(opening) :]
+        elif not final and opening.startswith(rest) and opening:
+            return False
+        elif not self._inside:
+            self.over = True
+        self._opened = True
+        return True

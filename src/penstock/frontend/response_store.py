@@ -1,0 +1,124 @@
+"""Response store: the responses that a client may ask for again or go on from, for a time and within a size.
+
+It is memory of one process: what it holds are whole conversations, too large and too private for the discovery store.
+Other frontends ask for them, and a process that ends hands them over (`penstock.frontend.dialects.response_reach`).
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from penstock.adapters.background_tasks import BackgroundTasks
+
+RESPONSE_TTL = 3600.0
+"""Seconds since its last use that a response stays: as long as a user thinks about the next turn, and tools run."""
+RESPONSE_BYTES_MAX = 256 * 1024 * 1024
+"""Most bytes of all: some two thousand conversations of 30,000 tokens. The longest unused go first."""
+
+
+class HeldResponse(msgspec.Struct, frozen=True, array_like=True):
+    """A stored response as it goes to another frontend process; fields as of `StoredResponse`."""
+
+    id: str
+    owner: str
+    session: str
+    body: bytes
+    messages: bytes
+
+
+@dataclass(slots=True)
+class StoredResponse:
+    """A response.
+
+    Args:
+        owner: the API key's name, or nothing where no keys are set.
+        session: of its whole conversation, by which the router sends it where its cache is.
+        body: the response object, as JSON.
+        messages: the conversation with its answer, as the JSON of a chat's messages; nothing while there is none.
+        task: makes a background response.
+    """
+
+    id: str
+    owner: str
+    session: str
+    body: bytes
+    messages: bytes = b""
+    task: asyncio.Task[None] | None = None
+    used: float = 0.0
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + len(self.messages)
+
+    def for_peers(self) -> HeldResponse:
+        """Return what another process needs of it."""
+        return HeldResponse(self.id, self.owner, self.session, self.body, self.messages)
+
+
+class ResponseStore:
+    """All of one process, in the order of their last use."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._bytes = 0
+        self._tasks = BackgroundTasks()
+
+    def put(self, response: StoredResponse) -> None:
+        """Take a response, or what has become of it."""
+        self.remove(response.id)
+        response.used = self._clock()
+        self._responses[response.id] = response
+        self._bytes += response.size
+        while self._responses and (self._bytes > RESPONSE_BYTES_MAX or self._oldest().used < self._too_old()):
+            self.remove(self._oldest().id)
+
+    def get(self, id: str, owner: str) -> StoredResponse | None:
+        """Return a response of this owner, and use it."""
+        response = self._responses.get(id)
+        if response is None or response.owner != owner:
+            return None
+        if response.used < self._too_old():
+            self.remove(id)
+            return None
+        response.used = self._clock()
+        self._responses.move_to_end(id)
+        return response
+
+    def all_for_peers(self) -> list[HeldResponse]:
+        """Return all for another process, the longest unused first; what is still being made has failed."""
+        return [_at_the_end(response) for response in self._responses.values() if response.used >= self._too_old()]
+
+    def remove(self, id: str) -> None:
+        """Forget a response, where it is there."""
+        response = self._responses.pop(id, None)
+        if response is not None:
+            self._bytes -= response.size
+
+    def run(self, making: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin to make a background response."""
+        return self._tasks.spawn(making)
+
+    async def close(self) -> None:
+        """Stop the background responses."""
+        await self._tasks.close()
+
+    def _oldest(self) -> StoredResponse:
+        return next(iter(self._responses.values()))
+
+    def _too_old(self) -> float:
+        return self._clock() - RESPONSE_TTL
+
+
+def _at_the_end(stored: StoredResponse) -> HeldResponse:
+    """Return what a response is when its process ends: one that was still being made has failed."""
+    if stored.task is None:
+        return stored.for_peers()
+    error = {"code": "server_error", "message": "the frontend process that made it has ended"}
+    body = {**msgspec.json.decode(stored.body), "status": "failed", "error": error}
+    return HeldResponse(stored.id, stored.owner, stored.session, msgspec.json.encode(body), b"")

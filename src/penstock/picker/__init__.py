@@ -1,0 +1,1 @@
+"""Chooses the engine for gateways that others run: Envoy's external processor, nginx and HAProxy."""

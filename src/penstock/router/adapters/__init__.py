@@ -1,0 +1,1 @@
+"""LoRA adapters: which worker holds which, what is loaded for a request, and what is unloaded for it."""

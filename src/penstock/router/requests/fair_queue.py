@@ -1,0 +1,277 @@
+"""Fair queue: tenants' shares of the fleet, by tokens.
+
+Each tenant waits in a queue of its own, ordered by the policy. Which queue goes next is by virtual time: a request
+starts at the later of the clock and its tenant's last finish, and finishes its tokens over its tenant's weight later;
+the earliest start goes first (start-time fair queueing: Goyal, Vin and Cheng 1996; of tokens: Sheng et al. 2024).
+
+That alone would fill every idle moment with the work of a tenant that floods, and the others' prefills would wait for
+it. So once the fleet is busy, a tenant that asks for much more than the others is sent on only at their mean rate of
+tokens, by weight. What it has in excess waits in its own queue, which has its share of the room.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from penstock.kernel.errors import InvariantError
+from penstock.kernel.machine import Nanos, Snapshot, nanos, seconds
+from penstock.kernel.values import WorkerCard
+from penstock.router.requests.request_queue import QueuedRequest, RequestQueue
+from penstock.router.requests.routed_request import RoutedRequest
+from penstock.router.settings import QueueSettings
+from penstock.router.workers.active_sequences import TargetLoad
+
+OTHERS = ""
+"""Name under which all tenants without a weight, and requests without a tenant, stand together; its weight is 1."""
+OTHERS_WEIGHT = 1.0
+WINDOW = 10.0
+"""Seconds over which a tenant's tokens are averaged (a time constant): shorter notices a flood sooner, and takes more
+bursts for one."""
+ACTIVE = 3 * WINDOW
+"""Seconds after its last request for which a tenant counts among those that share."""
+FLOOD = 2.0
+"""How many times the others' mean rate, by weight, a tenant asks for when it floods."""
+BUSY = 0.3
+"""Part of the workers that prefill, or are half full, on average, from which on shares are held. Higher gives more of
+an idle fleet to a tenant that floods, and lets it delay the others more: docs/guides/tenants.md."""
+KICK = 0.02
+"""Seconds after which held requests are looked at again where nothing else happens."""
+BATCHES = 1.0
+"""Prompt tokens that may wait at a worker, in forward passes' worth, where router.queue.threshold is unset."""
+
+
+class DecayingSum:
+    """A sum whose parts fade with the time constant `WINDOW`."""
+
+    __slots__ = ("at", "sum")
+
+    def __init__(self, sum: float = 0.0, at: Nanos = 0) -> None:
+        self.sum = sum
+        self.at = at
+
+    def value(self, now: Nanos) -> float:
+        """Return the sum as it is now."""
+        return self.sum * _decay(now - self.at)
+
+    def add(self, amount: float, now: Nanos) -> None:
+        """Add an amount."""
+        self.sum = self.value(now) + amount
+        self.at = now
+
+
+class FairQueue(RequestQueue):
+    """Requests that no worker may take yet, by tenant, and the tenants' tokens in service."""
+
+    def __init__(self, settings: QueueSettings) -> None:
+        super().__init__(settings)
+        self._weights: dict[str, float] = dict(settings.shares)
+        self._queues: dict[str, RequestQueue] = {}
+        """Tenant -> its waiting requests; only of those that have any."""
+        self._tenants: dict[str, str] = {}
+        """Waiting request -> its tenant."""
+        self._clock = 0.0
+        self._finish: dict[str, float] = {}
+        """Tenant -> virtual time at which what was sent of it is done."""
+        self.serving: dict[str, int] = {}
+        """Tenant -> tokens in service, prompts and expected output."""
+        self._demand: dict[str, DecayingSum] = {}
+        """Tenant -> tokens that it asked for lately."""
+        self._used: dict[str, DecayingSum] = {}
+        """Tenant -> tokens that were sent to workers for it lately."""
+        self.busy = 0.0
+        """Part of the workers that are busy, averaged over the window."""
+        self._busy_at: Nanos = 0
+        self.kicked = False
+        """Whether a timer is set by which held requests are looked at again."""
+
+    def name(self, tenant: str | None) -> str:
+        """Return the name under which a tenant's share is kept."""
+        return tenant if tenant is not None and tenant in self._weights else OTHERS
+
+    def share(self, tenant: str) -> float:
+        """Return a tenant's part of the fleet: its weight among all that have one, and among others while there are."""
+        total = sum(self._weights.values())
+        if OTHERS in self.serving or OTHERS in self._queues:
+            total += OTHERS_WEIGHT
+        return min(1.0, self._weights.get(tenant, OTHERS_WEIGHT) / total)
+
+    def room(self, tenant: str) -> int:
+        """Return how many requests of a tenant may wait: its share of the queue's limit."""
+        return max(1, int(self._settings.length_max * self.share(tenant))) if self._settings.length_max else 0
+
+    def full_for(self, tenant: str) -> bool:
+        """Return whether a tenant has as many waiting requests as it may; others' do not count."""
+        own = self._queues.get(tenant)
+        return (0 if own is None else len(own)) >= self.room(tenant)
+
+    def arrived(self, tenant: str, work: int, busy: float, now: Nanos) -> None:
+        """A tenant asks for tokens. ``busy``: part of the workers that are busy now."""
+        _of(self._demand, tenant).add(work, now)
+        new = 1.0 - _decay(now - self._busy_at)
+        self.busy += (busy - self.busy) * new
+        self._busy_at = now
+
+    def floods(self, tenant: str, now: Nanos) -> bool:
+        """Return whether a tenant asks for much more than the others do."""
+        if tenant not in self._demand:
+            return False
+        asked = self._others(self._demand, tenant, now)
+        weight = self._weights.get(tenant, OTHERS_WEIGHT)
+        return asked is not None and self._demand[tenant].value(now) > FLOOD * asked * weight
+
+    def served(self, tenant: str, now: Nanos) -> bool:
+        """Return whether a tenant has had as much as the others, by weight."""
+        weight = self._weights.get(tenant, OTHERS_WEIGHT)
+        return _of(self._used, tenant).value(now) > (self._others(self._used, tenant, now) or 0.0) * weight
+
+    def _others(self, sums: dict[str, DecayingSum], tenant: str, now: Nanos) -> float | None:
+        """Return the tokens of the other active tenants over their weights; None where no other is active."""
+        tokens = weights = 0.0
+        for name, asked in self._demand.items():
+            if name != tenant and now - asked.at <= nanos(ACTIVE):
+                weights += self._weights.get(name, OTHERS_WEIGHT)
+                tokens += sums[name].value(now) if name in sums else 0.0
+        return tokens / weights if weights else None
+
+    # --- the queue ---------------------------------------------------------------------------------------------------
+
+    def add(self, waiting: QueuedRequest) -> None:
+        self.waiting[waiting.id] = waiting.strict
+        self._tenants[waiting.id] = waiting.tenant
+        if waiting.tenant not in self._queues:
+            self._queues[waiting.tenant] = RequestQueue(self._settings)
+        self._queues[waiting.tenant].add(waiting)
+
+    def remove(self, request: str) -> bool:
+        if self.waiting.pop(request, None) is None:  # type: ignore[call-overload]
+            return False
+        tenant = self._tenants.pop(request)
+        self._queues[tenant].remove(request)  # type: ignore[arg-type]
+        if not len(self._queues[tenant]):
+            del self._queues[tenant]
+        return True
+
+    def take(self, waiting: QueuedRequest) -> None:
+        own = self._queues[waiting.tenant]
+        own.take(waiting)
+        del self.waiting[waiting.id], self._tenants[waiting.id]
+        if not len(own):
+            del self._queues[waiting.tenant]
+
+    def heads(self, now: Nanos) -> list[QueuedRequest]:
+        """Return the request of each tenant that goes next, in the order in which tenants do."""
+        firsts = [head for queue in self._queues.values() if (head := queue.peek(now)) is not None]
+        return sorted(firsts, key=lambda head: (-head.strict, self._start(head.tenant), head.tenant))
+
+    def peek(self, now: Nanos) -> QueuedRequest | None:
+        return next(iter(self.heads(now)), None)
+
+    def waited(self, strict: int, now: Nanos, tenant: str | None = None) -> Nanos:
+        own = self._queues.get(self.name(tenant))
+        return 0 if own is None else own.waited(strict, now)
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        for queue in self._queues.values():
+            yield from queue
+
+    # --- service -----------------------------------------------------------------------------------------------------
+
+    def begin(self, tenant: str, work: int, now: Nanos) -> None:
+        """Tokens of a tenant are sent to a worker."""
+        start = self._start(tenant)
+        self._clock = start
+        self._finish[tenant] = start + work / self._weights.get(tenant, OTHERS_WEIGHT)
+        self.serving[tenant] = self.serving.get(tenant, 0) + work
+        _of(self._used, tenant).add(work, now)
+
+    def heard(self, tenant: str, work: int, now: Nanos) -> None:
+        """Another router sent tokens of a tenant to a worker: they count in its share as those that are sent here."""
+        _of(self._demand, tenant).add(work, now)
+        _of(self._used, tenant).add(work, now)
+        self._finish[tenant] = self._start(tenant) + work / self._weights.get(tenant, OTHERS_WEIGHT)
+
+    def end(self, tenant: str, work: int, used: int) -> None:
+        """They are done. ``used``: how many they were in fact."""
+        left = self.serving.get(tenant, 0) - work
+        if left > 0:
+            self.serving[tenant] = left
+        else:
+            self.serving.pop(tenant, None)
+        self._finish[tenant] = self._finish.get(tenant, 0.0) + (used - work) / self._weights.get(tenant, OTHERS_WEIGHT)
+
+    def recount(self, requests: Iterable[RoutedRequest]) -> None:
+        """Count the tokens in service anew, of a model's open requests."""
+        self.serving = {}
+        for request in requests:
+            if request.work:
+                name = self.name(request.event.tenant)
+                self.serving[name] = self.serving.get(name, 0) + request.work
+
+    def _start(self, tenant: str) -> float:
+        return max(self._clock, self._finish.get(tenant, 0.0))
+
+    # --- machine duties ----------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        return {
+            "waiting": [msgspec.to_builtins(waiting) for waiting in self],
+            "due": 0,
+            "clock": self._clock,
+            "finish": dict(self._finish),
+            "serving": dict(self.serving),
+            "asked": {tenant: [each.sum, each.at] for tenant, each in self._demand.items()},
+            "used": {tenant: [each.sum, each.at] for tenant, each in self._used.items()},
+            "busy": [self.busy, self._busy_at],
+            "kicked": self.kicked,
+            "dues": {tenant: queue.snapshot()["due"] for tenant, queue in self._queues.items()},
+        }
+
+    def restore(self, state: Snapshot) -> None:
+        self.__init__(self._settings)  # type: ignore[misc]
+        for raw in state["waiting"]:
+            waiting = msgspec.convert(raw, QueuedRequest)
+            self.add(msgspec.structs.replace(waiting, tenant=self.name(waiting.tenant)))
+        for tenant, due in state.get("dues", {}).items():
+            if tenant in self._queues:
+                self._queues[tenant].owe(due)
+        self._clock = state.get("clock", 0.0)
+        self._finish = dict(state.get("finish", {}))
+        self.serving = dict(state.get("serving", {}))
+        self._demand = {tenant: DecayingSum(*each) for tenant, each in state.get("asked", {}).items()}
+        self._used = {tenant: DecayingSum(*each) for tenant, each in state.get("used", {}).items()}
+        self.busy, self._busy_at = state.get("busy", [0.0, 0])
+        self.kicked = state.get("kicked", False)
+
+    def check(self) -> None:
+        for queue in self._queues.values():
+            queue.check()
+        if {waiting.id: waiting.tenant for waiting in self} != self._tenants or set(self._tenants) != set(self.waiting):
+            raise InvariantError("the tenants' queues and their index of requests differ")
+        if any(tokens <= 0 for tokens in self.serving.values()):
+            raise InvariantError(f"tokens in service are {self.serving}")
+
+
+def has_room(settings: QueueSettings, card: WorkerCard, load: TargetLoad) -> bool:
+    """Return whether a worker may take one more request: it is below every limit that it reports."""
+    passes = BATCHES if settings.threshold is None else settings.threshold
+    if card.max_num_batched_tokens is not None and load.prefill_tokens > passes * card.max_num_batched_tokens:
+        return False
+    if card.max_num_seqs is not None and load.requests >= card.max_num_seqs:
+        return False
+    return card.kv_blocks is None or load.blocks < card.kv_blocks
+
+
+def is_busy(card: WorkerCard, load: TargetLoad) -> bool:
+    """Return whether a worker prefills, or is half full: then another request makes those after it wait."""
+    if load.prefill_tokens > 0 or (card.max_num_seqs is not None and 2 * load.requests >= card.max_num_seqs):
+        return True
+    return card.kv_blocks is not None and 2 * load.blocks >= card.kv_blocks
+
+
+def _decay(passed: Nanos) -> float:
+    return math.exp(-seconds(max(0, passed)) / WINDOW)
+
+
+def _of(sums: dict[str, DecayingSum], tenant: str) -> DecayingSum:
+    return sums.setdefault(tenant, DecayingSum())

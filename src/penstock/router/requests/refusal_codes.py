@@ -1,0 +1,27 @@
+"""Refusal codes: one word for each reason for which a request is refused, since several reasons share a status.
+
+429 is a limit on how much may be asked at once, 503 is that nobody can answer now; both may be tried again.
+"""
+
+INFLIGHT_LIMIT = "inflight_limit"
+"""429: as many requests run or wait as ``inflight_max`` allows."""
+RATE_LIMIT = "rate_limit"
+"""429: a key asks more often than it may."""
+OVERLOADED = "overloaded"
+"""503: every worker is beyond a limit of ``router.overload``."""
+SHARE_FULL = "share_full"
+"""429: as many requests of its tenant wait as its share of the queue has room for."""
+QUEUE_FULL = "queue_full"
+"""503: ``router.queue.length_max`` requests wait."""
+QUEUE_TIMEOUT = "queue_timeout"
+"""503: it waited for ``router.queue.wait_max``."""
+NO_WORKER = "no_worker"
+"""503: no worker is there, or none that is healthy."""
+ENGINE_BUSY = "engine_busy"
+"""The engine's own status, 429 or 503: it refused, and so did the others that were tried."""
+TOKENIZER_BUSY = "tokenizer_busy"
+"""503: too many prompts wait to be tokenised."""
+DRAINING = "draining"
+"""503: this frontend is ending."""
+NOT_CACHED = "not_cached"
+"""412: the caller wants an answer only where its prompt is cached, and it is not."""

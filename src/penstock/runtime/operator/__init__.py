@@ -1,0 +1,1 @@
+"""The operator: carries a PenstockCluster out as pods, services and secrets."""

@@ -1,0 +1,130 @@
+"""Cluster spec: a PenstockCluster's spec as settings, as the config of its pods, and what only Kubernetes needs."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from penstock.config.live_knobs import live_values, with_values
+from penstock.config.reading.load import load, resolved_yaml
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.values import JsonObject
+from penstock.runtime.operator.structural_schema import IN_PODS
+from penstock.runtime.records.pod_run_folder import POD_IP
+
+RUNS = "/run/penstock"
+"""Where pods keep their run folders: an emptyDir, so that the root file system is read-only."""
+PROCESSES_SHARED = 2
+
+
+class KubernetesPart(msgspec.Struct, frozen=True, rename="camel"):
+    """``spec.kubernetes``."""
+
+    images: dict[str, str] = {}
+    pod_templates: dict[str, JsonObject] = {}
+    gpus: int | None = None
+    hosts: dict[str, int] = {}
+    secrets: str | None = None
+    monitor: bool = False
+
+
+class ClusterSpec(msgspec.Struct, frozen=True):
+    """A spec that is right.
+
+    Args:
+        settings: for the operator's own part of the cluster.
+        frontends: how many there should be.
+        config: YAML for frontends and planner; ``$(POD_IP)`` stands for the pod's address.
+        lasting: the part of it that their pods must be replaced for: no replicas, no live knobs.
+    """
+
+    settings: ClusterSettings
+    frontends: int
+    config: str
+    lasting: str
+    kubernetes: KubernetesPart
+
+
+def read_spec(resource: JsonObject, folder: Path) -> ClusterSpec:
+    """Read a PenstockCluster.
+
+    Args:
+        resource: as the API server gives it.
+        folder: in which the spec is written down, so that a problem names a line of it.
+    Raises:
+        ConfigError: the spec contradicts itself in a way that no schema shows.
+    """
+    metadata, spec = resource["metadata"], dict(resource.get("spec") or {})
+    try:
+        kubernetes = msgspec.convert(spec.pop("kubernetes", {}), KubernetesPart)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"spec.kubernetes: {error}") from error
+    spec["name"] = metadata["name"]
+    for path, value in IN_PODS.items():
+        _fill(spec, path.split("."), value)
+    _fill(spec, ["discovery", "kubernetes", "namespace"], metadata["namespace"])
+    file = folder / "spec.yaml"
+    file.write_text(yaml.safe_dump(spec, sort_keys=False))
+    settings = load(file).settings
+    frontend = settings.frontend
+    # One or several: with any number of others a frontend does the same, so that an autoscaler restarts none.
+    shared = msgspec.structs.replace(frontend, processes=min(PROCESSES_SHARED, frontend.processes))
+    in_pods = msgspec.structs.replace(
+        settings,
+        frontend=shared,
+        discovery=msgspec.structs.replace(settings.discovery, host=POD_IP),
+        runs=msgspec.structs.replace(settings.runs, dir=RUNS),
+    )
+    lasting = resolved_yaml(_without_replicas(with_values(in_pods, live_values(ClusterSettings()))))
+    return ClusterSpec(settings, frontend.processes, resolved_yaml(in_pods), lasting, kubernetes)
+
+
+def _without_replicas(settings: ClusterSettings) -> ClusterSettings:
+    """Return settings with one replica in each pool: a planner that began anew would not see who changed them."""
+    models = {
+        model: msgspec.structs.replace(
+            entry, pools={name: msgspec.structs.replace(pool, replicas=1) for name, pool in entry.pools.items()}
+        )
+        for model, entry in settings.models.items()
+    }
+    return msgspec.structs.replace(settings, models=models)
+
+
+def merge(base: JsonObject, patch: JsonObject) -> JsonObject:
+    """Merge a fragment of an object into one of ours: mappings by key, lists of named entries by name."""
+    merged = dict(base)
+    for key, value in patch.items():
+        old = merged.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            merged[key] = merge(old, value)
+        elif isinstance(value, list) and isinstance(old, list):
+            merged[key] = _merge_lists(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _merge_lists(base: list[Any], patch: list[Any]) -> list[Any]:
+    named = {entry["name"]: entry for entry in base if isinstance(entry, dict) and "name" in entry}
+    if len(named) != len(base):
+        return [*base, *patch]
+    others = []
+    for entry in patch:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if name in named:
+            named[name] = merge(named[name], entry)
+        else:
+            others.append(entry)
+    return [*named.values(), *others]
+
+
+def _fill(spec: JsonObject, path: list[str], value: object) -> None:
+    """Set a value where the spec has none."""
+    group = spec
+    for name in path[:-1]:
+        inner = group.get(name)
+        group[name] = dict(inner) if isinstance(inner, dict) else {}
+        group = group[name]
+    group.setdefault(path[-1], value)

@@ -1,0 +1,1 @@
+"""Objects of any kind in the API server's double: store, patches, owners of fields, selectors, schemas, failures."""

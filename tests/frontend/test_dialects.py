@@ -1,0 +1,266 @@
+"""Are requests of other APIs translated, refused and answered as docs/reference/api.md says? Without their clients."""
+
+import asyncio
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from penstock.frontend.dialects import messages_request, response_reach, responses_request
+from penstock.frontend.dialects.dialect_answer import DialectAnswer
+from penstock.frontend.dialects.messages_answer import MessagesAnswer
+from penstock.frontend.dialects.responses_answer import ResponsesAnswer
+from penstock.frontend.prompt.request_body import parse
+from penstock.frontend.response_store import RESPONSE_BYTES_MAX, RESPONSE_TTL, ResponseStore, StoredResponse
+from penstock.kernel.errors import ClientError
+from tests.frontend.scripted_answers import CALLS, USAGE, script
+from tests.frontend.stand import chunk, stand
+from tests.frontend.test_migration import cut, engines
+
+DOC = (Path(__file__).parents[2] / "docs/reference/api.md").read_text()
+MESSAGE: Any = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
+VIDEO, FILE, TOOL = {"type": "video"}, {"type": "input_file"}, {"name": "a", "input_schema": {}}
+STREAM = b"".join(
+    [
+        chunk({"role": "assistant", "content": ""}),
+        chunk({"reasoning_content": "h"}) + b": waiting\n\n",
+        chunk({"reasoning_content": "m"}),
+        chunk({"content": "It "}),
+        chunk({"content": "rains."}),
+        chunk({"tool_calls": [{"index": 0, "id": "call_a", "function": {"name": "weather", "arguments": ""}}]}),
+        chunk({"tool_calls": [{"index": 0, "function": {"arguments": '{"city"'}}]}),
+        chunk({"tool_calls": [{"index": 0, "function": {"arguments": ': "Oslo"}'}}]}),
+        chunk({}, finish="tool_calls"),
+        b"data: " + json.dumps({"id": "a", "choices": [], "usage": USAGE}).encode() + b"\n\ndata: [DONE]\n\n",
+    ]
+)
+
+
+def answer_of(which: str) -> DialectAnswer:
+    """Return an answer whose stream is the same each time."""
+    if which == "messages":
+        message = MessagesAnswer("m", 20)
+        message._id = "msg_1"
+        return message
+    response = ResponsesAnswer("resp_1", {"model": "m"}, lambda answer: None)
+    response._created = 0
+    return response
+
+
+@pytest.mark.parametrize("which", ["messages", "responses"])
+@pytest.mark.parametrize("size", [1, 7, 64, 300])
+def test_a_stream_cut_anywhere_gives_the_same_bytes(which: str, size: int) -> None:
+    whole, cut = answer_of(which), answer_of(which)
+    expected = whole.feed(STREAM)
+    got = b"".join(cut.feed(STREAM[at : at + size]) for at in range(0, len(STREAM), size))
+    ping = b'event: ping\ndata: {"type":"ping"}\n\n'  # a silence is marked where it is, and the whole has none
+    assert expected.count(b"event: ") > 10 and got.replace(ping, b"") == expected.replace(ping, b"")
+    assert [(item.kind, item.id, item.name, item.text) for item in cut.items] == [
+        ("thinking", "", "", "hm"),
+        ("text", "", "", "It rains."),
+        ("call", "call_a", "weather", '{"city": "Oslo"}'),
+    ]
+
+
+@pytest.mark.parametrize("module, path", [(responses_request, "/v1/responses"), (messages_request, "/v1/messages")])
+def test_every_field_has_its_row_in_the_table(module: Any, path: str) -> None:
+    rows = {line.split(" | ")[1]: line for line in DOC.splitlines() if line.startswith(f"| `{path}` | ")}
+    for name, fields in (("honoured", module.HONOURED), ("ignored", module.IGNORED), ("refused", module.REFUSED)):
+        listed = set(rows[name].split(" | ")[2].replace("`", "").rstrip(" |").split(", "))
+        assert listed == set(fields), name
+    assert not module.HONOURED & module.IGNORED and not (module.HONOURED | module.IGNORED) & set(module.REFUSED)
+
+
+@pytest.mark.parametrize(
+    "module, given, field",
+    [
+        (messages_request, {"mcp_servers": [{}]}, "mcp_servers"),
+        (messages_request, {"max_tokens": None}, "max_tokens"),
+        (messages_request, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        (messages_request, {"messages": [{"role": "user", "content": [VIDEO]}]}, "messages[0].content[0].type"),
+        (messages_request, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        (messages_request, {"messages": ["x"]}, "messages[0]"),
+        (messages_request, {"tool_choice": {"type": "some"}, "tools": [TOOL]}, "tool_choice.type"),
+        (responses_request, {"conversation": "c"}, "conversation"),
+        (responses_request, {"input": None}, "input"),
+        (responses_request, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        (responses_request, {"input": [{"role": "user", "content": [FILE]}]}, "input[0].content[0].type"),
+        (responses_request, {"tools": [{"type": "mcp"}]}, "tools[0].type"),
+        (responses_request, {"text": {"format": {"type": "xml"}}}, "text.format.type"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_names_its_field(module: Any, given: dict[str, Any], field: str) -> None:
+    with pytest.raises(ClientError) as refused:
+        if module is messages_request:
+            messages_request.chat_of({**MESSAGE, **given})
+        else:
+            responses_request.chat_of({"model": "m", "input": "x", **given}, [])
+    assert refused.value.status == 400 and refused.value.param == field
+
+
+FULL_MESSAGE: Any = {
+    **MESSAGE,
+    "system": [{"type": "text", "text": "s"}],
+    "messages": [
+        {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "https://x/a.png"}}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "t", "signature": ""},
+                {"type": "tool_use", "id": "a", "name": "f", "input": {"b": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "r"}]}],
+        },
+    ],
+    "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+    "tool_choice": {"type": "tool", "name": "f"},
+    "thinking": {"type": "enabled", "budget_tokens": 5},
+    "metadata": {"user_id": "u"},
+    "output_config": {"format": {"type": "json_schema", "schema": {}}},
+    "stop_sequences": ["x"],
+}
+FULL_RESPONSE: Any = {
+    "model": "m",
+    "input": [
+        {"role": "user", "content": [{"type": "input_image", "image_url": "https://x/a.png", "detail": "low"}]},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "t"}]},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "r"}]},
+    ],
+    "tools": [{"type": "function", "name": "f", "parameters": {}}],
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
+    "reasoning": {"effort": "low"},
+}
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every value inside one."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        yield (*path, key)
+        yield from places(item, (*path, key))
+
+
+@pytest.mark.parametrize("full", [FULL_MESSAGE, FULL_RESPONSE])
+def test_a_wrong_value_anywhere_is_refused_or_passed_on_and_never_our_bug(full: Any) -> None:
+    refused = 0
+    for path in places(full):
+        for junk in (None, True, 7, -1.5, "junk", [], [[]], [None], {}, {"type": []}, {"type": "text", "text": 1}):
+            body = copy.deepcopy(full)
+            *way, last = path
+            place = body
+            for key in way:
+                place = place[key]
+            place[last] = junk
+            try:
+                chat = messages_request.chat_of(body) if full is FULL_MESSAGE else responses_request.chat_of(body, [])
+                parse("chat_completions", json.dumps(chat).encode())
+            except ClientError as error:
+                refused += 1
+                assert error.status == 400
+    assert refused > 100
+
+
+def test_what_a_model_did_in_one_turn_is_one_message() -> None:
+    chats = messages_request.chat_of(FULL_MESSAGE), responses_request.chat_of(FULL_RESPONSE, [])
+    turns = [next(m for m in chat["messages"] if m["role"] == "assistant") for chat in chats]
+    assert [(turn["reasoning_content"], turn["tool_calls"][0]["id"]) for turn in turns] == [("t", "a")] * 2
+    assert [[m["role"] for m in chat["messages"]][-3:] for chat in chats] == [["user", "assistant", "tool"]] * 2
+
+
+def test_a_billing_line_does_not_spoil_the_cache() -> None:
+    blocks = [{"type": "text", "text": f"x-anthropic-billing-header: {number}"} for number in (1, 2)]
+    one, two = (
+        messages_request.chat_of({**MESSAGE, "system": [block, {"type": "text", "text": "Be short."}]})
+        for block in blocks
+    )
+    assert one == two and one["messages"][0] == {"role": "system", "content": "Be short."}
+
+
+def test_fields_of_chats_and_engines_are_passed_on() -> None:
+    own = {"seed": 5, "nvext": {"cache_salt": "s"}, "min_p": 0.1}
+    response = responses_request.chat_of({"model": "m", "input": "x", **own}, [])
+    for chat in (messages_request.chat_of({**MESSAGE, **own}), response):
+        assert {name: chat[name] for name in own} == own
+
+
+def test_instructions_and_first_system_items_are_one_message() -> None:
+    items = [{"role": "developer", "content": "B"}, {"role": "user", "content": "C"}]
+    given = {"model": "m", "instructions": "A", "input": items}
+    assert [m["content"] for m in responses_request.chat_of(given, [])["messages"]] == ["A\n\nB", "C"]
+
+
+def test_the_store_is_bounded_in_time_and_size() -> None:
+    now = 0.0
+    store = ResponseStore(lambda: now)
+    for number in range(3):
+        store.put(StoredResponse(f"r{number}", "a", "s", b"x" * (RESPONSE_BYTES_MAX // 2 - 1)))
+    assert store.get("r0", "a") is None and store.get("r1", "a") is not None
+    assert store.get("r1", "b") is None, "another key does not see it"
+    now = RESPONSE_TTL + 1
+    assert store.get("r1", "a") is None
+
+
+async def test_other_apis_are_counted_routed_and_recorded_as_all_requests() -> None:
+    async with stand() as s:
+        s.engines[0].reply = script("ok", calls=CALLS)
+        for path, body in (("/v1/messages", MESSAGE), ("/v1/responses", {"model": "m", "input": "x"})):
+            for stream in (False, True):
+                got = await s.http.post(path, json={**body, "stream": stream}, headers={"x-penstock-worker": "e0"})
+                assert got.status == 200 and got.headers["x-penstock-worker"] == "e0"
+                await got.read()
+        assert [(r.outcome, r.isl > 0, r.osl, r.cached) for r in s.records] == [("ok", True, 9, 16)] * 4
+        assert len({r.id for r in s.records}) == 4 and len(s.decisions) == 4
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_a_broken_answer_goes_on_at_another_engine_with_the_same_text(path: str) -> None:
+    body = {"model": "sim", "stream": True, "ignore_eos": True, "temperature": 0}
+    own = {"input": "How?", "max_output_tokens": 40} if path == "/v1/responses" else {**MESSAGE, "max_tokens": 40}
+    texts = []
+    async with engines() as (s, servers):
+        for after in (0, 7):
+            if after:
+                cut(servers, after)
+            answer = await s.http.post(path, json={**own, **body})
+            found = [json.loads(line[6:]) for line in (await answer.text()).splitlines() if line.startswith("data: ")]
+            assert found[-1]["type"] in ("message_stop", "response.incomplete")
+            deltas = [event["delta"] for event in found if event["type"].endswith("delta") and "usage" not in event]
+            texts.append("".join(delta if isinstance(delta, str) else delta["text"] for delta in deltas))
+        assert texts[0] == texts[1] and s.records[1].attempts == 2
+
+
+async def test_an_ending_process_hands_its_responses_to_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_reach, "PIECE", 10)
+    async with stand() as s, stand() as other, stand() as ending:
+        ids = ["resp_" + character * 32 for character in "abc"]
+        never = s.service.responses.run(asyncio.Event().wait())  # type: ignore[arg-type]
+        background = b'{"status":"in_progress","background":true}'
+        s.service.responses.put(StoredResponse(ids[0], "", "s0", b"x" * 20, b"[1]"))
+        s.service.responses.put(StoredResponse(ids[1], "key", "s1", b"{}"))
+        s.service.responses.put(StoredResponse(ids[2], "", "s2", background, task=never))
+        ending.service.gate.draining = True
+        cards = {at: SimpleNamespace(admin_url=stood.server.own_url) for at, stood in (("1", ending), ("2", other))}
+        s.service.cluster._node.peers = SimpleNamespace(cards=cards)  # type: ignore[attr-defined]
+        await response_reach.hand_over(s.service)
+        taken = other.service.responses
+        kept = taken.get(ids[0], "")
+        assert kept is not None and (kept.session, kept.body, kept.messages) == ("s0", b"x" * 20, b"[1]")
+        assert taken.get(ids[1], "") is None and taken.get(ids[1], "key") is not None
+        failed = taken.get(ids[2], "")
+        assert failed is not None and json.loads(failed.body)["status"] == "failed"
+        assert ending.service.responses.all_for_peers() == []
+        async with aiohttp.ClientSession() as http:
+            url = f"{other.server.own_url}/peer/responses?digest=00"
+            assert (await http.post(url, data=b"\x90")).status == 400, "a body that nobody signed"
+            assert (await http.get(f"{other.server.url}/peer/responses/{ids[0]}?owner=")).status == 404
