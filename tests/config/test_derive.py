@@ -3,6 +3,8 @@
 import importlib
 import json
 import pkgutil
+import re
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -137,6 +139,16 @@ def test_names_are_unique_and_apart_from_the_reserved_ones():
     assert len({k.env for k in KNOBS}) == len(KNOBS)
     assert len({k.flag for k in KNOBS}) == len(KNOBS)
     assert not {k.env for k in KNOBS} & set(RESERVED)
+
+
+def test_what_tests_and_the_makefile_set_is_no_unknown_name_to_the_clusters_that_they_start():
+    root = Path(__file__).parents[2]
+    set_there = [root / "Makefile", *(path for path in (root / ".ci").glob("*"))]
+    names = {name for path in set_there for name in re.findall(r"\b(PENSTOCK_\w+)=", path.read_text())}
+    for path in [*root.glob("tests/**/*.py"), *root.glob("bench/**/*.py")]:
+        names.update(re.findall(r'environ(?:\.get\(|\[)"(PENSTOCK_\w+)"', path.read_text()))
+    assert len(names) > 10
+    assert names <= set(RESERVED) | {knob.env for knob in KNOBS}
 
 
 def test_names_as_the_documents_give_them():

@@ -35,6 +35,8 @@ RESERVED = {
     "PENSTOCK_VLLM_VENV": "used by the project's own tests: the environment with vLLM in it",
     "PENSTOCK_VLLM_FLAGS": "used by the project's own tests: more flags for its servers",
     "PENSTOCK_KUBECONFIG": "used by the project's own tests: a real cluster in the place of the double",
+    "PENSTOCK_NAT": "used by the project's own tests: the program of NeMo Agent Toolkit",
+    "PENSTOCK_AZURITE": "used by the project's own tests: the program azurite-blob",
     "PENSTOCK_LLAMACPP_VENV": "used by the project's own tests: the environment with llama-cpp-python[server] in it",
 }
 """Environment names that are no settings of a cluster, with their meaning."""
