@@ -22,9 +22,10 @@ from penstock.kernel.values import Slo
 from tests.conftest import skip_or_fail
 
 ROOT = Path(__file__).resolve().parents[2]
-BOARDS = sorted((ROOT / "deploy" / "grafana").glob("*.json"))
-RULES = sorted((ROOT / "deploy" / "prometheus").glob("*-alerts.yaml"))
-SCRAPE = ROOT / "deploy" / "prometheus" / "scrape.yaml"
+FILES = ROOT / "deploy" / "helm" / "penstock" / "files"
+BOARDS = sorted((FILES / "grafana").glob("*.json"))
+RULES = sorted((FILES / "prometheus").glob("*-alerts.yaml"))
+SCRAPE = FILES / "prometheus" / "scrape.yaml"
 UNIT = ROOT / "deploy" / "systemd" / "penstock.service"
 METRIC = re.compile(r"\b((?:dynamo|penstock)_[a-z0-9_]+)(?:\{([^}]*)\})?")
 GROUPED = re.compile(r"\b(?:by|on) \(([^)]*)\)")

@@ -15,6 +15,8 @@ import yaml
 from tests.kubernetes.conftest import RunningApi, running_double
 from tests.kubernetes.setup.kustomize_base import BASE, CHART, ROOT, base_text
 
+FILES = CHART / "files"
+"""What the chart carries as it is: kustomize takes the definitions from there, too."""
 ALL = (
     "simulated.enabled=true",
     "monitoring.podMonitors=true",
@@ -77,14 +79,15 @@ def test_the_operators_role_is_what_the_operator_needs(helm: Path) -> None:
 def test_definitions_boards_and_alerts_are_those_of_deploy(helm: Path) -> None:
     objects = template(helm, *ALL)
     definitions = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "CustomResourceDefinition")}
-    files = [yaml.safe_load(path.read_text()) for path in (ROOT / "deploy" / "kubernetes" / "crds").glob("*.yaml")]
+    files = [yaml.safe_load(path.read_text()) for path in (FILES / "crds").glob("*.yaml")]
+    assert len(files) == 2
     assert definitions == {each["metadata"]["name"]: each["spec"] for each in files}
     boards = {name: text for each in of_kind(objects, "ConfigMap") for name, text in each["data"].items()}
-    for path in (ROOT / "deploy" / "grafana").glob("*.json"):
+    for path in (FILES / "grafana").glob("*.json"):
         assert json.loads(boards[path.name]) == json.loads(path.read_text())
     rules = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "PrometheusRule")}
     alerts = {
-        path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "deploy" / "prometheus").glob("*-alerts.*")
+        path.stem: yaml.safe_load(path.read_text()) for path in (FILES / "prometheus").glob("*-alerts.*")
     }
     assert rules == {f"demo-penstock-{stem.removesuffix('-alerts')}": each for stem, each in alerts.items()}
 

@@ -14,7 +14,7 @@ from penstock.runtime.operator.cluster_crd import cluster_crd, crd_text
 from penstock.runtime.operator.cluster_spec import merge, read_spec
 from penstock.runtime.operator.structural_schema import LEFT_OUT
 
-FILE = Path(__file__).parents[2] / "deploy/kubernetes/crds/penstockclusters.yaml"
+FILE = Path(__file__).parents[2] / "deploy/helm/penstock/files/crds/penstockclusters.yaml"
 SCHEMA = cluster_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SPEC = SCHEMA["properties"]["spec"]
 
@@ -38,7 +38,7 @@ def checked(spec: JsonObject) -> list[str]:
 
 
 def test_the_file_is_what_the_command_prints() -> None:
-    assert FILE.read_text() == crd_text(), "penstock operator --crd > deploy/kubernetes/crds/penstockclusters.yaml"
+    assert FILE.read_text() == crd_text(), "penstock operator --crd > deploy/helm/penstock/files/crds/penstockclusters.yaml"
 
 
 def test_every_knob_that_is_no_secret_and_not_of_one_machine_is_in_the_schema() -> None:

@@ -16,7 +16,7 @@ from tests.kubernetes.discovery.api_cables import KubernetesHarness, through
 
 pytest.importorskip("lightkube")
 
-CRD = Path(__file__).parents[3] / "deploy/kubernetes/crds/penstockentries.yaml"
+CRD = Path(__file__).parents[3] / "deploy/helm/penstock/files/crds/penstockentries.yaml"
 
 
 @pytest.fixture(scope="session")

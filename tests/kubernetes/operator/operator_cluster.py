@@ -20,7 +20,7 @@ import yaml
 from penstock.kernel.values import JsonObject
 from tests.servers import free_ports
 
-CRDS = Path(__file__).parents[3] / "deploy/kubernetes/crds"
+CRDS = Path(__file__).parents[3] / "deploy/helm/penstock/files/crds"
 PATIENCE = 60.0
 SCRIPT = {"speed": 5}
 """Pauses of back-off and of lost nodes take a fifth of their time."""

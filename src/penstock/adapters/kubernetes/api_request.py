@@ -57,7 +57,7 @@ def unavailable(error: Exception) -> StoreUnavailable:
     hint = {
         401: "its token or certificate has expired, or is another cluster's: see discovery.kubernetes.context",
         403: "grant that right to the service account: `penstock doctor` lists what is missing",
-        404: "are our resources installed? kubectl apply -f deploy/kubernetes/crds",
+        404: "are our resources installed? kubectl apply --server-side -f deploy/helm/penstock/files/crds",
         410: "nothing to do: it is read anew",
     }.get(code or 0, "traffic goes on meanwhile")
     return StoreUnavailable(f"the API server refuses ({code}): {text}", hint=hint)
