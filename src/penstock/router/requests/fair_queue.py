@@ -5,8 +5,10 @@ starts at the later of the clock and its tenant's last finish, and finishes its 
 the earliest start goes first (start-time fair queueing: Goyal, Vin and Cheng 1996; of tokens: Sheng et al. 2024).
 
 That alone would fill every idle moment with the work of a tenant that floods, and the others' prefills would wait for
-it. So once the fleet is busy, a tenant that asks for much more than the others is sent on only at their mean rate of
-tokens, by weight. What it has in excess waits in its own queue, which has its share of the room.
+it. So a tenant has a pace: what the others get on average, by weight. One that is ahead of twice its pace is sent only
+to workers that prefill nothing, and one that floods a fleet which can't serve all that is asked for is held to its pace.
+What it has in excess waits in its own queue, which has its share of the room. Where the fleet can serve everybody,
+nobody is held for being larger than others.
 """
 
 import math
@@ -25,16 +27,20 @@ from penstock.router.workers.active_sequences import TargetLoad
 OTHERS = ""
 """Name under which all tenants without a weight, and requests without a tenant, stand together; its weight is 1."""
 OTHERS_WEIGHT = 1.0
-WINDOW = 10.0
-"""Seconds over which a tenant's tokens are averaged (a time constant): shorter notices a flood sooner, and takes more
-bursts for one."""
-ACTIVE = 3 * WINDOW
+WINDOW = 5.0
+"""Seconds over which tokens are averaged (a time constant): shorter notices a flood sooner, and takes more bursts for
+one. A guess; 3 and 10 differ little (docs/guides/tenants.md)."""
+ACTIVE = 30.0
 """Seconds after its last request for which a tenant counts among those that share."""
 FLOOD = 2.0
-"""How many times the others' mean rate, by weight, a tenant asks for when it floods."""
-BUSY = 0.3
-"""Part of the workers that prefill, or are half full, on average, from which on shares are held. Higher gives more of
-an idle fleet to a tenant that floods, and lets it delay the others more: docs/guides/tenants.md."""
+"""How many times what the others ask for, or get, on average and by weight, is too much for one tenant. A guess."""
+OVERLOAD = 0.9
+"""How full the fleet would be with all that is asked for, from which on it can't serve it. A guess: lower keeps more of
+the fleet free for the others, and holds tenants that are merely larger than they (docs/guides/tenants.md)."""
+AHEAD = nanos(1.0)
+"""How far a tenant may be ahead of its pace: what comes within a second is no flood yet."""
+NEWEST = 0.1
+"""Weight of a tenant's newest answer in the mean of their lengths."""
 KICK = 0.02
 """Seconds after which held requests are looked at again where nothing else happens."""
 BATCHES = 1.0
@@ -79,9 +85,15 @@ class FairQueue(RequestQueue):
         """Tenant -> tokens that it asked for lately."""
         self._used: dict[str, DecayingSum] = {}
         """Tenant -> tokens that were sent to workers for it lately."""
-        self.busy = 0.0
-        """Part of the workers that are busy, averaged over the window."""
-        self._busy_at: Nanos = 0
+        self._paced: dict[str, Nanos] = {}
+        """Tenant -> when what was sent of it would have been sent at the others' mean rate."""
+        self._crowding: dict[str, Nanos] = {}
+        """Tenant -> the same at `FLOOD` times that rate."""
+        self._full = DecayingSum()
+        """How full the workers were when requests arrived, added up: over their number it is how full they are."""
+        self._arrivals = DecayingSum()
+        self._outputs: dict[str, float] = {}
+        """Tenant -> tokens of its answers on average: where its requests do not say, these are expected."""
         self.kicked = False
         """Whether a timer is set by which held requests are looked at again."""
 
@@ -94,7 +106,7 @@ class FairQueue(RequestQueue):
         total = sum(self._weights.values())
         if OTHERS in self.serving or OTHERS in self._queues:
             total += OTHERS_WEIGHT
-        return min(1.0, self._weights.get(tenant, OTHERS_WEIGHT) / total)
+        return min(1.0, self._weight(tenant) / total)
 
     def room(self, tenant: str) -> int:
         """Return how many requests of a tenant may wait: its share of the queue's limit."""
@@ -105,32 +117,47 @@ class FairQueue(RequestQueue):
         own = self._queues.get(tenant)
         return (0 if own is None else len(own)) >= self.room(tenant)
 
-    def arrived(self, tenant: str, work: int, busy: float, now: Nanos) -> None:
-        """A tenant asks for tokens. ``busy``: part of the workers that are busy now."""
+    def output(self, tenant: str, mean: float) -> int:
+        """Return the tokens that a tenant's answer is expected to have; ``mean``: of everybody's answers."""
+        return round(self._outputs.get(tenant, mean))
+
+    def arrived(self, tenant: str, work: int, fullness: float, now: Nanos) -> None:
+        """A tenant asks for tokens. ``fullness``: of the workers on average, 0 to 1."""
         _of(self._demand, tenant).add(work, now)
-        new = 1.0 - _decay(now - self._busy_at)
-        self.busy += (busy - self.busy) * new
-        self._busy_at = now
+        self._full.add(fullness, now)
+        self._arrivals.add(1.0, now)
 
     def floods(self, tenant: str, now: Nanos) -> bool:
-        """Return whether a tenant asks for much more than the others do."""
+        """Return whether a tenant asks for much more than the others do; what it has waiting counts, too."""
         if tenant not in self._demand:
             return False
-        asked = self._others(self._demand, tenant, now)
-        weight = self._weights.get(tenant, OTHERS_WEIGHT)
-        return asked is not None and self._demand[tenant].value(now) > FLOOD * asked * weight
+        others, queue = self._others(self._demand, tenant, now), self._queues.get(tenant)
+        asked = self._demand[tenant].value(now) + (0 if queue is None else queue.work)
+        return others is not None and asked > FLOOD * others * self._weight(tenant)
 
-    def served(self, tenant: str, now: Nanos) -> bool:
-        """Return whether a tenant has had as much as the others, by weight."""
-        weight = self._weights.get(tenant, OTHERS_WEIGHT)
-        return _of(self._used, tenant).value(now) > (self._others(self._used, tenant, now) or 0.0) * weight
+    def overloaded(self, now: Nanos) -> bool:
+        """Return whether the fleet would be too full if all that is asked for were sent to it."""
+        arrivals, used = self._arrivals.value(now), sum(each.value(now) for each in self._used.values())
+        asked = sum(each.value(now) for each in self._demand.values())
+        return min(arrivals, used) > 0 and self._full.value(now) / arrivals * asked / used >= OVERLOAD
+
+    def held(self, tenant: str, now: Nanos) -> bool:
+        """Return whether nothing of a tenant may be sent now."""
+        return self._paced.get(tenant, 0) > now + AHEAD and self.floods(tenant, now) and self.overloaded(now)
+
+    def crowds(self, tenant: str, now: Nanos) -> bool:
+        """Return whether a tenant has had so much that it may have idle workers only."""
+        return self._crowding.get(tenant, 0) > now + AHEAD
+
+    def _weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, OTHERS_WEIGHT)
 
     def _others(self, sums: dict[str, DecayingSum], tenant: str, now: Nanos) -> float | None:
         """Return the tokens of the other active tenants over their weights; None where no other is active."""
         tokens = weights = 0.0
         for name, asked in self._demand.items():
             if name != tenant and now - asked.at <= nanos(ACTIVE):
-                weights += self._weights.get(name, OTHERS_WEIGHT)
+                weights += self._weight(name)
                 tokens += sums[name].value(now) if name in sums else 0.0
         return tokens / weights if weights else None
 
@@ -179,26 +206,34 @@ class FairQueue(RequestQueue):
 
     def begin(self, tenant: str, work: int, now: Nanos) -> None:
         """Tokens of a tenant are sent to a worker."""
-        start = self._start(tenant)
-        self._clock = start
-        self._finish[tenant] = start + work / self._weights.get(tenant, OTHERS_WEIGHT)
+        self._clock = self._start(tenant)
+        self._count(tenant, work, now)
         self.serving[tenant] = self.serving.get(tenant, 0) + work
-        _of(self._used, tenant).add(work, now)
 
     def heard(self, tenant: str, work: int, now: Nanos) -> None:
         """Another router sent tokens of a tenant to a worker: they count in its share as those that are sent here."""
         _of(self._demand, tenant).add(work, now)
-        _of(self._used, tenant).add(work, now)
-        self._finish[tenant] = self._start(tenant) + work / self._weights.get(tenant, OTHERS_WEIGHT)
+        self._count(tenant, work, now)
 
-    def end(self, tenant: str, work: int, used: int) -> None:
-        """They are done. ``used``: how many they were in fact."""
+    def _count(self, tenant: str, work: int, now: Nanos) -> None:
+        """Tokens were sent: count them in the tenant's share and against its pace."""
+        self._finish[tenant] = self._start(tenant) + work / self._weight(tenant)
+        if pace := (self._others(self._used, tenant, now) or 0.0) / WINDOW * self._weight(tenant):
+            for ahead, rate in ((self._paced, pace), (self._crowding, FLOOD * pace)):
+                ahead[tenant] = min(max(now, ahead.get(tenant, 0)) + nanos(work / rate), now + nanos(WINDOW))
+        _of(self._used, tenant).add(work, now)
+
+    def end(self, tenant: str, work: int, isl: int, osl: int) -> None:
+        """They are done. ``isl``, ``osl``: how many they were in fact."""
+        if osl:
+            mean = self._outputs.get(tenant, osl)
+            self._outputs[tenant] = mean + NEWEST * (osl - mean)
         left = self.serving.get(tenant, 0) - work
         if left > 0:
             self.serving[tenant] = left
         else:
             self.serving.pop(tenant, None)
-        self._finish[tenant] = self._finish.get(tenant, 0.0) + (used - work) / self._weights.get(tenant, OTHERS_WEIGHT)
+        self._finish[tenant] = self._finish.get(tenant, 0.0) + (isl + osl - work) / self._weight(tenant)
 
     def recount(self, requests: Iterable[RoutedRequest]) -> None:
         """Count the tokens in service anew, of a model's open requests."""
@@ -222,7 +257,11 @@ class FairQueue(RequestQueue):
             "serving": dict(self.serving),
             "asked": {tenant: [each.sum, each.at] for tenant, each in self._demand.items()},
             "used": {tenant: [each.sum, each.at] for tenant, each in self._used.items()},
-            "busy": [self.busy, self._busy_at],
+            "paced": dict(self._paced),
+            "crowding": dict(self._crowding),
+            "full": [self._full.sum, self._full.at],
+            "arrivals": [self._arrivals.sum, self._arrivals.at],
+            "outputs": dict(self._outputs),
             "kicked": self.kicked,
             "dues": {tenant: queue.snapshot()["due"] for tenant, queue in self._queues.items()},
         }
@@ -240,7 +279,9 @@ class FairQueue(RequestQueue):
         self.serving = dict(state.get("serving", {}))
         self._demand = {tenant: DecayingSum(*each) for tenant, each in state.get("asked", {}).items()}
         self._used = {tenant: DecayingSum(*each) for tenant, each in state.get("used", {}).items()}
-        self.busy, self._busy_at = state.get("busy", [0.0, 0])
+        self._paced, self._crowding = dict(state.get("paced", {})), dict(state.get("crowding", {}))
+        self._full, self._arrivals = DecayingSum(*state.get("full", ())), DecayingSum(*state.get("arrivals", ()))
+        self._outputs = dict(state.get("outputs", {}))
         self.kicked = state.get("kicked", False)
 
     def check(self) -> None:
@@ -262,11 +303,12 @@ def has_room(settings: QueueSettings, card: WorkerCard, load: TargetLoad) -> boo
     return card.kv_blocks is None or load.blocks < card.kv_blocks
 
 
-def is_busy(card: WorkerCard, load: TargetLoad) -> bool:
-    """Return whether a worker prefills, or is half full: then another request makes those after it wait."""
-    if load.prefill_tokens > 0 or (card.max_num_seqs is not None and 2 * load.requests >= card.max_num_seqs):
-        return True
-    return card.kv_blocks is not None and 2 * load.blocks >= card.kv_blocks
+def fullness(card: WorkerCard, load: TargetLoad) -> float:
+    """Return how full a worker is, 0 to 1: wholly while it prefills, since whatever comes next has to wait."""
+    if load.prefill_tokens > 0:
+        return 1.0
+    seats = load.requests / card.max_num_seqs if card.max_num_seqs else 0.0
+    return min(1.0, max(seats, load.blocks / card.kv_blocks if card.kv_blocks else 0.0))
 
 
 def _decay(passed: Nanos) -> float:

@@ -34,7 +34,7 @@ def close(
         if request.phase == "queued":
             pool.queue.remove(event.id)
         if request.work and pool.fair is not None:
-            pool.fair.end(pool.fair.name(event.tenant), request.work, event.prompt.isl + request.tokens)
+            pool.fair.end(pool.fair.name(event.tenant), request.work, event.prompt.isl, request.tokens)
             core.freed[pool.model] = None
         pool.inflight -= 1
         pool.counts[outcome] += 1

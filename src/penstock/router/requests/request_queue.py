@@ -64,6 +64,8 @@ class RequestQueue:
         self._heaps: dict[int, list[tuple[float, int, RequestId]]] = {}
         self.waiting: dict[RequestId, int] = {}
         """Strict class of each request; to be read only."""
+        self.work = 0
+        """Tokens of the waiting requests; to be read only."""
         self._sequence = 0
         self._due = 0
         """Prompt tokens of others that go before the next starved request."""
@@ -86,6 +88,7 @@ class RequestQueue:
         """Let a request wait; the caller has looked at `full`."""
         self._sequence += 1
         self.waiting[waiting.id] = waiting.strict
+        self.work += waiting.work
         self._classes.setdefault(waiting.strict, {})[waiting.id] = waiting
         heapq.heappush(self._heaps.setdefault(waiting.strict, []), (-self._score(waiting), self._sequence, waiting.id))
 
@@ -95,7 +98,7 @@ class RequestQueue:
         if strict is None:
             return False
         members = self._classes[strict]
-        del members[request]
+        self.work -= members.pop(request).work
         if not members:
             del self._classes[strict]
             del self._heaps[strict]

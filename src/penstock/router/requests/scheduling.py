@@ -10,7 +10,7 @@ from penstock.kernel.values import TIERS_LABEL, Role, Target
 from penstock.router.events import Cost, Decision, Dispatch, Excluded, Handoff, StageLeg
 from penstock.router.model_pool import ModelPool
 from penstock.router.requests.eligibility import Eligible, eligible, pin_of
-from penstock.router.requests.fair_queue import BUSY, KICK, FairQueue, has_room, is_busy
+from penstock.router.requests.fair_queue import KICK, FairQueue, fullness, has_room
 from penstock.router.requests.handoff import NextStage, next_stage
 from penstock.router.requests.overload import refusal
 from penstock.router.requests.program_habits import prefetch_after
@@ -49,8 +49,8 @@ def admit(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
     step = next_stage(core, now, request, pool)
     targets = step.eligible.targets
     if pool.fair is not None and not request.legs and targets:
-        busy = sum(is_busy(worker.card, pool.active.load(target)) for target, worker in targets) / len(targets)
-        pool.fair.arrived(pool.fair.name(request.event.tenant), _work(request, pool), busy, now)
+        full = sum(fullness(worker.card, pool.active.load(target)) for target, worker in targets) / len(targets)
+        pool.fair.arrived(pool.fair.name(request.event.tenant), _work(request, pool, pool.fair), full, now)
     if not targets:
         _nowhere(core, now, request, pool, step)
     elif step.source is not None:
@@ -141,19 +141,20 @@ def _must_wait(
     request: RoutedRequest,
     targets: list[tuple[Target, RosterWorker]],
 ) -> bool:
-    """Whether a request has to wait: no worker has room, or its tenant has had its share and the fleet is busy."""
+    """Whether a request has to wait: no worker has room, or its tenant has had too much of the fleet."""
     settings, load, tenant = core.settings.queue, pool.active.load, fair.name(request.event.tenant)
-    if not request.work and fair.floods(tenant, now):
-        if fair.busy >= BUSY and fair.served(tenant, now):
+    if not request.work:
+        if fair.held(tenant, now):
             return True
-        return all(is_busy(worker.card, load(target)) for target, worker in targets)
+        if fair.crowds(tenant, now):
+            return all(load(target).prefill_tokens for target, _ in targets)
     return not any(has_room(settings, worker.card, load(target)) for target, worker in targets)
 
 
-def _work(request: RoutedRequest, pool: ModelPool) -> int:
+def _work(request: RoutedRequest, pool: ModelPool, fair: FairQueue) -> int:
     """Return the tokens that a request is expected to take: its prompt and its output."""
-    osl = request.event.preferences.osl
-    return request.event.prompt.isl + (round(pool.output_mean) if osl is None else osl)
+    event, osl = request.event, request.event.preferences.osl
+    return event.prompt.isl + (fair.output(fair.name(event.tenant), pool.output_mean) if osl is None else osl)
 
 
 def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, step: NextStage) -> None:
@@ -235,7 +236,7 @@ def _enqueue(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
     event, wish = request.event, request.event.preferences
     tenant, work = "", 0
     if pool.fair is not None:
-        tenant, work = pool.fair.name(event.tenant), _work(request, pool)
+        tenant, work = pool.fair.name(event.tenant), _work(request, pool, pool.fair)
         if pool.fair.full_for(tenant):
             text = f"{pool.fair.room(tenant)} requests of this tenant are waiting, which is its share of the queue"
             close(core, now, request, "rejected", "overloaded", 429, text, retry_after=1.0, code=SHARE_FULL)
@@ -273,7 +274,7 @@ def _place(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPoo
     cost = choice.cost
     request.leave_queue(now)
     if pool.fair is not None and not request.work:
-        request.work = max(1, _work(request, pool))
+        request.work = max(1, _work(request, pool, pool.fair))
         pool.fair.begin(pool.fair.name(event.tenant), request.work, now)
     session = event.preferences.session
     if session is not None and core.settings.affinity.mode != "off":
