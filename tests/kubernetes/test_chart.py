@@ -86,9 +86,7 @@ def test_definitions_boards_and_alerts_are_those_of_deploy(helm: Path) -> None:
     for path in (FILES / "grafana").glob("*.json"):
         assert json.loads(boards[path.name]) == json.loads(path.read_text())
     rules = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "PrometheusRule")}
-    alerts = {
-        path.stem: yaml.safe_load(path.read_text()) for path in (FILES / "prometheus").glob("*-alerts.*")
-    }
+    alerts = {path.stem: yaml.safe_load(path.read_text()) for path in (FILES / "prometheus").glob("*-alerts.*")}
     assert rules == {f"demo-penstock-{stem.removesuffix('-alerts')}": each for stem, each in alerts.items()}
 
 

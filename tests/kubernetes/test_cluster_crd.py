@@ -38,7 +38,7 @@ def checked(spec: JsonObject) -> list[str]:
 
 
 def test_the_file_is_what_the_command_prints() -> None:
-    assert FILE.read_text() == crd_text(), "penstock operator --crd > deploy/helm/penstock/files/crds/penstockclusters.yaml"
+    assert FILE.read_text() == crd_text(), f"penstock operator --crd > {FILE}"
 
 
 def test_every_knob_that_is_no_secret_and_not_of_one_machine_is_in_the_schema() -> None:

@@ -1,5 +1,6 @@
 """Controllers of the double: what they make of workloads while the test plays the kubelet."""
 
+import time
 from collections.abc import AsyncIterator
 from copy import deepcopy
 
@@ -8,9 +9,10 @@ import pytest
 pytest.importorskip("lightkube")
 
 from penstock.kernel.values import JsonObject
+from penstock.testing.kubernetes.controllers.cluster_objects import RequestFailed, timestamp
 from penstock.testing.kubernetes.controllers.deployments import REVISION, share
 from penstock.testing.kubernetes.controllers.owned_pods import condition, leaving_first, matches
-from penstock.testing.kubernetes.controllers.pod_scheduler import quantity, requests_of
+from penstock.testing.kubernetes.controllers.pod_scheduler import NodeController, quantity, requests_of
 from tests.kubernetes.cluster_world import ClusterWorld, cluster_world, template, workload
 
 
@@ -276,3 +278,24 @@ async def test_a_group_of_pods_is_replaced_as_a_whole(world: ClusterWorld) -> No
     await world.until(lambda: replaced() == {"tp-0", "tp-0-1"}, "the group of the failed pod, and only that")
     await world.objects.merge(world.get("LeaderWorkerSet", "tp"), {"spec": {"replicas": 1}})
     await world.until(lambda: world.names() == ["tp-0", "tp-0-1"], "the last group left")
+
+
+class UnreachableObjects:
+    """One node whose heartbeat is old, and an API server that refuses every change."""
+
+    def __init__(self) -> None:
+        ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": timestamp(time.time() - 1000)}
+        self.node = {"kind": "Node", "metadata": {"name": "n"}, "spec": {}, "status": {"conditions": [ready]}}
+
+    def all(self, kind: str, namespace: str | None = None) -> list[JsonObject]:
+        return [self.node] if kind == "Node" else []
+
+    async def set_status(self, item: JsonObject, status: JsonObject) -> None:
+        raise RequestFailed("PATCH: refused")
+
+
+async def test_a_node_that_could_not_be_heard_during_an_outage_is_not_silent() -> None:
+    controller, objects = NodeController(speed=10.0), UnreachableObjects()
+    with pytest.raises(RequestFailed):
+        await controller.reconcile(objects)  # type: ignore[arg-type]
+    await controller.reconcile(objects)  # type: ignore[arg-type]  # it would refuse again

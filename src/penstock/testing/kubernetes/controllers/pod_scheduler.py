@@ -7,6 +7,7 @@ from collections import Counter
 from penstock.kernel.values import JsonObject
 from penstock.testing.kubernetes.controllers.cluster_objects import (
     ClusterObjects,
+    RequestFailed,
     deleting,
     name_of,
     seconds_of,
@@ -126,11 +127,15 @@ def _tolerates(toleration: JsonObject, taint: JsonObject) -> bool:
 
 
 class NodeController:
-    """Marks silent nodes and takes their pods away; time passes ``speed`` times as fast for both."""
+    """Marks silent nodes and takes their pods away; time passes ``speed`` times as fast for both.
+
+    What it could not hear, because the API server was away, is no silence: a real one ends then, and judges anew.
+    """
 
     def __init__(self, speed: float = 1.0) -> None:
         self._speed = speed
         self._silent_since: dict[str, float] = {}
+        self._heard_since = 0.0
 
     async def reconcile(self, objects: ClusterObjects) -> None:
         """Judge every node by its last sign of life."""
@@ -138,13 +143,17 @@ class NodeController:
             name, state = name_of(node)[1], condition(node, "Ready")
             if not state:  # its kubelet has just made it
                 continue
-            silent_s = time.time() - seconds_of(state.get("lastHeartbeatTime"))
+            silent_s = time.time() - max(self._heard_since, seconds_of(state.get("lastHeartbeatTime")))
             if silent_s < math.ceil(SILENT_S / self._speed) + 1:  # heartbeats are in whole seconds
                 self._silent_since.pop(name, None)
                 continue
             since = self._silent_since.setdefault(name, time.time())
             if state.get("status") != "Unknown":
-                await self._mark(objects, node)
+                try:
+                    await self._mark(objects, node)
+                except RequestFailed:
+                    self._heard_since = time.time()
+                    raise
             if time.time() - since >= EVICT_S / self._speed:
                 for pod in _pods_on(objects, name):
                     if not deleting(pod):
