@@ -367,7 +367,7 @@ def main() -> None:
         lines.append(line)
         print(line, flush=True)
 
-    for title, cases in (("Looked at while the rule was chosen:", SEEN), ("Not looked at:", UNSEEN)):
+    for title, cases in (("Looked at while the rule was chosen:", SEEN), ("Not looked at until the rule stood:", UNSEEN)):
         for line in (title, "", *head):
             add(line)
         for case in cases:
@@ -376,7 +376,7 @@ def main() -> None:
             for name, second in FRONTENDS.items():
                 add(row(f"two frontends, {name}", [moved(PLAIN, seed, second()) for seed in seeds]))
         add("")
-    add("No flood (looked at):")
+    add("No flood (looked at while the rule was chosen):")
     add("")
     add("| traffic | the largest tenant's p95 TTFT, no shares | with shares | of its requests, refused |")
     add("|---|---:|---:|---:|")

@@ -2,6 +2,7 @@
 
 import copy
 
+from penstock.kernel.machine import nanos
 from penstock.kernel.values import Prompt, RequestId, Slo, Target, WorkerId
 from penstock.router.events import (
     Arrived,
@@ -19,6 +20,8 @@ from penstock.router.events import (
     SettingsChanged,
     Staged,
 )
+from penstock.router.requests.fair_queue import WINDOW, FairQueue
+from penstock.router.requests.request_queue import QueuedRequest
 from penstock.router.router import Router
 from penstock.router.settings import HandoffSettings, QueueSettings, RouterSettings
 from penstock.testing.router_world import RouterWorld, arrived, card, prompt
@@ -40,7 +43,7 @@ def finish(w: RouterWorld, name: str, tokens: int | None = None) -> str | None:
     """End a request, with the output that was expected where no other is said, and return the one that is sent next."""
     if tokens is None:
         tokens = w.router.requests[w.sent(name).id].event.preferences.osl
-    effects = w.post(Finished(id=w.sent(name).id, attempt=1, tokens=tokens), after=0.1)
+    effects = w.post(Finished(id=w.sent(name).id, attempt=1, tokens=tokens), after=1.0)
     return next((effect.id for effect in effects if isinstance(effect, Dispatch)), None)
 
 
@@ -235,3 +238,65 @@ def test_what_another_router_sends_for_a_tenant_counts_in_its_share_here() -> No
 
 def ask_of(name: str, tenant: str) -> Arrived:
     return arrived(name, prompt(1, 64), tenant=tenant, preferences=Preferences(osl=10))
+
+
+def busy_world(fullness: float, flood: int, seconds: int = 20) -> FairQueue:
+    """Let tenant b ask for ten requests a second and a for ``flood``, of 1,000 tokens each, all of which are sent."""
+    fair = FairQueue(QueueSettings(shares=SHARES))
+    for tenth in range(10 * seconds):
+        now = nanos(tenth / 10)
+        for tenant, count in (("b", 1), ("a", flood // 10)):
+            for _ in range(count):
+                fair.arrived(tenant, 1000, fullness, now)
+                fair.begin(tenant, 1000, now)
+    return fair
+
+
+def test_a_flood_is_held_only_where_the_fleet_cannot_serve_all() -> None:
+    end = nanos(20.0)
+    overloaded, enough = busy_world(0.95, 100), busy_world(0.5, 100)
+    assert overloaded.floods("a", end) and overloaded.held("a", end) and not overloaded.held("b", end)
+    assert enough.floods("a", end) and not enough.held("a", end) and enough.crowds("a", end)
+    assert not overloaded.held("a", end + nanos(WINDOW)), "its pace has caught up"
+
+
+def test_what_is_asked_for_and_not_sent_counts_for_overload() -> None:
+    fair, end = busy_world(0.5, 10), nanos(20.0)
+    assert not fair.overloaded(end)
+    for _ in range(100):
+        fair.arrived("a", 1000, 0.5, end)
+    assert fair.overloaded(end)
+
+
+def test_a_tenant_twice_as_large_as_the_others_neither_crowds_nor_is_held() -> None:
+    fair, end = busy_world(0.95, 20), nanos(20.0)
+    assert not fair.crowds("a", end) and not fair.held("a", end)
+
+
+def test_what_waits_of_a_flood_keeps_it_one_until_it_is_gone() -> None:
+    fair, end = busy_world(0.5, 10), nanos(20.0)
+    assert not fair.floods("a", end)
+    for number in range(60):
+        id = RequestId(f"r{number}")
+        fair.add(
+            QueuedRequest(
+                id=id, arrived=end, priority=0, strict=0, deadline=end, new_tokens=1000, tenant="a", work=1000
+            )
+        )
+    assert fair.floods("a", end)
+    while (waiting := fair.peek(end)) is not None:
+        fair.take(waiting)
+    assert not fair.floods("a", end)
+
+
+def test_expected_answers_are_learnt_by_tenant() -> None:
+    w = world(seats=4)
+    for number in range(30):
+        for tenant, tokens in (("a", 900), ("b", 30)):
+            w.post(arrived(f"{tenant}{number}", prompt(number, 64), tenant=tenant), after=1.0)
+            w.post(Finished(id=w.sent(f"{tenant}{number}").id, attempt=1, tokens=tokens), after=1.0)
+    fair = w.router.pools["m"].fair
+    assert fair is not None and (fair.output("a", 128.0), fair.output("b", 128.0)) == (900, 30)
+    assert fair.output("c", 128.0) == 128
+    w.post(arrived("last", prompt(99, 64), tenant="a"))
+    assert in_service(w) == {"a": 964}

@@ -6,9 +6,9 @@ the earliest start goes first (start-time fair queueing: Goyal, Vin and Cheng 19
 
 That alone would fill every idle moment with the work of a tenant that floods, and the others' prefills would wait for
 it. So a tenant has a pace: what the others get on average, by weight. One that is ahead of twice its pace is sent only
-to workers that prefill nothing, and one that floods a fleet which can't serve all that is asked for is held to its pace.
-What it has in excess waits in its own queue, which has its share of the room. Where the fleet can serve everybody,
-nobody is held for being larger than others.
+to workers that prefill nothing; one that floods, where the fleet can't serve all that is asked for, is held to its
+pace. What it has in excess waits in its own queue, which has its share of the room. Where the fleet can serve
+everybody, nobody is held for being larger than others.
 """
 
 import math
@@ -92,6 +92,8 @@ class FairQueue(RequestQueue):
         self._full = DecayingSum()
         """How full the workers were when requests arrived, added up: over their number it is how full they are."""
         self._arrivals = DecayingSum()
+        self._began: Nanos | None = None
+        """When the first request came: the sums of a young queue are those of less than the window."""
         self._outputs: dict[str, float] = {}
         """Tenant -> tokens of its answers on average: where its requests do not say, these are expected."""
         self.kicked = False
@@ -126,6 +128,8 @@ class FairQueue(RequestQueue):
         _of(self._demand, tenant).add(work, now)
         self._full.add(fullness, now)
         self._arrivals.add(1.0, now)
+        if self._began is None:
+            self._began = now
 
     def floods(self, tenant: str, now: Nanos) -> bool:
         """Return whether a tenant asks for much more than the others do; what it has waiting counts, too."""
@@ -218,7 +222,9 @@ class FairQueue(RequestQueue):
     def _count(self, tenant: str, work: int, now: Nanos) -> None:
         """Tokens were sent: count them in the tenant's share and against its pace."""
         self._finish[tenant] = self._start(tenant) + work / self._weight(tenant)
-        if pace := (self._others(self._used, tenant, now) or 0.0) / WINDOW * self._weight(tenant):
+        span = WINDOW * (1.0 - _decay(now - (self._began or 0)))
+        if (others := self._others(self._used, tenant, now)) and span:
+            pace = others / span * self._weight(tenant)
             for ahead, rate in ((self._paced, pace), (self._crowding, FLOOD * pace)):
                 ahead[tenant] = min(max(now, ahead.get(tenant, 0)) + nanos(work / rate), now + nanos(WINDOW))
         _of(self._used, tenant).add(work, now)
@@ -261,6 +267,7 @@ class FairQueue(RequestQueue):
             "crowding": dict(self._crowding),
             "full": [self._full.sum, self._full.at],
             "arrivals": [self._arrivals.sum, self._arrivals.at],
+            "began": self._began,
             "outputs": dict(self._outputs),
             "kicked": self.kicked,
             "dues": {tenant: queue.snapshot()["due"] for tenant, queue in self._queues.items()},
@@ -281,6 +288,7 @@ class FairQueue(RequestQueue):
         self._used = {tenant: DecayingSum(*each) for tenant, each in state.get("used", {}).items()}
         self._paced, self._crowding = dict(state.get("paced", {})), dict(state.get("crowding", {}))
         self._full, self._arrivals = DecayingSum(*state.get("full", ())), DecayingSum(*state.get("arrivals", ()))
+        self._began = state.get("began")
         self._outputs = dict(state.get("outputs", {}))
         self.kicked = state.get("kicked", False)
 

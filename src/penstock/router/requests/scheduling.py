@@ -49,8 +49,8 @@ def admit(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
     step = next_stage(core, now, request, pool)
     targets = step.eligible.targets
     if pool.fair is not None and not request.legs and targets:
-        full = sum(fullness(worker.card, pool.active.load(target)) for target, worker in targets) / len(targets)
-        pool.fair.arrived(pool.fair.name(request.event.tenant), _work(request, pool, pool.fair), full, now)
+        mean = sum(fullness(worker.card, pool.active.load(target)) for target, worker in targets) / len(targets)
+        pool.fair.arrived(pool.fair.name(request.event.tenant), _work(request, pool, pool.fair), mean, now)
     if not targets:
         _nowhere(core, now, request, pool, step)
     elif step.source is not None:
@@ -142,13 +142,15 @@ def _must_wait(
     targets: list[tuple[Target, RosterWorker]],
 ) -> bool:
     """Whether a request has to wait: no worker has room, or its tenant has had too much of the fleet."""
-    settings, load, tenant = core.settings.queue, pool.active.load, fair.name(request.event.tenant)
-    if not request.work:
-        if fair.held(tenant, now):
-            return True
-        if fair.crowds(tenant, now):
-            return all(load(target).prefill_tokens for target, _ in targets)
-    return not any(has_room(settings, worker.card, load(target)) for target, worker in targets)
+    settings, tenant = core.settings.queue, fair.name(request.event.tenant)
+    if not request.work and fair.held(tenant, now):
+        return True
+    only_idle = not request.work and fair.crowds(tenant, now)
+    for target, worker in targets:
+        load = pool.active.load(target)
+        if has_room(settings, worker.card, load) and not (only_idle and load.prefill_tokens):
+            return False
+    return True
 
 
 def _work(request: RoutedRequest, pool: ModelPool, fair: FairQueue) -> int:
