@@ -367,7 +367,8 @@ def main() -> None:
         lines.append(line)
         print(line, flush=True)
 
-    for title, cases in (("Looked at while the rule was chosen:", SEEN), ("Not looked at until the rule stood:", UNSEEN)):
+    looks = (("Looked at while the rule was chosen:", SEEN), ("Not looked at until the rule stood:", UNSEEN))
+    for title, cases in looks:
         for line in (title, "", *head):
             add(line)
         for case in cases:

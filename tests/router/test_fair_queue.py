@@ -255,9 +255,9 @@ def busy_world(fullness: float, flood: int, seconds: int = 20) -> FairQueue:
 def test_a_flood_is_held_only_where_the_fleet_cannot_serve_all() -> None:
     end = nanos(20.0)
     overloaded, enough = busy_world(0.95, 100), busy_world(0.5, 100)
-    assert overloaded.floods("a", end) and overloaded.held("a", end) and not overloaded.held("b", end)
-    assert enough.floods("a", end) and not enough.held("a", end) and enough.crowds("a", end)
-    assert not overloaded.held("a", end + nanos(WINDOW)), "its pace has caught up"
+    assert overloaded.floods("a", end) and overloaded.paused("a", end) and not overloaded.paused("b", end)
+    assert enough.floods("a", end) and not enough.paused("a", end) and enough.crowds("a", end)
+    assert not overloaded.paused("a", end + nanos(WINDOW)), "its pace has caught up"
 
 
 def test_what_is_asked_for_and_not_sent_counts_for_overload() -> None:
@@ -270,7 +270,7 @@ def test_what_is_asked_for_and_not_sent_counts_for_overload() -> None:
 
 def test_a_tenant_twice_as_large_as_the_others_neither_crowds_nor_is_held() -> None:
     fair, end = busy_world(0.95, 20), nanos(20.0)
-    assert not fair.crowds("a", end) and not fair.held("a", end)
+    assert not fair.crowds("a", end) and not fair.paused("a", end)
 
 
 def test_what_waits_of_a_flood_keeps_it_one_until_it_is_gone() -> None:

@@ -145,7 +145,7 @@ class FairQueue(RequestQueue):
         asked = sum(each.value(now) for each in self._demand.values())
         return min(arrivals, used) > 0 and self._full.value(now) / arrivals * asked / used >= OVERLOAD
 
-    def held(self, tenant: str, now: Nanos) -> bool:
+    def paused(self, tenant: str, now: Nanos) -> bool:
         """Return whether nothing of a tenant may be sent now."""
         return self._paced.get(tenant, 0) > now + AHEAD and self.floods(tenant, now) and self.overloaded(now)
 

@@ -143,7 +143,7 @@ def _must_wait(
 ) -> bool:
     """Whether a request has to wait: no worker has room, or its tenant has had too much of the fleet."""
     settings, tenant = core.settings.queue, fair.name(request.event.tenant)
-    if not request.work and fair.held(tenant, now):
+    if not request.work and fair.paused(tenant, now):
         return True
     only_idle = not request.work and fair.crowds(tenant, now)
     for target, worker in targets:
