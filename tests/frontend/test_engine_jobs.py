@@ -1,5 +1,6 @@
 """Do images and files stay at the engine that has them, for every frontend, also after a restart?"""
 
+import email
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
+from penstock.frontend.batches.batch_desk import UploadedForm
+from penstock.frontend.jobs import engine_files
 from tests.frontend.image_engine import ImageEngine
 from tests.frontend.job_engine import running
 from tests.frontend.stand import Stand, stand
@@ -139,6 +142,18 @@ async def test_a_file_of_an_engine_leads_requests_there(tmp_path: Path) -> None:
                 files[1]: "error",
                 files[2]: "processed",
             }
+
+
+def test_names_in_a_form_for_an_engine_make_no_headers(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"png")
+    name = 'a"; filename="x"\r\nx-more: 1'
+    body, kind = engine_files._form(UploadedForm(path, name, "image/png", {name: b"1"}))
+    parts = email.message_from_bytes(f"content-type: {kind}\r\n\r\n".encode() + body).get_payload()
+    expected = "a%22; filename=%22x%22%0D%0Ax-more: 1"
+    assert [part.get_param("name", header="content-disposition") for part in parts] == [expected, "file"]
+    assert parts[1].get_filename() == expected and parts[1].get_payload(decode=True) == b"png"
+    assert not any(part["x-more"] for part in parts)
 
 
 async def test_a_key_sees_only_its_own_images_and_files(tmp_path: Path) -> None:

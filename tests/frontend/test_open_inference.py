@@ -270,29 +270,36 @@ async def test_it_says_what_it_is() -> None:
             await call(channel, "ModelReady", message("ModelReadyRequest", INFERENCE)(name="x"))
 
 
+def triton_inputs(triton: Any, text: bytes, *, streaming: bool) -> list[Any]:
+    """Return a text as Triton's client wants it."""
+    numpy = client("numpy")
+    made = []
+    values = {"text_input": (text, "BYTES", object), "streaming": (streaming, "BOOL", bool)}
+    for name, (value, datatype, kind) in values.items():
+        made.append(triton.InferInput(name, [1], datatype))
+        made[-1].set_data_from_numpy(numpy.array([value], dtype=kind))
+    return made
+
+
 @pytest.mark.slow
 async def test_tritons_client_gets_texts_and_streams() -> None:
     triton = client("tritonclient.grpc.aio")
-    numpy = client("numpy")
-
-    def inputs(streaming: bool) -> list[Any]:
-        made = []
-        values = {"text_input": (b"Tell me", "BYTES", object), "streaming": (streaming, "BOOL", bool)}
-        for name, (value, datatype, kind) in values.items():
-            made.append(triton.InferInput(name, [1], datatype))
-            made[-1].set_data_from_numpy(numpy.array([value], dtype=kind))
-        return made
-
     async with served() as (s, _):
         listener = InferenceListener(s.service)
         await listener.start(0)
         async with triton.InferenceServerClient(listener.address) as server:
             assert await server.is_server_live() and await server.is_model_ready("m")
-            result = await server.infer("m", inputs(False), request_id="1", parameters={"max_tokens": 3})
+            result = await server.infer(
+                "m", triton_inputs(triton, b"Tell me", streaming=False), request_id="1", parameters={"max_tokens": 3}
+            )
             assert result.as_numpy("text_output").tolist() == [b"e0:two three"]
 
             async def requests() -> AsyncIterator[dict[str, Any]]:
-                yield {"model_name": "m", "inputs": inputs(True), "request_id": "2"}
+                yield {
+                    "model_name": "m",
+                    "inputs": triton_inputs(triton, b"Tell me", streaming=True),
+                    "request_id": "2",
+                }
 
             texts = []
             async for got, error in server.stream_infer(requests()):

@@ -6,6 +6,7 @@ One server, with its render routes and parsers on, and a render process without 
 import asyncio
 import json
 import os
+import signal
 import statistics
 import subprocess
 import time
@@ -22,6 +23,7 @@ from penstock.adapters.engines.describe import describe
 from penstock.adapters.engines.dialects.scale_out_routes import TOKEN_ROUTES
 from penstock.adapters.engines.http.http1_client import Http1Client
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
+from penstock.frontend.open_inference.inference_listener import InferenceListener
 from penstock.frontend.prompt.prompt_hashing import BlockHashing, PromptHasher
 from penstock.frontend.prompt.prompt_renderer import PromptRenderer, RenderedPrompt
 from penstock.frontend.prompt.prompt_tokenizer import load_tokenizer
@@ -30,6 +32,7 @@ from penstock.kernel.values import WorkerId
 from penstock.router.events import WorkerJoined
 from penstock.traffic.pseudo_words import words
 from tests.frontend.stand import Stand, stand
+from tests.frontend.test_open_inference import triton_inputs
 from tests.frontend.test_overflow_clients import client
 from tests.live.cluster import free_port
 from tests.vllm.server import BLOCK, CPU_ENV, MODEL, VllmServer
@@ -420,3 +423,55 @@ async def test_litellm(servers: Any, checkpoint: Path) -> None:
             with pytest.raises(litellm.NotFoundError):
                 await litellm.acompletion(**{**asked, "model": f"{provider}/unknown"})
         assert len(texts) == 1
+
+
+async def test_clients_time_out_and_retry_while_vllm_answers_nothing(servers: Any, checkpoint: Path) -> None:
+    openai, anthropic = client("openai"), client("anthropic")
+    messages = [{"role": "user", "content": "Name a city."}]
+    asked: dict[str, Any] = {"model": MODEL, "messages": messages, "max_tokens": SHORT, "temperature": 0}
+    question: dict[str, Any] = {"model": MODEL, "messages": messages, "max_tokens": SHORT}
+    async with (
+        front(servers[0], checkpoint) as s,
+        openai.AsyncOpenAI(base_url=f"{s.server.url}/v1", api_key="none") as one,
+        anthropic.AsyncAnthropic(base_url=s.server.url, api_key="none") as other,
+    ):
+        before = await one.chat.completions.create(**asked)
+        os.kill(servers[0].process.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(openai.APITimeoutError):
+                await one.with_options(timeout=0.5, max_retries=0).chat.completions.create(**asked)
+            with pytest.raises(anthropic.APITimeoutError):
+                await other.with_options(timeout=0.5, max_retries=0).messages.create(**question)
+            late = asyncio.create_task(one.with_options(timeout=3, max_retries=5).chat.completions.create(**asked))
+            later = asyncio.create_task(other.with_options(timeout=3, max_retries=5).messages.create(**question))
+            await asyncio.sleep(4)  # each has given up once
+            assert not late.done() and not later.done()
+        finally:
+            os.kill(servers[0].process.pid, signal.SIGCONT)
+        assert (await late).choices[0].message.content == before.choices[0].message.content
+        assert (await later).usage.output_tokens == SHORT
+    assert not s.live.router.requests, "what clients gave up is over"
+
+
+async def test_tritons_client(servers: Any, checkpoint: Path) -> None:
+    triton = client("tritonclient.grpc.aio")
+    settings: dict[str, Any] = {"max_tokens": SHORT, "temperature": 0.0}
+    async with front(servers[0], checkpoint) as s:
+        listener = InferenceListener(s.service)
+        await listener.start(0)
+        async with triton.InferenceServerClient(listener.address) as vendor:
+            assert await vendor.is_model_ready(MODEL)
+            text = b"Once upon a time"
+            whole = await vendor.infer(MODEL, triton_inputs(triton, text, streaming=False), parameters=settings)
+            (answer,) = whole.as_numpy("text_output").tolist()
+
+            async def requests() -> AsyncIterator[dict[str, Any]]:
+                inputs = triton_inputs(triton, text, streaming=True)
+                yield {"model_name": MODEL, "inputs": inputs, "request_id": "1", "parameters": settings}
+
+            pieces = []
+            async for got, error in vendor.stream_infer(requests()):
+                assert error is None
+                pieces += [] if got.as_numpy("text_output") is None else got.as_numpy("text_output").tolist()
+            assert answer and len(pieces) > 1 and b"".join(pieces) == answer
+        await listener.close()

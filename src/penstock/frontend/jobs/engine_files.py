@@ -4,7 +4,6 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 
-import msgspec
 from aiohttp import web
 
 from penstock.frontend.batches import file_routes
@@ -91,10 +90,17 @@ def _form(form: UploadedForm) -> tuple[bytes, str]:
     """Write a form anew; return it and its content type."""
     boundary = secrets.token_hex(16)
     parts = [
-        b'--%b\r\ncontent-disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (boundary.encode(), name.encode(), value)
+        b"--%b\r\ncontent-disposition: form-data; name=%b\r\n\r\n%b\r\n" % (boundary.encode(), _quoted(name), value)
         for name, value in form.fields.items()
     ]
-    filename = msgspec.json.encode(form.filename or "upload")
     head = b'--%b\r\ncontent-disposition: form-data; name="file"; filename=%b\r\ncontent-type: %b\r\n\r\n'
-    parts.append(head % (boundary.encode(), filename, form.content_type.encode()) + form.path.read_bytes() + b"\r\n")
+    kind = form.content_type.encode()
+    parts.append(
+        head % (boundary.encode(), _quoted(form.filename or "upload"), kind) + form.path.read_bytes() + b"\r\n"
+    )
     return b"".join(parts) + b"--%b--\r\n" % boundary.encode(), f"multipart/form-data; boundary={boundary}"
+
+
+def _quoted(name: str) -> bytes:
+    """Return a name as a form's header has it. Source: WHATWG, multipart/form-data encoding."""
+    return b'"%b"' % name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A").encode()
