@@ -20,10 +20,11 @@ from penstock.router.events import (
     SettingsChanged,
     Staged,
 )
-from penstock.router.requests.fair_queue import WINDOW, FairQueue
+from penstock.router.requests.fair_queue import CROWDING, HELD, WINDOW, FairQueue, IdleOnly
 from penstock.router.requests.request_queue import QueuedRequest
 from penstock.router.router import Router
 from penstock.router.settings import HandoffSettings, QueueSettings, RouterSettings
+from penstock.router.workers.active_sequences import TargetLoad
 from penstock.testing.router_world import RouterWorld, arrived, card, prompt
 
 SHARES = {"a": 1.0, "b": 1.0}
@@ -255,9 +256,24 @@ def busy_world(fullness: float, flood: int, seconds: int = 20) -> FairQueue:
 def test_a_flood_is_held_only_where_the_fleet_cannot_serve_all() -> None:
     end = nanos(20.0)
     overloaded, enough = busy_world(0.95, 100), busy_world(0.5, 100)
-    assert overloaded.floods("a", end) and overloaded.paused("a", end) and not overloaded.paused("b", end)
-    assert enough.floods("a", end) and not enough.paused("a", end) and enough.crowds("a", end)
-    assert not overloaded.paused("a", end + nanos(WINDOW)), "its pace has caught up"
+    assert overloaded.idle_only("a", end) == HELD and overloaded.idle_only("b", end) is None
+    assert enough.floods("a", end) and enough.idle_only("a", end) == CROWDING
+    assert overloaded.idle_only("a", end + nanos(WINDOW)) is None, "its pace has caught up"
+
+
+def test_which_workers_a_held_tenant_may_have() -> None:
+    worker = card("w", max_num_seqs=100, kv_blocks=100)
+    idle, half_full, prefilling = TargetLoad(), TargetLoad(), TargetLoad()
+    idle.requests, half_full.requests, prefilling.prefill_tokens = 10, 50, 64
+
+    def left(limit: IdleOnly, *loads: TargetLoad) -> list[TargetLoad]:
+        return [load for _, load in limit.leaves([(worker, load) for load in loads])]
+
+    assert left(CROWDING, prefilling, half_full, idle) == [half_full, idle]
+    assert left(CROWDING, prefilling) == []
+    assert left(HELD, *[idle] * 7, half_full) == [idle] * 7
+    assert left(HELD, *[idle] * 6, half_full, prefilling) == []
+    assert left(HELD, idle) == [idle], "one worker: an idle one is better than none"
 
 
 def test_what_is_asked_for_and_not_sent_counts_for_overload() -> None:
@@ -268,9 +284,8 @@ def test_what_is_asked_for_and_not_sent_counts_for_overload() -> None:
     assert fair.overloaded(end)
 
 
-def test_a_tenant_twice_as_large_as_the_others_neither_crowds_nor_is_held() -> None:
-    fair, end = busy_world(0.95, 20), nanos(20.0)
-    assert not fair.crowds("a", end) and not fair.paused("a", end)
+def test_a_tenant_twice_as_large_as_the_others_is_not_held() -> None:
+    assert busy_world(0.95, 20).idle_only("a", nanos(20.0)) is None
 
 
 def test_what_waits_of_a_flood_keeps_it_one_until_it_is_gone() -> None:

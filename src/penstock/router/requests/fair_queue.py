@@ -7,12 +7,13 @@ the earliest start goes first (start-time fair queueing: Goyal, Vin and Cheng 19
 That alone would fill every idle moment with the work of a tenant that floods, and the others' prefills would wait for
 it. So a tenant has a pace: what the others get on average, by weight. One that is ahead of twice its pace is sent only
 to workers that prefill nothing; one that floods, where the fleet can't serve all that is asked for, is held to its
-pace. What it has in excess waits in its own queue, which has its share of the room. Where the fleet can serve
-everybody, nobody is held for being larger than others.
+pace, and beyond it to moments in which hardly any worker prefills. What it has in excess waits in its own queue, which
+has its share of the room. Where the fleet can serve everybody, nobody is held for being larger than others.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -45,6 +46,28 @@ KICK = 0.02
 """Seconds after which held requests are looked at again where nothing else happens."""
 BATCHES = 1.0
 """Prompt tokens that may wait at a worker, in forward passes' worth, where router.queue.threshold is unset."""
+
+
+class IdleOnly(NamedTuple):
+    """A moment in which a worker is idle, and few others are not."""
+
+    fullness: float
+    """How full a worker is that counts as busy."""
+    busy: float
+    """Part of the workers that may be busy, one at least."""
+
+    def leaves(self, cards_loads: Sequence[tuple[WorkerCard, TargetLoad]]) -> list[tuple[WorkerCard, TargetLoad]]:
+        """Return the workers that a request may go to now."""
+        idle = [(card, load) for card, load in cards_loads if fullness(card, load) < self.fullness]
+        busy = len(cards_loads) - len(idle)
+        return idle if busy < max(1, int(self.busy * len(cards_loads))) else []
+
+
+CROWDING = IdleOnly(fullness=1.0, busy=1.0)
+"""For who has had much: a worker that prefills nothing."""
+HELD = IdleOnly(fullness=0.5, busy=0.25)
+"""For who floods a full fleet and is ahead of its pace. Guesses: with half of the workers it moves the others by up to
+a third where the fleet is half empty; with none it leaves idle what they leave."""
 
 
 class DecayingSum:
@@ -145,13 +168,11 @@ class FairQueue(RequestQueue):
         asked = sum(each.value(now) for each in self._demand.values())
         return min(arrivals, used) > 0 and self._full.value(now) / arrivals * asked / used >= OVERLOAD
 
-    def paused(self, tenant: str, now: Nanos) -> bool:
-        """Return whether nothing of a tenant may be sent now."""
-        return self._paced.get(tenant, 0) > now + AHEAD and self.floods(tenant, now) and self.overloaded(now)
-
-    def crowds(self, tenant: str, now: Nanos) -> bool:
-        """Return whether a tenant has had so much that it may have idle workers only."""
-        return self._crowding.get(tenant, 0) > now + AHEAD
+    def idle_only(self, tenant: str, now: Nanos) -> IdleOnly | None:
+        """Return which moment a tenant's next request waits for; None where any worker with room will do."""
+        if self._paced.get(tenant, 0) > now + AHEAD and self.floods(tenant, now) and self.overloaded(now):
+            return HELD
+        return CROWDING if self._crowding.get(tenant, 0) > now + AHEAD else None
 
     def _weight(self, tenant: str) -> float:
         return self._weights.get(tenant, OTHERS_WEIGHT)

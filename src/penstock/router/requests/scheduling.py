@@ -143,14 +143,10 @@ def _must_wait(
 ) -> bool:
     """Whether a request has to wait: no worker has room, or its tenant has had too much of the fleet."""
     settings, tenant = core.settings.queue, fair.name(request.event.tenant)
-    if not request.work and fair.paused(tenant, now):
-        return True
-    only_idle = not request.work and fair.crowds(tenant, now)
-    for target, worker in targets:
-        load = pool.active.load(target)
-        if has_room(settings, worker.card, load) and not (only_idle and load.prefill_tokens):
-            return False
-    return True
+    loads = [(worker.card, pool.active.load(target)) for target, worker in targets]
+    if not request.work and (idle_only := fair.idle_only(tenant, now)) is not None:
+        loads = idle_only.leaves(loads)
+    return not any(has_room(settings, card, load) for card, load in loads)
 
 
 def _work(request: RoutedRequest, pool: ModelPool, fair: FairQueue) -> int:
