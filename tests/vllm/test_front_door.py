@@ -450,7 +450,7 @@ async def test_clients_time_out_and_retry_while_vllm_answers_nothing(servers: An
             os.kill(servers[0].process.pid, signal.SIGCONT)
         assert (await late).choices[0].message.content == before.choices[0].message.content
         assert (await later).usage.output_tokens == SHORT
-    assert not s.live.router.requests, "what clients gave up is over"
+        assert not s.router.requests, "what clients gave up is over"
 
 
 async def test_tritons_client(servers: Any, checkpoint: Path) -> None:
