@@ -304,6 +304,20 @@ def test_what_waits_of_a_flood_keeps_it_one_until_it_is_gone() -> None:
     assert not fair.floods("a", end)
 
 
+def test_a_decision_says_why_its_request_had_to_wait_for_its_tenants_sake() -> None:
+    w = RouterWorld(card("w", max_num_seqs=64), queue=QueueSettings(shares=SHARES))
+    for second in range(20):
+        w.post(arrived(f"b{second}", prompt(second, 64), tenant="b"), after=0.5)
+        w.post(Finished(id=w.sent(f"b{second}").id, attempt=1, tokens=10), after=0.5)
+    for number in range(30):
+        w.post(arrived(f"a{number}", prompt(100 + number, 64), tenant="a"), after=0.01)
+    waiting = [id for id in w.router.requests if id in w.router.pools["m"].queue]
+    assert waiting and "it waited" not in w.sent("a0").decision.reason
+    for id in [id for id in w.router.requests if id not in waiting]:
+        w.post(Finished(id=id, attempt=1, tokens=10), after=0.1)
+    assert "s: its tenant " in w.sent(waiting[0]).decision.reason
+
+
 def test_expected_answers_are_learnt_by_tenant() -> None:
     w = world(seats=4)
     for number in range(30):

@@ -55,6 +55,7 @@ class IdleOnly(NamedTuple):
     """How full a worker is that counts as busy."""
     busy: float
     """Part of the workers that may be busy, one at least."""
+    reason: str
 
     def leaves(self, cards_loads: Sequence[tuple[WorkerCard, TargetLoad]]) -> list[tuple[WorkerCard, TargetLoad]]:
         """Return the workers that a request may go to now."""
@@ -63,9 +64,11 @@ class IdleOnly(NamedTuple):
         return idle if busy < max(1, int(self.busy * len(cards_loads))) else []
 
 
-CROWDING = IdleOnly(fullness=1.0, busy=1.0)
+CROWDING = IdleOnly(
+    1.0, 1.0, "its tenant had had more than twice what others get, and waits for a worker that prefills nothing"
+)
 """For who has had much: a worker that prefills nothing."""
-HELD = IdleOnly(fullness=0.5, busy=0.25)
+HELD = IdleOnly(0.5, 0.25, "its tenant floods a fleet that can't serve all, and is held to what others get")
 """For who floods a full fleet and is ahead of its pace. Guesses: with half of the workers it moves the others by up to
 a third where the fleet is half empty; with none it leaves idle what they leave."""
 

@@ -128,6 +128,8 @@ class RoutedRequest(msgspec.Struct):
     queued: Nanos = 0
     """How long it has waited in the queue, over all attempts."""
     queued_since: Nanos | None = None
+    waited_for: str = ""
+    """Why it was let wait, where its tenant's share was the reason."""
     expected_cached: int = 0
     prefill_ahead: int = 0
     """Prefill tokens on its worker when it was placed, its own included: what its TTFT is explained by."""

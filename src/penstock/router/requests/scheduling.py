@@ -247,6 +247,8 @@ def _enqueue(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
     best = max((overlap.device + overlap.host + overlap.disk for overlap in held), default=0)
     request.step("queue")
     request.queued_since = now
+    if pool.fair is not None and (idle_only := pool.fair.idle_only(tenant, now)) is not None:
+        request.waited_for = idle_only.reason
     pool.queue.add(
         QueuedRequest(
             id=event.id,
@@ -492,6 +494,8 @@ def _send(
     other = pool.habits.placed(session, target.worker) if final and session is not None else None
     if other is not None:
         reason += f"; the tiers of {other} were told in vain to bring its session's blocks up"
+    if request.waited_for and request.queued:
+        reason += f"; it waited {seconds(request.queued):.2f} s: {request.waited_for}"
     decision = Decision(
         request=event.id,
         attempt=request.attempt,
