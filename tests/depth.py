@@ -3,7 +3,7 @@
 import math
 import os
 
-DEPTH = float(os.environ.get("PENSTOCK_DEPTH", "0.3"))
+DEPTH = float(os.environ.get("PENSTOCK_DEPTH", "0.2"))
 """Share of the examples and seeds that are tried; more than 1 looks longer than `.ci/run`."""
 
 

@@ -31,6 +31,7 @@ def explained(cluster: Served, request: str) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_a_crash_leaves_a_trace_and_a_restart_forgets_nothing(tmp_path: Path) -> None:
     with served(tmp_path, "up", "--set", "frontend.port=0", *FAST, "--models.sim.pools.main.replicas", "2") as cluster:
         ask(cluster, 0)

@@ -224,6 +224,7 @@ def test_prefill_and_decode_follow_a_ramp_and_no_request_fails(tmp_path):
     assert set(outcomes) == {"ok"}
 
 
+@pytest.mark.slow
 def test_a_planner_that_is_killed_freezes_counts_and_the_next_one_goes_on(tmp_path):
     with planned(
         tmp_path, AGGREGATED + following(), "--frontend.processes", "2", "--frontend.port", str(free_port())

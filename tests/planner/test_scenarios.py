@@ -211,6 +211,7 @@ def test_one_engine_that_tells_nothing_changes_little():
     assert found.kept() > plain.kept() - 0.05 and found.unharmed()
 
 
+@pytest.mark.slow
 def test_a_six_fold_spike_shorter_than_a_start_up_is_survived_and_comes_back_down():
     low, after = edge(1), []
     for seed in range(1, 7):
@@ -231,6 +232,7 @@ def ceilings(tick: TickRecord) -> list[int]:
     return [because.facts["more_gpus"] for because in tick.bound if because.code == "ceiling"]
 
 
+@pytest.mark.slow
 def test_above_the_ceiling_nobody_goes_and_after_it_service_is_back_at_once():
     rate = edge(8)
     requests = arrivals(lambda at: 2.0 * rate if 600.0 <= at < 840.0 else 0.7 * rate, 1800.0)

@@ -118,6 +118,7 @@ async def test_what_nobody_scrapes_is_unknown_then_broken_and_never_none(tmp_pat
     await mine.close()
 
 
+@pytest.mark.slow
 async def test_a_frontend_that_goes_away_is_unknown(tmp_path):
     async with scraped(tmp_path) as (s, server):
         await asked(s, 2)

@@ -134,6 +134,7 @@ def test_a_trace_that_is_not_there_is_named() -> None:
         plan(question(trace="nowhere.jsonl"))
 
 
+@pytest.mark.slow
 def test_the_public_conversation_trace_is_planned(traces: Path) -> None:
     trace = str(traces / "mooncake_conversation_first6000.jsonl")
     outcome = plan(question(trace=trace, requests=2000, ttft=2.0, itl=0.04, verify=1), jobs=1)
