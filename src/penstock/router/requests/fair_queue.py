@@ -30,7 +30,7 @@ OTHERS = ""
 OTHERS_WEIGHT = 1.0
 WINDOW = 5.0
 """Seconds over which tokens are averaged (a time constant): shorter notices a flood sooner, and takes more bursts for
-one. A guess; 3 and 10 differ little (docs/guides/tenants.md)."""
+one. A guess."""
 ACTIVE = 30.0
 """Seconds after its last request for which a tenant counts among those that share."""
 FLOOD = 2.0
