@@ -57,7 +57,7 @@ test-compiled: fast ## All tests on the compiled build
 TIMED = tests/vllm/attached tests/vllm/planned tests/vllm/profiled
 test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 24
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
-	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm $(TIMED:%=--ignore=%) -m "not soak" -n 2 --dist loadgroup -v -rsR --reruns 1 --durations=12
+	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm $(TIMED:%=--ignore=%) -m "not soak" -n 2 -v -rsR --reruns 1 --durations=12
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest $(TIMED) -m "not soak" -v -rsR --reruns 1 --durations=12
 
 soak-vllm: dev ## Let three policies scale a real vLLM from a measured profile alone, a row of docs/bench/accuracy.md each, and one from its passes (12 minutes)

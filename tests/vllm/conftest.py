@@ -11,9 +11,11 @@ import fcntl
 import hashlib
 import os
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.conftest import skip_or_fail
 
@@ -45,8 +47,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.vllm)
-            place = item.path.relative_to(HERE)
-            item.add_marker(pytest.mark.xdist_group(place.parts[0] if place.parts[0] in SHARING else str(place)))
+
+
+class OneProcessPerServer(LoadScopeScheduling):
+    """Tests that share a server run in one process (xdist's own groups do nothing with pytest 9.2)."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        place = PurePath(nodeid.partition("::")[0]).relative_to(HERE.relative_to(ROOT))
+        return place.parts[0] if place.parts[0] in SHARING else str(place)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return OneProcessPerServer(config, log)
 
 
 @pytest.fixture(scope="session")
