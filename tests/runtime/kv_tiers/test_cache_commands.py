@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from penstock.adapters.connectors.engine_port import free_port
+from penstock.adapters.engine_ports import free_port
 from penstock.cli.cache import command
 from penstock.inside.stats_publisher import StatsPublisher
 from penstock.kernel.pass_report import PassReport

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.adapters.connectors.engine_port import free_port
 from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate, LaunchSpec, StartReader
 from penstock.adapters.connectors.process_memory import LEFT_LEAST, born_at, memory_left, session_memory
 from penstock.adapters.connectors.shim_client import ShimClient, ending, tail
 from penstock.adapters.connectors.state_file import Resources, StateEntry, StateFile, living
+from penstock.adapters.engine_ports import free_port
 from penstock.config.settings.cluster_settings import SuperviseSettings
 from penstock.fleet.pool_scaling import REPLICAS_MAX
 from penstock.kernel.errors import EngineError

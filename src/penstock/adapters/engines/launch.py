@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.dialects.kv_transfer_protocol import PP_SIZE, TP_SIZE
 from penstock.adapters.engines.pool_overrides import overrides_of, parses_itself, takes_priority, template_flag
 from penstock.adapters.engines.sleep_mode import SLEEP_ENV, SLEEP_FLAG
@@ -331,11 +331,3 @@ def _value(args: Sequence[str], flag: str) -> str | None:
         if name.startswith("-") and _plain(name) == flag:
             return value if equals else next(iter(args[place + 1 : place + 2]), None)
     return None
-
-
-def free_port() -> int:
-    """Return a port that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
