@@ -156,7 +156,10 @@ class Turn(NamedTuple):
     """One turn of a session before its prompt is written out."""
 
     at: float
-    parts: tuple[Piece, ...]
+    history: Sequence[Piece]
+    """The prompt and, of a session that goes on, what its later prompts have behind it."""
+    pieces: int
+    """How many of those are the prompt."""
     osl: int
     number: int
     think: float | None
@@ -204,7 +207,7 @@ def chat(
         for turn in range(shape.turns.sample(rng)):
             history.append(writer.piece("user", shape.question.sample(rng)))
             osl = shape.answer.sample(rng)
-            yield Turn(at, tuple(history), osl, turn, think)
+            yield Turn(at, history, len(history), osl, turn, think)
             history.append(writer.piece("assistant", osl))
             think = shape.think.sample(rng) * 1.0
             at += osl * shape.token_time + think
@@ -229,7 +232,7 @@ def rag(
                 picked.append(number)
         question = writer.piece("user", shape.question.sample(rng))
         parts = (system, *(documents[number] for number in picked), question)
-        yield writer.request(Turn(at, parts, shape.answer.sample(rng), 0, None), None, "rag")
+        yield writer.request(_single(at, parts, shape.answer.sample(rng)), None, "rag")
 
 
 def agent(
@@ -246,7 +249,7 @@ def agent(
         at, think = start, None
         for turn in range(shape.steps.sample(rng)):
             osl = shape.call.sample(rng)
-            yield Turn(at, tuple(history), osl, turn, think)
+            yield Turn(at, history, len(history), osl, turn, think)
             history.append(writer.piece("assistant", osl))
             history.append(writer.piece("user", shape.result.sample(rng)))
             think = shape.tool_time.sample(rng) * 1.0
@@ -272,13 +275,15 @@ def coding(
     begin = _starts(starts, rate * len(sizes) / sum(sizes), rng)
 
     def session(start: float) -> Iterator[Turn]:
-        return iter(_program(shape, writer, rng, products[popular.sample(rng)], start))
+        return iter(_program(shape, writer, rng, products[popular.sample(rng)], start, SETTLE["coding"]))
 
     return _written(_interleave(begin, session), writer, "coding")
 
 
-def _program(shape: Coding, writer: "_Writer", rng: random.Random, system: Piece, start: float) -> list[Turn]:
-    """Return the turns of one program's sessions in order of time."""
+def _program(
+    shape: Coding, writer: "_Writer", rng: random.Random, system: Piece, start: float, since: float = 0.0
+) -> list[Turn]:
+    """Return the turns of one program's sessions from ``since`` on, in order of time."""
     project = writer.piece("user", shape.project.sample(rng))
     turns = shape.turns.sample(rng)
     forks = {rng.randrange(turns) for _ in range(shape.forks.sample(rng))}
@@ -287,25 +292,34 @@ def _program(shape: Coding, writer: "_Writer", rng: random.Random, system: Piece
 
     def run(branch: int, begins: float, count: int, forks: set[int]) -> float:
         nonlocal branches
-        history = [system, project, writer.piece("user", shape.task.sample(rng))]
+        history = [system, project]
+        blocks = system.blocks + project.blocks
+
+        def add(role: str, tokens: int) -> None:
+            nonlocal blocks
+            history.append(writer.piece(role, tokens))
+            blocks += history[-1].blocks
+
+        add("user", shape.task.sample(rng))
         at, think = begins, None
         for number in range(count):
             osl = shape.answer.sample(rng)
-            if sum(part.blocks for part in history) * writer.unit + osl > shape.context_max:
+            if blocks * writer.unit + osl > shape.context_max:
                 break
-            planned.append(Turn(at, tuple(history), osl, number, think, branch))
+            if at >= since:
+                planned.append(Turn(at, history, len(history), osl, number, think, branch))
             answered = at + osl * shape.token_time
             think = shape.tool_time.sample(rng) * 1.0
-            history.append(writer.piece("assistant", osl))
+            add("assistant", osl)
             if number in forks:
                 ends = []
                 for _ in range(shape.sub_agents.sample(rng)):
                     branches += 1
                     ends.append(run(branches, answered, shape.sub_turns.sample(rng), set()))
-                    history.append(writer.piece("user", shape.answer.sample(rng)))  # its report
+                    add("user", shape.answer.sample(rng))  # its report
                 think = max(think, max(ends) - answered)
             else:
-                history.append(writer.piece("user", shape.result.sample(rng)))
+                add("user", shape.result.sample(rng))
             at = answered + think
         return at
 
@@ -330,7 +344,7 @@ def plain(
         system = (systems[popular.sample(rng)],) if popular is not None else ()
         tokens = shape.prompt.sample(rng)
         own = writer.piece("user", tokens)
-        made = writer.request(Turn(at, (*system, own), shape.answer.sample(rng), 0, None), None, kind)
+        made = writer.request(_single(at, (*system, own), shape.answer.sample(rng)), None, kind)
         yield replace(made, isl=made.isl - own.blocks * UNIT + tokens)
 
 
@@ -366,7 +380,7 @@ def images(
             media.append(TrafficMedia(picture.id, picture.width, picture.height, start))
             start += piece.blocks * UNIT
         parts.append(writer.piece("user", shape.prompt.sample(rng)))
-        asked = writer.request(Turn(at, tuple(parts), shape.answer.sample(rng), 0, None), None, "images")
+        asked = writer.request(_single(at, parts, shape.answer.sample(rng)), None, "images")
         yield replace(asked, media=media)
 
 
@@ -393,16 +407,17 @@ class _Writer:
             session: its session, or its program where the turn names one of several sessions.
         """
         program = None if turn.branch is None else session
+        parts = turn.history[: turn.pieces]
         ids: list[int] = []
         messages: list[ChatMessage] | None = None
         if self._form == "tokens":
-            for part in turn.parts:
+            for part in parts:
                 ids += range(part.first_id, part.first_id + part.blocks)
         else:
-            messages = _messages(turn.parts, self.unit, self._text_seed)
+            messages = _messages(parts, self.unit, self._text_seed)
         return TrafficRequest(
             at=turn.at - shift,
-            isl=sum(part.blocks for part in turn.parts) * self.unit,
+            isl=sum(part.blocks for part in parts) * self.unit,
             osl=turn.osl,
             hash_ids=ids,
             block_size=self.unit,
@@ -413,6 +428,11 @@ class _Writer:
             think=turn.think,
             kind=kind,
         )
+
+
+def _single(at: float, parts: Sequence[Piece], osl: int) -> Turn:
+    """Return the turn of a request without a session."""
+    return Turn(at, parts, len(parts), osl, 0, None)
 
 
 def _messages(parts: Sequence[Piece], unit: int, seed: int) -> list[ChatMessage]:
