@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -122,9 +123,9 @@ def rendered(*words: str) -> JsonObject:
     return config
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP], ids=lambda one: one.name)
 def test_one_of_two_pickers_that_goes_under_load_costs_no_answer(signal_number: int, tmp_path: Path) -> None:
-    """Two `penstock epp`, as the pods of a Deployment: one gets SIGTERM, and no request is refused.
+    """Two `penstock epp`, as the pods of a Deployment: one gets SIGTERM or hangs, and no request is refused.
 
     Of one that is killed, the requests that are in choice are refused: one per client at most.
     """
@@ -157,20 +158,63 @@ def test_one_of_two_pickers_that_goes_under_load_costs_no_answer(signal_number: 
             for one in clients:
                 one.start()
             until(lambda: len(texts) > 12, 30)
-            for pid in pickers(going) if signal_number == signal.SIGKILL else [going.process.pid]:
-                os.kill(pid, signal_number)
-            if signal_number == signal.SIGTERM:
-                going.process.wait(60)
-            count = len(texts)
-            until(lambda: len(texts) > count + 12, 30)
-            over.set()
-            for one in clients:
-                one.join(60)
+            sent_to = [going.process.pid] if signal_number == signal.SIGTERM else pickers(going)
+            try:
+                for pid in sent_to:
+                    os.kill(pid, signal_number)
+                if signal_number == signal.SIGTERM:
+                    going.process.wait(60)
+                count = len(texts)
+                until(lambda: len(texts) > count + 12, 30)
+            finally:
+                over.set()
+                for one in clients:
+                    one.join(60)
+                if signal_number == signal.SIGSTOP:
+                    for pid in sent_to:
+                        os.kill(pid, signal.SIGCONT)
             lost = [text[:160] for text in texts if not text.endswith("data: [DONE]\n\n")]
             if signal_number == signal.SIGKILL:  # what was in choice there; no answer has begun then
                 assert len(lost) <= 6 and all(text.startswith("refused 503") for text in lost), lost
             else:
                 assert not lost, f"{len(lost)} of {len(texts)}: {lost[:3]}"
+
+
+def test_a_picker_that_hangs_is_left_out_until_it_goes_on(tmp_path: Path) -> None:
+    program("envoy")
+    port, listen = free_ports(2)
+    with served(tmp_path, "up", "--frontend.port", "0", *SIM) as engines:
+        urls = [worker["url"] for worker in engines.get("/admin/status")[1]["workers"]]
+        plan = EnvoyPlan(
+            listen=f"127.0.0.1:{port}",
+            pickers=[f"127.0.0.1:{listen}"],
+            engines=[url.removeprefix("http://") for url in urls],
+            fail_open=True,
+        )
+        (folder := tmp_path / "epp").mkdir()
+        words = ["epp", "--picker.tls", "false", "--picker.listen_port", str(listen), "--frontend.port", "0", *urls]
+        with served(folder, *words) as cluster, envoy(tmp_path, envoy_config(plan), port) as url:
+
+            def seconds() -> float:
+                began = time.monotonic()
+                status, answer, _ = post(f"{url}/v1/chat/completions", chat("hello"))
+                assert status == 200, answer
+                return time.monotonic() - began
+
+            def chosen() -> int:
+                return sum(worker["requests"] for worker in cluster.get("/admin/status")[1]["workers"])
+
+            seconds()
+            before = chosen()
+            assert before > 0
+            [pid] = pickers(cluster)
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                first, second = seconds(), seconds()
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            assert second < first / 2, "only the first one waited for it"
+            until(lambda: seconds() and chosen() > before + 2, 30)
 
 
 def test_a_restarted_picker_is_asked_again_and_no_request_is_lost(tmp_path: Path) -> None:

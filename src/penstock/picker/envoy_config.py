@@ -14,6 +14,9 @@ MESSAGE_TIMEOUT = "30s"
 """Longest wait for an answer of the picker: a request may wait in its queue for a worker."""
 PICKER_GONE = "connect-failure,refused-stream,reset"
 """When Envoy asks the next picker: this one can't be reached, or ended before it answered anything."""
+PING_EVERY, PONG_WITHIN = "1s", "5s"
+"""How soon a picker that hangs is noticed: Envoy closes its connection then, and what was in choice asks the next one.
+Long enough for an event loop that is busy."""
 BODY_MAX = 32 << 20
 """Bytes of a body that Envoy buffers where it has to, as frontend.limits.body_max; its own limit is 1 MiB."""
 MANY = 65_536
@@ -173,11 +176,25 @@ def _pickers(plan: EnvoyPlan) -> JsonObject:
         "type": "STATIC",
         "connect_timeout": "2s",
         "load_assignment": _assignment("pickers", plan.pickers),
+        # One that hangs is asked nothing until it goes on; all of them may be left out.
+        "health_checks": [
+            {
+                "interval": PING_EVERY,
+                "no_traffic_interval": PING_EVERY,
+                "timeout": PONG_WITHIN,
+                "unhealthy_threshold": 1,
+                "healthy_threshold": 1,
+                "grpc_health_check": {"service_name": "liveness"},
+            }
+        ],
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "circuit_breakers": {"thresholds": [{"max_requests": MANY, "max_pending_requests": MANY, "max_retries": MANY}]},
         "typed_extension_protocol_options": {
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
                 "@type": f"{TYPE}envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-                "explicit_http_config": {"http2_protocol_options": {}},
+                "explicit_http_config": {
+                    "http2_protocol_options": {"connection_keepalive": {"interval": PING_EVERY, "timeout": PONG_WITHIN}}
+                },
             }
         },
     }
