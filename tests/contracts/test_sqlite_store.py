@@ -204,8 +204,8 @@ async def test_a_folder_taken_away_is_filled_again_by_its_owners(sqlite):
 
 async def test_a_deleted_file_is_an_outage_that_drops_nobody_and_ends(sqlite):
     store, other = sqlite.open(), sqlite.open()
+    sqlite.spawn_owner("theirs", "2", 0.6)  # first: nothing is renewed while this waits for it
     await store.put("mine", b"1", ttl=0.6)
-    sqlite.spawn_owner("theirs", "2", 0.6)
     wanted = {"mine": b"1", "theirs": b"2"}
     for _ in range(3):
         async with asyncio.timeout(PATIENCE), aclosing(other.watch("")) as changes:
