@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,14 @@ class Served:
             parents = {pid for parent in parents for pid in _children(parent)} - found
             found |= parents
         return found
+
+    def children_named(self, *words: bytes) -> list[int]:
+        """Return those, rising, whose command line has these words; one may end while we look."""
+        lines: dict[int, bytes] = {}
+        for pid in sorted(self.children()):
+            with suppress(OSError):
+                lines[pid] = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return [pid for pid, line in lines.items() if all(word in line for word in words)]
 
     def stop(self, sign: int = signal.SIGINT) -> int:
         """Stop it as Ctrl-C does; return its exit status."""

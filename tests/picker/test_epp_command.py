@@ -56,8 +56,7 @@ def answers(url: str) -> bool:
 
 def pickers(cluster: Served) -> list[int]:
     """Return the pids of the picker processes."""
-    pids = cluster.children()
-    return [pid for pid in sorted(pids) if b"picker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return cluster.children_named(b"picker_process")
 
 
 def chat(text: str, **more: object) -> dict[str, object]:

@@ -54,7 +54,7 @@ def test_a_picker_killed_under_load_loses_nothing_that_was_answered(kind: str, f
             assert status == 200
             explained = json.dumps(cluster.get(f"/admin/explain/{headers['x-request-id']}")[1])
             assert '"decisions"' in explained, "a picked request is explained as any other"
-            answers_got = under_load(url, kill=frontend_pid(cluster))
+            answers_got = under_load(url, kill=cluster.children_named(b"picker_process")[0])
             assert all(text.endswith("data: [DONE]\n\n") for text in answers_got), "every stream is whole"
             until(lambda: request(f"{cluster.url}/health")[0] == 200, 20)
             status, _, headers = post(f"{url}/v1/chat/completions", chat("again"))
@@ -103,13 +103,6 @@ def answers(url: str) -> bool:
         return request(url)[0] == 200
     except OSError:
         return False
-
-
-def frontend_pid(cluster: object) -> int:
-    for pid in cluster.children():  # type: ignore[attr-defined]
-        if b"picker_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return int(pid)
-    raise AssertionError("no picker process")
 
 
 def under_load(url: str, kill: int) -> list[str]:

@@ -182,7 +182,7 @@ def _pickers(plan: EnvoyPlan) -> JsonObject:
                 "interval": PING_EVERY,
                 "no_traffic_interval": PING_EVERY,
                 "timeout": PONG_WITHIN,
-                "unhealthy_threshold": 1,
+                "unhealthy_threshold": 2,  # one may meet the port of a picker that is being replaced
                 "healthy_threshold": 1,
                 "grpc_health_check": {"service_name": "liveness"},
             }

@@ -99,15 +99,7 @@ def tier_process(cluster: Served) -> int:
 
 
 def tier_processes(cluster: Served) -> list[int]:
-    found = []
-    for pid in cluster.children():
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"cache" in words and b"serve" in words:
-            found.append(pid)
-    return found
+    return cluster.children_named(b"\0cache\0", b"\0serve\0")
 
 
 def listens(socket: Path) -> bool:
