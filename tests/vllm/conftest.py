@@ -53,8 +53,9 @@ class OneProcessPerServer(LoadScopeScheduling):
     """Tests that share a server run in one process (xdist's own groups do nothing with pytest 9.2)."""
 
     def _split_scope(self, nodeid: str) -> str:
-        place = PurePath(nodeid.partition("::")[0]).relative_to(HERE.relative_to(ROOT))
-        return place.parts[0] if place.parts[0] in SHARING else str(place)
+        file = nodeid.partition("::")[0]
+        folder = PurePath(file).parent.name
+        return folder if file.startswith("tests/vllm/") and folder in SHARING else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
