@@ -43,7 +43,7 @@ SUITES: dict[str, list[str]] = {
         "-m",
         "not slow",
         "-n",
-        "3",
+        "4",  # a third of their time is waiting
         *ONCE_MORE,
     ],
     "live": ["tests/live", "-m", "not slow", *ONCE_MORE],

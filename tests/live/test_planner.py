@@ -188,6 +188,7 @@ def follows(folder: Path, config: str, *, before: float, busy: float, after: flo
         return most, bench.outcomes()
 
 
+@pytest.mark.slow
 def test_replicas_follow_a_ramp_and_no_request_fails(tmp_path):
     most, outcomes = follows(tmp_path, AGGREGATED + following(), before=3, busy=6, after=2)
     assert most["main"] >= 3

@@ -28,7 +28,7 @@ def share(request: PlanRequest, traffic: PlannedTraffic, deployment: Deployment,
     return simulated(request, traffic, deployment, folder).summary.goodput_share or 0.0
 
 
-@pytest.mark.parametrize("first", [1, 3, 9])
+@pytest.mark.parametrize("first", [3, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 9))])
 def test_from_too_few_or_too_many_it_comes_to_the_fewest_that_meet_the_slo(tmp_path: Path, first: int) -> None:
     request = question(rate=20.0, requests=600)
     traffic, deployment = planned(request, "aggregated")

@@ -167,6 +167,7 @@ def test_a_better_router_is_found_and_proved_on_traffic_that_was_held_out(tmp_pa
     assert head.startswith("holdout,share,attainment,gpu_hours,strain,router.mode") and len(rows) == found["trials"]
 
 
+@pytest.mark.slow
 def test_the_same_seed_finds_the_same_on_one_core_as_on_two(tmp_path: Path) -> None:
     short = ["--rate", "6", "--duration", "60", "--trials", "4", "--json"]
     one, two = (tune(tmp_path, PLAIN, *short, "--jobs", jobs) for jobs in ("1", "2"))
