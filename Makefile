@@ -55,7 +55,7 @@ test-compiled: fast ## All tests on the compiled build
 
 # Tests that judge how long a vLLM server takes have the machine to themselves; two of the others run at a time.
 TIMED = tests/vllm/attached tests/vllm/planned tests/vllm/profiled
-test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 24
+test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 18
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm $(TIMED:%=--ignore=%) -m "not soak" -n 2 -v -rsR --reruns 1 --durations=12
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest $(TIMED) -m "not soak" -v -rsR --reruns 1 --durations=12
