@@ -11,6 +11,9 @@ import pytest
 
 pytest.importorskip("lightkube")
 
+from penstock.adapters.engines.http.engine_call import EngineBroken
+from penstock.adapters.engines.http.http1_client import Http1Client
+from penstock.adapters.engines.http.http1_client_connection import LOST_AFTER
 from penstock.kernel.values import JsonObject
 from penstock.testing.kubernetes.cluster_script import ClusterScript, ScriptedImage, ScriptedNode
 from penstock.testing.kubernetes.controllers.owned_pods import condition
@@ -249,6 +252,31 @@ async def test_a_lost_node_is_unknown_then_its_pods_are_replaced(world: KubeletW
     assert world.get(lost)["metadata"]["deletionTimestamp"], "its deletion waits for its kubelet"
     await world.cluster.lose_node(node, None)
     await world.until(lambda: state() == "True" and not world.get(lost), "the node is back, the pod has ended")
+
+
+@slow
+@pytest.mark.parametrize("how", ["off", "cut"])
+async def test_a_request_on_a_lost_node_ends_long_before_its_timeouts(world: KubeletWorld, how: str) -> None:
+    late = "import socket, time; s = socket.create_server(('', 8000)); print('up', flush=True); "
+    late += "c = [s.accept()[0] for _ in range(2)]; c[0].recv(1); "
+    late += "c[0].send(b'HTTP/1.1 200 OK\\r\\n\\r\\n'); time.sleep(1000)"
+    await world.pod("one", {"command": ["python", "-c", late]})
+    await world.until(lambda: "up" in world.log("one"), "it listens")
+    client = Http1Client()
+    url = f"http://{world.get('one')['status']['podIP']}:8000"
+    calls = [client.call(url, "/v1/completions", b"{}", {}) for _ in range(2)]
+    try:
+        begun = [asyncio.ensure_future(each.begin()) for each in calls]
+        done, queued = await asyncio.wait(begun, return_when="FIRST_COMPLETED")
+        assert [task.result() for task in done] == [None], "one of them is answered"
+        await world.cluster.lose_node(world.get("one")["spec"]["nodeName"], how)
+        answered = calls[begun.index(done.pop())]
+        async with asyncio.timeout(PATIENCE_S):
+            for rest in (answered.next(), queued.pop()):
+                with pytest.raises(EngineBroken, match=f"no packet of the engine's host for {LOST_AFTER} s"):
+                    await rest
+    finally:
+        await client.close()
 
 
 def alive(pid: int) -> bool:

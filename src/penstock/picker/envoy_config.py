@@ -146,6 +146,10 @@ def _engines(plan: EnvoyPlan) -> JsonObject:
     cluster: JsonObject = {
         "name": "engines",
         "connect_timeout": "5s",
+        # An engine's host that is gone closes nothing: 10 s without an answer to probes end what waits for it.
+        "upstream_connection_options": {
+            "tcp_keepalive": {"keepalive_time": 4, "keepalive_interval": 2, "keepalive_probes": 3}
+        },
         "circuit_breakers": {
             "thresholds": [{"max_connections": MANY, "max_pending_requests": MANY, "max_requests": MANY}]
         },

@@ -144,5 +144,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
         if writer.can_write_eof():
             writer.write_eof()
+        else:  # TLS has no half that stays open
+            writer.close()
     except OSError:
         writer.close()
