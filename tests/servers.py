@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from penstock.adapters.engine_ports import free_port
 from tests.conftest import skip_or_fail
 
 PATIENCE = 30.0
@@ -18,14 +19,10 @@ PATIENCE = 30.0
 
 def free_ports(count: int) -> list[int]:
     """Return loopback ports that nobody has at this moment."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return list(found)
 
 
 class Server:

@@ -26,7 +26,8 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.live.cluster import free_port, request
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import request
 from tests.vllm.server import MODEL, VllmServer
 from tests.vllm.tiers.processes import TierProcess
 from tests.vllm.tiers.tiered import native

@@ -28,11 +28,12 @@ sys.path.insert(0, str(ROOT))  # servers are started as the tests do it
 
 from table import page_with_live
 
+from penstock.adapters.engine_ports import free_port
 from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
 from penstock.runtime.kv_tiers.tier_admin_protocol import AskStat, CacheStat
 from penstock.traffic.formats.mooncake import mooncake_lines
 from penstock.traffic.traffic_request import TrafficRequest
-from tests.live.cluster import free_port, stream
+from tests.live.cluster import stream
 from tests.vllm.conftest import made
 from tests.vllm.server import BLOCK, MODEL, VllmServer
 from tests.vllm.tiers.processes import TierProcess

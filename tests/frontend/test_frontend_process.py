@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.describe import describe
 from penstock.adapters.engines.sim.sim_server import RunningServer, start
 from penstock.adapters.stores.sqlite_store import SqliteStore
@@ -26,12 +26,6 @@ from penstock.runtime.cluster_state.membership import MembershipEntry, key_of
 from penstock.runtime.records.run_folder import RunFolder
 
 pytestmark = pytest.mark.live
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Process:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -117,13 +116,6 @@ def holders(cluster: Served, prompt: str) -> set[str]:
     assert status == 200, body
     decision = cluster.get(f"/admin/explain/{headers['x-request-id']}")[1]["decisions"][-1]
     return {candidate["target"][0] for candidate in decision["candidates"] if candidate["overlap_tokens"] > 0}
-
-
-def free_port() -> int:
-    """Return a loopback port that nobody has at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _children(pid: int) -> list[int]:

@@ -13,9 +13,10 @@ import aiohttp
 import msgspec
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from penstock.cli.status import adapter_line
 from penstock.frontend.admin.cluster_status import WantedAdapter
-from tests.live.cluster import Served, free_port, post, request, served, until
+from tests.live.cluster import Served, post, request, served, until
 
 HELD = 3
 

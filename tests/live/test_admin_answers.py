@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from penstock.frontend.admin.admin_api import ADMIN_ROUTES, AdminRoute
-from tests.live.cluster import free_port, post, served, until
+from tests.live.cluster import post, served, until
 
 CONFIG = """
 slo: {ttft: 1s, itl: 50ms}

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.live.cluster import Served, free_port, holders, served, until
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import Served, holders, served, until
 from tests.live.test_etcd import LIMIT, SECRET
 from tests.live.test_operate import FAST, load
 from tests.servers import Nats

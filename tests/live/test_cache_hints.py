@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.live.cluster import Served, free_port, served
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import Served, served
 
 BLOCKS = 48
 """Of the engine, and again of its host tier: fifteen prompts of 12 blocks are too many for both."""

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.cluster import Served, free_port, served, stream, until
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import Served, served, stream, until
 
 SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "20"))
 

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.live.cluster import Served, free_port, post, request, served, until
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import Served, post, request, served, until
 from tests.live.test_operate import load, penstock, workers
 
 SPLIT = """

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.live.cluster import free_port, request, served, until
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import request, served, until
 from tests.media_files import data_url, jpeg, png, wav
 
 CAT, DOG = png(448, 448, 1), png(448, 448, 2)

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from penstock.adapters.engine_ports import free_port
 from penstock.report.run import run_reader
-from tests.live.cluster import Served, free_port, post, served, until
+from tests.live.cluster import Served, post, served, until
 
 TEMPLATE = """{% for message in messages %}[{{ message.role }}] {{ message.content }}
 {% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"""

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.live.cluster import Served, free_port, post, served, stream, until
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import Served, post, served, stream, until
 
 CHATS = 5
 SPLIT = """

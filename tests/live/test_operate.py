@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from penstock.cli.main import main
-from tests.live.cluster import Served, alive, free_port, post, served, until
+from tests.live.cluster import Served, alive, post, served, until
 
 FAST = ["--set", "models.sim.pools.main.sim.timing.speed_up=20"]
 

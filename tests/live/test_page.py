@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from tests.live.browser import CONTRAST, Page, browsed, chromium
-from tests.live.cluster import Served, free_port, post, served, until
+from tests.live.cluster import Served, post, served, until
 from tests.page.documents import charts, document_of, words
 
 FAST = ["--frontend.port", "0", "--set", "models.sim.pools.main.sim.timing.speed_up=20"]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.cluster import Served, alive, free_port, served, until
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import Served, alive, served, until
 
 FAST = ["--set", "models.sim.pools.main.sim.timing.speed_up=20", "--set", "models.sim.pools.main.replicas=2"]
 

@@ -11,7 +11,8 @@ from statistics import median
 import aiohttp
 import pytest
 
-from tests.live.cluster import Served, free_port, served
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import Served, served
 
 CONFIG = """
 models:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.live.cluster import Served, alive, free_port, post, request, served, stream, until
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import Served, alive, post, request, served, stream, until
 from tests.media_files import png
 
 FAST = ["--frontend.port", "0", "--set", "models.sim.pools.main.sim.timing.speed_up=20"]

@@ -15,10 +15,11 @@ from typing import NamedTuple
 import pytest
 from aiohttp import web
 
+from penstock.adapters.engine_ports import free_port
 from tests.frontend.image_engine import ImageEngine
 from tests.frontend.test_overflow_clients import client
 from tests.frontend.video_engine import VideoEngine
-from tests.live.cluster import Served, free_port, served
+from tests.live.cluster import Served, served
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/guides/vendor-clients.md"
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

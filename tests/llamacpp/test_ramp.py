@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.live.cluster import free_port, served
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import served
 from tests.live.ramp import follow_a_ramp
 from tests.live.test_operate import penstock
 

@@ -20,10 +20,11 @@ from typing import Any
 
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from penstock.kernel.values import JsonObject
 from penstock.picker.envoy_config import EnvoyPlan, envoy_config
 from tests.kubernetes.programs import program
-from tests.live.cluster import Served, free_port, post, request, served, until
+from tests.live.cluster import Served, post, request, served, until
 from tests.live.test_operate import penstock
 from tests.picker.envoy import EXTENSION, patched
 from tests.servers import free_ports

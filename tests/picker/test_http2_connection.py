@@ -1,7 +1,6 @@
 """Our gRPC server against the real client library: messages, flow control, ends, health, TLS, and bad peers."""
 
 import asyncio
-import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator
@@ -9,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from penstock.picker.ext_proc_listener import ExtProcListener
 from penstock.picker.http2_connection import GrpcStream, Http2Connection, StreamHandler
 from penstock.picker.picker import Picker
@@ -140,9 +140,7 @@ async def test_health_is_told_over_tls_until_the_process_drains() -> None:
 
 
 async def test_a_second_process_listens_at_the_next_port() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     async with stand(0, settings=with_picker(listen_port=port)) as found:
         listener = ExtProcListener(Picker(found.service))
         await listener.start(1)

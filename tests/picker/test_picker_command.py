@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from tests.kubernetes.programs import program
-from tests.live.cluster import free_port, post, request, served, until
+from tests.live.cluster import post, request, served, until
 
 
 @pytest.fixture

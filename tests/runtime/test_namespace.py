@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from penstock.adapters.connectors.state_file import StateEntry, StateFile
+from penstock.adapters.engine_ports import free_port
 from penstock.config.cluster_secret_file import keep_secret
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
@@ -24,12 +25,6 @@ def settings(port: int = 0, wished: str | None = None, **more: Any) -> ClusterSe
     return msgspec.structs.replace(
         base, supervise=supervise, frontend=msgspec.structs.replace(base.frontend, port=port)
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

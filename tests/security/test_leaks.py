@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.live.cluster import Served, free_port, post, request, served, until
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import Served, post, request, served, until
 
 pytestmark = pytest.mark.slow
 API, ADMIN, CLUSTER = "sk-MARK-api-key", "sk-MARK-admin-key", "MARK-cluster-secret-0001"

@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from penstock.adapters.stores.sqlite_store import SqliteStore
 from penstock.config.cluster_secret_file import SECRET_ENV
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import WorkerCard, WorkerId
 from penstock.runtime.cluster_state.membership import MembershipEntry, key_of
-from tests.live.cluster import Served, free_port, request, served, until
+from tests.live.cluster import Served, request, served, until
 
 EVIL = WorkerCard(id=WorkerId("evil"), epoch=1, model="sim", url="http://127.0.0.1:9")
 

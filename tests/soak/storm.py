@@ -26,8 +26,9 @@ from typing import Any
 
 import aiohttp
 
+from penstock.adapters.engine_ports import free_port
 from penstock.report.markdown import folded
-from tests.live.cluster import Served, free_port, post
+from tests.live.cluster import Served, post
 from tests.soak.caches import disagreements, tasks_of
 
 MARK = re.compile(r"<!-- table -->.*<!-- end -->", re.DOTALL)

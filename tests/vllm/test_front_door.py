@@ -19,6 +19,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.describe import describe
 from penstock.adapters.engines.dialects.scale_out_routes import TOKEN_ROUTES
 from penstock.adapters.engines.http.http1_client import Http1Client
@@ -34,7 +35,6 @@ from penstock.traffic.pseudo_words import words
 from tests.frontend.stand import Stand, stand
 from tests.frontend.test_open_inference import triton_inputs
 from tests.frontend.test_overflow_clients import client
-from tests.live.cluster import free_port
 from tests.vllm.server import BLOCK, CPU_ENV, MODEL, VllmServer
 
 SHAPE = {

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
 from penstock.kernel.hashing import extra_bytes
 from penstock.kernel.values import KvCleared, KvRemoved, KvStored
-from tests.live.cluster import free_port
 from tests.vllm.server import CPU_ENV
 
 SCRIPT = Path(__file__).parent / "setup" / "publish.py"

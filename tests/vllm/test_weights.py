@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from penstock.inside.weights.weight_protocol import LOAD_FORMAT, WEIGHTS_ENV
-from tests.live.cluster import free_port, post
+from tests.live.cluster import post
 from tests.transfer.test_weights import Flipping
 from tests.vllm.server import MODEL, VllmServer
 

@@ -17,8 +17,9 @@ import jsonschema
 import msgspec
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from tests.contracts.versions.record_messages import JSON, KINDS, message, type_of
-from tests.live.cluster import free_port, holders, post, request, served, stream, until
+from tests.live.cluster import holders, post, request, served, stream, until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from tests.kubernetes.conftest import RunningApi
 from tests.kubernetes.discovery.conftest import fault
-from tests.live.cluster import Served, free_port, request, served, until
+from tests.live.cluster import Served, request, served, until
 from tests.live.test_etcd import LIMIT, ready
 from tests.live.test_operate import FAST, load, penstock, workers
 

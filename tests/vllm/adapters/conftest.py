@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.live.cluster import Served, free_port, served
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import Served, served
 from tests.vllm.server import BLOCK, BLOCKS, CPU_ENV, CPU_FLAGS, MODEL, RANK, START_LIMIT
 
 NAMES = ("poet", "clerk", "pilot")

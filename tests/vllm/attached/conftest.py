@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.cluster import Served, free_port, served
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import Served, served
 from tests.vllm.observer import Observer
 from tests.vllm.server import ADAPTER, RANK, VllmServer, events_config
 from tests.vllm.truth import Truth

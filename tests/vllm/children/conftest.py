@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.cluster import Served, free_port, served, until
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import Served, served, until
 from tests.vllm.server import BLOCK, BLOCKS, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT
 
 WORKERS = ("main-0", "main-1")

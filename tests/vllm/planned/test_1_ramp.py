@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.live.cluster import free_port, served
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import served
 from tests.live.ramp import follow_a_ramp
 from tests.vllm.server import BLOCK, CPU_ENV, MODEL, START_LIMIT, TIMED_PASSES
 

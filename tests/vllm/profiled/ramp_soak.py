@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from penstock.config.files.profile_folder import read_profile
 from penstock.kernel.pass_report import STATS_ENV
 from penstock.kernel.request_record import RequestRecord, decode_records
@@ -33,7 +34,7 @@ from penstock.profiler.measurement.profile_run import ProfileOptions, run
 from penstock.profiler.measurement.sweep import SweepOptions
 from penstock.runtime.planning.planner_report import PlannerDecisions, past_decisions
 from penstock.runtime.records import segments
-from tests.live.cluster import Served, free_port, served, until
+from tests.live.cluster import Served, served, until
 from tests.live.ramp import PATIENCE, follow_a_ramp
 from tests.vllm.handoff.conftest import KV, WIRE
 from tests.vllm.planned.test_1_ramp import ANSWER, PROMPT, body, config

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from penstock.config.files.profile_manifest import read_measured
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.values import RequestShape, Slo
@@ -19,7 +20,6 @@ from penstock.profiler.measurement.accuracy import measured_and_predicted
 from penstock.profiler.measurement.profile_run import ProfileOptions, run
 from penstock.profiler.measurement.sweep import SweepOptions
 from penstock.runtime.planning.planner_inputs import inputs_of
-from tests.live.cluster import free_port
 from tests.vllm.server import MODEL, VllmServer
 
 SHAPE = RequestShape(400.0, 40.0)

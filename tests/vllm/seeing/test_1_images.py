@@ -7,7 +7,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from tests.live.cluster import free_port, served
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import served
 from tests.vllm.asking import Answer, ask, asking
 from tests.vllm.server import BLOCK, MODEL, VllmServer, events_config
 from tests.vllm.waiting import eventually

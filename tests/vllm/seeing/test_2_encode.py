@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tests.live.cluster import free_port, request, served
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import request, served
 from tests.vllm.asking import ask, asking
 from tests.vllm.seeing.test_1_images import QUESTION, TEXT, chat, picture
 from tests.vllm.server import BLOCK, BLOCKS, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT

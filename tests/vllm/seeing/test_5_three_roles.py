@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tests.live.cluster import free_port, request, served
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import request, served
 from tests.vllm.asking import Answer, ask, asking
 from tests.vllm.handoff.conftest import KV, WIRE
 from tests.vllm.seeing.test_1_images import OTHER, QUESTION, TEXT, chat, picture

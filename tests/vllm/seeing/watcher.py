@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.live.cluster import Served, free_port, served
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import Served, served
 from tests.vllm.asking import Answer, ask, asking
 from tests.vllm.seeing.test_1_images import OTHER, QUESTION, TEXT, chat
 from tests.vllm.server import BLOCK, VllmServer, events_config

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.vllm_kv_tiers import with_handoff
 from penstock.kernel.values import JsonObject
 from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
 from penstock.runtime.kv_tiers.tier_admin_protocol import AskStat, CacheStat
-from tests.live.cluster import Served, free_port, post, served, stream, until
+from tests.live.cluster import Served, post, served, stream, until
 from tests.vllm.asking import Answer, ask, asking, completion
 from tests.vllm.handoff.conftest import KV, WIRE
 from tests.vllm.server import BLOCK, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT, TIMED_PASSES, counter

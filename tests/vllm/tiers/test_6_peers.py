@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from penstock.adapters.engine_ports import free_port
 from penstock.config.cluster_secret_file import SECRET_ENV
 from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
 from penstock.runtime.kv_tiers.tier_admin_protocol import AskStat, CacheStat
-from tests.live.cluster import free_port, until
+from tests.live.cluster import until
 from tests.vllm.server import BLOCK
 from tests.vllm.tiers.processes import HOST, STOP_LIMIT
 from tests.vllm.tiers.test_1_guard import texts

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.live.cluster import free_port, request, until
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import request, until
 from tests.vllm.asking import Answer, ask, asking, completion
 from tests.vllm.server import BLOCK, VllmServer, events_config
 
