@@ -76,6 +76,9 @@ class PassSubscriber:
         self._socket.linger = 0
         self._socket.rcvhwm = 10_000
         self._socket.maxmsgsize = MESSAGE_LIMIT
+        # As for KV events: a publisher that vanished without a FIN is noticed by them alone.
+        self._socket.heartbeat_ivl = 5_000
+        self._socket.heartbeat_timeout = 15_000
         self._socket.reconnect_ivl = 200
         self._socket.reconnect_ivl_max = 5_000
         self._socket.subscribe(b"")
