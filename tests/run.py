@@ -46,7 +46,7 @@ SUITES: dict[str, list[str]] = {
         "4",  # a third of their time is waiting
         *ONCE_MORE,
     ],
-    "live": ["tests/live", "-m", "not slow", *ONCE_MORE],
+    "live": ["tests/live", "-m", "not slow", "-n", "2", "--dist", "loadfile", *ONCE_MORE],
     "engines": ["tests/vllm", "tests/llamacpp"],
     "random": [
         "tests",
@@ -57,7 +57,7 @@ SUITES: dict[str, list[str]] = {
         "2",
     ],
 }
-"""Suite -> pytest arguments. Live tests start processes and share the machine's two cores, so they go alone.
+"""Suite -> pytest arguments. Live tests start processes of their own: two files at a time keep two cores busy.
 
 The tests of real engines are here to be skipped by name: `make test-vllm` and `make test-llamacpp` make what they need
 and run them.
