@@ -311,7 +311,7 @@ class Twins:
 
     def clear_idle(self) -> None:
         idle = self.naive.idle()
-        assert {each.key for each in self.manager.clear_idle()} == {block.key for block in idle}
+        assert {key for _, key in self.manager.clear_idle()} == {block.key for block in idle}
         for block in idle:
             self.naive.blocks.remove(block)
 

@@ -201,7 +201,7 @@ def test_lineage_evicts_from_the_end_of_a_prefix_whatever_was_used_last(order: O
         pass  # now the prefix's last block was used last
     filled(manager, chain=6).release()
     with manager.allocate(3, "test", 0) or pytest.fail("no room") as handle:
-        assert [CHAINS[0].index(each.key) for each in handle.evicted] == evicted
+        assert [CHAINS[0].index(key) for _, key in handle.evicted] == evicted
 
 
 @pytest.mark.parametrize(("order", "depth"), [("lru", 0), ("segmented", 4)])
@@ -225,7 +225,7 @@ def test_a_pin_holds_until_its_time_and_then_the_block_goes_first() -> None:
     assert manager.available(99) == 4
     assert manager.allocate(5, "test", 99) is None
     with manager.allocate(4, "test", 100) or pytest.fail("no room") as handle:
-        assert {evicted.key for evicted in handle.evicted} == set(CHAINS[0][:4])
+        assert {key for _, key in handle.evicted} == set(CHAINS[0][:4])
 
 
 def test_blocks_evicted_ahead_of_need_free_their_slots_when_their_bytes_are_saved() -> None:
@@ -233,7 +233,7 @@ def test_blocks_evicted_ahead_of_need_free_their_slots_when_their_bytes_are_save
     filled(manager).release()
     filled(manager, chain=6).release()
     handle, columns = manager.vacate(6, lambda key: key in CHAINS[0][2:4], "test", 0)
-    assert [evicted.key for evicted in handle.evicted] == [*CHAINS[0][3::-1], *CHAINS[6][3:1:-1]]
+    assert [key for _, key in handle.evicted] == [*CHAINS[0][3::-1], *CHAINS[6][3:1:-1]]
     assert columns.keys == CHAINS[0][3:1:-1]
     assert columns.parents == [CHAINS[0][2], CHAINS[0][1]]
     assert (manager.free, manager.idle, manager.active) == (4, 2, 2)
@@ -249,7 +249,7 @@ def test_a_tier_takes_back_what_it_had_before_a_restart() -> None:
     manager.check()
     assert manager.weak(CHAINS[0][0]) == WeakHandle(5, 7, CHAINS[0][0])
     with manager.allocate(7, "test", 0) or pytest.fail("no room") as handle:
-        assert [evicted.key for evicted in handle.evicted] == CHAINS[0][:1], "the longest unused goes first"
+        assert [key for _, key in handle.evicted] == CHAINS[0][:1], "the longest unused goes first"
 
 
 def test_blocks_that_become_dear_are_evicted_later() -> None:
@@ -259,7 +259,7 @@ def test_blocks_that_become_dear_are_evicted_later() -> None:
     manager.prefer(CHAINS[0][:4], 1)
     manager.check()
     with manager.allocate(4, "test", 0) or pytest.fail("no room") as handle:
-        assert {evicted.key for evicted in handle.evicted} == set(CHAINS[6][:4])
+        assert {key for _, key in handle.evicted} == set(CHAINS[6][:4])
 
 
 def test_wrong_settings_name_the_fix() -> None:

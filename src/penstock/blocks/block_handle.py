@@ -1,18 +1,11 @@
 """Handles of blocks: a strong one holds blocks until it is released, a weak one only remembers a block."""
 
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
 from penstock.blocks.block_key import BlockKey
-
-
-class EvictedBlock(NamedTuple):
-    """A block that lost its key, to be announced as removed; its bytes stay until the slot is written."""
-
-    slot: int
-    key: BlockKey
 
 
 class HandleOwner(Protocol):
@@ -29,12 +22,12 @@ class BlockHandle:
 
     Args:
         slots: the blocks. `BlockManager.register` replaces those that exist already; nobody else writes.
-        evicted: what gave way for them.
+        evicted: slot and key of what gave way for them: to be announced, and its bytes stay until the slot is written.
     """
 
     __slots__ = ("_manager", "evicted", "id", "released", "slots")
 
-    def __init__(self, manager: HandleOwner, id: int, slots: list[int], evicted: list[EvictedBlock]) -> None:
+    def __init__(self, manager: HandleOwner, id: int, slots: list[int], evicted: list[tuple[int, BlockKey]]) -> None:
         self._manager = manager
         self.id = id
         self.slots = slots

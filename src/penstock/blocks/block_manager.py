@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from penstock.blocks.block_handle import BlockHandle, EvictedBlock, OpenHandle, WeakHandle
+from penstock.blocks.block_handle import BlockHandle, OpenHandle, WeakHandle
 from penstock.blocks.block_key import BlockKey
 from penstock.blocks.block_table import BlockTable
 from penstock.blocks.eviction_order import EvictionOrder, LruOrder, OrderState
@@ -209,7 +209,7 @@ class BlockManager:
         """
         self._take_back_dropped()
         free = self._free
-        evicted: list[EvictedBlock] = []
+        evicted: list[tuple[int, BlockKey]] = []
         short = count - len(free)
         if short > 0:
             if self._order.evictable(now) < short:
@@ -432,7 +432,7 @@ class BlockManager:
             self._empty(slot)
         return True
 
-    def clear_idle(self) -> list[EvictedBlock]:
+    def clear_idle(self) -> list[tuple[int, BlockKey]]:
         """Evict all idle blocks, pinned ones included: the engine has reset its cache."""
         evicted = self._forget(self._order.clear())
         self.counts.evicted += len(evicted)
@@ -553,7 +553,7 @@ class BlockManager:
 
     # --- helpers
 
-    def _opened(self, slots: list[int], evicted: list[EvictedBlock], owner: str, now: Nanos) -> BlockHandle:
+    def _opened(self, slots: list[int], evicted: list[tuple[int, BlockKey]], owner: str, now: Nanos) -> BlockHandle:
         id = self._next_id
         self._next_id = id + 1
         self._handles[id] = OpenHandle(id, owner, slots, now)
@@ -614,20 +614,21 @@ class BlockManager:
             self._step(slot, "free")
             self._empty(slot)
 
-    def _forget(self, slots: Sequence[int]) -> list[EvictedBlock]:
+    def _forget(self, slots: Sequence[int]) -> list[tuple[int, BlockKey]]:
         """Empty blocks that the eviction order gave up."""
         table = self.table
-        keys, state, step = table.key, table.state, STEPS["evict"]
-        evicted: list[EvictedBlock] = []
+        keys, parents, index, state, step = table.key, table.parent, table.index, table.state, STEPS["evict"]
+        tokens, priorities, pins, generations = table.tokens, table.priority, table.pinned_until, table.generation
+        evicted: list[tuple[int, BlockKey]] = []
         for slot in slots:  # `_unname` and `_empty` in place: their calls are half of an eviction's time
             key = keys[slot]
             assert key is not None and step[state[slot]] == RESET, "idle blocks are registered"
-            evicted.append(EvictedBlock(slot, key))
-            del table.index[key]
-            keys[slot] = table.parent[slot] = None
+            evicted.append((slot, key))
+            del index[key]
+            keys[slot] = parents[slot] = None
             state[slot] = RESET
-            table.tokens[slot] = table.priority[slot] = table.pinned_until[slot] = 0
-            table.generation[slot] += 1
+            tokens[slot] = priorities[slot] = pins[slot] = 0
+            generations[slot] += 1
         self._free += slots
         return evicted
 

@@ -43,7 +43,8 @@ class LineageOrder(OrderWithoutNotes):
 
     def unregistered(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            self._lose(slot)
+            if (above := self._new_leaf(slot)) is not None:
+                self._leaves.push(above, self._ticks[above])
 
     def enter(self, slots: Sequence[int]) -> None:
         keys, children, ticks = self._table.key, self._children, self._ticks
@@ -63,13 +64,17 @@ class LineageOrder(OrderWithoutNotes):
 
     def evict(self, count: int, now: Nanos) -> list[int]:
         slots: list[int] = []
-        for _ in range(min(count, len(self._ticks))):
-            slot = self._leaves.pop()
+        ticks, leaves, new_leaf = self._ticks, self._leaves, self._new_leaf
+        above: int | None = None
+        for _ in range(min(count, len(ticks))):
+            slot = leaves.pop() if above is None else leaves.exchange(above, ticks[above])
             if slot is None:
-                slot = next(iter(self._ticks))
-            del self._ticks[slot]
-            self._lose(slot)
+                slot = next(iter(ticks))
+            del ticks[slot]
             slots.append(slot)
+            above = new_leaf(slot)
+        if above is not None:
+            leaves.push(above, ticks[above])
         return slots
 
     def clear(self) -> list[int]:
@@ -92,16 +97,15 @@ class LineageOrder(OrderWithoutNotes):
             if table.key[slot] not in self._children:
                 self._leaves.push(slot, tick)
 
-    def _lose(self, slot: int) -> None:
-        """Take a child from a block's parent, which may be a leaf then."""
+    def _new_leaf(self, slot: int) -> int | None:
+        """Take a child from a block's parent; return the parent where that is idle and a leaf now."""
         parent = self._table.parent[slot]
         if parent is None:
-            return
+            return None
         left = self._children[parent] - 1
         if left:
             self._children[parent] = left
-            return
+            return None
         del self._children[parent]
         above = self._table.index.get(parent)
-        if above is not None and (tick := self._ticks.get(above)) is not None:
-            self._leaves.push(above, tick)
+        return above if above in self._ticks else None

@@ -29,6 +29,13 @@ class SlotHeap:
             self._heap = [(rank, slot) for slot, rank in self.ranks.items()]
             heapify(self._heap)
 
+    def exchange(self, slot: int, rank: int) -> int | None:
+        """Put a slot in and take the one of the lowest rank out, which costs little where that is the same."""
+        if not self._heap or (rank, slot) < self._heap[0]:
+            return slot
+        self.push(slot, rank)
+        return self.pop()
+
     def discard(self, slot: int) -> None:
         """Take a slot out, where it is in."""
         self.ranks.pop(slot, None)

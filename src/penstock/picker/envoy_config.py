@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from penstock.adapters.host_probes import EVERY, FIRST_AFTER, UNANSWERED
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
@@ -146,9 +147,13 @@ def _engines(plan: EnvoyPlan) -> JsonObject:
     cluster: JsonObject = {
         "name": "engines",
         "connect_timeout": "5s",
-        # An engine's host that is gone closes nothing: 10 s without an answer to probes end what waits for it.
+        # Without it Envoy waits for ever for a host that is gone: answers may take any time.
         "upstream_connection_options": {
-            "tcp_keepalive": {"keepalive_time": 4, "keepalive_interval": 2, "keepalive_probes": 3}
+            "tcp_keepalive": {
+                "keepalive_time": FIRST_AFTER,
+                "keepalive_interval": EVERY,
+                "keepalive_probes": UNANSWERED,
+            }
         },
         "circuit_breakers": {
             "thresholds": [{"max_connections": MANY, "max_pending_requests": MANY, "max_requests": MANY}]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from penstock.blocks.block_handle import BlockHandle, EvictedBlock
+from penstock.blocks.block_handle import BlockHandle
 from penstock.blocks.block_key import BlockKey
 from penstock.blocks.block_manager import BlockColumns, BlockManager
 from penstock.blocks.tiers.tier_counts import TierCounts
@@ -91,14 +91,14 @@ class BlockTier:
         """Take empty slots, at most as many as are available; blocks that give way are announced."""
         handle = self.manager.allocate(count, self.name, now)
         assert handle is not None, "nobody takes more than there is room for"
-        self._gave_way(handle.evicted)
+        self._removed(handle.evicted)
         return self._opened(handle)
 
     def vacate(self, count: int, dirty: Callable[[BlockKey], bool], now: Nanos) -> tuple[int, BlockColumns]:
         """Evict up to ``count`` blocks (`vacated`); returns a handle of the dirty ones, and what they were."""
         handle, columns = self.manager.vacate(count, dirty, self.name, now)
-        self.vacated = [block.key for block in handle.evicted]
-        self._gave_way(handle.evicted)
+        self.vacated = [key for _, key in handle.evicted]
+        self._removed(handle.evicted)
         return self._opened(handle), columns
 
     def release(self, handle: int) -> None:
@@ -181,7 +181,7 @@ class BlockTier:
 
     def clear(self) -> None:
         """Drop all blocks; those that somebody holds lose their keys, and their slots are free later."""
-        lost = [(block.slot, block.key) for block in self.manager.clear_idle()]
+        lost = self.manager.clear_idle()
         active = [(slot, key) for key, slot in self.index.items()]
         for _, key in active:
             self.manager.invalidate(key)
@@ -216,10 +216,6 @@ class BlockTier:
     def _stored(self, keys: list[BlockKey], parent: BlockKey | None) -> None:
         self.counts.stored += len(keys)
         self._effects.append(BlocksStored(tier=self.name, keys=keys, parent=parent))
-
-    def _gave_way(self, evicted: list[EvictedBlock]) -> None:
-        if evicted:
-            self._removed([(block.slot, block.key) for block in evicted])
 
     def _removed(self, blocks: list[tuple[int, BlockKey]]) -> None:
         if blocks:

@@ -5,25 +5,17 @@ for it. The rarer waits (for the head, a whole body, the end) are on one future.
 """
 
 import asyncio
-import errno
-import socket
 from collections.abc import Callable
 from typing import Literal
 
 import httptools
 
 from penstock.adapters.engines.http.engine_call import ANSWER_MAX, EngineBroken, EngineUnreachable, Feed, ResponseSink
+from penstock.adapters.host_probes import HOST_LOST, LOST_AFTER, probe_host
 from penstock.adapters.http1_connection import HEAD_MAX, Http1Connection
 
 BUFFERED_MAX = 256 * 1024
 """Bytes of a body without a receiver, above which no more are read."""
-LOST_AFTER = 10
-"""Seconds without any packet of an engine's host after which the system ends a connection to it. A host that loses its
-power or its network closes nothing, and a request in its queue may wait for minutes; a host that is there answers the
-system's probes however busy or stuck its engine is. Shorter breaks of a network are bridged by packets sent again."""
-_PROBES = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 1000 * LOST_AFTER}
-"""Seconds of silence before the first probe and between two, probes without an answer, milliseconds of data without."""
-_HOST_LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 Wanted = Literal["head", "piece", "whole", "end"]
 
@@ -98,11 +90,7 @@ class EngineConnection(Http1Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        connected = transport.get_extra_info("socket")
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _PROBES.items():
-            if hasattr(socket, name):  # else it is not Linux, whose own limits are longer
-                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        probe_host(transport.get_extra_info("socket"))
 
     # --- calls from `Http1Call` -------------------------------------------------------------------------------------
 
@@ -224,7 +212,7 @@ class EngineConnection(Http1Connection):
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
         if self.busy and not self.complete and self.error is None:
-            lost = isinstance(error, OSError) and error.errno in _HOST_LOST
+            lost = isinstance(error, OSError) and error.errno in HOST_LOST
             reason = "the engine closed the connection" if error is None else f"{type(error).__name__}: {error}"
             if lost:
                 reason = f"no packet of the engine's host for {LOST_AFTER} s ({error})"
