@@ -8,6 +8,9 @@ FAST   := .venv-fast
 K8S    := $(abspath $(or $(PENSTOCK_K8S_PROGRAMS),.programs))
 LLAMA  := $(abspath $(or $(PENSTOCK_LLAMACPP_VENV),.venv-llamacpp))
 
+# Tests start hundreds of processes: without bytecode files, as some environments want it, each takes twice as long.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: soak soak-vllm up install dev test test-fast fast test-compiled test-nixl test-kubernetes test-vllm test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-start bench-front-door bench-transfer clean help
 
 help: ## Show what can be made
