@@ -33,7 +33,7 @@ KEYS = {"PENSTOCK_API_KEY": "key-of-a-client", "PENSTOCK_ADMIN_KEY": "key-of-an-
 def run(command: str, env: dict[str, str]) -> str:
     """Run a command line as a person would paste it into a shell; one that watches is ended by Ctrl-C."""
     watches = " top" in command
-    line = f"timeout --preserve-status -s INT 5 {command}" if watches else command
+    line = f"timeout --preserve-status -s INT 10 {command}" if watches else command
     done = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True, timeout=120, check=False)
     said = done.stdout + done.stderr
     assert done.returncode in ((0, 130) if watches else (0,)), f"{command}\nended with {done.returncode}:\n{said}"
