@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
+from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.start_log import VllmStart
 from penstock.inside.weights.weight_protocol import LOAD_FORMAT, WEIGHTS_ENV
 
@@ -212,13 +212,6 @@ def answers(url: str) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":
