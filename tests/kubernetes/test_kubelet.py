@@ -257,22 +257,37 @@ async def test_a_lost_node_is_unknown_then_its_pods_are_replaced(world: KubeletW
 @slow
 @pytest.mark.parametrize("how", ["off", "cut"])
 async def test_a_request_on_a_lost_node_ends_long_before_its_timeouts(world: KubeletWorld, how: str) -> None:
-    late = "import socket, time; s = socket.create_server(('', 8000)); print('up', flush=True); "
-    late += "c = [s.accept()[0] for _ in range(2)]; c[0].recv(1); "
-    late += "c[0].send(b'HTTP/1.1 200 OK\\r\\n\\r\\n'); time.sleep(1000)"
-    await world.pod("one", {"command": ["python", "-c", late]})
+    script = """
+import socket, time
+def take():
+    connection = server.accept()[0]
+    connection.recv(65536)
+    return connection
+server = socket.create_server(("", 8000))
+print("up", flush=True)
+answered, queued = take(), take()
+answered.sendall(b"HTTP/1.1 200 OK\\r\\n\\r\\n")
+kept = take()
+kept.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\n{}")
+time.sleep(1000)
+"""
+    await world.pod("one", {"command": ["python", "-c", script]})
     await world.until(lambda: "up" in world.log("one"), "it listens")
     client = Http1Client()
     url = f"http://{world.get('one')['status']['podIP']}:8000"
-    calls = [client.call(url, "/v1/completions", b"{}", {}) for _ in range(2)]
+    *calls, whole, late = (client.call(url, "/v1/completions", b"{}", {}) for _ in range(4))
     try:
         begun = [asyncio.ensure_future(each.begin()) for each in calls]
         done, queued = await asyncio.wait(begun, return_when="FIRST_COMPLETED")
         assert [task.result() for task in done] == [None], "one of them is answered"
+        await whole.begin()
+        assert await whole.read() == b"{}"
+        whole.close()  # its connection is kept
         await world.cluster.lose_node(world.get("one")["spec"]["nodeName"], how)
+        await asyncio.sleep(0.5)  # the kubelet looks every 20 ms
         answered = calls[begun.index(done.pop())]
         async with asyncio.timeout(PATIENCE_S):
-            for rest in (answered.next(), queued.pop()):
+            for rest in (late.begin(), answered.next(), queued.pop()):
                 with pytest.raises(EngineBroken, match=f"no packet of the engine's host for {LOST_AFTER} s"):
                     await rest
     finally:

@@ -12,15 +12,28 @@ from tests.picker.envoy import envoy_stand
 
 pytestmark = pytest.mark.slow
 
-SILENT = "import socket, time; s = socket.create_server(('', 8000)); print('up', flush=True); c = s.accept(); "
-SILENT += "c[0].recv(1); print('asked', flush=True); time.sleep(1000)"
+ENGINE = """
+import socket, threading, time
+server = socket.create_server(("", 8000))
+print("up", flush=True)
+def serve(connection):
+    while connection.recv(65536):
+        print("asked", flush=True)
+        time.sleep({pause})
+        connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\n{{}}")
+while True:
+    threading.Thread(target=serve, args=server.accept()[:1], daemon=True).start()
+"""
 
 
-async def test_a_request_on_a_host_that_is_gone_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["while it computes", "before it is asked"])
+async def test_a_request_on_a_host_that_is_gone_ends(when: str, tmp_path: Path) -> None:
     need_namespaces()
+    computes = when == "while it computes"
     async with PodNetwork() as network:
         address = await network.attach("engine")
-        inside = ("nsenter", f"--net={network.namespace_of('engine')}", sys.executable, "-c", SILENT)
+        script = ENGINE.format(pause=1000 if computes else 0)
+        inside = ("nsenter", f"--net={network.namespace_of('engine')}", sys.executable, "-c", script)
         engine = await asyncio.create_subprocess_exec(*inside, stdout=asyncio.subprocess.PIPE)
         assert engine.stdout is not None
         try:
@@ -29,7 +42,11 @@ async def test_a_request_on_a_host_that_is_gone_ends(tmp_path: Path) -> None:
                 await stand.listener.close()  # now Envoy takes its engines in turn
                 asked = [asyncio.create_task(stand.chat()) for _ in range(2)]
                 assert await engine.stdout.readline() == b"asked\n"
+                if not computes:  # the connection is kept, and the next request is sent on it
+                    assert [(await each).status for each in asked] == [200, 200]
                 await network.cut("engine", away=True)
+                if not computes:
+                    asked = [asyncio.create_task(stand.chat()) for _ in range(2)]
                 async with asyncio.timeout(60):
                     assert sorted([(await each).status for each in asked]) == [200, 503]
         finally:

@@ -1,9 +1,10 @@
 """Envoy's configuration for a picker, as JSON: listener, ext_proc filter, engines and pickers."""
 
+import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.adapters.host_probes import EVERY, FIRST_AFTER, UNANSWERED
+from penstock.adapters.host_probes import EVERY, FIRST_AFTER, LOST_AFTER, UNANSWERED
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
@@ -20,6 +21,14 @@ PING_EVERY, PONG_WITHIN = "1s", "5s"
 Long enough for an event loop that is busy."""
 BODY_MAX = 32 << 20
 """Bytes of a body that Envoy buffers where it has to, as frontend.limits.body_max; its own limit is 1 MiB."""
+USER_TIMEOUT = {
+    "description": "TCP_USER_TIMEOUT",
+    "level": socket.IPPROTO_TCP,
+    "name": 18,  # Linux's number of it, which Python on another system does not know
+    "int_value": 1000 * LOST_AFTER,
+    "state": "STATE_PREBIND",
+}
+"""Milliseconds that sent bytes may wait to be acknowledged: meanwhile nothing probes the connection."""
 MANY = 65_536
 """Connections and requests that Envoy may have open: its own limit of 1,024 would refuse before the router does."""
 
@@ -155,6 +164,7 @@ def _engines(plan: EnvoyPlan) -> JsonObject:
                 "keepalive_probes": UNANSWERED,
             }
         },
+        "upstream_bind_config": {"socket_options": [USER_TIMEOUT]},
         "circuit_breakers": {
             "thresholds": [{"max_connections": MANY, "max_pending_requests": MANY, "max_requests": MANY}]
         },
