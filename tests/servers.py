@@ -133,7 +133,7 @@ class Nats(Server):
             skip_or_fail("nats", "there is no nats-server in PATH")
             raise AssertionError("skipped")
         folder.mkdir(parents=True, exist_ok=True)
-        (port,) = free_ports(1)
+        port = free_port()
         self.url = f"{scheme}://{host}:{port}"
         self.data = folder / "jetstream"
         file = folder / "nats.conf"
@@ -159,7 +159,7 @@ class Prometheus(Server):
             skip_or_fail("prometheus", "there is no prometheus in PATH")
             raise AssertionError("skipped")
         folder.mkdir(parents=True, exist_ok=True)
-        (port,) = free_ports(1)
+        port = free_port()
         self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
         config = folder / "prometheus.yml"
         listed = ", ".join(f'"{target}"' for target in targets)

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from penstock.adapters.engine_ports import free_port
 from tests.conftest import skip_or_fail
 from tests.kubernetes.programs import program
-from tests.servers import free_ports
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,7 +131,7 @@ def test_the_image_has_the_wheel_and_no_sources_and_runs_without_root(buildah: B
 def test_a_simulated_cluster_starts_in_it_and_answers(buildah: Buildah, image: str, tmp_path: Path) -> None:
     container = buildah.run("from", "--volume", f"{tmp_path}:/run/penstock", image)
     tmp_path.chmod(0o777)  # the image's user is another
-    port = free_ports(1)[0]
+    port = free_port()
     environment = [word for name in ("HOME", "PENSTOCK_STATE_DIR") for word in ("--env", f"{name}=/run/penstock")]
     up = ("penstock", "up", "--set", f"frontend.port={port}", "--set", "runs.dir=/run/penstock/runs")
     cluster = buildah.start("run", *CHROOT, *environment, container, "--", *up, log=tmp_path / "log")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
+from penstock.adapters.engine_ports import free_port
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.config.settings.picker_settings import GatewayKind, PickerSettings
 from penstock.picker.gateway_configs import GatewayOptions, rendered, workers_file
@@ -21,7 +22,6 @@ from penstock.picker.gateway_listener import GatewayListener
 from penstock.picker.picker import Picker
 from tests.frontend.stand import Stand, eventually, stand
 from tests.kubernetes.programs import program
-from tests.servers import free_ports
 
 
 class Gateway:
@@ -115,7 +115,7 @@ async def gateway(
     settings = msgspec.structs.replace(settings, **more)
     try:
         async with stand(engines, settings=settings) as found:
-            running = Gateway(kind, found, folder, free_ports(1)[0], folder / "log")
+            running = Gateway(kind, found, folder, free_port(), folder / "log")
             try:
                 await running.start(failure)
                 yield running

@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
+from penstock.adapters.engine_ports import free_port
 from penstock.kernel.values import JsonObject
-from tests.servers import free_ports
 
 CRDS = Path(__file__).parents[3] / "deploy/helm/penstock/files/crds"
 PATIENCE = 60.0
@@ -69,7 +69,7 @@ class OperatorCluster:
         config = yaml.safe_load(Path(self.env["KUBECONFIG"]).read_text())
         (context,) = config["contexts"]
         context["name"] = "dev"
-        config["clusters"].append({"name": "gone", "cluster": {"server": f"http://127.0.0.1:{free_ports(1)[0]}"}})
+        config["clusters"].append({"name": "gone", "cluster": {"server": f"http://127.0.0.1:{free_port()}"}})
         config["contexts"].append({"name": "gone", "context": {**context["context"], "cluster": "gone"}})
         config["current-context"] = "gone"
         path.write_text(yaml.safe_dump(config))

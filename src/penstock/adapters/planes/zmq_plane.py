@@ -16,7 +16,7 @@ import zmq.asyncio
 
 from penstock.adapters.seams import PlaneMessage
 from penstock.adapters.zmq_curve import Handshakes, bind_side, connect_side
-from penstock.adapters.zmq_receive import receive
+from penstock.adapters.zmq_receive import receive, receiving_socket
 from penstock.kernel.message_version import NewerVersion, refuse_newer
 from penstock.kernel.secret import ClusterSecret
 
@@ -96,13 +96,7 @@ class ZmqPlane:
 
     def subscribe(self, topic: str) -> AsyncIterator[PlaneMessage]:
         """Receive from now on what others publish on a topic; call it with the event loop running."""
-        socket = zmq.asyncio.Context(self._context).socket(zmq.SUB)
-        socket.linger = 0
-        socket.rcvhwm = self._limit
-        socket.maxmsgsize = MESSAGE_LIMIT
-        # Without these a peer that vanished without a FIN is waited for until the kernel gives up (hours).
-        socket.heartbeat_ivl = 5_000
-        socket.heartbeat_timeout = 15_000
+        socket = receiving_socket(self._context, zmq.SUB, self._limit, MESSAGE_LIMIT)
         socket.reconnect_ivl_max = 2_000
         socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
         connect_side(socket, self._secret)

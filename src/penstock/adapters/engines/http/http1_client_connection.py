@@ -213,9 +213,10 @@ class EngineConnection(Http1Connection):
         self.closed = True
         if self.busy and not self.complete and self.error is None:
             lost = isinstance(error, OSError) and error.errno in HOST_LOST
-            reason = "the engine closed the connection" if error is None else f"{type(error).__name__}: {error}"
             if lost:
                 reason = f"no packet of the engine's host for {LOST_AFTER} s ({error})"
+            else:
+                reason = "the engine closed the connection" if error is None else f"{type(error).__name__}: {error}"
             broken = lost or self.begun or self._head_size > 0
             self.error = EngineBroken(f"the answer broke off: {reason}") if broken else ConnectionClosed(reason)
         self._over()

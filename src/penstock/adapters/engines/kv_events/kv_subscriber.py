@@ -11,7 +11,7 @@ from penstock.adapters.engines.kv_events.kv_event_codec import KvDecoder, WireEr
 from penstock.adapters.engines.kv_events.kv_publisher import END
 from penstock.adapters.seams import KvBatch
 from penstock.adapters.zmq_curve import Handshakes, connect_side
-from penstock.adapters.zmq_receive import receive
+from penstock.adapters.zmq_receive import receive, receiving_socket
 from penstock.kernel.errors import EngineError
 from penstock.kernel.secret import ClusterSecret
 
@@ -173,13 +173,7 @@ class KvSubscriber:
             log.warning("KV event message %d from %s left out: %s", self.malformed, self.endpoint, why)
 
     def _socket(self, kind: int) -> zmq.asyncio.Socket:
-        socket = zmq.asyncio.Context(zmq.Context.instance()).socket(kind)
-        socket.linger = 0
-        socket.rcvhwm = self._hwm
-        socket.maxmsgsize = MESSAGE_LIMIT
-        # Without these a publisher that vanished without a FIN is waited for until the kernel gives up (hours).
-        socket.heartbeat_ivl = 5_000
-        socket.heartbeat_timeout = 15_000
+        socket = receiving_socket(zmq.Context.instance(), kind, self._hwm, MESSAGE_LIMIT)
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 2_000
         connect_side(socket, self._secret)

@@ -92,14 +92,14 @@ class Kubelet:
         sandbox.write_hosts(self._proxy.hosts(name_of(pod)[0]))
 
     async def _observe(self, life: PodLife, pod: JsonObject, lost: str) -> None:
-        goes = bool(lost) and not life.silent
+        goes_off = lost == "off" and not life.silent
         if not lost and life.silent:
             life.sandbox.powered.set()
         if pod is not life.sandbox.pod or bool(lost) != life.silent:
             life.silent = bool(lost)
             await life.observe(pod)
             await life.confirm_removal()
-        if goes and lost == "off":  # after its network: a node without power closes no connection
+        if goes_off:  # after its network: a node without power closes no connection
             life.lose_power()
 
     async def _beat(self, scripted: ScriptedNode, node: JsonObject | None) -> None:
