@@ -63,10 +63,17 @@ def test_a_report_of_nginx_tells_the_outcome_and_the_last_server() -> None:
         1.25,
         "b:2",
     )
-    lost = b"upstream prematurely closed connection while reading upstream, client: 127.0.0.1"
-    assert reader.read(b"<187>Nov 25 06:59:59 penstock_error: 2026/11/25 [error] 1#1: *9 " + lost) is None
-    report = reader.read(head + b"frontend-0-1|req-5|200|OK 9|0.1|0.2|b:2")
-    assert report is not None and report.outcome == "engine"
+    error = b"<187>Nov 25 06:59:59 penstock_error: 2026/11/25 [error] 1#1: *9 "
+    for text, outcome in {
+        b"upstream prematurely closed connection while reading upstream": "engine",
+        b"upstream prematurely closed connection while sending to client": "engine",
+        b"recv() failed (104: Connection reset by peer) while sending to client": "engine",
+        b"send() failed (104: Connection reset by peer) while sending to client": "whole",
+        b"upstream prematurely closed connection while reading response header from upstream": "whole",
+    }.items():
+        assert reader.read(error + text + b', client: 127.0.0.1, upstream: "http://b:2"') is None
+        report = reader.read(head + b"frontend-0-1|req-5|200|OK 9|0.1|0.2|b:2")
+        assert report is not None and report.outcome == outcome, text
     report = reader.read(head + b"frontend-0-1|req-6|200|OK 9|0.1|0.2|b:2")
     assert report is not None and report.outcome == "whole", "the next one on that connection is another request"
     report = reader.read(head + b"frontend-0-1|req-7|499| 9|-|0.2|b:2")

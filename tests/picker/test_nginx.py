@@ -1,6 +1,14 @@
 """A real nginx carries what our picker chose: nothing is lost, delayed or forgotten."""
 
 import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
 
 from penstock.router.settings import RouterSettings
 from tests.frontend.stand import Engine, answer, eventually
@@ -43,6 +51,37 @@ async def test_a_stream_is_not_delayed_and_its_times_reach_the_record() -> None:
         [record] = await ended(found, 1)
         assert record.outcome == "ok" and 0 < record.ttft < record.e2e
         assert record.e2e - record.ttft > 0.4
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def test_an_answer_whose_head_and_break_come_at_once_is_the_engines_fault() -> None:
+    """As on a busy machine: nginx sends on what it has read, and meets the end while it does."""
+    async with gateway("nginx", 1) as found:
+        assert found.process is not None
+        workers = children(found.process.pid)
+
+        def all_get(number: signal.Signals) -> None:
+            for worker in workers:
+                os.kill(worker, number)
+
+        async def dies(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            all_get(signal.SIGSTOP)
+            asyncio.get_running_loop().call_later(0.1, all_get, signal.SIGCONT)
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(b'data: {"choices": [{"index": 0, "delta": {"content": "x"}}]}\n\n')
+            assert request.transport is not None
+            request.transport.abort()
+            return response
+
+        found.stand.engines[0].reply = dies
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await found.chat(stream=True)
+        [record] = await ended(found, 1)
+        assert record.outcome == "failed" and "broke off" in record.reason
 
 
 async def test_a_worker_that_joins_is_used_at_once_and_named_in_the_file() -> None:

@@ -10,6 +10,8 @@ from penstock.config.settings.picker_settings import GatewayKind
 MARK, ERROR_MARK = b"penstock: ", b"penstock_error: "
 """What stands before a report, and before a line of nginx's error log, after a syslog header that says nothing more."""
 FIELDS = 7
+ENGINE_FAILED = (b"upstream ", b"recv() failed", b"SSL_read() failed")
+"""How nginx's errors of an engine begin that it files under sending: head, tokens and break came at once."""
 BROKEN_MAX = 4096
 """Most connections whose engine broke off that wait for their report."""
 
@@ -76,8 +78,10 @@ class ReportReader:
 
     def _note_error(self, line: bytes) -> None:
         # What broke off before the answer's head is asked again elsewhere, and ends otherwise.
-        if b"while reading upstream" in line and len(self._broken) < BROKEN_MAX:
-            self._broken.add(line.partition(b": *")[2].partition(b" ")[0])
+        connection, _, text = line.partition(b": *")[2].partition(b" ")
+        sending = b" while sending to client" in text and text.startswith(ENGINE_FAILED)
+        if (sending or b" while reading upstream" in text) and len(self._broken) < BROKEN_MAX:
+            self._broken.add(connection)
 
 
 def _last(value: bytes) -> bytes:
