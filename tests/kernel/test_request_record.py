@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.kernel.block_runs import Chain
 from penstock.kernel.request_record import (
     RequestLeg,
     RequestRecord,
@@ -97,6 +98,14 @@ def test_records_survive_the_file_and_a_crash_in_the_last_line() -> None:
         decode_records([line[:20], line])
     assert record.worker == "w"
     assert record.tpot is None
+
+
+def test_names_of_blocks_are_hashes_or_ranges_of_a_simulation() -> None:
+    chain = Chain([(3, 2), (7, 1)])
+    record = RequestRecord(id="r", arrival=0, model="m", outcome="ok", blocks=[5, *chain.ranges()])
+    [read] = decode_records([msgspec.json.encode(record)])
+    assert read.block_names == record.block_names == [5, *chain]
+    assert RequestRecord(id="r", arrival=0, model="m", outcome="ok").block_names == []
 
 
 def test_a_request_of_a_class_is_judged_by_the_targets_of_its_class() -> None:

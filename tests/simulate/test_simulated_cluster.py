@@ -69,7 +69,8 @@ class Run:
         self.cluster.run()
 
     def bytes(self) -> bytes:
-        return msgspec.json.encode([self.records, self.decisions], enc_hook=plain)
+        records = [msgspec.structs.replace(record, blocks=record.block_names) for record in self.records]
+        return msgspec.json.encode([records, self.decisions], enc_hook=plain)
 
     def outcomes(self) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -116,7 +117,7 @@ def test_round_robin_is_the_engines_alone() -> None:
         request = asked[number]
         worker = (record.worker or "").rpartition("-")[2]
         submit = SubmitRequest(
-            id=RequestId(record.id), prompt=Prompt(request.isl, record.blocks), max_tokens=request.osl
+            id=RequestId(record.id), prompt=Prompt(request.isl, record.block_names), max_tokens=request.osl
         )
         engines.post(round(request.at * SECOND), f"e{worker}", submit)
     engines.run()

@@ -103,6 +103,10 @@ class Chain(_Names):
             at -= count
         raise IndexError(f"block {index} of a chain of {self._length}")
 
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return the names as (first, how many that follow it). Cost: O(parts)."""
+        return [(run << RUN_BITS, count) for run, count in self.parts]
+
     def cut(self, start: int, end: int) -> list[Stretch]:
         """Return blocks ``start`` to ``end - 1`` of the chain as stretches. Cost: O(parts)."""
         found: list[Stretch] = []

@@ -13,6 +13,9 @@ from penstock.kernel.values import Slo, Target
 
 D = TypeVar("D")
 
+BlockRange = tuple[int, int]
+"""(first, how many): names of blocks that follow one another."""
+
 RecordOutcome = Literal["ok", "rejected", "failed", "cancelled", "expired", "unsent"]
 """How a request ended; ``unsent`` is a load generator's own: it had reached its limit of requests in flight."""
 RecordFault = Literal["none", "client", "engine", "overloaded", "deadline"]
@@ -54,7 +57,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     server, or why it did not; empty where its model has none. ``name``: by which the client asked for the model, where
     that is an alias or shared between models. ``tenant``: whose it is; ``key``: the name of the key that it came with,
     by which alone a key may be written down. ``copy_of``: the request of which this is a shadow's
-    copy; such records stand in ``copies.jsonl``, since no client waited for them.
+    copy; such records stand in ``copies.jsonl``, since no client waited for them. ``blocks``: names of the prompt's
+    full blocks, in order; hashes, or the ranges in which a simulation numbers them.
     """
 
     id: str
@@ -69,7 +73,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     cached: int | None = None
     expected_cached: int | None = None
     cached_by_tier: dict[str, int] | None = None
-    blocks: Sequence[int] | None = None
+    blocks: Sequence[int | BlockRange] | None = None
     legs: list[RequestLeg] = []
     ttft: float | None = None
     e2e: float | None = None
@@ -97,6 +101,17 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def worker(self) -> str | None:
         """The worker that answered, or the last one that was tried."""
         return self.legs[-1].worker if self.legs else None
+
+    @property
+    def block_names(self) -> list[int]:
+        """``blocks``, each by its own name. Cost: O(blocks)."""
+        names: list[int] = []
+        for item in self.blocks or ():
+            if isinstance(item, int):
+                names.append(item)
+            else:
+                names += range(item[0], item[0] + item[1])
+        return names
 
     @property
     def tpot(self) -> float | None:

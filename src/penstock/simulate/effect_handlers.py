@@ -12,6 +12,7 @@ from typing import Any
 from penstock.engine import events as engine
 from penstock.engine.network_links import Transferred
 from penstock.fleet.events import RequestsLeft
+from penstock.kernel.block_runs import Chain
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.hashing import MediaSpan
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos, nanos, seconds
@@ -419,7 +420,7 @@ def _record(closed: routing.Closed, opened: OpenRequest) -> RequestRecord:
     arrived = closed.arrived
     return record_of(
         closed,
-        blocks=list(opened.blocks),
+        blocks=opened.blocks.ranges() if isinstance(opened.blocks, Chain) else opened.blocks,
         itl=itl,
         ttft=None if first is None else (first - arrived) / SECOND,
         e2e=None if last is None else (last - arrived) / SECOND,

@@ -38,8 +38,8 @@ PLANNER = "planner"
 WATCHED = (ROUTER, FLEET)
 SETTLED = nanos(3600.0)
 """Nanoseconds after the last request within which everything must be over: longer than any prefill."""
-SLICE = 1 << 16
-"""Events between two calls of ``progress``."""
+SLICE = 1 << 13
+"""Events between two calls of ``progress``: some thousand requests."""
 
 
 class SimulatedCluster:

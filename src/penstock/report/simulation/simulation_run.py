@@ -58,7 +58,6 @@ from penstock.traffic.inline_spec import parse
 from penstock.traffic.sessions import Sessions
 from penstock.traffic.traffic_request import TrafficRequest
 
-FLUSH_LINES = 2_000
 ON_GPU = "model"
 """Name in the settings for the model of ``--gpu``: a path is no valid name there."""
 COMPARISON = "compare.html"
@@ -303,15 +302,10 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
     tally, recent = RunTally(slo), list[RequestRecord]()
     retries = 0
 
-    def ended(record: RequestRecord) -> None:
-        nonlocal retries
-        requests.write(record)
-        recent.append(record)
-        retries += max(0, (record.attempts or 1) - 1)
-        if len(recent) == FLUSH_LINES:
-            flush()
-
     def flush() -> None:
+        nonlocal retries
+        requests.write_all(recent)
+        retries += sum([record.attempts - 1 for record in recent if record.attempts])
         for file in files:
             file.flush()
         tally.add(recent)
@@ -331,7 +325,7 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
         policy=policy,
         planner=planner,
         ticked=lambda record: None if ticks is None else ticks.write(record),
-        record=ended,
+        record=recent.append,
         decided=decisions.write if options.decisions else lambda decision: None,
         observe=lambda at, row: rows.append({"seconds": at, **row}),
     )
@@ -342,7 +336,12 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
             files.append(journals[name])
     started = time.perf_counter()
     with _bar(options, variant, cluster) as draw, _few_collections():
-        cluster.run(draw)
+
+        def progress() -> None:
+            flush()
+            draw()
+
+        cluster.run(progress)
     wall = time.perf_counter() - started
     flush()
     gaps = cluster.gaps()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from penstock.kernel.machine import Nanos, nanos, seconds
-from penstock.kernel.request_record import EndedLeg, ItlSummary, RequestEnd, RequestLeg, RequestRecord
+from penstock.kernel.request_record import BlockRange, EndedLeg, ItlSummary, RequestEnd, RequestLeg, RequestRecord
 from penstock.router.events import Closed
 
 
@@ -11,7 +11,7 @@ def record_of(
     closed: Closed,
     *,
     offset: Nanos = 0,
-    blocks: Sequence[int] | None,
+    blocks: Sequence[int | BlockRange] | None,
     itl: ItlSummary | None,
     ttft: float | None,
     e2e: float | None,

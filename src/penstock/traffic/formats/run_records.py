@@ -65,7 +65,7 @@ class RunRecordsTrace(LogRows):
             self.unanswered += 1
             return None
         isl = tokens_of("isl", record.isl)
-        blocks = list(record.blocks or ())
+        blocks = record.block_names
         request = TrafficRequest(
             at=record.arrival,
             isl=isl,
