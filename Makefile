@@ -52,8 +52,11 @@ $(FAST)/.installed: pyproject.toml hatch_build.py $(shell find src -type f -not 
 	$(FAST)/bin/python -m pip --disable-pip-version-check -q install build/fast/*.whl
 	@touch $@
 
-test-compiled: fast ## All tests on the compiled build
+$(FAST)/.dev: $(FAST)/.installed
 	$(FAST)/bin/python -m pip --disable-pip-version-check -q install "$$(echo build/fast/*.whl)[dev]"
+	@touch $@
+
+test-compiled: $(FAST)/.dev ## All tests on the compiled build
 	PENSTOCK_REQUIRE=$${PENSTOCK_REQUIRE:+$$PENSTOCK_REQUIRE,}compiled $(FAST)/bin/python -m tests.run
 
 # Tests that judge how long a vLLM server takes have the machine to themselves; two of the others run at a time.

@@ -19,7 +19,6 @@ LEFT_OUT = {
     "errors.py": "errors of other rooms derive from its own",
     "observer.py": "its methods are replaced by whoever simulates a metric that lies",
     "simulated_cluster.py": "it is there to be subclassed",
-    "kv_event_stream.py": "its snapshot is its attributes, by `vars`",
 }
 """File -> why it stays Python although it could be compiled."""
 OPTIMISATION = "2"

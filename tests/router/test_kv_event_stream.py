@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, KvStored, WorkerId
 from penstock.router.events import KvObserved, ReplayEnded
-from penstock.router.kv_index.kv_event_stream import KvEventStream, StreamOutcome
+from penstock.router.kv_index.kv_event_stream import PLAIN_STATE, KvEventStream, StreamOutcome
 
 W = WorkerId("w")
 
@@ -278,6 +278,13 @@ def test_all_that_is_held_in_a_new_epoch_is_a_start() -> None:
     world.observe(batch(0, stored(1)))
     outcome = world.observe(held(9, 2, epoch=2))
     assert outcome.clear and world.blocks == {2} and (world.stream.next, world.stream.restarts) == (10, 1)
+
+
+def test_a_snapshot_has_every_attribute() -> None:
+    stream = KvEventStream()
+    if not hasattr(stream, "__dict__"):
+        pytest.skip("compiled: a class has no list of its attributes")
+    assert vars(stream).keys() == {*PLAIN_STATE, "_waiting", "_repeated"}
 
 
 def test_a_snapshot_is_the_whole_stream() -> None:

@@ -42,7 +42,7 @@ from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, check_version
 from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, RequestId, StepStats
 
-VERSION = 6
+VERSION = 7
 _PendingEffect = EngineStarted | EngineFirstToken | EngineFinished | PullKv | EngineRejected | KvChanged
 
 
@@ -116,7 +116,7 @@ class Engine:
         out, op = core.out, core.op
         due = core.handoffs.due if core.tiers is None else core.due
         core.out = []
-        wake = op.end if op is not None else None if core.blocked else max(now, core.ready)
+        wake = op.wake if op is not None else None if core.blocked else max(now, core.ready)
         if due is not None and (wake is None or due < wake):
             wake = due
         if wake is None:
@@ -300,6 +300,7 @@ class Engine:
                 "tokens": op.tokens,
                 "taken": op.taken - op.done,
                 "last": list(op.last) if op.last is not None else None,
+                "look": op.look - op.done,
             },
         }
 
@@ -351,6 +352,7 @@ class Engine:
                 state["taken"],
                 None if state["last"] is None else (state["last"][0], state["last"][1]),
             )
+            core.op.look, core.op.wake = state["look"], core.op.after(state["look"])
 
     def _loaded(self, state: Any, chain: Callable[[Sequence[int]], Sequence[int]]) -> EngineRequest:
         submit = msgspec.convert(state["submit"], SubmitRequest)

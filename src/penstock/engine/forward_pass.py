@@ -8,8 +8,10 @@ from penstock.kernel.machine import Nanos
 class ForwardPass:
     """What the engine is busy with: one pass, or ``steps`` equal decode steps.
 
-    ``first``: the group's step counter at its start; ``done``: steps accounted for; ``taken``: steps whose blocks are
-    taken; ``last``: (sequences, KV tokens) of the last step where the group can't tell any more.
+    ``first``: the group's step counter at its start; ``done``: steps accounted for (over at ``reached``); ``taken``:
+    steps whose blocks are taken; ``last``: (sequences, KV tokens) of the last step where the group can't tell now;
+    ``look``: steps after which the engine is to look at it, at ``wake``: all of them, or those before one that evicts
+    blocks where somebody is to hear of it.
     """
 
     def __init__(
@@ -39,11 +41,17 @@ class ForwardPass:
         self.done = 0
         self.taken = taken
         self.last = last
+        self.look, self.wake = steps, end
+        self.reached = start
 
     def after(self, steps: int) -> Nanos:
         """Return when so many of its steps are over."""
         if steps == self.steps:
             return self.end
+        if steps == self.look:
+            return self.wake
+        if steps == self.done:
+            return self.reached
         return self.start + (self.run.after(steps) if self.run is not None and steps else 0)
 
     def within(self, now: Nanos) -> int:

@@ -116,8 +116,12 @@ class Scheduler:
                 self.release(next(iter(self.handoffs.retained)), due)
                 continue
             if op is not None:
-                if op.end > now:
+                if op.wake > now:
                     return
+                if op.wake < op.end:
+                    self._commit(op, op.look)
+                    self._watch(op)
+                    continue
                 self._complete(op)
                 if due is not None:
                     continue
@@ -129,12 +133,22 @@ class Scheduler:
 
     def _comes_next(self, at: Nanos) -> bool:
         """Tell whether ``at`` comes before what the passes do next; at an equal time, the end of a pass comes first."""
-        return at < self.op.end if self.op is not None else self.blocked or at <= self.ready
+        return at < self.op.wake if self.op is not None else self.blocked or at <= self.ready
 
     def settle(self, now: Nanos) -> None:
         """Account for the steps of a long op that are over, and for the blocks of the one in progress."""
-        if self.op is not None and self.op.steps > 1:
-            self._commit(self.op, self.op.within(now))
+        op = self.op
+        if op is not None and op.steps > 1:
+            self._commit(op, op.within(now))
+            self._watch(op)
+
+    def _watch(self, op: ForwardPass) -> None:
+        """Wake where a step of an op evicts blocks: a listener hears of it when it happens."""
+        look = op.steps
+        if self._exact and self.holdings.notify and look - op.done > 1 and op.last is None:
+            look = min(look, op.done + self.group.horizon(self.cache.free))
+        op.wake = op.after(look)
+        op.look = look
 
     def cut(self) -> None:
         """Let a settled op end with the step in progress, because what comes next is no longer sure."""
@@ -143,6 +157,8 @@ class Scheduler:
             steps = min(op.steps, op.done + (2 if self.settings.async_scheduling else 1))
             op.end = op.after(steps)
             op.steps = steps
+            if op.look > steps:
+                op.look, op.wake = steps, op.end
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -328,11 +344,11 @@ class Scheduler:
             return None
         steps = 1
         if not (preempted or self.partial or self.leaving or (self.queued and not self._known(self.waiting.head()))):
-            # A listener gets each eviction when it happens: there a run of steps ends before the first eviction.
-            notifies = self._exact and holdings.notify
-            steps = group.horizon(cache.free if notifies else cache.available)
+            steps = group.horizon(cache.available)
         run = group.run(self.timing, steps)
-        return ForwardPass(at, at + (run.after(steps) or 1), steps, step, seqs, [], 0, 0, run, 1, None)
+        op = ForwardPass(at, at + (run.after(steps) or 1), steps, step, seqs, [], 0, 0, run, 1, None)
+        self._watch(op)
+        return op
 
     def begin(self, request: EngineRequest, at: Nanos, cached: int) -> None:
         """Let a request run; ``cached``: tokens that the cache had, which count where it has never run before."""
@@ -464,8 +480,7 @@ class Scheduler:
         if not steps:
             return
         window = self.window
-        begin = op.start if run is None or not op.done else op.start + run.after(op.done)
-        end = op.end if done == op.steps else op.after(done)
+        begin, end = op.reached, op.after(done)
         if op.seqs:
             if op.last is None:
                 seqs = op.seqs
@@ -494,7 +509,7 @@ class Scheduler:
             window["queued_prefill_tokens"] += steps * self.waiting_prefill
             window["queued_decode_kv"] += steps * self.waiting_decode
         self.counters.passes += steps
-        op.done = done
+        op.done, op.reached = done, end
 
     def take_window(self) -> StepStats:
         """Return the sums since the last call, and begin a new window."""

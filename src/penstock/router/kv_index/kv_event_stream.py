@@ -27,6 +27,12 @@ StreamState = Literal["exact", "recovering", "approximate"]
 _LATE_RUN = 3
 """So many consecutive numbers from the past, and none that is new between them, are no late duplicates but a publisher
 that started over."""
+PLAIN_STATE = (
+    *("buffer_max", "relearn_after", "epoch", "next", "applied", "duplicates", "gaps", "recovered", "unrecovered"),
+    *("restarts", "relearnt", "overflows", "answers_unused", "_complete", "_learnt", "_recovering", "_asked", "_stale"),
+    *("_suspect", "_heard", "_late_next", "_late_run"),
+)
+"""Attributes that a snapshot has as they are: all but those with events."""
 
 
 class StreamOutcome(NamedTuple):
@@ -306,20 +312,18 @@ class KvEventStream:
 
     def snapshot(self) -> Snapshot:
         """Return the whole state as plain data."""
-        state = {name: value for name, value in vars(self).items() if name not in ("_waiting", "_repeated")}
         return {
-            **state,
+            **{name: getattr(self, name) for name in PLAIN_STATE},
             "waiting": [[number, msgspec.to_builtins(events)] for number, events in self._waiting.items()],
             "held": None if self._repeated is None else msgspec.to_builtins(self._repeated),
         }
 
     def restore(self, state: Snapshot) -> None:
         """Become the stream that wrote ``state``."""
-        state = dict(state)
-        waiting, held = state.pop("waiting"), state.pop("held")
-        for name, value in state.items():
-            setattr(self, name, value)
-        self._waiting = {number: msgspec.convert(events, list[KvEvent]) for number, events in waiting}
+        for name in PLAIN_STATE:
+            setattr(self, name, state[name])
+        held = state["held"]
+        self._waiting = {number: msgspec.convert(events, list[KvEvent]) for number, events in state["waiting"]}
         self._repeated = None if held is None else msgspec.convert(held, list[KvEvent])
 
     def check(self) -> None:
