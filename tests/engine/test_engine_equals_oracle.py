@@ -151,6 +151,24 @@ def test_the_lazy_engine_equals_the_naive_one(config: SimSettings, work: Work) -
     assert_equal(config, work)
 
 
+def test_each_eviction_within_a_run_of_steps_is_told_when_it_happens() -> None:
+    """Blocks of ended requests make room for one long answer, whose steps are one run; nothing else happens."""
+    config = SimSettings(
+        block_size=4, kv_blocks=24, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=90, timing=TIMINGS[0]
+    )
+    events: list[tuple[int, Event]] = [
+        (number, SubmitRequest(id=f"r{number}", prompt=Prompt(20, [number * 10 + i for i in range(5)]), max_tokens=1))
+        for number in range(4)
+    ]
+    events.append((10_000_000_019, SubmitRequest(id="long", prompt=Prompt(4), max_tokens=80, ignore_eos=True)))
+    driven = assert_equal(config, Work(events, {}))
+    removed = [at for at, change in zip(driven.kv_times, driven.kv, strict=True) if change[0] == "removed"]
+    assert len(removed) == len(set(removed)) == 17
+    deaf = drive(config, Work(events, {}))
+    deaf.engine.mute_kv_events()
+    assert deaf.run().told == driven.told
+
+
 @given(small_engines(), workloads(), st.lists(st.integers(0, 3_000_000_000), max_size=6))
 @settings(max_examples=deep(100), deadline=None)
 def test_tokens_are_out_when_the_naive_engine_says(config: SimSettings, work: Work, looks: list[int]) -> None:
