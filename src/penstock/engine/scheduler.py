@@ -120,7 +120,7 @@ class Scheduler:
                     return
                 if op.wake < op.end:
                     self._commit(op, op.look)
-                    self._watch(op)
+                    self._set_wake(op)
                     continue
                 self._complete(op)
                 if due is not None:
@@ -140,10 +140,10 @@ class Scheduler:
         op = self.op
         if op is not None and op.steps > 1:
             self._commit(op, op.within(now))
-            self._watch(op)
+            self._set_wake(op)
 
-    def _watch(self, op: ForwardPass) -> None:
-        """Wake where a step of an op evicts blocks: a listener hears of it when it happens."""
+    def _set_wake(self, op: ForwardPass) -> None:
+        """Wake before a step that evicts blocks, where there is a listener: it hears of that when it happens."""
         look = op.steps
         if self._exact and self.holdings.notify and look - op.done > 1 and op.last is None:
             look = min(look, op.done + self.group.horizon(self.cache.free))
@@ -347,7 +347,7 @@ class Scheduler:
             steps = group.horizon(cache.available)
         run = group.run(self.timing, steps)
         op = ForwardPass(at, at + (run.after(steps) or 1), steps, step, seqs, [], 0, 0, run, 1, None)
-        self._watch(op)
+        self._set_wake(op)
         return op
 
     def begin(self, request: EngineRequest, at: Nanos, cached: int) -> None:
