@@ -7,6 +7,7 @@ goes on makes it longer, one that leaves it earlier begins a run of its own.
 
 from array import array
 from collections.abc import Sequence
+from itertools import islice
 from typing import TypeAlias
 
 from penstock.kernel.block_runs import RUN_MAX, Chain
@@ -60,11 +61,17 @@ class PrefixTree:
         ids = request.hash_ids
         known_to = min(request.isl, len(ids) * unit)  # a record has no id for the last, partial block of its prompt
         # 64 bits of each block's ids are compared only with those of the block at the same place of another prompt.
-        made_of = [
-            hash((start % unit, *ids[start // unit : (start + size - 1) // unit + 1])) & _MASK
-            for start in range(0, known_to - size + 1, size)
-        ]
-        return self._follow(array("Q", made_of), 1, root, len(made_of))
+        if size % unit == 0:
+            of_blocks = islice(zip(*[iter(ids)] * (size // unit)), known_to // size)
+            made_of = array("Q", array("q", map(hash, of_blocks)).tobytes())
+        else:
+            made_of = _numbers(
+                [
+                    hash((start % unit, *ids[start // unit : (start + size - 1) // unit + 1]))
+                    for start in range(0, known_to - size + 1, size)
+                ]
+            )
+        return self._follow(made_of, 1, root, len(made_of))
 
     def _alone(self, count: int) -> Chain:
         """Name blocks that nothing else has."""
