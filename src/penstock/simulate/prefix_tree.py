@@ -6,7 +6,7 @@ goes on makes it longer, one that leaves it earlier begins a run of its own.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TypeAlias
 
@@ -61,16 +61,13 @@ class PrefixTree:
         ids = request.hash_ids
         known_to = min(request.isl, len(ids) * unit)  # a record has no id for the last, partial block of its prompt
         # 64 bits of each block's ids are compared only with those of the block at the same place of another prompt.
+        hashes: Iterable[int]
         if size % unit == 0:
-            of_blocks = islice(zip(*[iter(ids)] * (size // unit)), known_to // size)
-            made_of = array("Q", array("q", map(hash, of_blocks)).tobytes())
+            hashes = map(hash, islice(zip(*[iter(ids)] * (size // unit)), known_to // size))
         else:
-            made_of = _numbers(
-                [
-                    hash((start % unit, *ids[start // unit : (start + size - 1) // unit + 1]))
-                    for start in range(0, known_to - size + 1, size)
-                ]
-            )
+            starts = range(0, known_to - size + 1, size)
+            hashes = [hash((at % unit, *ids[at // unit : (at + size - 1) // unit + 1])) for at in starts]
+        made_of = array("Q", array("q", hashes).tobytes())
         return self._follow(made_of, 1, root, len(made_of))
 
     def _alone(self, count: int) -> Chain:
