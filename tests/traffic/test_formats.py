@@ -205,6 +205,11 @@ def test_a_power_of_two_that_cuts_a_prompt_into_its_blocks_is_found(isl: int, si
         assert found.block_size == size
 
 
+def test_ranges_of_a_simulations_record_are_spelled_out() -> None:
+    found = only(reader("records", [record(isl=48, blocks=[7, (100, 2)])]))
+    assert (found.hash_ids, found.block_size) == ([7, 100, 101], 16)
+
+
 def test_records_with_another_block_size_say_so() -> None:
     rows = [record(isl=480, blocks=list(range(10)))]
     assert only(reader("records", rows, block_size=48)).block_size == 48
