@@ -187,6 +187,11 @@ class Prometheus(Server):
         )
 
 
+def children_of(process: int) -> list[int]:
+    """Return the pids of a process's own children."""
+    return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
 def listens(host: str, port: int) -> bool:
     """Say whether somebody accepts connections there."""
     try:

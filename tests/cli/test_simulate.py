@@ -20,6 +20,7 @@ from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.request_record import decode_records
 from penstock.report.simulation.variant_processes import in_processes
 from tests.page.documents import charts, document_of, words
+from tests.servers import children_of
 
 SHORT = ["--workload", "chat", "--rate", "6", "--duration", "15", "--no-html"]
 
@@ -300,10 +301,6 @@ def test_a_process_that_is_killed_is_an_error_with_a_next_step() -> None:
     with pytest.raises(PenstockError, match="--jobs 1"):
         in_processes(die, [0, 1, 2], 2, quiet=True)
     assert not multiprocessing.active_children()
-
-
-def children_of(process: int) -> list[int]:
-    return [int(id) for id in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def runs(process: int) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import aiohttp
 import msgspec
+from aiohttp import web
 
 from penstock.adapters.engine_ports import free_port
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
@@ -123,6 +124,16 @@ async def gateway(
                 await running.stop()
     finally:
         shutil.rmtree(folder)
+
+
+async def breaks_off(request: web.Request) -> web.StreamResponse:
+    """Begin an answer, as an engine that dies in mid-stream."""
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(b'data: {"choices": [{"index": 0, "delta": {"content": "x"}}]}\n\n')
+    assert request.transport is not None
+    request.transport.abort()
+    return response
 
 
 def _open_folder() -> Path:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from penstock.router.settings import RouterSettings
 from tests.frontend.stand import answer, answer_well, eventually
-from tests.picker.gateway_stand import ended, gateway
+from tests.picker.gateway_stand import breaks_off, ended, gateway
 
 REFUSES = {"nginx": 502, "haproxy": 503}
 """Status of each where nobody can be asked."""
@@ -21,12 +21,7 @@ async def test_an_engine_lost_in_mid_stream_is_its_own_fault_and_a_client_that_l
     async def dies(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if b"die" not in await request.read():
             return await answer(request, body, 50, gap=0.05)
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b'data: {"choices": [{"index": 0, "delta": {"content": "x"}}]}\n\n')
-        assert request.transport is not None
-        request.transport.abort()
-        return response
+        return await breaks_off(request)
 
     async with gateway(kind, 1) as found:
         found.stand.engines[0].reply = dies

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -12,7 +11,8 @@ from aiohttp import web
 
 from penstock.router.settings import RouterSettings
 from tests.frontend.stand import Engine, answer, eventually
-from tests.picker.gateway_stand import chosen, ended, gateway
+from tests.picker.gateway_stand import breaks_off, chosen, ended, gateway
+from tests.servers import children_of
 
 
 async def test_each_request_reaches_the_worker_that_the_decision_names() -> None:
@@ -53,15 +53,11 @@ async def test_a_stream_is_not_delayed_and_its_times_reach_the_record() -> None:
         assert record.e2e - record.ttft > 0.4
 
 
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 async def test_an_answer_whose_head_and_break_come_at_once_is_the_engines_fault() -> None:
     """As on a busy machine: nginx sends on what it has read, and meets the end while it does."""
     async with gateway("nginx", 1) as found:
         assert found.process is not None
-        workers = children(found.process.pid)
+        workers = children_of(found.process.pid)
 
         def all_get(number: signal.Signals) -> None:
             for worker in workers:
@@ -70,12 +66,7 @@ async def test_an_answer_whose_head_and_break_come_at_once_is_the_engines_fault(
         async def dies(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
             all_get(signal.SIGSTOP)
             asyncio.get_running_loop().call_later(0.1, all_get, signal.SIGCONT)
-            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-            await response.prepare(request)
-            await response.write(b'data: {"choices": [{"index": 0, "delta": {"content": "x"}}]}\n\n')
-            assert request.transport is not None
-            request.transport.abort()
-            return response
+            return await breaks_off(request)
 
         found.stand.engines[0].reply = dies
         with pytest.raises(aiohttp.ClientPayloadError):

@@ -157,8 +157,7 @@ class Scheduler:
             steps = min(op.steps, op.done + (2 if self.settings.async_scheduling else 1))
             op.end = op.after(steps)
             op.steps = steps
-            if op.look > steps:
-                op.look, op.wake = steps, op.end
+            self._set_wake(op)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.live.cluster import Served, request
+from tests.servers import children_of
 from tests.vllm.asking import ask, asking, completion
 from tests.vllm.children.conftest import WORKERS
 from tests.vllm.waiting import eventually
@@ -43,7 +44,7 @@ async def test_an_engine_that_hangs_is_cordoned_until_it_goes_on(cluster: Served
 
 def engine_core(server: int) -> int:
     """Return the pid of a vLLM server's scheduler."""
-    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    found = [int(pid) for pid in children if b"EngineCor" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    children = children_of(server)
+    found = [pid for pid in children if b"EngineCor" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(found) == 1, children
     return found[0]

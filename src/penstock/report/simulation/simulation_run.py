@@ -304,8 +304,9 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
 
     def flush() -> None:
         nonlocal retries
-        requests.write_all(recent)
-        retries += sum([record.attempts - 1 for record in recent if record.attempts])
+        for record in recent:
+            requests.write(record)
+            retries += max(0, (record.attempts or 1) - 1)
         for file in files:
             file.flush()
         tally.add(recent)

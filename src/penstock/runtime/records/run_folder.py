@@ -18,7 +18,6 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,13 +123,6 @@ class LineWriter:
         line = self._encode(record)
         with self._lock:
             self._lines.append(line)
-            self._trim()
-
-    def write_all(self, records: Iterable[Any]) -> None:
-        """Buffer many records."""
-        lines = list(map(self._encode, records))
-        with self._lock:
-            self._lines += lines
             self._trim()
 
     def flush(self) -> None:
