@@ -2,11 +2,19 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 VLLM   := $(abspath $(or $(PENSTOCK_VLLM_VENV),.venv-vllm))
 FAST   := .venv-fast
 K8S    := $(abspath $(or $(PENSTOCK_K8S_PROGRAMS),.programs))
 LLAMA  := $(abspath $(or $(PENSTOCK_LLAMACPP_VENV),.venv-llamacpp))
+
+# uv takes seconds where pip takes minutes. pip does it where pip has an index of its own, which uv does not know, or uv fails.
+# $(1) is an environment's folder, $(2) what goes into it.
+define into
+@! $(1)/bin/python -m pip config list | grep -Eq '\.(no-)?index' && \
+$(1)/bin/python -m pip install -q --disable-pip-version-check uv && \
+$(1)/bin/uv pip install -q --python $(1)/bin/python $(2) || \
+$(1)/bin/python -m pip install -q --disable-pip-version-check $(2)
+endef
 
 # Tests start hundreds of processes: without bytecode files, as some environments want it, each takes twice as long.
 export PYTHONDONTWRITEBYTECODE :=
@@ -26,14 +34,24 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(PIP) install -e .
+	$(call into,$(VENV),-e .)
 	@touch $@
 
 dev: $(VENV)/.dev ## Install what the checks need as well
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(PIP) install -e '.[dev]'
+	$(call into,$(VENV),-e '.[dev]')
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.clients: $(VENV)/.dev
+	$(call into,$(VENV),-e '.[dev,fuzz,clients]')
+	@touch $@
+
+# NeMo Agent Toolkit has 1.3 GB of requirements, of other versions than ours.
+.venv-nat/.installed:
+	$(PYTHON) -m venv .venv-nat
+	$(call into,.venv-nat,"nvidia-nat[langchain]")
+	@touch $@
 
 test: dev lint types ## Lint, types, import contracts and all tests; under ten minutes
 	$(BIN)/python -m tests.run
@@ -48,12 +66,12 @@ $(FAST)/.installed: pyproject.toml hatch_build.py $(shell find src -type f -not 
 	@test -x $(FAST)/bin/python || $(PYTHON) -m venv $(FAST)
 	rm -rf build/fast
 	HATCH_BUILD_HOOKS_ENABLE=1 $(FAST)/bin/python -m pip --disable-pip-version-check -q wheel --no-deps -w build/fast .
-	$(FAST)/bin/python -m pip --disable-pip-version-check -q install --force-reinstall --no-deps build/fast/*.whl
-	$(FAST)/bin/python -m pip --disable-pip-version-check -q install build/fast/*.whl
+	$(FAST)/bin/python -m pip --disable-pip-version-check -q uninstall -y penstock
+	$(call into,$(FAST),build/fast/*.whl)
 	@touch $@
 
 $(FAST)/.dev: $(FAST)/.installed
-	$(FAST)/bin/python -m pip --disable-pip-version-check -q install "$$(echo build/fast/*.whl)[dev]"
+	$(call into,$(FAST),"$$(echo build/fast/*.whl)[dev]")
 	@touch $@
 
 test-compiled: $(FAST)/.dev ## All tests on the compiled build
@@ -72,14 +90,14 @@ soak-vllm: dev ## Let three policies scale a real vLLM from a measured profile a
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm/planned -m soak -v -s
 
 test-nixl: dev ## Prove the transfer library's NIXL backends on the real package (70 MB to install, without torch)
-	$(PIP) install --no-deps nixl==1.5.0 nixl-cu12==1.5.0
+	$(call into,$(VENV),--no-deps nixl==1.5.0 nixl-cu12==1.5.0)
 	PENSTOCK_REQUIRE=nixl $(BIN)/python -m pytest tests/transfer -k nixl -rsR --reruns 1
 
 test-kubernetes: dev ## Prove it with real kubectl, helm, Envoy, nginx and HAProxy (180 MB to fetch)
 	$(BIN)/python tests/kubernetes/setup/install.py $(K8S)
-	PENSTOCK_K8S_PROGRAMS=$(K8S) PENSTOCK_REQUIRE=$${PENSTOCK_REQUIRE:+$$PENSTOCK_REQUIRE,}kubectl,helm,envoy,nginx,haproxy,xds $(BIN)/python -m pytest tests/kubernetes tests/picker -n 2 --dist loadfile -rsR --reruns 1 --durations=12
+	PENSTOCK_K8S_PROGRAMS=$(K8S) PENSTOCK_REQUIRE=$${PENSTOCK_REQUIRE:+$$PENSTOCK_REQUIRE,}kubectl,helm,envoy,nginx,haproxy,xds $(BIN)/python -m pytest tests/kubernetes tests/picker -n 3 --dist loadfile --no-loadscope-reorder -rsR --reruns 1 --durations=12
 
-test-llamacpp: dev ## Prove the planner on llama.cpp's own servers: they are built first, in some ten minutes
+test-llamacpp: dev ## Prove the planner on llama.cpp's own servers: they are built first, in some five minutes
 	$(BIN)/python tests/llamacpp/setup/install.py $(LLAMA)
 	PENSTOCK_LLAMACPP_VENV=$(LLAMA) PENSTOCK_REQUIRE=llamacpp $(BIN)/python -m pytest tests/llamacpp -v -rsR --reruns 1 --durations=3
 
@@ -145,4 +163,4 @@ format: dev ## Put the sources in order
 	$(BIN)/ruff check --fix src tests bench hatch_build.py
 
 clean: ## Remove the virtual environment and caches; run folders stay
-	rm -rf $(VENV) $(FAST) .venv-vllm .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .hypothesis build dist
