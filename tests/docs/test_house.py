@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run import SUITES
+from tests.run import ONLY_BY_NAME, STATEFUL, SUITES, WITH_PROGRAMS
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src/penstock"
@@ -213,5 +213,6 @@ def test_every_room_is_within_its_budget() -> None:
 
 def test_every_folder_of_tests_is_in_a_suite() -> None:
     folders = {f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if any(path.glob("**/test_*.py"))}
-    slow_only = {"tests/soak"}
-    assert folders - {part for arguments in SUITES.values() for part in arguments} == slow_only
+    usual = {part for name, arguments in SUITES.items() if name not in ONLY_BY_NAME for part in arguments}
+    assert folders - usual == {"tests/soak"}
+    assert folders - set(SUITES["slow"]) == {*WITH_PROGRAMS, *STATEFUL, *SUITES["engines"]}
