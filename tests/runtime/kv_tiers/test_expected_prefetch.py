@@ -1,31 +1,31 @@
 """A tier process brings blocks up at the time at which a request for them was said to be likely."""
 
 import time
-from pathlib import Path
 
-from penstock.inside.tier_protocol import PrefetchBlocks, StoredBlocks
+from penstock.inside.tier_protocol import PrefetchBlocks
 from tests.runtime.kv_tiers.conftest import Start
 from tests.runtime.kv_tiers.plain_engine import PlainEngine, block_hashes
 
 AFTER = 1.0
 
 
-def test_blocks_come_up_from_disk_when_their_request_is_expected(start: Start, tmp_path: Path) -> None:
+def store_to_disk(engine: PlainEngine, prompt: str) -> set[bytes]:
+    """Store a prompt's blocks, and return them when all are on disk, too: others may take their host memory then."""
+    blocks = block_hashes(4, prompt)
+    assert all(engine.store(blocks))
+    engine.until(lambda: set(blocks) <= engine.stored.get("disk", set()))
+    return set(blocks)
+
+
+def test_blocks_come_up_from_disk_when_their_request_is_expected(start: Start) -> None:
     tiers = start(host=8, disk=64)
-    first = block_hashes(4, "first")
     with PlainEngine(tiers.socket) as engine:
-        assert all(engine.store(first))
-        announced: set[bytes] = set()
-        while not set(first) <= announced:  # else they would be taken for those that come up later
-            announced |= set(engine.wait(StoredBlocks, tier="host").hashes)
-        engine.wait(StoredBlocks, tier="disk")
-        for name in ("second", "third", "fourth", "fifth"):  # they take the host memory
-            assert any(engine.store(block_hashes(4, name)))
-            engine.wait(StoredBlocks, tier="disk")
+        first = store_to_disk(engine, "first")
+        for prompt in ("second", "third", "fourth", "fifth"):
+            store_to_disk(engine, prompt)
+        engine.until(lambda: not first & engine.stored["host"])
         said = time.monotonic()
-        engine.send(PrefetchBlocks(hashes=first, after=AFTER))
-        stored = engine.wait(StoredBlocks, tier="host")
-        while not set(stored.hashes) & set(first):
-            stored = engine.wait(StoredBlocks, tier="host")
+        engine.send(PrefetchBlocks(hashes=block_hashes(4, "first"), after=AFTER))
+        engine.until(lambda: bool(first & engine.stored["host"]))
         assert time.monotonic() - said >= AFTER
-        assert all(engine.load(first))
+        assert all(engine.load(block_hashes(4, "first")))
