@@ -74,7 +74,7 @@ $(FAST)/.dev: $(FAST)/.installed
 	$(call into,$(FAST),"$$(echo build/fast/*.whl)[dev]")
 	@touch $@
 
-test-compiled: $(FAST)/.dev ## All tests on the compiled build
+test-compiled: $(FAST)/.dev ## The compiled build: pure, stateful and random tests, and of the others what is above compiled modules
 	PENSTOCK_REQUIRE=$${PENSTOCK_REQUIRE:+$$PENSTOCK_REQUIRE,}compiled $(FAST)/bin/python -m tests.run
 
 # Tests that judge how long a vLLM server takes have the machine to themselves; two of the others run at a time.

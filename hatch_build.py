@@ -1,7 +1,7 @@
 """Build hook of a compiled wheel: turns the modules of the hot rooms into machine code with mypyc.
 
 Off by default: a wheel is pure Python. `make fast`, or HATCH_BUILD_HOOKS_ENABLE=1 with any builder, turns it on; it
-needs a C compiler. Results are the same to the last digit: `make test-compiled` runs the whole suite on such a build.
+needs a C compiler. Results are the same to the last digit: `make test-compiled` runs the suites above them on it.
 """
 
 import ast
