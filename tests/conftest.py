@@ -45,3 +45,10 @@ def traces() -> Path:
     if found is None:
         pytest.skip("traces: no folder with public traces; set PENSTOCK_TRACES")
     return found
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show how a test failed that passed the second time: else nobody could say whether the machine was at fault."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.section(f"first failure of {report.nodeid}", "-")
+        terminalreporter.write_line(report.longreprtext)
