@@ -43,8 +43,9 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(call into,$(VENV),-e '.[dev]')
 	@touch $@ $(VENV)/.installed
 
+CLIENTS := -e '.[dev,fuzz,clients]'
 $(VENV)/.clients: $(VENV)/.dev
-	$(call into,$(VENV),-e '.[dev,fuzz,clients]')
+	$(call into,$(VENV),$(CLIENTS))
 	@touch $@
 
 # NeMo Agent Toolkit has 1.3 GB of requirements, of other versions than ours.
