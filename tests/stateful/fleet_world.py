@@ -1,7 +1,7 @@
 """A world of random delays, crashes and wishes around a fleet, which notes every harm done to a process or request."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.fleet import events
@@ -17,6 +17,8 @@ TROUBLE = 120.0
 """Seconds in which anything may happen."""
 CALM = 900.0
 """Seconds until everything must be as desired: longer than all drains, back-offs and a whole restart."""
+STAYS = 30.0
+"""Seconds for which it has to stay so: what comes after them are probes."""
 
 Past = list[tuple[Nanos, Event, list[Effect]]]
 
@@ -76,7 +78,17 @@ class FleetWorld:
         for name in (*self.pools, "urls", "pods"):
             for worker in [worker for worker in self.requests if worker.startswith(name)]:
                 self.leave_requests(worker, 0)
-        self.simulation.run(until=nanos(TROUBLE + CALM))
+
+    def settle(self, wrong: Callable[[], str | None], *, whole: bool) -> str | None:
+        """Run until all is as desired and stays so, or through the ``whole`` calm; return what is wrong in the end."""
+        at, right = TROUBLE, False
+        while at < TROUBLE + CALM:
+            at += STAYS
+            self.simulation.run(until=nanos(at))
+            before, right = right, wrong() is None
+            if before and right and not whole:
+                break
+        return wrong()
 
     def trouble(self, at: float) -> None:
         dice = self.dice
