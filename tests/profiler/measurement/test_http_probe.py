@@ -37,12 +37,10 @@ async def card_of(http: aiohttp.ClientSession, server: RunningServer) -> WorkerC
     return await describe(http, server.url, worker=WorkerId("w"), epoch=1, overrides={"max_num_seqs": 32})
 
 
-async def least(
-    measure: Callable[[], Awaitable[ProbeSample]], fits: Callable[[ProbeSample], bool] = lambda sample: False
-) -> ProbeSample:
-    """Return the shortest of up to three, until one fits: on a busy machine others wait for the processor."""
+async def least(measure: Callable[[], Awaitable[ProbeSample]], fits: Callable[[ProbeSample], bool]) -> ProbeSample:
+    """Return the shortest of up to ten, until one fits: on a busy machine others wait for the processor."""
     samples: list[ProbeSample] = []
-    while len(samples) < 3 and not (samples and fits(samples[-1])):
+    while len(samples) < 10 and not (samples and fits(samples[-1])):
         samples.append(await measure())
     return min(samples, key=lambda sample: sample.seconds)
 
@@ -86,7 +84,8 @@ async def test_a_transfer_costs_what_the_link_takes(http: aiohttp.ClientSession)
     async with simulated_servers(2, SETTINGS) as (first, second):
         source, target = await card_of(http, first), await card_of(http, second)
         probe = HttpProbe(http, target, source)
-        sample = await least(lambda: probe.measure(PointKey("transfer", 1, 1_000)))
+        key = PointKey("transfer", 1, 1_000)
+        sample = await least(lambda: probe.measure(key), lambda sample: sample.seconds <= 0.2)
         assert 0.06 <= sample.seconds <= 0.2, "80 ms of latency, and 2 ms for 131 MB"
         alone = HttpProbe(http, target)
         with pytest.raises(EngineError, match="no transfer"):
