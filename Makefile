@@ -7,13 +7,14 @@ FAST   := .venv-fast
 K8S    := $(abspath $(or $(PENSTOCK_K8S_PROGRAMS),.programs))
 LLAMA  := $(abspath $(or $(PENSTOCK_LLAMACPP_VENV),.venv-llamacpp))
 
+pip = $(1)/bin/python -m pip --disable-pip-version-check -q
 # uv takes seconds where pip takes minutes. pip does it where pip has an index of its own, which uv does not know, or uv fails.
 # $(1) is an environment's folder, $(2) what goes into it.
 define into
 @! $(1)/bin/python -m pip config list | grep -Eq '\.(no-)?index' && \
-$(1)/bin/python -m pip install -q --disable-pip-version-check uv && \
+$(call pip,$(1)) install uv && \
 $(1)/bin/uv pip install -q --python $(1)/bin/python $(2) || \
-$(1)/bin/python -m pip install -q --disable-pip-version-check $(2)
+$(call pip,$(1)) install $(2)
 endef
 
 # Tests start hundreds of processes: without bytecode files, as some environments want it, each takes twice as long.
@@ -66,8 +67,8 @@ fast: $(FAST)/.installed ## Compile the hot modules into .venv-fast: simulations
 $(FAST)/.installed: pyproject.toml hatch_build.py $(shell find src -type f -not -name '*.pyc')
 	@test -x $(FAST)/bin/python || $(PYTHON) -m venv $(FAST)
 	rm -rf build/fast
-	HATCH_BUILD_HOOKS_ENABLE=1 $(FAST)/bin/python -m pip --disable-pip-version-check -q wheel --no-deps -w build/fast .
-	$(FAST)/bin/python -m pip --disable-pip-version-check -q uninstall -y penstock
+	HATCH_BUILD_HOOKS_ENABLE=1 $(call pip,$(FAST)) wheel --no-deps -w build/fast .
+	$(call pip,$(FAST)) uninstall -y penstock
 	$(call into,$(FAST),build/fast/*.whl)
 	@touch $@
 

@@ -66,10 +66,7 @@ slow ones have ten minutes and more."""
 ON_COMPILED = ("pure", "stateful", "random", "shell", "live")
 """Suites of the run on the compiled build, which is that in depth in `.ci/run`: so its `random` has the random tests of
 all folders, and its `shell` no random ones."""
-PLAIN = (
-    *("tests/docs", "tests/inside", "tests/kubernetes", "tests/page", "tests/picker", "tests/security"),
-    "tests/transfer",
-)
+PLAIN = ("tests/docs", "tests/inside", "tests/kubernetes", "tests/page", "tests/picker", "tests/transfer")
 """Folders whose subjects have no compiled module below them but kernel's: the compiled build's `shell` leaves them out.
 Of the live tests it has those of `LIVE_COMPILED`, since the others ask what processes do with each other."""
 LIVE_COMPILED = ("tests/live/test_up.py", "tests/live/test_handoff.py", "tests/live/test_planner.py")

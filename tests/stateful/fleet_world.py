@@ -81,14 +81,15 @@ class FleetWorld:
 
     def settle(self, wrong: Callable[[], str | None], *, whole: bool) -> str | None:
         """Run until all is as desired and stays so, or through the ``whole`` calm; return what is wrong in the end."""
-        at, right = TROUBLE, False
+        at = TROUBLE
+        found: str | None = "in trouble until now"
         while at < TROUBLE + CALM:
             at += STAYS
             self.simulation.run(until=nanos(at))
-            before, right = right, wrong() is None
-            if before and right and not whole:
+            before, found = found, wrong()
+            if before is found is None and not whole:
                 break
-        return wrong()
+        return found
 
     def trouble(self, at: float) -> None:
         dice = self.dice
