@@ -1,10 +1,14 @@
 """Commands that a running cluster prints, and those of docs/start.md, pasted into a shell as they stand."""
 
 import os
+import pty
 import re
+import select
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,14 +35,38 @@ KEYS = {"PENSTOCK_API_KEY": "key-of-a-client", "PENSTOCK_ADMIN_KEY": "key-of-an-
 
 
 def run(command: str, env: dict[str, str]) -> str:
-    """Run a command line as a person would paste it into a shell; one that watches is ended by Ctrl-C."""
-    watches = " top" in command
-    line = f"timeout --preserve-status -s INT 10 {command}" if watches else command
-    done = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True, timeout=120, check=False)
+    """Run a command line as a person would paste it into a shell."""
+    if " top" in command:
+        return watch(command, env, "second/model")
+    done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=120, check=False)
     said = done.stdout + done.stderr
-    assert done.returncode in ((0, 130) if watches else (0,)), f"{command}\nended with {done.returncode}:\n{said}"
-    assert not watches or "second/model" in said
+    assert done.returncode == 0, f"{command}\nended with {done.returncode}:\n{said}"
     return said
+
+
+def watch(command: str, env: dict[str, str], awaited: str) -> str:
+    """Run a command that watches in a terminal until it has shown what is awaited, and end it as Ctrl-C does."""
+    screen, terminal = pty.openpty()
+    shown, give_up = "", time.monotonic() + 60
+    wide = {**env, "COLUMNS": "200"}
+    with subprocess.Popen(
+        ["bash", "-c", command], env=wide, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+    ) as process:
+        os.close(terminal)
+        try:
+            while awaited not in shown:
+                assert time.monotonic() < give_up, f"{command}\nshows no {awaited}:\n{shown}"
+                if select.select([screen], [], [], 1)[0]:
+                    try:
+                        shown += os.read(screen, 65536).decode(errors="replace")
+                    except OSError as error:  # it has ended, and its terminal with it
+                        raise AssertionError(f"{command}\nended, with shown:\n{shown}") from error
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            os.close(screen)
+    return shown
 
 
 def printed(text: str) -> list[str]:
