@@ -13,7 +13,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-ROOMS = ("kernel", "router", "engine", "simulate")
+ROOMS = ("kernel", "router", "engine", "simulate", "traffic")
 """Where a simulation and a routing decision spend their time. A gateway's time goes into sockets and libraries."""
 LEFT_OUT = {
     "errors.py": "errors of other rooms derive from its own",

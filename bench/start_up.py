@@ -188,7 +188,7 @@ def cpu_env() -> dict[str, str]:
     sys.path.insert(0, str(ROOT))
     from tests.vllm.server import CPU_ENV
 
-    return CPU_ENV
+    return {**CPU_ENV, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}  # as everybody's servers start
 
 
 def evict(folder: Path) -> None:

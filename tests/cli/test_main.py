@@ -80,6 +80,31 @@ def test_help_imports_nothing_heavy():
     assert found.returncode == 0, found.stderr
 
 
+def test_commands_that_only_ask_a_cluster_load_no_servers_libraries():
+    """aiohttp alone was more than half of the time of `penstock status`."""
+    asking = (
+        "adapter",
+        "audit",
+        "cache",
+        "chat",
+        "drain",
+        "explain",
+        "flip",
+        "restart",
+        "scale",
+        "set",
+        "status",
+        "top",
+    )
+    code = (
+        "import sys; from penstock.cli.main import main; "
+        f"[main([name, '--help']) for name in {asking}]; "
+        "heavy = {'numpy', 'aiohttp', 'jinja2', 'tokenizers'} & set(sys.modules); assert not heavy, heavy"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+
+
 @pytest.mark.parametrize(("own", "threads"), [({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")])
 def test_a_command_that_computes_has_one_thread_per_process_unless_told_otherwise(own, threads):
     code = (

@@ -37,6 +37,7 @@ CPU_ENV = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "VLLM_SERVER_DEV_MODE": "1",  # shows /reset_prefix_cache
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # see MAY_FORK in setup/install.py
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # as two processes, one polls for the other's answer: most of a core
 }
 """What a server needs to run on two cores without a network."""

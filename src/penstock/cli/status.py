@@ -13,7 +13,7 @@ from penstock.cli.shared.cluster_options import cluster_options
 from penstock.cli.shared.output import fitted, json_option, percent, seconds_text, show, table, terminal_width, wrapped
 from penstock.frontend.admin.cluster_status import ClusterStatus, LastMinute, WantedAdapter
 from penstock.frontend.program_ledger import ProgramStatus
-from penstock.frontend.shadows.shadow_desk import ShadowStatus
+from penstock.frontend.shadows.shadow_status import ShadowStatus
 from penstock.kernel.plurals import counted
 from penstock.kernel.time_windows import QUANTILES
 from penstock.router.status_rows import OUTCOMES, ModelStatus, StatusFinding, WorkerStatus

@@ -55,7 +55,7 @@ def parse(what: str, text: str, kinds: Mapping[str, type[Kind]], number: ReadNum
 
 def _value(where: str, text: str, hint: Any, knob: Knob, number: ReadNumber) -> float | int:
     try:
-        value = number(text, knob.unit)
+        value: float | int = number(text, knob.unit)
     except ValueError as error:
         raise ConfigError(f"{where} {error}") from error
     if hint is int:

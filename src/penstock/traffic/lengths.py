@@ -1,7 +1,6 @@
 """Length distributions of prompts, answers and pauses, sampled from a generator that is handed in."""
 
 import bisect
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import msgspec
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.settings import Knob
 from penstock.traffic import inline_spec
+from penstock.traffic.lognormal_length import lognormal_length
 
 
 class Lengths(Protocol):
@@ -43,8 +43,7 @@ class Lognormal(msgspec.Struct, frozen=True):
 
     def sample(self, rng: random.Random) -> int:
         """Draw one length."""
-        drawn = round(math.exp(rng.normalvariate(math.log(self.median), self.sigma)))
-        return self.least if drawn < self.least else self.most if drawn > self.most else drawn
+        return lognormal_length(rng, self.median, self.sigma, self.least, self.most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import heapq
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -144,27 +144,64 @@ TENANTS = Plain(prompt=Lognormal(200, 0.9, 4, 4096), answer=Lognormal(200, 0.7, 
 """Many tenants, each with a long system prompt, and short questions."""
 
 
-class Piece(NamedTuple):
+class Piece:
     """Part of a prompt: a run of ids that stands for the same tokens wherever it is used."""
 
-    role: str
-    first_id: int
-    blocks: int
+    __slots__ = ("blocks", "first_id", "role")
+
+    def __init__(self, role: str, first_id: int, blocks: int) -> None:
+        self.role = role
+        self.first_id = first_id
+        self.blocks = blocks
 
 
-class Turn(NamedTuple):
-    """One turn of a session before its prompt is written out."""
+class History:
+    """The pieces of a session, of which each of its prompts has the first so many."""
 
-    at: float
-    history: Sequence[Piece]
-    """The prompt and, of a session that goes on, what its later prompts have behind it."""
-    pieces: int
-    """How many of those are the prompt."""
-    osl: int
-    number: int
-    think: float | None
-    branch: int | None = None
-    """Which session of its program it is of, 0 the main one; None where there are no programs."""
+    __slots__ = ("_ends", "_ids", "pieces")
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.pieces = pieces
+        self._ids: list[int] = []
+        self._ends: list[int] = []
+        """How many ids there are with each piece: written when they are asked for, which most turns of `SETTLE` never
+        are."""
+
+    def ids(self, pieces: int) -> list[int]:
+        """Return the ids of its first pieces."""
+        for piece in self.pieces[len(self._ends) : pieces]:
+            self._ids += range(piece.first_id, piece.first_id + piece.blocks)
+            self._ends.append(len(self._ids))
+        return self._ids[: self._ends[pieces - 1]]
+
+
+class Turn:
+    """One turn of a session before its prompt is written out.
+
+    Args:
+        history: the prompt and, of a session that goes on, what its later prompts have behind it.
+        pieces: how many of those are the prompt.
+        branch: which session of its program it is of, 0 the main one; None where there are no programs.
+    """
+
+    __slots__ = ("at", "branch", "history", "number", "osl", "pieces", "think")
+
+    def __init__(
+        self,
+        at: float,
+        history: History,
+        osl: int,
+        number: int = 0,
+        think: float | None = None,
+        branch: int | None = None,
+    ) -> None:
+        self.at = at
+        self.history = history
+        self.pieces = len(history.pieces)
+        self.osl = osl
+        self.number = number
+        self.think = think
+        self.branch = branch
 
 
 Session = Callable[[float], Iterator[Turn]]
@@ -202,13 +239,13 @@ def chat(
     begin = _starts(starts, rate / _mean(shape.turns, rng), rng)
 
     def session(start: float) -> Iterator[Turn]:
-        history = [systems[popular.sample(rng)]]
+        history = History([systems[popular.sample(rng)]])
         at, think = start, None
         for turn in range(shape.turns.sample(rng)):
-            history.append(writer.piece("user", shape.question.sample(rng)))
+            history.pieces.append(writer.piece("user", shape.question.sample(rng)))
             osl = shape.answer.sample(rng)
-            yield Turn(at, history, len(history), osl, turn, think)
-            history.append(writer.piece("assistant", osl))
+            yield Turn(at, history, osl, turn, think)
+            history.pieces.append(writer.piece("assistant", osl))
             think = shape.think.sample(rng) * 1.0
             at += osl * shape.token_time + think
 
@@ -231,8 +268,8 @@ def rag(
             if number not in picked:
                 picked.append(number)
         question = writer.piece("user", shape.question.sample(rng))
-        parts = (system, *(documents[number] for number in picked), question)
-        yield writer.request(_single(at, parts, shape.answer.sample(rng)), None, "rag")
+        parts = [system, *(documents[number] for number in picked), question]
+        yield writer.request(Turn(at, History(parts), shape.answer.sample(rng)), None, "rag")
 
 
 def agent(
@@ -245,13 +282,13 @@ def agent(
     begin = _starts(starts, rate / _mean(shape.steps, rng), rng)
 
     def session(start: float) -> Iterator[Turn]:
-        history = [tools[popular.sample(rng)], writer.piece("user", shape.task.sample(rng))]
+        history = History([tools[popular.sample(rng)], writer.piece("user", shape.task.sample(rng))])
         at, think = start, None
         for turn in range(shape.steps.sample(rng)):
             osl = shape.call.sample(rng)
-            yield Turn(at, history, len(history), osl, turn, think)
-            history.append(writer.piece("assistant", osl))
-            history.append(writer.piece("user", shape.result.sample(rng)))
+            yield Turn(at, history, osl, turn, think)
+            history.pieces.append(writer.piece("assistant", osl))
+            history.pieces.append(writer.piece("user", shape.result.sample(rng)))
             think = shape.tool_time.sample(rng) * 1.0
             at += osl * shape.token_time + think
 
@@ -292,13 +329,14 @@ def _program(
 
     def run(branch: int, begins: float, count: int, forks: set[int]) -> float:
         nonlocal branches
-        history = [system, project]
+        history = History([system, project])
         blocks = system.blocks + project.blocks
 
         def add(role: str, tokens: int) -> None:
             nonlocal blocks
-            history.append(writer.piece(role, tokens))
-            blocks += history[-1].blocks
+            piece = writer.piece(role, tokens)
+            history.pieces.append(piece)
+            blocks += piece.blocks
 
         add("user", shape.task.sample(rng))
         at, think = begins, None
@@ -307,7 +345,7 @@ def _program(
             if blocks * writer.unit + osl > shape.context_max:
                 break
             if at >= since:
-                planned.append(Turn(at, history, len(history), osl, number, think, branch))
+                planned.append(Turn(at, history, osl, number, think, branch))
             answered = at + osl * shape.token_time
             think = shape.tool_time.sample(rng) * 1.0
             add("assistant", osl)
@@ -341,10 +379,10 @@ def plain(
     systems = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.tenants)]
     popular = _zipf(shape.tenants) if systems else None
     for at in _starts(starts, rate, rng):
-        system = (systems[popular.sample(rng)],) if popular is not None else ()
+        system = [systems[popular.sample(rng)]] if popular is not None else []
         tokens = shape.prompt.sample(rng)
         own = writer.piece("user", tokens)
-        made = writer.request(_single(at, (*system, own), shape.answer.sample(rng)), None, kind)
+        made = writer.request(Turn(at, History([*system, own]), shape.answer.sample(rng)), None, kind)
         yield replace(made, isl=made.isl - own.blocks * UNIT + tokens)
 
 
@@ -380,7 +418,7 @@ def images(
             media.append(TrafficMedia(picture.id, picture.width, picture.height, start))
             start += piece.blocks * UNIT
         parts.append(writer.piece("user", shape.prompt.sample(rng)))
-        asked = writer.request(_single(at, parts, shape.answer.sample(rng)), None, "images")
+        asked = writer.request(Turn(at, History(parts), shape.answer.sample(rng)), None, "images")
         yield replace(asked, media=media)
 
 
@@ -407,17 +445,18 @@ class _Writer:
             session: its session, or its program where the turn names one of several sessions.
         """
         program = None if turn.branch is None else session
-        parts = turn.history[: turn.pieces]
         ids: list[int] = []
         messages: list[ChatMessage] | None = None
         if self._form == "tokens":
-            for part in parts:
-                ids += range(part.first_id, part.first_id + part.blocks)
+            ids = turn.history.ids(turn.pieces)
+            blocks = len(ids)
         else:
+            parts = turn.history.pieces[: turn.pieces]
             messages = _messages(parts, self.unit, self._text_seed)
+            blocks = sum(part.blocks for part in parts)
         return TrafficRequest(
             at=turn.at - shift,
-            isl=sum(part.blocks for part in parts) * self.unit,
+            isl=blocks * self.unit,
             osl=turn.osl,
             hash_ids=ids,
             block_size=self.unit,
@@ -428,11 +467,6 @@ class _Writer:
             think=turn.think,
             kind=kind,
         )
-
-
-def _single(at: float, parts: Sequence[Piece], osl: int) -> Turn:
-    """Return the turn of a request without a session."""
-    return Turn(at, parts, len(parts), osl, 0, None)
 
 
 def _messages(parts: Sequence[Piece], unit: int, seed: int) -> list[ChatMessage]:

