@@ -186,9 +186,9 @@ def cells(told: list[dict[str, float | None]]) -> list[str]:
 
 def cpu_env() -> dict[str, str]:
     sys.path.insert(0, str(ROOT))
-    from tests.vllm.server import CPU_ENV
+    from tests.vllm.server import CPU_ENV, SPAWNED
 
-    return {**CPU_ENV, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}  # as everybody's servers start
+    return {**CPU_ENV, **SPAWNED}
 
 
 def evict(folder: Path) -> None:

@@ -41,6 +41,8 @@ CPU_ENV = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # as two processes, one polls for the other's answer: most of a core
 }
 """What a server needs to run on two cores without a network."""
+SPAWNED = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+"""For servers that are to start as everybody's do."""
 TIMED_PASSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 """For a server whose passes are judged by their times. In one process the plug-in told passes of less than a
 millisecond, and a policy believed that one replica answers everything. We take it that vLLM's CPU executor has run a
