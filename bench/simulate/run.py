@@ -27,7 +27,7 @@ ROOT = HERE.parent.parent
 TRACE = "mooncake_conversation_first6000.jsonl"
 SERVER = {"block_size": 64, "kv_blocks": 16_384}
 """Tokens per block, and blocks of each of the four engines, by the peer's defaults."""
-SIZES = [(10_000, 4), (10_000, 16), (10_000, 64), (10_000, 512), (100_000, 64)]
+SIZES = [(10_000, 4), (10_000, 16), (10_000, 64), (10_000, 512), (100_000, 64), (100_000, 512)]
 MILLION = (1_000_000, 64)
 """Requests, and workers that serve them."""
 LENGTHS = (100, 400, 1600)

@@ -50,6 +50,9 @@ def d(name: str, **changes: object):
     return card(name, **{"role": "decode", "handoff": "completed", **changes})
 
 
+HANDING = [(p, "p0"), (d, "d0"), (d, "d1")]
+
+
 def split(**changes: object) -> RouterWorld:
     return RouterWorld(p("p0"), d("d0"), **{"handoff": ALWAYS, **changes})
 
@@ -329,6 +332,34 @@ def test_kv_whose_holder_is_gone_is_computed_again() -> None:
     effects = world.post(Failed(id=R, attempt=2, reason="could not fetch", retryable=True))
     assert only(effects, Dispatch).stage == "aggregated" and none(effects, Release)
     assert world.router.pools["m"].handoffs["lost"] == 1
+
+
+def test_a_worker_that_says_it_could_not_fetch_is_not_blamed_for_a_holder_that_died() -> None:
+    """vLLM answers 500 where NIXL lost the other side, before anybody knows that this has died."""
+    world = split()
+    ids = [f"r{n}" for n in range(4)]
+    for number, id in enumerate(ids):
+        world.post(arrived(id, prompt(number)))
+        world.post(Staged(id=RequestId(id), attempt=1))
+    for id in ids:
+        failed = Failed(id=RequestId(id), attempt=2, reason="server error", retryable=True, status=500)
+        again = only(world.post(failed), Dispatch)
+        assert (again.stage, again.target.worker) == ("aggregated", "d0"), "it computes what it could not fetch"
+    assert world.router.roster.workers["d0"].breaker.failures == 0
+    late = Failed(id=RequestId(ids[0]), attempt=3, reason="server error", retryable=True, status=500)
+    world.post(late)
+    assert world.router.roster.workers["d0"].breaker.failures == 1, "what it does by itself is its own"
+
+
+@pytest.mark.parametrize("protocol", ["completed", "bootstrap"])
+def test_what_one_worker_could_not_fetch_another_one_does_first(protocol: str) -> None:
+    world = RouterWorld(*(make(name, handoff=protocol) for make, name in HANDING), handoff=ALWAYS)
+    sent = [e for e in world.post(arrived("r")) if isinstance(e, Dispatch)]
+    if protocol == "completed":
+        sent = [only(world.post(Staged(id=R, attempt=1)), Dispatch)]
+    failed = Failed(id=R, attempt=2, reason="server error", retryable=True, status=500)
+    again = [e for e in world.post(failed) if isinstance(e, Dispatch) and e.stage in FINAL]
+    assert len(again) == 1 and again[0].target != sent[-1].target
 
 
 @pytest.mark.parametrize("protocol", ["push", "bootstrap"])

@@ -246,15 +246,28 @@ def _other_way(
     return request.tries < core.settings.attempts_max
 
 
-def fetch_failed(core: RouterState, request: RoutedRequest, pool: ModelPool, reason: str) -> None:
-    """The worker that was to go on has failed before its first token: decide what another one can start from."""
+def source_is_suspect(request: RoutedRequest, event: Failed) -> bool:
+    """Whether the one that holds a request's KV may have failed, and not the one that was to fetch it.
+
+    That one is alive: it has answered, with an error and before its first token. vLLM says nothing else but
+    "Internal server error" where NIXL lost the other side in the middle of a transfer.
+    """
+    return request.phase == "prefill" and request.handed and event.worker_at_fault and event.status is not None
+
+
+def fetch_failed(core: RouterState, request: RoutedRequest, pool: ModelPool, reason: str, *, suspect: bool) -> None:
+    """The worker that was to go on has failed before its first token: decide from what it goes on.
+
+    Args:
+        suspect: see `source_is_suspect`; what such a worker holds is not fetched again.
+    """
     remote = request.remote
     if remote is None:
         return
     if remote.protocol in AT_ONCE:
         abort_remote(core, request, "the worker that was to go on has failed")
         core.unstage(request, pool)
-    elif remote.fetches >= FETCHES_MAX:
+    elif suspect or remote.fetches >= FETCHES_MAX:
         lose(core, request, pool, reason, released=False)
 
 

@@ -4,6 +4,7 @@ from penstock.kernel.machine import SECOND, Nanos, nanos
 from penstock.kernel.values import RequestId
 from penstock.router.events import Arrived, Cancelled, Failed, Finished, FirstToken, Grown, Staged, WorkerDraining
 from penstock.router.requests import handoff, hedging
+from penstock.router.requests.eligibility import eligible
 from penstock.router.requests.prefill_release import let_go
 from penstock.router.requests.refusal_codes import ENGINE_BUSY, INFLIGHT_LIMIT, NO_WORKER, QUEUE_TIMEOUT
 from penstock.router.requests.request_close import close
@@ -112,7 +113,8 @@ def failed(core: RouterState, now: Nanos, event: Failed) -> None:
             return hedging.failed(core, request, core.pools[request.event.model], event, now)
         # The request itself is at fault, which another worker would find too.
         hedging.settle(core, request, core.pools[request.event.model], event.attempt, now)
-    failure_of(core, now, request.target.worker, event.reason, at_fault=event.worker_at_fault)
+    suspect = handoff.source_is_suspect(request, event)
+    failure_of(core, now, request.target.worker, event.reason, at_fault=event.worker_at_fault and not suspect)
     core.mark(request, last=now, failure=event.reason)
     request.last_failure = event.reason
     request.last_status = event.status
@@ -122,8 +124,10 @@ def failed(core: RouterState, now: Nanos, event: Failed) -> None:
         core.release(request, pool)
         if worker is not None:
             request.tried.append((worker.card.id, worker.card.incarnation))
+            if suspect and not eligible(core, request, pool, now).targets:
+                request.tried.pop()  # by itself it may well answer, and nobody else is there
         if request.phase == "prefill":
-            handoff.fetch_failed(core, request, pool, event.reason)
+            handoff.fetch_failed(core, request, pool, event.reason, suspect=suspect)
             request.step("retry")
         else:
             assert event.resume is not None
