@@ -42,7 +42,7 @@ CPU_ENV = {
 }
 """What a server needs to run on two cores without a network."""
 SPAWNED = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
-"""For servers that are to start as everybody's do."""
+"""For servers that start as everybody's do: those of ``adapters``, and those whose start is measured."""
 TIMED_PASSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 """For a server whose passes are judged by their times. In one process the plug-in told passes of less than a
 millisecond, and a policy believed that one replica answers everything. We take it that vLLM's CPU executor has run a

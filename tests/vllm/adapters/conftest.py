@@ -13,7 +13,7 @@ import pytest
 
 from penstock.adapters.engine_ports import free_port
 from tests.live.cluster import Served, served
-from tests.vllm.server import BLOCK, BLOCKS, CPU_ENV, CPU_FLAGS, MODEL, RANK, START_LIMIT
+from tests.vllm.server import BLOCK, BLOCKS, CPU_ENV, CPU_FLAGS, MODEL, RANK, SPAWNED, START_LIMIT
 
 NAMES = ("poet", "clerk", "pilot")
 HELD = 2
@@ -59,7 +59,7 @@ def cluster(venv: Path, checkpoint: Path, adapters: Path, tmp_path_factory: pyte
     ):
         arguments += ["--set", f"models.{MODEL}.{knob}={value}"]
     arguments += ["--set", f"names={{{SHARED}: {{models: {{{MODEL}: 1, poet: 1}}}}}}"]
-    env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    env = {**CPU_ENV, **SPAWNED, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     with served(folder, *arguments, env=env, start_limit=START_LIMIT) as cluster:
         yield cluster
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.adapters.engine_ports import free_port
 from tests.live.cluster import Served, served, until
-from tests.vllm.server import BLOCK, BLOCKS, CPU_ENV, CPU_FLAGS, MODEL, SPAWNED, START_LIMIT
+from tests.vllm.server import BLOCK, BLOCKS, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT
 
 WORKERS = ("main-0", "main-1")
 
@@ -23,7 +23,7 @@ def cluster(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
     arguments += ["--canary.idle", "4", "--canary.timeout", "3"]
     for knob, value in (("block_size", BLOCK), ("kv_blocks", BLOCKS), ("max_model_len", 2048)):
         arguments += ["--set", f"{pool}.{knob}={value}"]
-    env = {**CPU_ENV, **SPAWNED, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     with served(folder, *arguments, env=env, start_limit=START_LIMIT) as cluster:
         until(lambda: len(cluster.get("/admin/status")[1]["workers"]) == len(WORKERS), 10.0)
         yield cluster
