@@ -76,6 +76,9 @@ def test_two_processes_are_asked_in_turn_and_hear_of_their_own_ends(folder: Path
     subprocess.run(rendering, capture_output=True, check=True)
     with served(tmp_path, *words) as cluster:
         until(lambda: (folder / "workers.conf").read_text().count("127.0.0.1:") >= 4, 10)
+        logs = [cluster.run / "logs" / f"frontend-{index}.log" for index in range(2)]
+        # nginx leaves one that does not listen yet out for ten seconds.
+        until(lambda: all(log.exists() and "nginx asks at" in log.read_text() for log in logs), 20)
         start = [binary, "-p", str(folder), "-c", "nginx.conf", "-g", "daemon off;"]
         gateway = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
@@ -86,7 +89,6 @@ def test_two_processes_are_asked_in_turn_and_hear_of_their_own_ends(folder: Path
                 assert status == 200
                 explain = f"/admin/explain/{headers['x-request-id']}"
                 until(lambda path=explain: cluster.get(path)[0] == 200, 10)
-            logs = [cluster.run / "logs" / f"frontend-{index}.log" for index in range(2)]
             assert all("POST /v1/chat/completions" in log.read_text() for log in logs), "both processes choose"
             idle = lambda: [worker["active_requests"] for worker in cluster.get("/admin/status")[1]["workers"]]  # noqa: E731
             until(lambda: idle() == [0, 0], 10, lambda: str(idle()))

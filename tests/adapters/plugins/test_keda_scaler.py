@@ -68,6 +68,16 @@ async def test_a_pool_of_none_is_not_active_and_news_are_streamed(asking: Asking
         assert (await stream.read()).result
 
 
+async def test_news_that_come_while_an_answer_goes_out_are_streamed_too() -> None:
+    scaler = KedaScaler()
+    await scaler.recommend({"decode": 0})
+    stream = scaler._actives(scaled("decode"), None)
+    assert not (await anext(stream)).result
+    await scaler.recommend({"decode": 1})  # nobody waits yet
+    async with asyncio.timeout(5):
+        assert (await anext(stream)).result
+
+
 async def test_what_is_unknown_or_too_old_is_no_answer(asking: Asking) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="none yet") as unknown:
         await asking.ask("IsActive", scaled("decode"))

@@ -30,6 +30,8 @@ class KedaScaler:
         self._clock = clock
         self._targets: dict[str, tuple[int, float]] = {}
         """Pool -> its replicas, and since when."""
+        self._serial = 0
+        """How many recommendations there were."""
         self._news = asyncio.Condition()
         self._server: Any = None
 
@@ -38,6 +40,7 @@ class KedaScaler:
         now = self._clock()
         self._targets |= {pool: (replicas, now) for pool, replicas in targets.items()}
         async with self._news:
+            self._serial += 1
             self._news.notify_all()
 
     async def start(self, listen: str) -> int:
@@ -72,12 +75,14 @@ class KedaScaler:
     async def _actives(self, question: Any, context: Any) -> AsyncIterator[Any]:
         before: bool | None = None
         while True:
+            known = self._serial
             active = await self._target(question, context) > 0
             if active != before:
                 yield message("IsActiveResponse", KEDA)(result=active)
                 before = active
-            async with self._news:
-                await self._news.wait()
+            async with self._news:  # what came while the answer went out is news as well
+                while self._serial == known:
+                    await self._news.wait()
 
     async def _spec(self, question: Any, context: Any) -> Any:
         spec = message("MetricSpec", KEDA)(metricName=METRIC, targetSize=1, targetSizeFloat=1.0)
