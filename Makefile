@@ -81,7 +81,7 @@ test-compiled: $(FAST)/.dev ## The compiled build: pure, stateful and random tes
 
 # Tests that judge how long a vLLM server takes have the machine to themselves; two of the others run at a time.
 TIMED = tests/vllm/attached tests/vllm/planned tests/vllm/profiled
-test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 18
+test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 18 to 22
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm $(TIMED:%=--ignore=%) -m "not soak" -n 2 -v -rsR --reruns 1 --durations=12
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest $(TIMED) -m "not soak" -v -rsR --reruns 1 --durations=12
