@@ -79,8 +79,8 @@ $(FAST)/.dev: $(FAST)/.installed
 test-compiled: $(FAST)/.dev ## The compiled build: pure, stateful and random tests, and of the others what is above compiled modules
 	PENSTOCK_REQUIRE=$${PENSTOCK_REQUIRE:+$$PENSTOCK_REQUIRE,}compiled $(FAST)/bin/python -m tests.run
 
-# Tests that judge how long a vLLM server takes have the machine to themselves; two of the others run at a time.
-TIMED = tests/vllm/attached tests/vllm/planned tests/vllm/profiled
+# Tests in which it matters how long something takes have the machine to themselves; two of the others run at a time.
+TIMED = tests/vllm/attached tests/vllm/planned tests/vllm/profiled tests/vllm/tiers/test_6_peers.py
 test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 18 to 22
 	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
 	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm $(TIMED:%=--ignore=%) -m "not soak" -n 2 -v -rsR --reruns 1 --durations=12

@@ -50,9 +50,6 @@ def d(name: str, **changes: object):
     return card(name, **{"role": "decode", "handoff": "completed", **changes})
 
 
-HANDING = [(p, "p0"), (d, "d0"), (d, "d1")]
-
-
 def split(**changes: object) -> RouterWorld:
     return RouterWorld(p("p0"), d("d0"), **{"handoff": ALWAYS, **changes})
 
@@ -353,7 +350,8 @@ def test_a_worker_that_says_it_could_not_fetch_is_not_blamed_for_a_holder_that_d
 
 @pytest.mark.parametrize("protocol", ["completed", "bootstrap"])
 def test_what_one_worker_could_not_fetch_another_one_does_first(protocol: str) -> None:
-    world = RouterWorld(*(make(name, handoff=protocol) for make, name in HANDING), handoff=ALWAYS)
+    workers = [p("p0", handoff=protocol), d("d0", handoff=protocol), d("d1", handoff=protocol)]
+    world = RouterWorld(*workers, handoff=ALWAYS)
     sent = [e for e in world.post(arrived("r")) if isinstance(e, Dispatch)]
     if protocol == "completed":
         sent = [only(world.post(Staged(id=R, attempt=1)), Dispatch)]

@@ -1,6 +1,7 @@
 """Two hosts with a tier process each: does one engine go on with what another engine computed and stored?
 
-The engines run one after the other, since two take the machine; the tier process of the first outlives it.
+The engines run one after the other, since two take the machine; the tier process of the first outlives it. No other
+test runs beside it: a peer's answer that takes more than 50 ms is a miss.
 """
 
 import json
@@ -68,6 +69,5 @@ async def test_a_prompt_comes_from_the_host_memory_of_another_host(
             until(lambda: "peers are now: a" in (tmp_path / "b" / "log").read_text(), 30.0)
             again = await two.answers(prompts())
         assert texts(again) == texts(first)
-        taken = [answer.cached for answer in again if answer.cached >= CACHED]  # this engine computed none of it before
-        assert len(taken) >= PROMPTS - 1, "one peer's answer may be late on a busy machine, which is a miss"
+        assert min(answer.cached for answer in again) >= CACHED, "nothing of it was computed by this engine before"
         assert stat(second_socket).tiers[0].blocks >= PROMPTS * CACHED // BLOCK, "they are in the own host tier now"
