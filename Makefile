@@ -20,7 +20,7 @@ endef
 # Tests start hundreds of processes: without bytecode files, as some environments want it, each takes twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: soak soak-vllm up install dev test test-fast fast test-compiled test-nixl test-kubernetes test-vllm test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-start bench-front-door bench-transfer clean help
+.PHONY: soak soak-vllm up install dev test test-fast fast nightly nixl test-compiled test-nixl test-kubernetes test-vllm test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-start bench-front-door bench-transfer clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -55,7 +55,7 @@ $(VENV)/.clients: $(VENV)/.dev
 	$(call into,.venv-nat,"nvidia-nat[langchain]")
 	@touch $@
 
-test: dev lint types ## Lint, types, import contracts and all tests; under ten minutes
+test: dev lint types ## Lint, types, import contracts and all fast tests
 	$(BIN)/python -m tests.run
 
 test-fast: dev ## Only the pure rooms' tests
@@ -76,37 +76,36 @@ $(FAST)/.dev: $(FAST)/.installed
 	$(call into,$(FAST),"$$(echo build/fast/*.whl)[dev]")
 	@touch $@
 
-test-compiled: $(FAST)/.dev ## The compiled build: pure, stateful and random tests, and of the others what is above compiled modules
-	PENSTOCK_REQUIRE=$${PENSTOCK_REQUIRE:+$$PENSTOCK_REQUIRE,}compiled $(FAST)/bin/python -m tests.run
+nixl: dev
+	$(call into,$(VENV),--no-deps nixl==1.5.0 nixl-cu12==1.5.0)
 
-# Tests in which it matters how long something takes have the machine to themselves; two of the others run at a time.
-TIMED = tests/vllm/attached tests/vllm/planned tests/vllm/profiled tests/vllm/tiers/test_6_peers.py
-test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB, then 18 to 22
-	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
-	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm $(TIMED:%=--ignore=%) -m "not soak" -n 2 -v -rsR --reruns 1 --durations=12
-	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest $(TIMED) -m "not soak" -v -rsR --reruns 1 --durations=12
+# The suites of tests/suites.py, with what each needs made first.
+test-compiled: dev ## The compiled build, its random tests at full depth (3 minutes to compile, and a C compiler)
+	$(BIN)/python -m tests.run compiled
+
+test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB
+	$(BIN)/python -m tests.run vllm
 
 soak-vllm: dev ## Let three policies scale a real vLLM from a measured profile alone, a row of docs/bench/accuracy.md each, and one from its passes (12 minutes)
-	$(BIN)/python tests/vllm/setup/install.py $(VLLM)
-	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm/profiled/ramp_soak.py -v -s
-	PENSTOCK_VLLM_VENV=$(VLLM) PENSTOCK_REQUIRE=vllm $(BIN)/python -m pytest tests/vllm/planned -m soak -v -s
+	$(BIN)/python -m tests.run soak-vllm
 
 test-nixl: dev ## Prove the transfer library's NIXL backends on the real package (70 MB to install, without torch)
-	$(call into,$(VENV),--no-deps nixl==1.5.0 nixl-cu12==1.5.0)
-	PENSTOCK_REQUIRE=nixl $(BIN)/python -m pytest tests/transfer -k nixl -rsR --reruns 1
+	$(BIN)/python -m tests.run nixl
 
 test-kubernetes: dev ## Prove it with real kubectl, helm, Envoy, nginx and HAProxy (180 MB to fetch)
-	$(BIN)/python tests/kubernetes/setup/install.py $(K8S)
-	PENSTOCK_K8S_PROGRAMS=$(K8S) PENSTOCK_REQUIRE=$${PENSTOCK_REQUIRE:+$$PENSTOCK_REQUIRE,}kubectl,helm,envoy,nginx,haproxy,xds $(BIN)/python -m pytest tests/kubernetes tests/picker -n 3 --dist loadfile --no-loadscope-reorder -rsR --reruns 1 --durations=12
+	$(BIN)/python -m tests.run kubernetes double image pickers
 
 test-llamacpp: dev ## Prove the planner on llama.cpp's own servers: they are built first, in some five minutes
-	$(BIN)/python tests/llamacpp/setup/install.py $(LLAMA)
-	PENSTOCK_LLAMACPP_VENV=$(LLAMA) PENSTOCK_REQUIRE=llamacpp $(BIN)/python -m pytest tests/llamacpp -v -rsR --reruns 1 --durations=3
+	$(BIN)/python -m tests.run llamacpp
+
+nightly: ## Run everything at full depth and write docs/reference/nightly.json; SUITES= names some (85 minutes)
+	.ci/run nightly $(SUITES)
 
 lint: dev ## Format, lint and import contracts
 	$(BIN)/ruff format --check src tests bench hatch_build.py
 	$(BIN)/ruff check src tests bench hatch_build.py
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.house
 
 types: dev ## Check types
 	$(BIN)/mypy

@@ -1,5 +1,6 @@
 """What all tests share: how a missing outside server is skipped by name, or failed where it is required."""
 
+import json
 import os
 from pathlib import Path
 
@@ -48,7 +49,16 @@ def traces() -> Path:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show how a test failed that passed the second time: else nobody could say whether the machine was at fault."""
+    """Show how a test failed that passed the second time, and tell `tests.run` what came of all of them."""
+    first_failures: dict[str, str] = {}
     for report in terminalreporter.getreports("rerun"):
-        terminalreporter.section(f"first failure of {report.nodeid}", "-")
-        terminalreporter.write_line(report.longreprtext)
+        first_failures.setdefault(report.nodeid, report.longreprtext)
+    for test, failure in first_failures.items():
+        terminalreporter.section(f"first failure of {test}", "-")
+        terminalreporter.write_line(failure)
+    if path := os.environ.get("PENSTOCK_TEST_REPORT"):
+        failed = {report.nodeid for outcome in ("failed", "error") for report in terminalreporter.getreports(outcome)}
+        passed_later = {test: failure for test, failure in first_failures.items() if test not in failed}
+        counts = {outcome: len(terminalreporter.getreports(outcome)) for outcome in ("passed", "skipped")}
+        counts |= {"failed": len(failed), "rerun": len(passed_later)}
+        Path(path).write_text(json.dumps({"counts": counts, "first_failures": passed_later}))

@@ -1,112 +1,229 @@
-"""Run every suite, say how long each took, and end with one line that counts passes, failures and skips.
+"""Run suites of tests, say how long each took, and end with one line that counts passes, failures and skips.
 
-usage: python -m tests.run [SUITE ...]      without names: all of `SUITES` but those of `ONLY_BY_NAME`, in order
+usage: python -m tests.run [RING | SUITE ...]
+
+Without names it runs ring "test". `gate` runs what `.ci/run` needs beyond that, `nightly` everything at full depth, and
+writes docs/reference/nightly.json. A suite's name runs it in full, and so does the part of it before a dash: `vllm`
+stands for all suites of real vLLM, `nightly vllm` writes their results down as well.
 """
 
+import contextlib
+import json
 import os
-import re
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.kernel.numeric_threads import ONE_THREAD
+from tests import nightly
+from tests.environments import ENVIRONMENTS, Environments
+from tests.suites import ROOT, SUITES, Suite, known, touched
 
-PURE = [
-    *("tests/kernel", "tests/router", "tests/planner", "tests/engine", "tests/traffic", "tests/fleet"),
-    *("tests/simulate", "tests/blocks"),
-]
-STATEFUL = ["tests/stateful"]
-SHELL = [
-    *("tests/config", "tests/cli", "tests/adapters", "tests/contracts", "tests/frontend", "tests/inside"),
-    *("tests/kubernetes", "tests/page", "tests/picker", "tests/runtime", "tests/report", "tests/profiler"),
-    *("tests/docs", "tests/security", "tests/testing", "tests/transfer"),
-]
-WITH_PROGRAMS = ("tests/kubernetes", "tests/picker")
-"""Folders whose slow tests need the programs around Kubernetes: `make test-kubernetes` fetches those and runs them."""
-ONCE_MORE = ["--reruns", "1"]
-"""For suites with real processes, sockets and clocks only: a busy machine alone can fail such a test. It runs a second
-time, is named and counted."""
-SUITES: dict[str, list[str]] = {
-    "pure": [*PURE, "-m", "not slow", "-n", "2"],
-    "stateful": [*STATEFUL, "-n", "2"],
-    "shell": [
-        *SHELL,
-        *("-m", "not slow"),
-        *("-n", "4"),  # a third of their time is waiting
-        *ONCE_MORE,
-    ],
-    "live": ["tests/live", "-m", "not slow", "-n", "2", "--dist", "loadfile", *ONCE_MORE],
-    "engines": ["tests/vllm", "tests/llamacpp"],
-    "random": [
-        "tests",
-        *(f"--ignore={folder}" for folder in [*PURE, *STATEFUL]),
-        *("-m", "hypothesis and not slow"),
-        *("-n", "2"),
-    ],
-    "slow": [
-        "tests/soak",  # minutes, most of them waiting: with the others beside it
-        "tests/live",
-        *PURE,
-        *(folder for folder in SHELL if folder not in WITH_PROGRAMS),
-        *("-m", "slow"),
-        *("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"),  # a fourth of their time is waiting
-        *ONCE_MORE,
-    ],
-}
-"""Suite -> pytest arguments. Live tests start processes of their own: two files at a time keep two cores busy.
-
-The tests of real engines are here to be skipped by name: `make test-vllm` and `make test-llamacpp` make what they need
-and run them.
-"""
-ONLY_BY_NAME = ("random", "slow")
-"""The random tests of the other folders: they are in their suites as well, and go alone where they go in depth. The
-slow ones have ten minutes and more."""
-
-ON_COMPILED = ("pure", "stateful", "random", "shell", "live")
-"""Suites of the run on the compiled build, which is that in depth in `.ci/run`: so its `random` has the random tests of
-all folders, and its `shell` no random ones."""
-PLAIN = ("tests/docs", "tests/inside", "tests/kubernetes", "tests/page", "tests/picker", "tests/transfer")
-"""Folders whose subjects have no compiled module below them but kernel's: the compiled build's `shell` leaves them out.
-Of the live tests it has those of `LIVE_COMPILED`, since the others ask what processes do with each other."""
-LIVE_COMPILED = ("tests/live/test_up.py", "tests/live/test_handoff.py", "tests/live/test_planner.py")
-
-_COUNT = re.compile(r"(\d+) (passed|failed|skipped|error|rerun)")
+REPORT = "PENSTOCK_TEST_REPORT"
+"""Variable that names the file into which `tests.conftest` writes what came of a run of pytest."""
+COUNTED = ("passed", "failed", "rerun", "skipped")
 
 
-def main(names: list[str]) -> int:
-    compiled = "compiled" in os.environ.get("PENSTOCK_REQUIRE", "").split(",")
-    counts = dict.fromkeys(("passed", "failed", "skipped", "error", "rerun"), 0)
-    took: dict[str, float] = {}
-    usual = ON_COMPILED if compiled else [name for name in SUITES if name not in ONLY_BY_NAME]
-    for name in names or usual:
-        started = time.monotonic()
-        print(f"== {name}", flush=True)
-        arguments = [part for part in SUITES[name] if not part.startswith("tests/") or Path(part).is_dir()]
-        if compiled and name == "shell":
-            arguments = [part for part in arguments if part not in PLAIN]
-            arguments[arguments.index("-m") + 1] += " and not hypothesis"
-        if compiled and name == "live":
-            arguments = [*LIVE_COMPILED, *arguments[1:]]
-        found = subprocess.run(
-            [sys.executable, "-m", "pytest", "-rsR", "--durations=8", *arguments],
-            capture_output=True,
-            text=True,
-            env={**ONE_THREAD, **os.environ},
+@dataclass
+class Outcome:
+    """What came of a suite."""
+
+    passed: int = 0
+    failed: int = 0
+    """Errors of set-up and tear-down are failures, and so is a run that broke off."""
+    rerun: int = 0
+    """Tests that passed the second time only."""
+    skipped: int = 0
+    seconds: float = 0.0
+    first_failures: dict[str, str] = field(default_factory=dict)
+    """Test that was run a second time -> how it failed the first time."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A suite to run, and how much of it."""
+
+    suite: Suite
+    full: bool = True
+    reason: str = ""
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        return self.suite.tests if self.full else self.suite.gate
+
+    @property
+    def depth(self) -> float | None:
+        return self.suite.depth if self.full else self.suite.gate_depth
+
+
+def main(names: Sequence[str]) -> int:
+    ring, *rest = names or ["test"]
+    writes = ring == "nightly"
+    if writes and (changed := nightly.uncommitted()):
+        print(f"commit first, since the table names the commit that was tested: {', '.join(changed[:5])}")
+        return 2
+    if ring == "gate":
+        plans = gate_plans(nightly.read())
+    else:
+        wanted = rest if writes else [] if ring == "test" else list(names)
+        plans = [Plan(suite) for suite in named(wanted, ring if ring in ("test", "nightly") else "")]
+    if ring in ("gate", "nightly"):
+        plans = [plan for plan in plans if is_required(plan.suite)]
+    outcomes: dict[str, Outcome] = {}
+    with Environments([need for plan in plans for need in plan.suite.needs]) as environments:
+        for plan in plans:
+            print(f"== {plan.suite.name}{' (' + plan.reason + ')' if plan.reason else ''}", flush=True)
+            outcomes[plan.suite.name] = run(plan, environments)
+            if writes:
+                nightly.write(plan.suite.name, outcomes[plan.suite.name])
+    return summary(outcomes) or (nightly.repeated() if writes else 0)
+
+
+def named(names: Sequence[str], ring: str) -> Iterator[Suite]:
+    """Yield the suites of a ring, or those that are named by themselves or by the part before a dash."""
+    unknown = [name for name in names if not any(name in (suite.name, suite.group) for suite in SUITES)]
+    if unknown:
+        raise SystemExit(f"there is no suite {unknown[0]!r}; there are {', '.join(suite.name for suite in SUITES)}")
+    for suite in SUITES:
+        if names:
+            if suite.name in names or suite.group in names:
+                yield suite
+        elif ring == "nightly" or suite.ring == ring:
+            yield suite
+
+
+def gate_plans(results: nightly.Results) -> Iterator[Plan]:
+    """Yield what a landing needs beyond ring "test"; name what is left out, and why that may be.
+
+    A suite runs in full where files of its subject, or of its tests, changed since the commit of its last green run, or
+    where there is no such run. A changed file that is in no suite's subject counts as a change of all.
+    """
+    for suite in SUITES:
+        if suite.ring in ("test", "soak"):
+            continue
+        if suite.ring == "gate":
+            yield Plan(suite)
+            continue
+        commit = results.green(suite.name)
+        changed = nightly.changed_files(commit) if commit else None
+        if changed is None:
+            place = f"{commit[:9]}, where it passed last, is not in this history" if commit else "it has not passed yet"
+            yield Plan(suite, reason=f"in full: {place}")
+        elif strange := [path for path in changed if not known(path)]:
+            yield Plan(suite, reason=f"in full: {strange[0]} is in no suite's subject")
+        elif about := touched(suite, changed):
+            yield Plan(suite, reason=f"in full: {about[0]} changed since {commit[:9]}")
+        elif suite.gate:
+            yield Plan(suite, full=False, reason=f"the gate's part: nothing it is about changed since {commit[:9]}")
+        else:
+            print(f"== {suite.name} is left out: nothing it is about changed since {commit[:9]}, where it passed")
+
+
+def is_required(suite: Suite) -> bool:
+    """Say whether PENSTOCK_REQUIRE names what a suite needs; without that variable everything is required."""
+    asked = os.environ.get("PENSTOCK_REQUIRE")
+    missing = [need for need in suite.needs if ENVIRONMENTS[need].asked and asked and need not in asked.split(",")]
+    if missing:
+        print(f"== {suite.name} is left out: PENSTOCK_REQUIRE does not name {missing[0]}")
+    return not missing
+
+
+def run(plan: Plan, environments: Environments) -> Outcome:
+    """Run a suite: its tests side by side, then those that need the machine to themselves."""
+    suite = plan.suite
+    started = time.monotonic()
+    outcome = Outcome()
+    broken = [need for need in suite.needs if not environments.ready(need)]
+    if broken:
+        print(f"the environment {broken[0]} could not be made: see above", flush=True)
+        outcome.failed += 1
+    else:
+        python, variables = environments.of(suite.needs)
+        variables |= {**suite.variables, "PENSTOCK_REQUIRE": ",".join(sorted(required() | set(suite.requires)))}
+        if plan.depth is not None:
+            variables["PENSTOCK_DEPTH"] = str(plan.depth)
+        tests = [path for path in plan.tests if (ROOT / path.partition("::")[0]).exists()]
+        quiet = list(marked_quiet(tests)) if suite.workers > 1 else []
+        side_by_side = ["-n", str(suite.workers), "--dist", suite.spread] if suite.workers > 1 else []
+        if suite.spread == "loadfile":
+            side_by_side.append("--no-loadscope-reorder")
+        common = [*suite.again, *suite.options]
+        pytest(
+            outcome, python, variables, [*tests, *marks(suite, "not quiet" if quiet else ""), *side_by_side, *common]
+        )
+        if quiet:
+            pytest(outcome, python, variables, [*quiet, *marks(suite, "quiet"), *common], may_be_empty=True)
+    outcome.seconds = time.monotonic() - started
+    return outcome
+
+
+def marks(suite: Suite, more: str) -> list[str]:
+    """Return pytest's option for the tests of a suite that have these marks as well."""
+    wanted = " and ".join(f"({each})" for each in (suite.select, more) if each)
+    return ["-m", wanted] if wanted else []
+
+
+def required() -> set[str]:
+    """Return what PENSTOCK_REQUIRE names, but for environments: a suite that needs one says itself what it requires."""
+    asked = os.environ.get("PENSTOCK_REQUIRE", "").split(",")
+    return {name for name in asked if name and not (name in ENVIRONMENTS and ENVIRONMENTS[name].asked)}
+
+
+def marked_quiet(tests: Sequence[str]) -> Iterator[str]:
+    """Yield the files of tests in which the mark stands."""
+    for path in tests:
+        place = ROOT / path.partition("::")[0]
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            if "mark.quiet" in file.read_text():
+                yield str(file.relative_to(ROOT))
+
+
+def pytest(
+    outcome: Outcome, python: Path, variables: dict[str, str], arguments: Sequence[str], *, may_be_empty: bool = False
+) -> None:
+    """Run pytest and add what came of it to ``outcome``."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        done = subprocess.run(
+            [python, "-m", "pytest", "-rsR", "--durations=12", *arguments],
+            env={**ONE_THREAD, **os.environ, **variables, REPORT: str(report)},
+            cwd=ROOT,
             check=False,
         )
-        print(found.stdout, found.stderr, sep="", flush=True)
-        took[name] = time.monotonic() - started
-        tail = found.stdout.strip().splitlines()[-1:] or [""]
-        for number, word in _COUNT.findall(tail[0]):
-            counts[word] += int(number)
-        if found.returncode not in (0, 1) and not counts["error"]:
-            counts["error"] += 1  # pytest itself broke: no count says so
-    print("seconds per suite: " + ", ".join(f"{name} {seconds:.0f}" for name, seconds in took.items()))
-    failed = counts["failed"] + counts["error"]
-    again = f", {counts['rerun']} run a second time" if counts["rerun"] else ""
-    print(f"{counts['passed']} passed, {failed} failed, {counts['skipped']} skipped{again}")
-    return 1 if failed or not counts["passed"] else 0
+        if done.returncode == NOTHING_SELECTED and may_be_empty:
+            return
+        counts: dict[str, int] = {}
+        with contextlib.suppress(FileNotFoundError):
+            came = json.loads(report.read_text())
+            counts = came["counts"]
+            outcome.first_failures |= came["first_failures"]
+    for name in COUNTED:
+        setattr(outcome, name, getattr(outcome, name) + counts.get(name, 0))
+    if done.returncode not in (0, 1) or (done.returncode and not counts.get("failed")):
+        outcome.failed += 1  # pytest itself broke, or ran nothing: no count says so
+
+
+NOTHING_SELECTED = 5
+"""pytest's exit status where marks leave no test over."""
+
+
+def summary(outcomes: dict[str, Outcome]) -> int:
+    """Print what came of the suites; return the exit status."""
+    width = max(map(len, outcomes), default=0)
+    print(f"\n{'suite':{width}} {'seconds':>8} " + " ".join(f"{name:>8}" for name in COUNTED))
+    for name, outcome in outcomes.items():
+        row = " ".join(f"{getattr(outcome, count):>8}" for count in COUNTED)
+        print(f"{name:{width}} {outcome.seconds:>8.0f} {row}")
+    total = {name: sum(getattr(outcome, name) for outcome in outcomes.values()) for name in COUNTED}
+    if total["rerun"]:
+        print("run a second time: " + ", ".join(test for each in outcomes.values() for test in each.first_failures))
+    print(f"{sum(outcome.seconds for outcome in outcomes.values()):.0f} s in all")
+    print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
+    return 1 if total["failed"] or not total["passed"] else 0
 
 
 if __name__ == "__main__":

@@ -146,6 +146,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ramped") / "profile"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_follows_a_ramp_from_a_profile_alone(
     policy: str, venv: Path, checkpoint: Path, profile: Path, tmp_path: Path
