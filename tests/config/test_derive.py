@@ -4,6 +4,7 @@ import importlib
 import json
 import pkgutil
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from penstock.config.reading.load import load
 from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.engine.settings import TierLinks
+from penstock.kernel.errors import ConfigError
 from penstock.kernel.settings import Field, Knob, Settings, fields_of, is_group
 
 KNOBS = derive(ClusterSettings)
@@ -45,12 +47,13 @@ def all_settings() -> list[type[Settings]]:
 
 
 def test_every_field_of_every_settings_struct_has_a_knob_with_a_sentence():
-    for group in all_settings():
-        for field in fields_of(group):
-            if is_group(field.type):
-                continue
-            assert field.knob is not None, f"{group.__name__}.{field.name}"
-            assert field.knob.help.endswith("."), f"{group.__name__}.{field.name}: {field.knob.help}"
+    faults = [
+        f"{group.__name__}.{field.name}: {field.knob}"
+        for group in all_settings()
+        for field in fields_of(group)
+        if not is_group(field.type) and (field.knob is None or not field.knob.help.endswith("."))
+    ]
+    assert not faults, "\n".join(faults)
 
 
 def test_settings_do_not_become_more_unseen():
@@ -101,38 +104,50 @@ def with_entry(knob, path, folder):
     return file
 
 
-@pytest.mark.parametrize("knob", [k for k in KNOBS if not k.is_mapping], ids=lambda k: k.dotted)
-def test_every_knob_is_set_by_flag_and_environment(knob, tmp_path):
-    path = concrete(knob)
-    value = text(knob)
-    file = with_entry(knob, path, tmp_path)
-    flag = load(file, [f"{'.'.join(path)}={value}"])
-    assert flag.origin(".".join(path)).kind == "flag"
-    env = load(file, (), {env_name(path): value})
-    assert env.origin(".".join(path)).kind == "environment"
+def test_every_knob_is_set_by_flag_and_environment(tmp_path):
+    faults = []
+    for knob in [knob for knob in KNOBS if not knob.is_mapping]:
+        path, value = concrete(knob), text(knob)
+        file, dotted = with_entry(knob, path, tmp_path), ".".join(path)
+        for kind, flags, env in (("flag", [f"{dotted}={value}"], {}), ("environment", (), {env_name(path): value})):
+            try:
+                origin = load(file, flags, env).origin(dotted).kind
+            except ConfigError as error:
+                origin = str(error)
+            if origin != kind:
+                faults.append(f"{knob.dotted} by {kind}: {origin}")
+    assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize("knob", KNOBS, ids=lambda k: k.dotted)
-def test_every_knob_is_in_schema_and_docs(knob):
+def test_every_knob_is_in_schema_and_docs():
+    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+    faults = [f"{knob.dotted}: {fault}" for knob in KNOBS for fault in unshown(knob, sections)]
+    assert not faults, "\n".join(faults)
+
+
+def unshown(knob, sections: dict[str, str]) -> Iterator[str]:
+    """Yield what the schema and the page of the configuration lack of a knob."""
     here = SCHEMA
     for part in knob.path:
         if "$ref" in here:
             here = SCHEMA["$defs"][here["$ref"].rsplit("/", 1)[1]]
-        here = here["additionalProperties"] if part == ANY_KEY else here["properties"][part]
-    assert here["description"] == knob.knob.help
-    assert here.get("x-unit") == knob.knob.unit
-    section = PAGE.split(f"## `{knob.group.replace(ANY_KEY, 'NAME')}`\n" if knob.group else "## Top\n")[1].split(
-        "\n## "
-    )[0]
-    assert f"| `{knob.path[-1]}` |" in section
-    assert knob.knob.help.replace("|", "\\|") in section
+        here = here.get("additionalProperties") if part == ANY_KEY else here.get("properties", {}).get(part)
+        if here is None:
+            yield f"the schema has no {part}"
+            return
+    if (here.get("description"), here.get("x-unit")) != (knob.knob.help, knob.knob.unit):
+        yield f"the schema has {here.get('description')!r} in {here.get('x-unit')!r}"
+    section = sections.get(f"`{knob.group.replace(ANY_KEY, 'NAME')}`" if knob.group else "Top", "")
+    if f"| `{knob.path[-1]}` |" not in section:
+        yield "the page has no row"
+    if knob.knob.help.replace("|", "\\|") not in section:
+        yield "the page has no sentence"
 
 
 def test_the_full_template_shows_every_knob_and_is_the_default():
     shown = init_yaml(everything=True)
-    for knob in KNOBS:
-        if not knob.is_mapping:
-            assert f"{knob.path[-1]}: " in shown
+    absent = [knob.dotted for knob in KNOBS if not knob.is_mapping and f"{knob.path[-1]}: " not in shown]
+    assert not absent, "\n".join(absent)
 
 
 def test_names_are_unique_and_apart_from_the_reserved_ones():

@@ -65,47 +65,72 @@ def expressions() -> Iterator[tuple[str, str]]:
         yield rule["alert"], rule["expr"]
 
 
-@pytest.mark.parametrize(("where", "expression"), list(expressions()))
-def test_every_name_and_label_is_exported(where: str, expression: str) -> None:
+def test_every_name_and_label_is_exported() -> None:
     known = families()
+    faults = [f"{where}: {fault}" for where, expression in expressions() for fault in query_faults(expression, known)]
+    assert not faults, "\n".join(faults)
+
+
+def query_faults(expression: str, known: dict[str, MetricFamily]) -> Iterator[str]:
+    """Yield what a query asks for that nobody exports."""
     asked = METRIC.findall(expression)
-    assert asked, f"{where} asks for no metric of ours"
+    if not asked:
+        yield "asks for no metric of ours"
     labels: set[str] = {"le"}
     for name, selector in asked:
-        assert name in known, f"{where}: nobody exports {name}"
+        if name not in known:
+            yield f"nobody exports {name}"
+            continue
         labels |= set(known[name].labels)
         for label in re.findall(r"([a-z_]+)\s*(?:=|!|~)", selector):
-            assert label in (*known[name].labels, "le"), f"{where}: {name} has no label {label}"
+            if label not in (*known[name].labels, "le"):
+                yield f"{name} has no label {label}"
     for names in GROUPED.findall(expression):
-        assert {name.strip() for name in names.split(",")} <= labels, f"{where}: {names}"
+        if absent := {name.strip() for name in names.split(",")} - labels:
+            yield f"groups by {sorted(absent)}"
 
 
 def test_what_the_texts_name_is_there() -> None:
     known = families()
-    for panel in panels():
-        for target in panel["targets"]:
-            labels = {label for name, _ in METRIC.findall(target["expr"]) for label in known[name].labels}
-            assert set(re.findall(r"{{\s*([a-z_]+)\s*}}", target["legendFormat"])) <= labels, panel["title"]
+    shown = [
+        *((panel["title"], target["expr"], re.findall(r"{{\s*([a-z_]+)\s*}}", target["legendFormat"]))
+          for panel in panels() for target in panel["targets"]),
+        *((rule["alert"], rule["expr"], re.findall(r"\$labels\.([a-z_]+)", " ".join(rule["annotations"].values())))
+          for rule in rules()),
+    ]  # fmt: skip
+    faults = [
+        f"{where}: {label} is not a label of its metrics"
+        for where, expression, named in shown
+        for label in sorted(
+            {*named} - {label for name, _ in METRIC.findall(expression) for label in known[name].labels}
+        )
+    ]
     for rule in rules():
-        labels = {label for name, _ in METRIC.findall(rule["expr"]) for label in known[name].labels}
-        told = " ".join(rule["annotations"].values())
-        assert set(re.findall(r"\$labels\.([a-z_]+)", told)) <= labels, rule["alert"]
-        assert rule["annotations"]["description"].endswith((".", "?")) and rule["labels"]["severity"]
+        if not rule["annotations"]["description"].endswith((".", "?")) or not rule["labels"]["severity"]:
+            faults.append(f"{rule['alert']} lacks a sentence or a severity")
+    assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize("board", boards(), ids=lambda board: board["uid"])
-def test_no_two_panels_lie_on_each_other(board: dict[str, Any]) -> None:
+def test_no_two_panels_lie_on_each_other() -> None:
+    faults = [f"{board['uid']}: {fault}" for board in boards() for fault in layout_faults(board["panels"])]
+    assert not faults, "\n".join(faults)
+
+
+def layout_faults(panels: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the panels of a board that share an id or a cell with another, or lie outside the 24 columns."""
     taken: set[tuple[int, int]] = set()
-    ids = [panel["id"] for panel in board["panels"]]
-    assert len(ids) == len(set(ids))
-    for panel in board["panels"]:
+    ids = [panel["id"] for panel in panels]
+    if len(ids) != len(set(ids)):
+        yield "two panels have the same id"
+    for panel in panels:
         place = panel["gridPos"]
         cells = {
             (x, y)
             for x in range(place["x"], place["x"] + place["w"])
             for y in range(place["y"], place["y"] + place["h"])
         }
-        assert not cells & taken and max(x for x, _ in cells) < 24, panel["title"]
+        if cells & taken or max(x for x, _ in cells) >= 24:
+            yield f"{panel['title']} lies on another panel or outside the board"
         taken |= cells
 
 

@@ -3,20 +3,22 @@
 import importlib.util
 import re
 import shlex
+from collections.abc import Iterator
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, get_origin
 
 import click
-import pytest
 
 from penstock.cli.main import COMMANDS, HIDDEN, cli
 from penstock.cli.shared.settings_flags import SettingsCommand
 from penstock.config.derived.docs import configuration_page
-from penstock.config.derived.knobs import RESERVED, derive
+from penstock.config.derived.knobs import ANY_KEY, PREFIX, RESERVED, derive, env_part
 from penstock.config.reading.load import load
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.admin.admin_api import ADMIN_ROUTES
+from penstock.inside.weights.weight_protocol import WEIGHTS_ENV
+from penstock.kernel.errors import ConfigError
 from penstock.report.markdown import folded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +30,18 @@ EXAMPLES = sorted(ROOT.glob("examples/*.yaml"))
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:\.venv/bin/)?penstock [a-z][^`]*)`")
 ENV = re.compile(r"\bPENSTOCK_[A-Z0-9_]+\b")
+NAMES = {*RESERVED, "PENSTOCK_", WEIGHTS_ENV, "PENSTOCK_MODEL"}
+"""Not of a cluster's settings; the last is one that the workflow in examples/agents reads."""
+KNOBS = re.compile(
+    "|".join(
+        PREFIX + "__".join("[A-Z0-9_]+" if part == ANY_KEY else env_part(part) for part in knob.path)
+        for knob in derive(ClusterSettings)
+    )
+)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 def commands_of(text: str) -> list[str]:
@@ -43,11 +57,7 @@ def commands_of(text: str) -> list[str]:
 
 
 def pages() -> list[tuple[str, str]]:
-    return [
-        (str(path.relative_to(ROOT)), command)
-        for path in [*PAGES, *EXAMPLES]
-        for command in commands_of(path.read_text())
-    ]
+    return [(name_of(path), command) for path in [*PAGES, *EXAMPLES] for command in commands_of(path.read_text())]
 
 
 def test_the_pages_show_commands():
@@ -58,25 +68,35 @@ def test_the_pages_show_commands():
     }
 
 
-@pytest.mark.parametrize(("page", "line"), pages())
-def test_a_command_that_is_shown_exists_and_takes_its_flags(page, line):
+def test_commands_that_are_shown_exist_and_take_their_flags():
+    faults = [f"{page}: {line!r}: {fault}" for page, line in pages() for fault in command_faults(line)]
+    assert not faults, "\n".join(faults)
+
+
+def command_faults(line: str) -> Iterator[str]:
+    """Yield what is wrong with a command line: a command or a flag that doesn't exist."""
     words = shlex.split(line)[1:]
     command: click.Command = cli
     context = click.Context(cli)
     while words and isinstance(command, click.Group):
         name = words.pop(0)
         if name.startswith("-"):
-            assert name in ("--help", "--version"), f"{page}: {line}"
+            if name not in ("--help", "--version"):
+                yield f"unknown flag {name}"
             return
         inner = command.get_command(context, name)
-        assert inner is not None, f"{page}: there is no command {name!r} in {line!r}"
+        if inner is None:
+            yield f"unknown command {name}"
+            return
         command, context = inner, click.Context(inner)
     own = {option for param in command.get_params(context) for option in (*param.opts, *param.secondary_opts)}
     for word in words:
         flag = word.partition("=")[0]
         if flag.startswith("--") and flag not in own and command.name not in ("sim", "frontend"):
-            assert isinstance(command, SettingsCommand), f"{page}: {line!r} has the unknown flag {flag}"
-            assert any(fits(flag, knob.flag) for knob in command.knobs()), f"{page}: {flag} is no setting"
+            if not isinstance(command, SettingsCommand):
+                yield f"unknown flag {flag}"
+            elif not any(fits(flag, knob.flag) for knob in command.knobs()):
+                yield f"{flag} is not a setting"
 
 
 def fits(flag: str, derived: str) -> bool:
@@ -84,23 +104,31 @@ def fits(flag: str, derived: str) -> bool:
     return re.fullmatch(pattern, flag) is not None
 
 
-@pytest.mark.parametrize("path", [*PAGES, *EXAMPLES], ids=lambda path: str(path.relative_to(ROOT)))
-def test_environment_names_that_are_shown_exist(path):
-    known = [re.escape(knob.env).replace("NAME", "[A-Z0-9_]+") for knob in derive(ClusterSettings)]
-    for name in ENV.findall(path.read_text()):
-        if name in RESERVED or name in ("PENSTOCK_", "PENSTOCK_REQUIRE"):
-            continue
-        assert any(re.fullmatch(pattern, name) for pattern in known), name
+def test_environment_names_that_are_shown_exist():
+    faults = [
+        f"{name_of(path)}: unknown variable {name}"
+        for path in [*PAGES, *EXAMPLES]
+        for name in sorted({*ENV.findall(path.read_text())} - NAMES)
+        if not KNOBS.fullmatch(name)
+    ]
+    assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize("path", [*PAGES, *READMES], ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_between_pages_lead_somewhere(path):
+def test_links_between_pages_lead_somewhere():
+    faults = [f"{name_of(path)}: {fault}" for path in [*PAGES, *READMES] for fault in link_faults(path)]
+    assert not faults, "\n".join(faults)
+
+
+def link_faults(path: Path) -> Iterator[str]:
+    """Yield the links of a page to files that are not there, or to headings that their page doesn't have."""
     text = FENCE.sub("", path.read_text())
     inline = re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text)
     for target, part in [*inline, *((source, "") for source in re.findall(r"(?:src|srcset)=\"([^\":]+)\"", text))]:
         page = path.parent / target if target else path
-        assert page.exists(), f"{path.name} links to {target}"
-        assert not part or part in anchors(page.read_text()), f"{path.name}: {target} has no heading for #{part}"
+        if not page.exists():
+            yield f"{target} does not exist"
+        elif part and part not in anchors(page.read_text()):
+            yield f"{target} has no heading for #{part}"
 
 
 def anchors(text: str) -> set[str]:
@@ -113,9 +141,13 @@ def anchors(text: str) -> set[str]:
 
 def test_every_page_that_a_file_names_exists():
     sources = [path for folder in NAMING for path in sorted(ROOT.glob(f"{folder}/**/*")) if path.suffix in TEXT]
-    for path in [*PAGES, *sources, ROOT / "Makefile", ROOT / ".ci" / "run"]:
-        for name in re.findall(r"(?<![\w/.-])docs/[\w/.-]+\.(?:md|svg|png|csv)\b", path.read_text()):
-            assert (ROOT / name).is_file(), f"{path.relative_to(ROOT)} names {name}"
+    faults = [
+        f"{name_of(path)}: {name} does not exist"
+        for path in [*PAGES, *sources, ROOT / "Makefile", ROOT / ".ci" / "run"]
+        for name in re.findall(r"(?<![\w/.-])docs/[\w/.-]+\.(?:md|svg|png|csv)\b", path.read_text())
+        if not (ROOT / name).is_file()
+    ]
+    assert not faults, "\n".join(faults)
 
 
 def test_the_list_of_pages_has_every_page():
@@ -125,17 +157,26 @@ def test_the_list_of_pages_has_every_page():
     assert sorted(listed) == sorted(there)
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("docs/bench/*.md")), ids=lambda path: path.stem)
-def test_a_measured_page_begins_with_its_result_and_folds_its_long_tables(path):
-    text = path.read_text()
+def test_measured_pages_begin_with_their_result_and_fold_their_long_tables():
+    measured = sorted(ROOT.glob("docs/bench/*.md"))
+    faults = [f"{name_of(path)}: {fault}" for path in measured for fault in result_faults(path.read_text())]
+    assert measured and not faults, "\n".join(faults)
+
+
+def result_faults(text: str) -> Iterator[str]:
+    """Yield what a measured page lacks: a result of its newest table's day, where it fell short, long tables folded."""
     first = text.split("\n\n")[1].replace("\n", " ")
     result = re.match(r"\*\*Result\*\* of (\d+ \w+ 20\d\d)", first)
-    assert result is not None and "ell short" in first, first
-    day = datetime.strptime(result[1], "%d %B %Y").date()
-    measured = [date.fromisoformat(found) for found in re.findall(r"\b20\d\d-\d\d-\d\d\b", text)]
-    assert day == max(measured, default=day), "there are newer tables: write the result anew"
+    if result is None or "ell short" not in first:
+        yield f"begins with {first!r}, not with its result and where it fell short"
+    else:
+        day = datetime.strptime(result[1], "%d %B %Y").date()
+        measured = [date.fromisoformat(found) for found in re.findall(r"\b20\d\d-\d\d-\d\d\b", text)]
+        if day != max(measured, default=day):
+            yield "has newer tables than its result: write that anew"
     shown = re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL).rstrip()
-    assert folded(shown) == shown
+    if folded(shown) != shown:
+        yield "has a long table that is not folded"
 
 
 def test_the_config_page_is_fresh():
@@ -143,19 +184,29 @@ def test_the_config_page_is_fresh():
     assert page.read_text() == configuration_page(), "run: penstock config docs > docs/reference/configuration.md"
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_examples_are_valid(path):
-    env = {"PENSTOCK_FRONTEND__SECURITY__API_KEYS": "a"} if path.name == "guarded.yaml" else {}
-    assert load(path, (), env).settings.models
+def test_examples_are_valid():
+    faults = []
+    for path in EXAMPLES:
+        env = {"PENSTOCK_FRONTEND__SECURITY__API_KEYS": "a"} if path.name == "guarded.yaml" else {}
+        try:
+            if not load(path, (), env).settings.models:
+                faults.append(f"{path.name} serves no model")
+        except ConfigError as error:
+            faults.append(f"{path.name}: {error}")
+    assert EXAMPLES and not faults, "\n".join(faults)
 
 
 def test_the_page_of_commands_has_every_command_with_an_example():
     page = (ROOT / "docs" / "reference" / "commands.md").read_text()
-    for name, (_, line) in COMMANDS.items():
-        assert f"| [`{name}`](#{name}) | {line} |" in page
-        section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
-        assert f"penstock {name}" in section
-    assert not any(f"\n## {name}\n" in page for name in HIDDEN)
+    faults = [
+        f"no row of {name}" for name, (_, line) in COMMANDS.items() if f"| [`{name}`](#{name}) | {line} |" not in page
+    ]
+    for name in COMMANDS:
+        section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        if f"penstock {name}" not in section:
+            faults.append(f"no section with an example of {name}")
+    faults += [f"a section of the hidden {name}" for name in HIDDEN if f"\n## {name}\n" in page]
+    assert not faults, "\n".join(faults)
 
 
 def test_the_chart_of_the_readme_shows_what_the_measured_pages_say():

@@ -13,13 +13,16 @@ import pytest
 
 from tests.runtime.kv_tiers.plain_engine import ROW_BYTES
 
+PATIENT = str(Path(__file__).with_name("patient_penstock.py"))
+"""The command, as tests run it whose tier processes are peers."""
+
 
 class TierProcess:
-    """One running ``penstock cache serve``."""
+    """One running ``penstock cache serve``, patient with its peers."""
 
     def __init__(self, folder: Path, *options: str, name: str = "kv") -> None:
         self.socket = folder / f"{name}.sock"
-        command = [sys.executable, "-m", "penstock", "cache", "serve", "--socket", str(self.socket), *options]
+        command = [sys.executable, PATIENT, "cache", "serve", "--socket", str(self.socket), *options]
         self.log = folder / f"{name}.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=dict(os.environ))

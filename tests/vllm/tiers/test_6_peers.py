@@ -1,7 +1,6 @@
 """Two hosts with a tier process each: does one engine go on with what another engine computed and stored?
 
-The engines run one after the other, since two take the machine; the tier process of the first outlives it. No other
-test runs beside it: a peer's answer that takes more than 50 ms is a miss.
+The engines run one after the other, since two take the machine; the tier process of the first outlives it.
 """
 
 import json
@@ -17,6 +16,7 @@ from penstock.config.cluster_secret_file import SECRET_ENV
 from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
 from penstock.runtime.kv_tiers.tier_admin_protocol import AskStat, CacheStat
 from tests.live.cluster import until
+from tests.runtime.kv_tiers.conftest import PATIENT
 from tests.vllm.server import BLOCK
 from tests.vllm.tiers.processes import HOST, STOP_LIMIT
 from tests.vllm.tiers.test_1_guard import texts
@@ -25,10 +25,10 @@ from tests.vllm.tiers.tiered import CACHED, PROMPTS, native, prompts, tiered
 
 @contextmanager
 def tier_process(folder: Path, port: int, peer: str) -> Iterator[Path]:
-    """Run ``penstock cache serve`` in a folder of its own, as on another host; return its socket."""
+    """Run a tier process, patient with its peer, in a folder of its own, as on another host; return its socket."""
     folder.mkdir()
     socket = folder / "s"
-    command = [sys.executable, "-m", "penstock", "cache", "serve", "--socket", str(socket), "--host", str(HOST)]
+    command = [sys.executable, PATIENT, "cache", "serve", "--socket", str(socket), "--host", str(HOST)]
     command += ["--name", folder.name, "--peer-listen", f"127.0.0.1:{port}", "--peer", peer]
     env = {**os.environ, SECRET_ENV: "a secret of both hosts"}
     with (folder / "log").open("wb") as log:
