@@ -1,10 +1,10 @@
-"""How long do random tests look? A part of it in ``make test``, which has ten minutes, and all of it in ``.ci/run``."""
+"""How long random tests look: a part of it in ``make test``, which has minutes, and all of it in ``make nightly``."""
 
 import math
 import os
 
 DEPTH = float(os.environ.get("PENSTOCK_DEPTH", "0.2"))
-"""Share of the examples and seeds that are tried; more than 1 looks longer than `.ci/run`."""
+"""Share of the examples and seeds that are tried; more than 1 looks longer than the nightly."""
 
 
 def deep(count: int) -> int:
