@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from penstock.adapters.engines.http.event_stream import chunks_of
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, UpstreamSettings
 from penstock.router.settings import RouterSettings
-from tests.frontend.stand import ENGINE, answer, answer_well, chunk, eventually, stand
+from tests.frontend.raw import connect, read_answer
+from tests.frontend.stand import ENGINE, Reply, answer, answer_well, chunk, eventually, stand
+from tests.security.attacks import post
 
 
 async def test_unary_chat_passes_through_with_marks() -> None:
@@ -581,9 +584,53 @@ async def test_a_stream_ends_with_its_end_mark_whatever_the_engine_does_then() -
             return response
 
         s.engines[0].reply = lingering
+        reader, writer = await connect(s)
         async with asyncio.timeout(10):
-            body = await (await s.chat(stream=True)).read()
-        assert body == chunk({"content": "a"}) + b"data: [DONE]\n\n" and s.service.gate.inflight == 1
+            for _ in range(2):  # on one connection: the second does not wait for the first one's engine
+                writer.write(post(b'{"model":"m","stream":true,"messages":[{"role":"user","content":"a"}]}'))
+                assert (await read_answer(reader)).body == chunk({"content": "a"}) + b"data: [DONE]\n\n"
+        await eventually(lambda: len(s.records) == 2 and s.service.gate.inflight == 0)
+        assert {record.outcome for record in s.records} == {"ok"}
+        writer.close()
         read.set()
+
+
+FINISH, USAGE = chunk({}, finish="stop"), b'data: {"choices":[],"usage":{"completion_tokens":1}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("written", "outcome"),
+    [
+        ([b"event: message\n" + chunk({"content": "a"}), FINISH, b"data: [DONE]\n\n"], "ok"),
+        ([b": hello\nid: 1\n" + chunk({"content": "a"}), b"id: 2\n" + FINISH, b"id: 3\ndata: [DONE]\n\n"], "ok"),
+        ([b": ping\r\n\r\n", chunk({"content": "a"}), b": ping\r\n\r\n", FINISH, b"data: [DONE]\n\n"], "ok"),
+        ([b"data:\n\n", chunk({"content": "a"}), FINISH, b"data:[DONE]"], "ok"),
+        ([chunk({"content": "a"}), FINISH, USAGE], "ok"),
+        ([chunk({"content": "a"}), FINISH.rstrip()], "ok"),
+        ([chunk({"content": "a"}, finish="stop").rstrip() + b"\r\n\r\n"], "ok"),
+        ([chunk({"content": "a"}), USAGE], "failed"),
+        ([chunk({"content": "a"}), FINISH[:-20]], "failed"),
+    ],
+)
+async def test_what_is_a_whole_stream(written: list[bytes], outcome: str) -> None:
+    async with stand() as s:
+        s.engines[0].reply = writes(*written)
+        body = await (await s.chat(stream=True)).read()
+        assert chunks_of(body)[0]["choices"][0]["delta"]["content"] == "a"
+        assert (b"[DONE]" in body) == (outcome == "ok") and (b'"error"' in body) == (outcome == "failed")
         await eventually(lambda: s.records)
-        assert s.records[0].outcome == "ok"
+        assert s.records[0].outcome == outcome and s.records[0].attempts == 1
+
+
+def writes(*pieces: bytes) -> Reply:
+    """Return an engine's behaviour: a stream of exactly these bytes."""
+
+    async def reply(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece)
+        await response.write_eof()
+        return response
+
+    return reply

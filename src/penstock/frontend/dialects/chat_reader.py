@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from penstock.adapters.engines.http.event_stream import DONE, payload_of, split_events
 from penstock.frontend.exchange.sse import cached_tokens, output_tokens, prompt_tokens
 from penstock.kernel.values import JsonObject
 
@@ -84,13 +85,12 @@ class ChatReader:
 
     def feed(self, data: bytes) -> Iterator[AnswerPiece]:
         """Take bytes of a stream."""
-        data = (self._tail + data).replace(b"\r\n", b"\n")
-        *events, self._tail = data.split(b"\n\n")
+        *events, self._tail = split_events(self._tail + data)
         for event in events:
-            payload = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+            payload = payload_of(event)
             if not payload:
-                self.quiet += event.startswith(b":")
-            elif payload == b"[DONE]":
+                self.quiet += 1
+            elif payload == DONE:
                 self.done = True
             else:
                 yield from self._pieces(_decoded(payload))

@@ -174,7 +174,7 @@ class Attempt:
             if self._begun is not None and not over and not self.tap.started:
                 self._context.stages.finish_fetch(self.dispatch, self._prefill, self._call, self._begun)
             else:
-                self._call.close()
+                self._call.close(lingers=self.tap.done)
 
     async def _carry(self, begun: Awaitable[None]) -> bool | AttemptLost:
         call = self._call
@@ -229,17 +229,21 @@ class Attempt:
         await self._call.relay(self._feed, answer.caller)
         if self.gave_up and answer.speaker is not self.dispatch:
             return False
-        if tap.error is not None:
-            return await self._error()
         if not tap.done and answer.job.parsed is not None:
-            return AttemptLost("the engine's stream ended without its end mark")
+            self._feed(b"\n\n")  # the last event may lack its blank line
+            if tap.finished and tap.error is None:
+                self._feed(b"data: [DONE]\n\n")
+        if tap.error is not None:
+            return self._error()
+        if not tap.done and answer.job.parsed is not None:
+            return AttemptLost("the engine's stream ended before its answer was whole")
         if not tap.started and answer.job.parsed is not None:
             # An ending engine answers so: no token, no reason, only the end mark.
             return AttemptLost("the engine's stream ended without any output")
         begins = answer.speaker is not self.dispatch
         if begins and not self._speak(self.transcript):
             return False
-        rest = self._buffered + tap.rest()
+        rest = self._buffered
         if answer.parsing is not None:
             rest = answer.parsing.stream(rest) + answer.parsing.rest()
         if not answer.caller.begun:  # a stream of another dialect, without a byte
@@ -311,7 +315,7 @@ class Attempt:
                 answer.ticket.grown(tap.tokens)
         if whole:
             answer.finish()
-        return tap.error is None
+        return tap.error is None and not tap.done
 
     async def _unary(self) -> bool | AttemptLost:
         answer, call = self._answer, self._call
@@ -367,21 +371,15 @@ class Attempt:
         await answer.caller.send(status, body, {"content-type": content_type, **marks(self.dispatch, answer.job)})
         return True
 
-    async def _error(self) -> bool | AttemptLost:
+    def _error(self) -> bool | AttemptLost:
         """The engine ended its stream with an error."""
         answer, tap = self._answer, self.tap
         assert tap.error is not None
-        text = f"the engine answered: {str(tap.error.get('message', 'no message'))[:500]}"
-        code = tap.error.get("code")
-        status = code if isinstance(code, int) else None
+        text, status = f"the engine answered: {tap.error.message}", tap.error.status
         kind = self.dialect.refusal(status or 500, text)
         if kind != "client":
             return AttemptLost(text, status, leaving=kind == "leaving")
         answer.refused(self.dispatch, text, status or 400)
-        if answer.caller.begun and answer.resumable.leg is None:  # the request's own fault, with the engine's text
-            answer.caller.write(tap.unsaid)
-            await answer.caller.end()
-            return True
         return False
 
     def _open(self) -> None:

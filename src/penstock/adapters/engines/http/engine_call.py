@@ -98,8 +98,12 @@ class EngineCall(Protocol):
         """Make the waiting method raise `CallStopped`, now or at its next wait; the first reason counts."""
         ...
 
-    def close(self) -> None:
-        """End the call: a whole answer's connection is kept for the next call, an unfinished one is closed at once."""
+    def close(self, *, lingers: bool = False) -> None:
+        """End the call: a whole answer's connection is kept for the next call, an unfinished one is closed at once.
+
+        Args:
+            lingers: only the end of the body is missing: the connection is kept, too, where that comes soon.
+        """
         ...
 
 
