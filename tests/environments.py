@@ -53,11 +53,17 @@ def newest_python() -> str:
 VLLM = folder("PENSTOCK_VLLM_VENV", ".venv-vllm")
 LLAMACPP = folder("PENSTOCK_LLAMACPP_VENV", ".venv-llamacpp")
 PROGRAMS = folder("PENSTOCK_K8S_PROGRAMS", ".programs")
+CODEX = str(ROOT / "build/codex")
 PYTHON = str(ROOT / ".venv/bin/python")
 ENVIRONMENTS = {
     "clients": Environment(("make", ".venv/.clients"), beside=False),
     "nat": Environment(
         ("make", ".venv-nat/.installed"), variables={"PENSTOCK_NAT": str(ROOT / ".venv-nat/bin/nat")}, optional=True
+    ),
+    "codex": Environment(
+        ("npm", "install", "--prefix", CODEX, "--no-audit", "--no-fund", "@openai/codex@0.171.0"),
+        variables={"PENSTOCK_CODEX": f"{CODEX}/node_modules/.bin/codex"},
+        optional=True,
     ),
     "kubernetes": Environment(
         (PYTHON, "tests/kubernetes/setup/install.py", PROGRAMS),

@@ -14,6 +14,7 @@ import pytest
 from penstock.frontend.dialects import messages_request, response_reach, responses_request
 from penstock.frontend.dialects.dialect_answer import DialectAnswer
 from penstock.frontend.dialects.messages_answer import MessagesAnswer
+from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.dialects.responses_answer import ResponsesAnswer
 from penstock.frontend.prompt.request_body import parse
 from penstock.frontend.response_store import RESPONSE_BYTES_MAX, RESPONSE_TTL, ResponseStore, StoredResponse
@@ -25,6 +26,7 @@ from tests.frontend.test_migration import cut, engines
 DOC = (Path(__file__).parents[2] / "docs/reference/api.md").read_text()
 MESSAGE: Any = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
 VIDEO, FILE, TOOL = {"type": "video"}, {"type": "input_file"}, {"name": "a", "input_schema": {}}
+SEARCH = {"type": "web_search"}
 STREAM = b"".join(
     [
         chunk({"role": "assistant", "content": ""}),
@@ -41,13 +43,20 @@ STREAM = b"".join(
 )
 
 
+def chat_of(module: Any, fields: Any, history: Any = ()) -> Any:
+    """Return a request's chat, whatever of it is left out."""
+    if module is messages_request:
+        return messages_request.chat_of(fields, [])
+    return responses_request.chat_of(fields, [*history], ResponseTools(fields, []), [])
+
+
 def answer_of(which: str) -> DialectAnswer:
     """Return an answer whose stream is the same each time."""
     if which == "messages":
         message = MessagesAnswer("m", 20)
         message._id = "msg_1"
         return message
-    response = ResponsesAnswer("resp_1", {"model": "m"}, lambda answer: None)
+    response = ResponsesAnswer("resp_1", {"model": "m"}, ResponseTools({}, []), [], lambda answer: None)
     response._created = 0
     return response
 
@@ -90,16 +99,16 @@ def test_every_field_has_its_row_in_the_table(module: Any, path: str) -> None:
         (responses_request, {"input": None}, "input"),
         (responses_request, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         (responses_request, {"input": [{"role": "user", "content": [FILE]}]}, "input[0].content[0].type"),
-        (responses_request, {"tools": [{"type": "mcp"}]}, "tools[0].type"),
+        (responses_request, {"tools": [{}]}, "tools[0].type"),
+        (responses_request, {"tools": [{"type": "mcp"}], "tool_choice": "required"}, "tool_choice"),
+        (responses_request, {"tools": [SEARCH], "tool_choice": SEARCH}, "tool_choice.type"),
+        (responses_request, {"tools": [{"type": "namespace", "name": "n", "tools": [7]}]}, "tools[0].tools[0]"),
         (responses_request, {"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ],
 )  # fmt: skip
 def test_what_is_refused_names_its_field(module: Any, given: dict[str, Any], field: str) -> None:
     with pytest.raises(ClientError) as refused:
-        if module is messages_request:
-            messages_request.chat_of({**MESSAGE, **given})
-        else:
-            responses_request.chat_of({"model": "m", "input": "x", **given}, [])
+        chat_of(module, {**(MESSAGE if module is messages_request else {"model": "m", "input": "x"}), **given})
     assert refused.value.status == 400 and refused.value.param == field
 
 
@@ -135,8 +144,16 @@ FULL_RESPONSE: Any = {
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "t"}]},
         {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "r"}]},
+        {"type": "custom_tool_call", "call_id": "b", "name": "c", "namespace": "n", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "b", "output": "r"},
+        {"type": "shell_call", "call_id": "s", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "s", "output": [{"stdout": "a", "stderr": ""}]},
+        {"type": "additional_tools", "role": "developer", "tools": [{"type": "function", "name": "g"}]},
     ],
-    "tools": [{"type": "function", "name": "f", "parameters": {}}],
+    "tools": [
+        {"type": "function", "name": "f", "parameters": {}},
+        {"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "c", "format": {"type": "text"}}]},
+    ],
     "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
     "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
     "reasoning": {"effort": "low"},
@@ -163,7 +180,7 @@ def test_a_wrong_value_anywhere_is_refused_or_passed_on_and_never_our_bug(full: 
                 place = place[key]
             place[last] = junk
             try:
-                chat = messages_request.chat_of(body) if full is FULL_MESSAGE else responses_request.chat_of(body, [])
+                chat = chat_of(messages_request if full is FULL_MESSAGE else responses_request, body)
                 parse("chat_completions", json.dumps(chat).encode())
             except ClientError as error:
                 refused += 1
@@ -172,16 +189,18 @@ def test_a_wrong_value_anywhere_is_refused_or_passed_on_and_never_our_bug(full: 
 
 
 def test_what_a_model_did_in_one_turn_is_one_message() -> None:
-    chats = messages_request.chat_of(FULL_MESSAGE), responses_request.chat_of(FULL_RESPONSE, [])
+    chats = chat_of(messages_request, FULL_MESSAGE), chat_of(responses_request, FULL_RESPONSE)
     turns = [next(m for m in chat["messages"] if m["role"] == "assistant") for chat in chats]
     assert [(turn["reasoning_content"], turn["tool_calls"][0]["id"]) for turn in turns] == [("t", "a")] * 2
-    assert [[m["role"] for m in chat["messages"]][-3:] for chat in chats] == [["user", "assistant", "tool"]] * 2
+    assert [[m["role"] for m in chat["messages"] if m["role"] != "system"][:3] for chat in chats] == [
+        ["user", "assistant", "tool"]
+    ] * 2
 
 
 def test_a_billing_line_does_not_spoil_the_cache() -> None:
     blocks = [{"type": "text", "text": f"x-anthropic-billing-header: {number}"} for number in (1, 2)]
     one, two = (
-        messages_request.chat_of({**MESSAGE, "system": [block, {"type": "text", "text": "Be short."}]})
+        chat_of(messages_request, {**MESSAGE, "system": [block, {"type": "text", "text": "Be short."}]})
         for block in blocks
     )
     assert one == two and one["messages"][0] == {"role": "system", "content": "Be short."}
@@ -189,15 +208,15 @@ def test_a_billing_line_does_not_spoil_the_cache() -> None:
 
 def test_fields_of_chats_and_engines_are_passed_on() -> None:
     own = {"seed": 5, "nvext": {"cache_salt": "s"}, "min_p": 0.1}
-    response = responses_request.chat_of({"model": "m", "input": "x", **own}, [])
-    for chat in (messages_request.chat_of({**MESSAGE, **own}), response):
+    response = chat_of(responses_request, {"model": "m", "input": "x", **own})
+    for chat in (chat_of(messages_request, {**MESSAGE, **own}), response):
         assert {name: chat[name] for name in own} == own
 
 
 def test_instructions_and_first_system_items_are_one_message() -> None:
     items = [{"role": "developer", "content": "B"}, {"role": "user", "content": "C"}]
     given = {"model": "m", "instructions": "A", "input": items}
-    assert [m["content"] for m in responses_request.chat_of(given, [])["messages"]] == ["A\n\nB", "C"]
+    assert [m["content"] for m in chat_of(responses_request, given)["messages"]] == ["A\n\nB", "C"]
 
 
 def test_the_store_is_bounded_in_time_and_size() -> None:

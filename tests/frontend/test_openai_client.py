@@ -122,6 +122,27 @@ async def test_tools_go_there_and_back() -> None:
         assert by_id["messages"] == by_items["messages"], "a conversation by its id is the conversation by its items"
 
 
+async def test_custom_tools_and_namespaces_have_its_types() -> None:
+    tools = [
+        {"type": "namespace", "name": "sky", "description": "The sky.", "tools": [WEATHER]},
+        {"type": "custom", "name": "note", "description": "Writes a note."},
+        {"type": "web_search"},
+    ]
+    calls = [
+        {"id": "call_a", "type": "function", "function": {"name": "sky__weather", "arguments": '{"city": "Oslo"}'}},
+        {"id": "call_b", "type": "function", "function": {"name": "note", "arguments": '{"input": "rain"}'}},
+    ]
+    async with stand() as s:
+        s.engines[0].reply = script(calls=calls, finish="tool_calls")
+        openai = openai_client(s)
+        whole = strictly(await openai.responses.create(model="m", input="?", tools=tools))
+        events = await streamed(openai.responses.create(model="m", input="?", tools=tools, stream=True))
+        for weather, note in (whole.output, events[-1].response.output):
+            assert (weather.type, weather.namespace, weather.name) == ("function_call", "sky", "weather")
+            assert (note.type, note.name, note.input) == ("custom_tool_call", "note", "rain")
+        assert whole.metadata == {"penstock_left_out": "tools.web_search"}
+
+
 async def test_structured_output_is_parsed() -> None:
     engine = await sim_server.start(SimSettings(), model="m", kv_events=False)
     try:
@@ -192,8 +213,9 @@ async def test_errors_are_its_typed_exceptions() -> None:
         with pytest.raises(openai.NotFoundError):
             await own.responses.create(model="unknown", input="x")
         with pytest.raises(openai.BadRequestError) as refused:
-            await own.responses.create(model="m", input="x", tools=[{"type": "web_search"}])
-        assert refused.value.param == "tools[0].type"
+            search = {"type": "web_search"}
+            await own.responses.create(model="m", input="x", tools=[search], tool_choice=search)
+        assert refused.value.param == "tool_choice.type"
         s.engines[0].reply = script("half an answer", breaks=True)
         events = await streamed(own.responses.create(model="m", input="x", stream=True))
         assert events[-1].type == "response.failed" and events[-1].response.error.code == "server_error"

@@ -20,6 +20,8 @@ WORKER_TYPE = "decode"
 OTHER = "other"
 CONTEXT_TYPES_MAX = 16
 """Distinct values of the label ``context_type``; clients choose them, and each is a series for Prometheus to keep."""
+HINTS_MAX = 64
+"""The same of the label ``hint``: tools that have no effect are named by their kind, which clients choose."""
 
 SAME_IN_EVERY_PROCESS = (
     *("dynamo_frontend_worker_active_decode_blocks", "dynamo_frontend_worker_active_prefill_tokens"),
@@ -91,6 +93,7 @@ class FrontendMetrics(MetricNamesOf):
         self.router = router
         self.migration_limit = migration_limit
         self._context_types: set[str] = set()
+        self._hints: set[str] = set()
         self._models: dict[str, _OfModel] = {}
         self._stages: dict[str, Observations] = {}
         self._of_router = _OfRouter(self, router)
@@ -112,12 +115,12 @@ class FrontendMetrics(MetricNamesOf):
         self._active[model] = self._active.get(model, 0) + 1
         self._queued[model] = self._queued.get(model, 0) + 1
         if context_type is not None:
-            self.context_types.add(model, self._bounded(context_type))
+            self.context_types.add(model, _bounded(context_type, self._context_types, CONTEXT_TYPES_MAX))
 
     def ignored(self, model: str, hints: Sequence[str]) -> None:
         """A request is over, and these hints of it had no effect."""
         for hint in hints:
-            self.ignored_hints.add(model, hint)
+            self.ignored_hints.add(model, _bounded(hint, self._hints, HINTS_MAX))
 
     def first_token(self, model: str) -> None:
         """A request has its first token, or ended without one: it waits no more. Called once per request."""
@@ -272,14 +275,6 @@ class FrontendMetrics(MetricNamesOf):
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _bounded(self, value: str) -> str:
-        if value in self._context_types:
-            return value
-        if len(self._context_types) >= CONTEXT_TYPES_MAX:
-            return OTHER
-        self._context_types.add(value)
-        return value
-
     def _of(self, model: str) -> _OfModel:
         metrics = self._models.get(model)
         if metrics is None:
@@ -339,3 +334,11 @@ class FrontendMetrics(MetricNamesOf):
         if canary is not None:
             self.canaries.set("missed", name, to=canary.missed)
             self.canaries.set("answered", name, to=canary.sent - canary.missed)
+
+
+def _bounded(value: str, known: set[str], most: int) -> str:
+    """Return a label's value, or `OTHER` for one that comes after ``most`` have come."""
+    if value not in known and len(known) >= most:
+        return OTHER
+    known.add(value)
+    return value

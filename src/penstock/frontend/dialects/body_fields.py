@@ -1,5 +1,6 @@
 """Body fields of another API's request: read with their type, refused by name, passed on where they are a chat's."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
@@ -8,6 +9,7 @@ from penstock.kernel.errors import ClientError
 from penstock.kernel.values import JsonObject
 
 T = TypeVar("T")
+_WORD = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NAMES: dict[type, str] = {str: "text", list: "a list", dict: "an object", bool: "a boolean", int: "a whole number"}
 
 
@@ -63,6 +65,13 @@ def refuse(fields: JsonObject, names: Mapping[str, str]) -> None:
     for name, why in names.items():
         if fields.get(name):
             raise unserved(name, name, why)
+
+
+def leave_out(left_out: list[str], field: str, kind: str = "") -> None:
+    """Note, once, what has no effect here; the answer names it in a header, so a ``kind`` of other signs is not."""
+    name = f"{field}.{kind}" if _WORD.fullmatch(kind) else field
+    if name not in left_out:
+        left_out.append(name)
 
 
 def passed_on(fields: JsonObject, own: Collection[str]) -> JsonObject:

@@ -1,8 +1,9 @@
 """Chat call: sends another API's request to the engines as a chat completion, by the one way that all requests go."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import msgspec
 
@@ -42,14 +43,20 @@ def counted(service: Service, label: str) -> Iterator[None]:
 
 
 async def read_chat(
-    service: Service, chat: JsonObject, headers: Mapping[str, str], timing: TokenTiming
+    service: Service, chat: JsonObject, left_out: Sequence[str], headers: Mapping[str, str], timing: TokenTiming
 ) -> CompletionRequest:
     """Return a translated request as a chat completion that can be routed.
 
+    Args:
+        left_out: what of it has no effect here; it is reported as hints without an effect are.
     Raises:
         PenstockError: it can't be served; it has been counted as a chat.
     """
-    return await read_completion(service, "chat_completions", msgspec.json.encode(chat), headers, timing)
+    request = await read_completion(service, "chat_completions", msgspec.json.encode(chat), headers, timing)
+    if not left_out:
+        return request
+    hints = replace(request.hints, ignored=(*request.hints.ignored, *left_out), uncertain=True)
+    return request._replace(hints=hints)
 
 
 async def answer_chat(

@@ -33,10 +33,11 @@ _CHANGING = "x-anthropic-billing-header:"
 """Begins a system block that a coding agent writes anew for each request: it would spoil the cache of all behind it."""
 
 
-def chat_of(fields: JsonObject, *, counted: bool = False) -> JsonObject:
+def chat_of(fields: JsonObject, left_out: list[str], *, counted: bool = False) -> JsonObject:
     """Return the chat completion's body.
 
     Args:
+        left_out: gets what of the request has no effect here.
         counted: only its prompt matters, so it need not say how much to generate.
     Raises:
         ClientError: 400, naming the field.

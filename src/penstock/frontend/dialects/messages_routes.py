@@ -20,9 +20,10 @@ async def messages(service: Service, caller: HttpExchange) -> None:
     """POST /v1/messages"""
     timing = TokenTiming()
     fields = await body_fields(service, caller, _LABEL)
+    left_out: list[str] = []
     with counted(service, _LABEL):
-        chat = chat_of(fields)
-    request = await read_chat(service, chat, caller.headers, timing)
+        chat = chat_of(fields, left_out)
+    request = await read_chat(service, chat, left_out, caller.headers, timing)
     answer = MessagesAnswer(request.parsed.model, request.prompt.isl)
     await answer_chat(service, caller, _LABEL, request, answer, timing, anthropic_error)
 
@@ -30,7 +31,7 @@ async def messages(service: Service, caller: HttpExchange) -> None:
 async def count_tokens(service: Service, caller: HttpExchange) -> None:
     """POST /v1/messages/count_tokens: the prompt's tokens, exact where this process has the model's tokenizer."""
     fields = await body_fields(service, caller, _LABEL)
-    parsed = parse("chat_completions", msgspec.json.encode(chat_of(fields, counted=True)))
+    parsed = parse("chat_completions", msgspec.json.encode(chat_of(fields, [], counted=True)))
     if media_of(parsed.fields):
         await settle_media(parsed, service.media, service.prompts, fetch=False)
     resolved = service.catalog.resolve(parsed.model)

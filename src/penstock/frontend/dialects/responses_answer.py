@@ -1,12 +1,16 @@
 """Responses answer: a chat's answer as OpenAI's responses API has it, streamed or whole."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from penstock.frontend.dialects.body_fields import set_fields
 from penstock.frontend.dialects.dialect_answer import DialectAnswer, Event, OutputItem
+from penstock.frontend.dialects.response_tools import ResponseTools, custom_input
 from penstock.kernel.values import JsonObject
 
 _PREFIXES = {"thinking": "rs", "text": "msg", "call": "fc"}
+LEFT_OUT = "penstock_left_out"
+"""Key of an answer's metadata: what of the request has no effect here."""
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -16,16 +20,27 @@ class ResponsesAnswer(DialectAnswer):
     Args:
         id: of the response.
         fields: of the request, which a response repeats.
+        tools: of the request, by which calls are named.
+        left_out: what of the request has no effect here.
         settle: called with the answer when it is whole or broken.
     """
 
-    def __init__(self, id: str, fields: JsonObject, settle: Callable[["ResponsesAnswer"], None]) -> None:
+    def __init__(
+        self,
+        id: str,
+        fields: JsonObject,
+        tools: ResponseTools,
+        left_out: Sequence[str],
+        settle: Callable[["ResponsesAnswer"], None],
+    ) -> None:
         super().__init__()
         self.id = id
         self.failure: JsonObject | None = None
         """What it failed of."""
         self._created = int(time.time())
         self._fields = fields
+        self._tools = tools
+        self._left_out = left_out
         self._settle = settle
         self._events = 0
 
@@ -41,18 +56,21 @@ class ResponsesAnswer(DialectAnswer):
 
     def grown(self, item: OutputItem, text: str) -> Iterable[Event]:
         if item.kind == "call":
-            place: JsonObject = {"item_id": self._item_id(item), "output_index": item.index}
-            yield self._event("response.function_call_arguments.delta", **place, delta=text)
+            if not self._is_custom(item):  # its input is within JSON, which is not read before it is whole
+                yield self._about(item, "response.function_call_arguments.delta", delta=text)
         elif item.kind == "thinking":
             yield self._in(item, "response.reasoning_text.delta", delta=text)
         else:
             yield self._in(item, "response.output_text.delta", delta=text, logprobs=[])
 
     def closed(self, item: OutputItem) -> Iterable[Event]:
-        if item.kind == "call":
-            place: JsonObject = {"item_id": self._item_id(item), "output_index": item.index}
-            name = "response.function_call_arguments.done"
-            yield self._event(name, **place, name=item.name, arguments=item.text)
+        if self._is_custom(item):
+            text = custom_input(item.text)
+            yield self._about(item, "response.custom_tool_call_input.delta", delta=text)
+            yield self._about(item, "response.custom_tool_call_input.done", input=text)
+        elif item.kind == "call":
+            name = self._tools.named(item.name).name
+            yield self._about(item, "response.function_call_arguments.done", name=name, arguments=item.text)
         elif item.kind == "thinking":
             yield self._in(item, "response.reasoning_text.done", text=item.text)
         else:
@@ -106,7 +124,7 @@ class ResponsesAnswer(DialectAnswer):
             "incomplete_details": None if reason is None else {"reason": reason},
             "instructions": fields.get("instructions"),
             "max_output_tokens": fields.get("max_output_tokens"),
-            "metadata": fields.get("metadata") or {},
+            "metadata": {**(fields.get("metadata") or {}), **self._note()},
             "model": fields["model"],
             "output": self.output() if ended else [],
             "parallel_tool_calls": fields.get("parallel_tool_calls") is not False,
@@ -142,18 +160,33 @@ class ResponsesAnswer(DialectAnswer):
             status = "incomplete"
         shared: JsonObject = {"id": self._item_id(item), "status": status}
         if item.kind == "call":
-            return {**shared, "type": "function_call", "call_id": item.id, "name": item.name, "arguments": text}
+            tool = self._tools.named(item.name)
+            named = {"call_id": item.id, "name": tool.name, **set_fields(namespace=tool.namespace)}
+            if tool.kind == "custom":
+                return {**shared, "type": "custom_tool_call", **named, "input": custom_input(text)}
+            return {**shared, "type": "function_call", **named, "arguments": text}
         content = [_part(item, text)] if whole else []
         if item.kind == "thinking":
             return {**shared, "type": "reasoning", "summary": [], "content": content}
         return {**shared, "type": "message", "role": "assistant", "content": content}
 
     def _item_id(self, item: OutputItem) -> str:
-        return f"{_PREFIXES[item.kind]}_{self.id.partition('_')[2]}{item.index}"
+        prefix = "ctc" if self._is_custom(item) else _PREFIXES[item.kind]
+        return f"{prefix}_{self.id.partition('_')[2]}{item.index}"
+
+    def _is_custom(self, item: OutputItem) -> bool:
+        return item.kind == "call" and self._tools.named(item.name).kind == "custom"
+
+    def _note(self) -> JsonObject:
+        return {LEFT_OUT: ", ".join(self._left_out)} if self._left_out else {}
+
+    def _about(self, item: OutputItem, name: str, /, **fields: object) -> Event:
+        """Return an event about an item."""
+        return self._event(name, item_id=self._item_id(item), output_index=item.index, **fields)
 
     def _in(self, item: OutputItem, name: str, /, **fields: object) -> Event:
         """Return an event about the one part of an item."""
-        return self._event(name, item_id=self._item_id(item), output_index=item.index, content_index=0, **fields)
+        return self._about(item, name, content_index=0, **fields)
 
     def _event(self, name: str, /, **fields: object) -> Event:
         self._events += 1

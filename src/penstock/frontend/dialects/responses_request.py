@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable
 
+import msgspec
+
 from penstock.frontend.dialects.body_fields import (
     field_of,
+    leave_out,
     needed,
     objects_of,
     passed_on,
@@ -11,6 +14,7 @@ from penstock.frontend.dialects.body_fields import (
     set_fields,
     unserved,
 )
+from penstock.frontend.dialects.response_tools import ResponseTools, custom_arguments
 from penstock.frontend.http.error_responses import rejected
 from penstock.kernel.values import JsonObject
 
@@ -21,7 +25,15 @@ REFUSED = {
 }
 """Fields that are refused where they are set -> why."""
 IGNORED = frozenset(
-    {"include", "max_tool_calls", "moderation", "prompt_cache_options", "prompt_cache_retention", "service_tier"}
+    {
+        "client_metadata",
+        "include",
+        "max_tool_calls",
+        "moderation",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "service_tier",
+    }
     | {"stream_options", "truncation", "context_management"}
 )
 """Fields without an effect; a prompt that is too long is refused whatever ``truncation`` says."""
@@ -32,14 +44,18 @@ HONOURED = frozenset(
 )
 _AS_THEY_ARE = ("temperature", "top_p", "user", "safety_identifier", "prompt_cache_key")
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_NAMED_CALLS = ("function_call", "custom_tool_call")
+_CALLS = (*_NAMED_CALLS, "local_shell_call", "shell_call", "apply_patch_call")
+"""Calls that callers carry out; the item of what came of one has the same name with ``_output``."""
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def chat_of(fields: JsonObject, history: list[JsonObject]) -> JsonObject:
+def chat_of(fields: JsonObject, history: list[JsonObject], tools: ResponseTools, left_out: list[str]) -> JsonObject:
     """Return the chat completion's body.
 
     Args:
         history: messages of the conversation that it goes on.
+        left_out: gets what of the request has no effect here.
     Raises:
         ClientError: 400, naming the field.
     """
@@ -49,10 +65,10 @@ def chat_of(fields: JsonObject, history: list[JsonObject]) -> JsonObject:
     instructions = field_of(fields, "instructions", str)
     begun: list[JsonObject] = [{"role": "system", "content": instructions}] if instructions else []
     chat["model"] = needed(fields, "model", str)
-    chat["messages"] = _one_system([*begun, *history, *messages_of(fields)])
+    chat["messages"] = _one_system([*begun, *history, *messages_of(fields, tools, left_out)])
     if fields.get("max_output_tokens") is not None:
         chat["max_tokens"] = field_of(fields, "max_output_tokens", int)
-    chat |= _tools(fields) | _format(field_of(fields, "text", dict) or {})
+    chat |= tools.chat_fields(fields) | _format(field_of(fields, "text", dict) or {})
     effort = field_of(field_of(fields, "reasoning", dict) or {}, "effort", str, "reasoning.")
     if effort is not None:
         chat["reasoning_effort"] = effort
@@ -61,7 +77,7 @@ def chat_of(fields: JsonObject, history: list[JsonObject]) -> JsonObject:
     return chat
 
 
-def messages_of(fields: JsonObject) -> list[JsonObject]:
+def messages_of(fields: JsonObject, tools: ResponseTools, left_out: list[str]) -> list[JsonObject]:
     """Return the new messages of a request.
 
     Raises:
@@ -70,11 +86,13 @@ def messages_of(fields: JsonObject) -> list[JsonObject]:
     given = fields.get("input")
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    return chat_messages(objects_of(needed(fields, "input", list), "input"))
+    return chat_messages(objects_of(needed(fields, "input", list), "input"), tools, left_out)
 
 
-def chat_messages(items: Iterable[JsonObject]) -> list[JsonObject]:
+def chat_messages(items: Iterable[JsonObject], tools: ResponseTools, left_out: list[str]) -> list[JsonObject]:
     """Return items as a chat's messages; what the model said in one turn becomes one message.
+
+    Items of tools that the vendor's service runs are left out: their results are in what the model said next.
 
     Raises:
         ClientError: 400, naming the item.
@@ -83,8 +101,8 @@ def chat_messages(items: Iterable[JsonObject]) -> list[JsonObject]:
     for at, item in enumerate(items):
         where = f"input[{at}]."
         kind = field_of(item, "type", str, where) or "message"
-        if kind == "message":
-            role = needed(item, "role", str, where)
+        if kind in ("message", "agent_message"):
+            role = "user" if kind == "agent_message" else needed(item, "role", str, where)
             if role not in _ROLES:
                 raise rejected(f"{where}role must be user, assistant, system or developer", f"{where}role")
             content = _content(item, where)
@@ -92,27 +110,46 @@ def chat_messages(items: Iterable[JsonObject]) -> list[JsonObject]:
                 _turn(messages, "content", content)
             else:
                 messages.append({"role": _ROLES[role], "content": content})
-        elif kind == "function_call":
-            function = {
-                "name": needed(item, "name", str, where),
-                "arguments": field_of(item, "arguments", str, where) or "{}",
-            }
-            turn = _turn(messages, "tool_calls", None)
-            calls = turn.setdefault("tool_calls", [])
-            calls.append({"id": needed(item, "call_id", str, where), "type": "function", "function": function})
-        elif kind == "function_call_output":
+        elif kind in _CALLS:
             id = needed(item, "call_id", str, where)
-            output = item.get("output")
-            text = output if isinstance(output, str) else _content({"content": output}, where)
-            messages.append({"role": "tool", "tool_call_id": id, "content": text})
+            function = _call_of(item, kind, tools, where)
+            turn = _turn(messages, "tool_calls", None)
+            turn.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
+        elif kind.removesuffix("_output") in _CALLS:
+            # The output of a local shell has the call's id as its own.
+            id = needed(item, "id" if item.get("call_id") is None else "call_id", str, where)
+            messages.append({"role": "tool", "tool_call_id": id, "content": _output_of(item, kind, where)})
         elif kind == "reasoning":
             passages = field_of(item, "content", list, where) or field_of(item, "summary", list, where) or []
             thoughts = "".join(needed(part, "text", str, where) for part in objects_of(passages, f"{where}content"))
             if thoughts:
                 messages.append({"role": "assistant", "content": None, "reasoning_content": thoughts})
-        else:
-            raise unserved(kind, f"{where}type", "the caller runs its own tools, which are functions")
+        elif kind == "item_reference":
+            raise unserved(kind, f"{where}type", "send the item itself, or go on from previous_response_id")
+        elif kind != "additional_tools":
+            leave_out(left_out, "input", kind)
     return messages
+
+
+def _call_of(item: JsonObject, kind: str, tools: ResponseTools, where: str) -> JsonObject:
+    """Return the function and the arguments of a call that the caller carried out."""
+    if kind not in _NAMED_CALLS:  # of a tool that the vendor's models know without its definition
+        given = item.get("action") or item.get("operation") or {}
+        return {"name": kind.removesuffix("_call"), "arguments": msgspec.json.encode(given).decode()}
+    name = tools.flat(needed(item, "name", str, where), field_of(item, "namespace", str, where))
+    if kind == "custom_tool_call":
+        return {"name": name, "arguments": custom_arguments(field_of(item, "input", str, where) or "")}
+    return {"name": name, "arguments": field_of(item, "arguments", str, where) or "{}"}
+
+
+def _output_of(item: JsonObject, kind: str, where: str) -> str | list[JsonObject]:
+    """Return the content of a tool's message."""
+    output = item.get("output")
+    if isinstance(output, str):
+        return output
+    if kind.removesuffix("_output") in _NAMED_CALLS:
+        return _content({"content": output}, where)
+    return msgspec.json.encode(output or item.get("status")).decode()
 
 
 def _turn(messages: list[JsonObject], name: str, value: object) -> JsonObject:
@@ -161,36 +198,6 @@ def _one_system(messages: list[JsonObject]) -> list[JsonObject]:
     if len(texts) < 2:
         return messages
     return [{"role": "system", "content": "\n\n".join(texts)}, *messages[len(texts) :]]
-
-
-def _tools(fields: JsonObject) -> JsonObject:
-    tools = objects_of(field_of(fields, "tools", list) or (), "tools")
-    chat: JsonObject = {}
-    for at, tool in enumerate(tools):
-        where = f"tools[{at}]."
-        kind = needed(tool, "type", str, where)
-        if kind != "function":
-            raise unserved(kind, f"{where}type", "the caller runs its own tools, which are functions")
-        function = {name: tool[name] for name in ("name", "description", "parameters", "strict") if name in tool}
-        chat.setdefault("tools", []).append({"type": "function", "function": function})
-    choice = fields.get("tool_choice")
-    if not tools or choice is None:
-        return chat
-    if isinstance(choice, dict):
-        kind = needed(choice, "type", str, "tool_choice.")
-        if kind == "allowed_tools":
-            allowed = objects_of(needed(choice, "tools", list, "tool_choice."), "tool_choice.tools")
-            names = [tool.get("name") for tool in allowed]
-            chat["tools"] = [tool for tool in chat["tools"] if tool["function"].get("name") in names]
-            choice = field_of(choice, "mode", str, "tool_choice.") or "auto"
-        elif kind == "function":
-            choice = {"type": "function", "function": {"name": needed(choice, "name", str, "tool_choice.")}}
-        else:
-            raise unserved(kind, "tool_choice.type", "the caller runs its own tools, which are functions")
-    chat["tool_choice"] = choice
-    if fields.get("parallel_tool_calls") is not None:
-        chat["parallel_tool_calls"] = fields["parallel_tool_calls"]
-    return chat
 
 
 def _format(text: JsonObject) -> JsonObject:

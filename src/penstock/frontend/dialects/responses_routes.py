@@ -11,6 +11,7 @@ from penstock.frontend.dialects.chat_call import answer_chat, body_fields, count
 from penstock.frontend.dialects.dialect_answer import new_id
 from penstock.frontend.dialects.messages_answer import error_words
 from penstock.frontend.dialects.response_reach import end_response, find_response, forget_response
+from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.dialects.responses_answer import ResponsesAnswer
 from penstock.frontend.dialects.responses_request import chat_messages, chat_of, messages_of
 from penstock.frontend.exchange.token_timing import TokenTiming
@@ -44,26 +45,28 @@ async def create(service: Service, caller: HttpExchange) -> None:
     fields = await body_fields(service, caller, _LABEL)
     id = new_id("resp")
     owner = _owner(service, caller.name)
+    left_out: list[str] = []
     with counted(service, _LABEL):
         before = await _before(service, owner, fields, Conversation(id, []))
         background = _runs_alone(fields)
-        chat = chat_of(fields, before.messages)
+        tools = ResponseTools(fields, left_out)
+        chat = chat_of(fields, before.messages, tools, left_out)
     if background:
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
     # A conversation has one session, so that where affinity is on it goes back to the engine that has its blocks.
-    request = await read_chat(service, chat, {_SESSION: before.session, **caller.headers}, timing)
+    request = await read_chat(service, chat, left_out, {_SESSION: before.session, **caller.headers}, timing)
 
     def settle(answer: ResponsesAnswer) -> None:
         if fields.get("store") is False or (background and service.responses.get(id, owner) is None):
             return
         messages = b""
         if answer.failure is None:
-            said = chat_messages(answer.output())
-            messages = msgspec.json.encode([*before.messages, *messages_of(fields), *said])
+            own = chat_messages(answer.output(), tools, [])
+            messages = msgspec.json.encode([*before.messages, *messages_of(fields, tools, []), *own])
         body = msgspec.json.encode(answer.body())
         service.responses.put(StoredResponse(id, owner, before.session, body, messages))
 
-    answer = ResponsesAnswer(id, fields, settle)
+    answer = ResponsesAnswer(id, fields, tools, left_out, settle)
     if not background:
         return await answer_chat(service, caller, _LABEL, request, answer, timing)
     unheard = ClientlessExchange(caller.id, caller.path, caller.name, caller.headers, remote=caller.remote)
