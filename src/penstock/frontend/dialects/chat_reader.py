@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from penstock.adapters.engines.dialects.engine_failure import EngineFailure, failure_in
 from penstock.adapters.engines.http.event_stream import DONE, payload_of, split_events
 from penstock.frontend.exchange.sse import cached_tokens, output_tokens, prompt_tokens
 from penstock.kernel.values import JsonObject
@@ -75,7 +76,7 @@ class ChatReader:
         self.stop: str | None = None
         """The client's text at which it stopped, where the engine reports that."""
         self.counts = TokenCounts()
-        self.error: str | None = None
+        self.error: EngineFailure | None = None
         """Why the stream broke off."""
         self.done = False
         """Whether the end mark came."""
@@ -108,8 +109,7 @@ class ChatReader:
         if chunk is None:
             return
         if chunk.error is not None:
-            message = chunk.error.get("message") if isinstance(chunk.error, dict) else chunk.error
-            self.error = str(message)
+            self.error = failure_in({"error": chunk.error})
             return
         if chunk.usage is not None:
             self.counts = _counts(chunk.usage)

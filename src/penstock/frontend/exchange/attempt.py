@@ -5,8 +5,9 @@ import time
 from collections.abc import Awaitable, Mapping
 from typing import Any, NamedTuple
 
-from penstock.adapters.engines.dialects.dialect import overflows
+from penstock.adapters.engines.dialects.dialect import Refusal, overflows
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
+from penstock.adapters.engines.dialects.engine_failure import EngineFailure, dropped_by_engine, failure_of
 from penstock.adapters.engines.http.engine_call import CallStopped, EngineBroken, EngineCall, EngineUnreachable
 from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
 from penstock.frontend.exchange import token_route
@@ -23,7 +24,8 @@ from penstock.frontend.exchange.upstream_request import (
     engine_headers,
     error_text,
 )
-from penstock.frontend.exchange.usage import gave_up, usage_of
+from penstock.frontend.exchange.usage import end_of, usage_of
+from penstock.frontend.http.error_responses import seconds_text
 from penstock.frontend.parsers.answer_parsing import AnswerParsing, parser_plan
 from penstock.frontend.prompt.context_overflow import refusal_body
 from penstock.kernel.errors import EngineError
@@ -44,6 +46,7 @@ class AttemptLost(NamedTuple):
         leaving: whether it said that it is ending.
         adapter: whether it does not hold the request's LoRA adapter.
         usual: whether the same worker can answer where it gets the prompt instead of its tokens.
+        retry_after: seconds after which it wants to be asked again.
     """
 
     reason: str
@@ -52,6 +55,7 @@ class AttemptLost(NamedTuple):
     leaving: bool = False
     adapter: bool = False
     usual: bool = False
+    retry_after: float | None = None
 
 
 class Attempt:
@@ -234,7 +238,7 @@ class Attempt:
             if tap.finished and tap.error is None:
                 self._feed(b"data: [DONE]\n\n")
         if tap.error is not None:
-            return self._error()
+            return self._failed(tap.error)
         if not tap.done and answer.job.parsed is not None:
             return AttemptLost("the engine's stream ended before its answer was whole")
         if not tap.started and answer.job.parsed is not None:
@@ -320,8 +324,15 @@ class Attempt:
     async def _unary(self) -> bool | AttemptLost:
         answer, call = self._answer, self._call
         body = await call.read()
-        if answer.job.parsed is not None and gave_up(body, self.dialect.gave_up):
-            raise EngineBroken("the engine aborted the request")
+        if answer.job.parsed is None:
+            usage = usage_of(body) if call.content_type.startswith("application/json") else None
+        else:
+            end = end_of(body)
+            if end is None or end.error:
+                return self._failed(failure_of(body))
+            for reason in end.reasons & self.dialect.gave_up:
+                return self._failed(dropped_by_engine(reason))
+            usage = end.usage
         if self._tokens is not None:
             try:
                 body = await self._tokens.whole(body, self._context.renderer)
@@ -329,8 +340,7 @@ class Attempt:
                 return self._left_route(error.message)
         if not self._speak(self.transcript):
             return False
-        known = answer.job.parsed is not None or call.content_type.startswith("application/json")
-        answer.take_usage(usage_of(body) if known else None, 0)
+        answer.take_usage(usage, 0)
         if answer.parsing is not None and call.status == 200:
             body = answer.parsing.whole(body)
         if answer.spoken is not None:
@@ -357,30 +367,33 @@ class Attempt:
             # It words a refusal of the client's own request as the client knows it.
             return self._left_route(f"the generate route answered {status}: {text}")
         if kind != "client":
-            text = f"the engine answered {status}: {text}"
-            return AttemptLost(text, status, kind == "fault", kind == "leaving")
+            return self._lost(kind, f"the engine answered {status}: {text}", status)
         if not self._speak():
             return False
         content_type = call.content_type
         if answer.job.parsed is not None and overflows(text):
             status, content_type = 400, "application/json"
             body = refusal_body(body, answer.resolved.max_model_len, answer.job.parsed.prompt_field)
-        answer.refused(self.dispatch, f"the engine refused: {text}", status)
+        answer.refused(self.dispatch, f"the engine refused: {failure_of(body).message}", status)
         if answer.caller.begun:
             return False
-        await answer.caller.send(status, body, {"content-type": content_type, **marks(self.dispatch, answer.job)})
+        headers = {"content-type": content_type, **marks(self.dispatch, answer.job)}
+        if call.retry_after is not None:
+            headers["retry-after"] = seconds_text(call.retry_after)
+        await answer.caller.send(status, body, headers)
         return True
 
-    def _error(self) -> bool | AttemptLost:
-        """The engine ended its stream with an error."""
-        answer, tap = self._answer, self.tap
-        assert tap.error is not None
-        text, status = f"the engine answered: {tap.error.message}", tap.error.status
+    def _failed(self, failure: EngineFailure) -> bool | AttemptLost:
+        """The engine said within an answer of status 200 that it failed."""
+        text, status = f"the engine answered: {failure.message}", failure.status
         kind = self.dialect.refusal(status or 500, text)
         if kind != "client":
-            return AttemptLost(text, status, leaving=kind == "leaving")
-        answer.refused(self.dispatch, text, status or 400)
+            return self._lost(kind, text, status)
+        self._answer.refused(self.dispatch, text, status or 400)
         return False
+
+    def _lost(self, kind: Refusal, text: str, status: int | None) -> AttemptLost:
+        return AttemptLost(text, status, kind == "fault", kind == "leaving", retry_after=self._call.retry_after)
 
     def _open(self) -> None:
         self._answer.caller.open(

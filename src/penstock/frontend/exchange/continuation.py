@@ -5,8 +5,9 @@ from typing import Any
 
 import msgspec
 
+from penstock.adapters.engines.dialects.dialect import GAVE_UP
 from penstock.frontend.exchange.migration import StreamLeg
-from penstock.frontend.exchange.sse import GAVE_UP, SseTap
+from penstock.frontend.exchange.sse import SseTap
 from penstock.frontend.exchange.transcript import Transcript
 from penstock.kernel.values import JsonObject
 

@@ -7,7 +7,8 @@ the end are decoded; everything after the first token costs a search for a few w
 from collections.abc import Collection
 from typing import Any
 
-from penstock.adapters.engines.dialects.engine_failure import EngineFailure, failure_in, failure_of
+from penstock.adapters.engines.dialects.dialect import GAVE_UP
+from penstock.adapters.engines.dialects.engine_failure import EngineFailure, dropped_by_engine, failure_in, failure_of
 from penstock.adapters.engines.http.event_stream import (
     BLANK_LINES,
     DONE,
@@ -21,8 +22,6 @@ from penstock.kernel.values import JsonObject
 
 TAIL_MAX = 16 * 1024 * 1024
 """Most bytes of an event whose end has not come yet; a longer one is passed on unread."""
-GAVE_UP = frozenset({"abort", "error"})
-"""Finish reasons of requests that engines dropped themselves."""
 _WORDS = (b'"finish_reason":"', b'"finish_reason": "', b'"usage":{', b'"usage": {', b'"error"', DONE)
 """What marks events to decode. A usage of null, which SGLang sends in every chunk, does not."""
 _CHUNK_ENDS = (b"}\n\n", b"}\r\n\r\n")
@@ -165,7 +164,7 @@ class SseTap:
             reason = choice.get("finish_reason") if isinstance(choice, dict) else None
             if isinstance(reason, str) and reason in self._gave_up:
                 # Not requested here: the engine failed or is being stopped, or an operator ended the request there.
-                failure = failure or EngineFailure(f"the engine gave up the request, with finish reason {reason!r}")
+                failure = failure or dropped_by_engine(reason)
             elif reason:
                 index = choice.get("index")
                 self._finished.add(index if isinstance(index, int) else 0)

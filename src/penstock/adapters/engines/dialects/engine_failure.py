@@ -15,15 +15,17 @@ _STATUSES = {
     **dict.fromkeys(("validation", "requestvalidation", "unprocessableentity"), 422),
     **dict.fromkeys(("ratelimit", "ratelimitexceeded", "toomanyrequests", "insufficientquota"), 429),
     **dict.fromkeys(("overloaded", "serviceunavailable", "unavailable"), 503),
+    **dict.fromkeys(("timeout", "deadlineexceeded"), 504),
 }
 """Words of error types and codes (vLLM, SGLang, llama.cpp, TGI and the APIs that they copy), without their endings."""
 
 
 class EngineFailure(NamedTuple):
-    """``status``: the HTTP status that it stands for, or None where the engine names none."""
+    """``status``: the HTTP status that it stands for; ``code``: its word for it. Each None where it names none."""
 
     message: str
     status: int | None = None
+    code: str | None = None
 
 
 def failure_in(answer: Mapping[str, Any], *, named: bool = False) -> EngineFailure | None:
@@ -40,14 +42,24 @@ def failure_in(answer: Mapping[str, Any], *, named: bool = False) -> EngineFailu
         inner = answer if inner is None else {"message": inner}
     error: Mapping[str, Any] = inner if isinstance(inner, dict) else {"message": inner}
     words = next((error[name] for name in ("message", "detail", "msg", "error") if error.get(name)), None)
-    return EngineFailure(str(words or error or "no message")[:_WORDS_MAX], next(_statuses(error, answer), None))
+    code = error.get("code")
+    return EngineFailure(
+        str(words or error or "no message")[:_WORDS_MAX],
+        next(_statuses(error, answer), None),
+        code if isinstance(code, str) else None,
+    )
 
 
 def failure_of(body: bytes) -> EngineFailure:
-    """Return the failure that the body of an error answer, or a text in the place of an event, reports."""
+    """Return the failure that the body of an error answer, ours or an engine's, or a text in its place reports."""
     answer = object_in(body.strip().removeprefix(b"error:"))
     failure = None if answer is None else failure_in(answer, named=True)
     return failure or EngineFailure(" ".join(body[:_WORDS_MAX].decode("utf-8", "replace").split()) or "nothing")
+
+
+def dropped_by_engine(reason: str) -> EngineFailure:
+    """Return the failure that a finish reason reports by which the engine says that it dropped the request."""
+    return EngineFailure(f"it dropped the request (finish reason {reason!r})")
 
 
 def _statuses(*places: Mapping[str, Any]) -> Iterator[int]:

@@ -69,7 +69,7 @@ class EngineCall(Protocol):
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds of the engine's Retry-After, where that is a number."""
+        """Seconds of the engine's Retry-After, where it sent one."""
         ...
 
     async def begin(self) -> None:

@@ -157,7 +157,7 @@ class Http1Call:
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds of the engine's Retry-After, where that is a number."""
+        """Seconds of the engine's Retry-After, where it sent one."""
         return None if self._connection is None else self._connection.retry_after
 
     async def begin(self) -> None:
