@@ -36,6 +36,7 @@ class RequestTicket(Protocol):
         status: int | None = None,
         resume: Resume | None = None,
         leaving: bool = False,
+        received: bool = True,
         attempt: int | None = None,
         served_by: WorkerId | None = None,
     ) -> None: ...

@@ -7,7 +7,13 @@ from typing import Any, NamedTuple
 
 from penstock.adapters.engines.dialects.dialect import overflows
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
-from penstock.adapters.engines.http.engine_call import CallStopped, EngineBroken, EngineCall, EngineUnreachable
+from penstock.adapters.engines.http.engine_call import (
+    CallStopped,
+    ConnectFailed,
+    EngineBroken,
+    EngineCall,
+    EngineUnreachable,
+)
 from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
 from penstock.frontend.exchange import token_route
 from penstock.frontend.exchange.client_answer import ClientAnswer
@@ -43,6 +49,7 @@ class AttemptLost(NamedTuple):
         at_fault: whether the worker is.
         leaving: whether it said that it is ending.
         adapter: whether it does not hold the request's LoRA adapter.
+        received: whether the engine had the request.
         usual: whether the same worker can answer where it gets the prompt instead of its tokens.
     """
 
@@ -52,6 +59,7 @@ class AttemptLost(NamedTuple):
     leaving: bool = False
     adapter: bool = False
     usual: bool = False
+    received: bool = True
 
 
 class Attempt:
@@ -190,7 +198,7 @@ class Attempt:
                 raise EngineBroken("the engine answered a stream's second part in one piece")
             return await self._unary()
         except (EngineUnreachable, EngineBroken, CallStopped) as error:
-            return AttemptLost(error.message)
+            return AttemptLost(error.message, received=not isinstance(error, ConnectFailed))
 
     async def look(self, now: float) -> None:
         """Stop an engine that is silent for too long, and keep a quiet stream alive for the proxies in front."""
@@ -376,7 +384,7 @@ class Attempt:
         status = code if isinstance(code, int) else None
         kind = self.dialect.refusal(status or 500, text)
         if kind != "client":
-            return AttemptLost(text, status, leaving=kind == "leaving")
+            return AttemptLost(text, status or 500, leaving=kind == "leaving")
         answer.refused(self.dispatch, text, status or 400)
         if answer.caller.begun and answer.resumable.leg is None:  # the request's own fault, with the engine's text
             answer.caller.write(tap.unsaid)

@@ -124,6 +124,7 @@ class RequestExchange:
             status=lost.status,
             resume=resume,
             leaving=lost.leaving,
+            received=lost.received,
             attempt=dispatch.attempt,
         )
         return False

@@ -84,6 +84,7 @@ class Ticket:
         status: int | None = None,
         resume: Resume | None = None,
         leaving: bool = False,
+        received: bool = True,
         attempt: int | None = None,
         served_by: WorkerId | None = None,
     ) -> None:
@@ -99,6 +100,7 @@ class Ticket:
                 status=status,
                 resume=resume,
                 leaving=leaving,
+                received=received,
                 served_by=served_by,
             ),
         )
