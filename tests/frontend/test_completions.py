@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -136,6 +137,44 @@ async def test_engine_500_is_retried_and_then_502() -> None:
         answer = await s.chat()
         assert answer.status == 502
         assert "boom" in (await answer.json())["error"]["message"]
+
+
+def broken(how: str) -> Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]:
+    """Return an engine that breaks, in one way, at prompts that begin with "poison"."""
+
+    async def reply(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if not body["messages"][0]["content"].startswith("poison"):
+            return await answer_well(request, body)
+        if how == "500":
+            return web.json_response({"error": {"message": "CUDA error"}}, status=500)
+        if how == "hangs up":
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        code = {"no code": {}, "a text": {"code": "internal"}}[how]
+        await response.write(b"data: " + json.dumps({"error": {"message": "boom", **code}}).encode() + b"\n\n")
+        return response
+
+    return reply
+
+
+@pytest.mark.parametrize("how", ["500", "hangs up", "no code", "a text"])
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_prompt_at_which_every_engine_breaks_harms_nobody_else(how: str, streamed: bool) -> None:
+    async with stand(3) as s:
+        for engine in s.engines:
+            engine.reply = broken(how)
+        assert (await s.chat("well")).status == 200
+        for number in range(12):  # four calls of a client that tries each three times
+            assert (await s.chat(f"poison {number}", stream=streamed)).status in (500, 502)
+            assert (await s.chat(f"well {number}")).status == 200
+        lost = [record for record in s.records if record.outcome == "failed"]
+        assert [record.attempts for record in lost] == [2] * 12, "no third worker gets it"
+        assert all("it failed alike on e" in record.reason for record in lost)
+        workers = s.service.cluster.status().workers
+        assert [worker.breaker for worker in workers] == ["closed"] * 3
 
 
 async def test_engine_400_goes_to_the_client_as_it_is_and_harms_no_worker() -> None:

@@ -8,7 +8,13 @@ from typing import Any, NamedTuple
 from penstock.adapters.engines.dialects.dialect import Refusal, overflows
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure, dropped_by_engine, failure_of
-from penstock.adapters.engines.http.engine_call import CallStopped, EngineBroken, EngineCall, EngineUnreachable
+from penstock.adapters.engines.http.engine_call import (
+    CallStopped,
+    ConnectFailed,
+    EngineBroken,
+    EngineCall,
+    EngineUnreachable,
+)
 from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
 from penstock.frontend.exchange import token_route
 from penstock.frontend.exchange.client_answer import ClientAnswer
@@ -45,6 +51,7 @@ class AttemptLost(NamedTuple):
         at_fault: whether the worker is.
         leaving: whether it said that it is ending.
         adapter: whether it does not hold the request's LoRA adapter.
+        received: whether the engine had the request.
         usual: whether the same worker can answer where it gets the prompt instead of its tokens.
         retry_after: seconds after which it wants to be asked again.
     """
@@ -55,6 +62,7 @@ class AttemptLost(NamedTuple):
     leaving: bool = False
     adapter: bool = False
     usual: bool = False
+    received: bool = True
     retry_after: float | None = None
 
 
@@ -194,7 +202,7 @@ class Attempt:
                 raise EngineBroken("the engine answered a stream's second part in one piece")
             return await self._unary()
         except (EngineUnreachable, EngineBroken, CallStopped) as error:
-            return AttemptLost(error.message)
+            return AttemptLost(error.message, received=not isinstance(error, ConnectFailed))
 
     async def look(self, now: float) -> None:
         """Stop an engine that is silent for too long, and keep a quiet stream alive for the proxies in front."""
@@ -388,7 +396,7 @@ class Attempt:
         text, status = f"the engine answered: {failure.message}", failure.status
         kind = self.dialect.refusal(status or 500, text)
         if kind != "client":
-            return self._lost(kind, text, status)
+            return self._lost(kind, text, status or 500)
         self._answer.refused(self.dispatch, text, status or 400)
         return False
 

@@ -125,6 +125,7 @@ class RequestExchange:
             retry_after=lost.retry_after,
             resume=resume,
             leaving=lost.leaving,
+            received=lost.received,
             attempt=dispatch.attempt,
         )
         return False
