@@ -10,7 +10,8 @@ from penstock.adapters.engines.http.event_stream import DONE, payload_of, split_
 from penstock.frontend.exchange.sse import cached_tokens, output_tokens, prompt_tokens
 from penstock.kernel.values import JsonObject
 
-PieceKind = Literal["thinking", "text", "call"]
+PieceKind = Literal["thinking", "text", "call", "quiet"]
+"""``quiet`` stands for a comment line, which keeps a silent stream open."""
 
 
 class AnswerPiece(NamedTuple):
@@ -80,8 +81,6 @@ class ChatReader:
         """Why the stream broke off."""
         self.done = False
         """Whether the end mark came."""
-        self.quiet = 0
-        """Comment lines, which keep a silent stream open."""
         self._tail = b""
 
     def feed(self, data: bytes) -> Iterator[AnswerPiece]:
@@ -90,7 +89,7 @@ class ChatReader:
         for event in events:
             payload = payload_of(event)
             if not payload:
-                self.quiet += 1
+                yield AnswerPiece("quiet", "")
             elif payload == DONE:
                 self.done = True
             else:

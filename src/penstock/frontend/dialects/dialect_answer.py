@@ -70,8 +70,10 @@ class DialectAnswer(ABC):
         if not self._begun:
             self._begun = True
             yield from self.opening()
-        quiet = self.reader.quiet
         for piece in self.reader.feed(data):
+            if piece.kind == "quiet":
+                yield from self.quiet()
+                continue
             before = self._open
             item = self._item(piece)
             if item is not before:
@@ -81,8 +83,6 @@ class DialectAnswer(ABC):
             if piece.text:
                 item.pieces.append(piece.text)
                 yield from self.grown(item, piece.text)
-        if self.reader.quiet > quiet:
-            yield from self.quiet()
         if self._over or not (self.reader.done or self.reader.error):
             return
         self._over = True

@@ -33,8 +33,6 @@ from penstock.router.events import Dispatch
 
 HOLD_MAX = 1 << 20
 """Most bytes held back before the first token; an engine's longer answer without one is passed on as it is."""
-HEARTBEAT = 15.0
-"""Seconds of silence after which a stream gets a comment line: proxies close a silent one, many after 30 s."""
 
 
 class AttemptLost(NamedTuple):
@@ -71,7 +69,6 @@ class Attempt:
         "_context",
         "_fetches",
         "_grown",
-        "_last_beat",
         "_last_byte",
         "_parsing",
         "_prefill",
@@ -96,12 +93,11 @@ class Attempt:
         """Bytes from before the first token."""
         self._grown = 0
         self._track_output = answer.context.settings.router.track_output
-        self._last_beat = 0.0
         self._last_byte = time.monotonic()
         self._absence = WorkerAbsence(answer.context.cluster, dispatch.card)
         labels, parsed = dispatch.card.labels, answer.job.parsed
         self._parsing: AnswerParsing | None = answer.parsing
-        if labels and parsed is not None and not answer.caller.begun:
+        if labels and parsed is not None and answer.timing.first is None:
             self._parsing = None
             if TOOL_PARSER in labels or REASONING_PARSER in labels:
                 plan = parser_plan(dispatch.card, parsed)
@@ -191,13 +187,13 @@ class Attempt:
             if call.streams:
                 return await self._stream()
             if self._answer.caller.begun:
-                raise EngineBroken("the engine answered a stream's second part in one piece")
+                raise EngineBroken("the engine answered in one piece, and the client's stream has begun")
             return await self._unary()
         except (EngineUnreachable, EngineBroken, CallStopped) as error:
             return AttemptLost(error.message)
 
     async def look(self, now: float) -> None:
-        """Stop an engine that is silent for too long, and keep a quiet stream alive for the proxies in front."""
+        """Stop an engine that is silent for too long."""
         frontend, caller = self._context.settings.frontend, self._answer.caller
         silent = now - self._last_byte
         if not self.tap.started:
@@ -214,13 +210,6 @@ class Attempt:
             self._call.stop(f"its worker is gone and has been silent for {silent:.1f} s")
         elif silent > frontend.upstream.stall_timeout:
             self._call.stop(f"the engine was silent for {silent:.1f} s inside its answer")
-        elif silent > HEARTBEAT and now - self._last_beat > HEARTBEAT and self.tap.at_boundary:
-            self._last_beat = now
-            caller.write(b": waiting\n\n")
-            try:
-                await caller.drained()
-            except ConnectionResetError:
-                return  # the client's server detects that by itself
 
     def _speak(self, transcript: Transcript | None = None) -> bool:
         """Return whether this is the attempt whose answer the client gets."""
@@ -251,7 +240,7 @@ class Attempt:
         if answer.parsing is not None:
             rest = answer.parsing.stream(rest) + answer.parsing.rest()
         if not answer.caller.begun:  # a stream of another dialect, without a byte
-            self._open()
+            answer.open(self._call.status, self._call.content_type, marks(self.dispatch, answer.job))
         if rest:
             answer.caller.write(rest)
             if answer.spoken is not None:
@@ -290,7 +279,7 @@ class Attempt:
                 if answer.job.copy_of is None:
                     self._context.bookkeeping.add((self._context.first_token, (now, now - timing.arrived)))
             if not answer.caller.begun:
-                self._open()
+                answer.open(self._call.status, self._call.content_type, marks(self.dispatch, answer.job))
         if self.transcript is not None:
             out = self.transcript.take(out)
         if answer.parsing is not None:
@@ -310,6 +299,7 @@ class Attempt:
                 out = before_end(out, answer.job, answer.ticket.id, answer.extra())
         if out:
             answer.caller.write(out, last=whole)
+            answer.torn = tap.torn
         if begins:
             answer.began()
         if self._track_output:
@@ -394,14 +384,3 @@ class Attempt:
 
     def _lost(self, kind: Refusal, text: str, status: int | None) -> AttemptLost:
         return AttemptLost(text, status, kind == "fault", kind == "leaving", retry_after=self._call.retry_after)
-
-    def _open(self) -> None:
-        self._answer.caller.open(
-            self._call.status,
-            {
-                "content-type": self._call.content_type,
-                "cache-control": "no-cache",
-                "x-accel-buffering": "no",
-                **marks(self.dispatch, self._answer.job),
-            },
-        )

@@ -41,6 +41,8 @@ class RequestExchange:
         cancellation is posted to the router.
         """
         ticket = self.answer.ticket
+        answers = self.answer.context.attempts.answers
+        answers.add(self.answer)
         try:
             if self.answer.context.settings.router.hedge.after is not None:
                 return await self._race()
@@ -56,6 +58,7 @@ class RequestExchange:
             # A write failed before the server noticed: the same as being cancelled.
             ticket.cancelled()
         finally:
+            answers.discard(self.answer)
             self.answer.count_first()
             if ticket.closed is None:
                 ticket.cancelled()
