@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from penstock.adapters.engines.dialects.dialect import Refusal, overflows
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure, dropped_by_engine, failure_of
-from penstock.adapters.engines.http.engine_call import CallStopped, EngineBroken, EngineCall, EngineUnreachable
+from penstock.adapters.engines.http.engine_call import EngineBroken, EngineCall
 from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
 from penstock.frontend.exchange import token_route
 from penstock.frontend.exchange.client_answer import ClientAnswer
@@ -189,7 +189,7 @@ class Attempt:
             if self._answer.caller.begun:
                 raise EngineBroken("the engine answered in one piece, and the client's stream has begun")
             return await self._unary()
-        except (EngineUnreachable, EngineBroken, CallStopped) as error:
+        except EngineError as error:  # the engine's, or an answer that can't be translated
             return AttemptLost(error.message)
 
     async def look(self, now: float) -> None:

@@ -116,7 +116,7 @@ class RequestExchange:
             if resume is not None and answer.resumable.complete:
                 return await self._say_goodbye()
         text = f"worker {dispatch.target}: {lost.reason}"
-        if spoke and resume is None:
+        if spoke and answer.caller.begun and resume is None:
             text += f"; it can't go on elsewhere: {answer.resumable.why_not}"
         elif spoke:
             answer.speaker = None
