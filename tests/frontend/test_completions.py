@@ -804,6 +804,47 @@ async def test_an_engines_retry_after_is_passed_on(status: int) -> None:
         assert (response.status, response.headers["retry-after"]) == (status, "37")
 
 
+@pytest.mark.parametrize("path", QUIET)
+@pytest.mark.parametrize("engine", ["vllm", "openai"])
+async def test_a_field_of_ours_that_an_engine_refuses_is_left_out_from_then_on(path: str, engine: str) -> None:
+    async with stand(2, card={"engine": engine}) as s:
+
+        async def strict(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            for name in ("return_token_ids", "stream_options"):
+                if name in body:
+                    extra = {"type": "extra_forbidden", "loc": ["body", name], "msg": "Extra inputs are not permitted"}
+                    return web.json_response({"detail": [extra]}, status=422)
+            return await answer_well(request, body)
+
+        s.engines[0].reply = strict
+        body = {"model": "m", "stream": True, "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}
+        for _ in range(4):
+            response = await s.http.post(path, json={**body, "input": "a"})
+            assert response.status == 200 and QUIET[path][1] in await response.read()
+        refused = 2 if engine == "vllm" else 1
+        assert len(s.engines[0].bodies) == 2 + refused and len(s.engines[1].bodies) == 2
+        assert "stream_options" in json.loads(s.engines[1].bodies[-1])
+        assert [(record.outcome, record.attempts, record.osl) for record in s.records] == [("ok", 1, 5)] * 4
+        s.join(s.engines[0], engine=engine, epoch=2)
+        before = len(s.engines[0].bodies)
+        while len(s.engines[0].bodies) == before:
+            await (await s.http.post(path, json={**body, "input": "a"})).read()
+        assert len(s.engines[0].bodies) == before + refused + 1, "another engine there is asked anew"
+
+
+async def test_a_field_of_the_clients_own_that_an_engine_refuses_is_the_clients_matter() -> None:
+    async with stand() as s:
+
+        async def strict(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            return web.json_response({"error": {"message": "no stream_options here"}}, status=400)
+
+        s.engines[0].reply = strict
+        for _ in range(2):
+            answer = await s.chat(stream=True, stream_options={"include_usage": True})
+            assert answer.status == 400 and "stream_options" in await answer.text()
+        assert len(s.engines[0].bodies) == 2
+
+
 def writes(*pieces: bytes) -> Reply:
     """Return an engine's behaviour: a stream of exactly these bytes."""
 

@@ -49,7 +49,7 @@ async def create(service: Service, caller: HttpExchange) -> None:
         background = _runs_alone(fields)
         chat = chat_of(fields, before.messages)
     if background:
-        chat |= {"stream": True, "stream_options": {"include_usage": True}}
+        chat["stream"] = True
     # A conversation has one session, so that where affinity is on it goes back to the engine that has its blocks.
     request = await read_chat(service, chat, {_SESSION: before.session, **caller.headers}, timing)
 

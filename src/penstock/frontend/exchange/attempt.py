@@ -43,7 +43,8 @@ class AttemptLost(NamedTuple):
         at_fault: whether the worker is.
         leaving: whether it said that it is ending.
         adapter: whether it does not hold the request's LoRA adapter.
-        usual: whether the same worker can answer where it gets the prompt instead of its tokens.
+        usual: whether the same worker can answer where it is asked in the usual way: by the prompt in place of its
+            tokens, or without a field of ours.
         retry_after: seconds after which it wants to be asked again.
     """
 
@@ -114,7 +115,9 @@ class Attempt:
         if self._tokens is not None:
             path, body = token_route.PATH, self._tokens.body()
         else:
-            body = engine_body(job, self.dialect, dispatch, answer.resolved.adapter, token_ids=ids, handed=handed)
+            without = self._context.refused_fields.of(dispatch.card)
+            adapter = answer.resolved.adapter
+            body = engine_body(job, self.dialect, dispatch, adapter, token_ids=ids, handed=handed, without=without)
         self._fetches = handoff is not None and handoff.protocol == "completed"
         """Whether it fetches KV that an engine holds for it: then it is not cut before its first token."""
         self._begun: asyncio.Task[None] | None = None
@@ -356,6 +359,8 @@ class Attempt:
         if kind == "client" and self._tokens is not None:
             # It words a refusal of the client's own request as the client knows it.
             return self._left_route(f"the generate route answered {status}: {text}")
+        if kind == "client" and self._context.refused_fields.note(self.dispatch.card, answer.resumable.job, body):
+            return AttemptLost(f"the engine refused a field of ours: {text}", at_fault=False, usual=True)
         if kind != "client":
             return self._lost(kind, f"the engine answered {status}: {text}", status)
         if not self._speak():

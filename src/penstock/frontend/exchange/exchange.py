@@ -78,7 +78,7 @@ class RequestExchange:
                     return False
                 attempt = Attempt(self.answer, dispatch)
                 result = await attempt.run()
-        if isinstance(result, AttemptLost) and result.usual and not attempt.gave_up:
+        while isinstance(result, AttemptLost) and result.usual and not attempt.gave_up:
             attempt = Attempt(self.answer, dispatch)
             result = await attempt.run()
         return await self._lost(attempt, result) if isinstance(result, AttemptLost) else result
