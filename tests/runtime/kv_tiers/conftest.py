@@ -13,23 +13,16 @@ import pytest
 
 from tests.runtime.kv_tiers.plain_engine import ROW_BYTES
 
-PATIENT = """
-from penstock.blocks.tiers import peer_finder
-from penstock.cli.main import main
-from penstock.runtime.kv_tiers import peer_tiers
-peer_finder.PEER_DEADLINE, peer_tiers.ASK = 30_000_000_000, 30.0
-raise SystemExit(main())
-"""
-"""`penstock` that waits for a peer's answer: a busy machine may need more than 20 ms, after which a peer is left alone
-for 10 s. What becomes of a late answer the tests of the tier machine ask, on a clock of their own."""
+PATIENT = str(Path(__file__).with_name("patient_penstock.py"))
+"""The command, as tests run it whose tier processes are peers."""
 
 
 class TierProcess:
-    """One running ``penstock cache serve``."""
+    """One running ``penstock cache serve``, patient with its peers."""
 
     def __init__(self, folder: Path, *options: str, name: str = "kv") -> None:
         self.socket = folder / f"{name}.sock"
-        command = [sys.executable, "-c", PATIENT, "cache", "serve", "--socket", str(self.socket), *options]
+        command = [sys.executable, PATIENT, "cache", "serve", "--socket", str(self.socket), *options]
         self.log = folder / f"{name}.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=dict(os.environ))
