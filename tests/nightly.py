@@ -87,10 +87,10 @@ def read() -> Results:
     return Results(**data)
 
 
-def write(suite: str, came: Came) -> None:
-    """Put what came of a suite into the file, and into the page's table."""
+def write(suite: str, came: Came, commit: str) -> None:
+    """Put what came of a suite into the file, and into the page's table; ``commit``: that at its start."""
     results = read()
-    commit, today = git("rev-parse", "HEAD"), time.strftime("%Y-%m-%d")
+    today = time.strftime("%Y-%m-%d")
     results.commit, results.date, results.machine = commit, today, machine()
     results.suites[suite] = Row(commit, today, came.passed, came.failed, came.rerun, came.skipped, round(came.seconds))
     for test, failure in came.first_failures.items():

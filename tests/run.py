@@ -75,9 +75,10 @@ def main(names: Sequence[str]) -> int:
     with Environments([need for plan in plans for need in plan.suite.needs]) as environments:
         for plan in plans:
             print(f"== {plan.suite.name}{' (' + plan.reason + ')' if plan.reason else ''}", flush=True)
+            commit = nightly.git("rev-parse", "HEAD") if writes else ""
             outcomes[plan.suite.name] = run(plan, environments)
             if writes:
-                nightly.write(plan.suite.name, outcomes[plan.suite.name])
+                nightly.write(plan.suite.name, outcomes[plan.suite.name], commit)
     return summary(outcomes) or (nightly.repeated() if writes else 0)
 
 

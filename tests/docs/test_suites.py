@@ -154,9 +154,9 @@ def test_a_nightly_writes_its_row_and_its_flakes(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(nightly, "PAGE", tmp_path / "testing.md")
     nightly.PAGE.write_text("before <!-- nightly --> <!-- end --> after")
     outcome = run.Outcome(passed=5, rerun=1, seconds=2.4, first_failures={"tests/test_a.py::test_b": "x" * 9_000})
-    nightly.write("pure", outcome)
+    nightly.write("pure", outcome, "c0ffee")
     results = nightly.read()
-    assert results.green("pure") == nightly.git("rev-parse", "HEAD")
+    assert results.green("pure") == "c0ffee"
     assert results.suites["pure"].rerun == 1 and results.suites["pure"].seconds == 2
     assert len(results.flakes["tests/test_a.py::test_b"].failure) == nightly.KEPT
     assert nightly.repeated() == 0
