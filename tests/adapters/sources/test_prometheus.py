@@ -57,32 +57,32 @@ async def asked(s: Stand, count: int) -> None:
         await answer.read()
 
 
-@pytest.mark.parametrize("metrics", ["frontend", "router"])
-async def test_requests_that_were_made_are_counted(tmp_path, metrics):
+async def test_requests_that_were_made_are_counted(tmp_path):
     async with scraped(tmp_path) as (s, server):
         await asked(s, 2)  # a counter is seen to rise only once it has stood in a scrape
-        mine = source(server.url, throughput_metrics_source=metrics)
-        try:
-            await until(lambda: _read(mine, lambda found: found.traffic is not None))
+        for metrics in ("frontend", "router"):
+            mine = source(server.url, throughput_metrics_source=metrics)
+            try:
+                await until(lambda mine=mine: _read(mine, lambda read: read.traffic is not None))
 
-            async def seen() -> Any:
-                await asked(s, 20)  # how many of them a window sees is for the machine to say
-                fresh = source(server.url, throughput_metrics_source=metrics)  # its first look takes the whole window
-                found = await reading(fresh)
-                await fresh.close()
+                async def seen(metrics: str = metrics) -> Any:
+                    await asked(s, 20)  # how many of them a window sees is for the machine to say
+                    fresh = source(server.url, throughput_metrics_source=metrics)  # its first look has the whole window
+                    found = await reading(fresh)
+                    await fresh.close()
+                    traffic = found.traffic
+                    return found if traffic is not None and traffic.arrived >= 15 and traffic.answered >= 15 else None
+
+                found = await until(seen)
                 traffic = found.traffic
-                return found if traffic is not None and traffic.arrived >= 15 and traffic.answered >= 15 else None
-
-            found = await until(seen)
-            traffic = found.traffic
-            assert found.health == "fresh"
-            assert traffic.seconds == WINDOW
-            assert traffic.prompt_tokens == pytest.approx(traffic.arrived * traffic.shape.isl)
-            assert traffic.shape.osl == pytest.approx(5, rel=0.3)
-            assert 0 < traffic.ttft_mean < 5
-            assert not traffic.at_end
-        finally:
-            await mine.close()
+                assert found.health == "fresh"
+                assert traffic.seconds == WINDOW
+                assert traffic.prompt_tokens == pytest.approx(traffic.arrived * traffic.shape.isl)
+                assert traffic.shape.osl == pytest.approx(5, rel=0.3)
+                assert 0 < traffic.ttft_mean < 5
+                assert not traffic.at_end
+            finally:
+                await mine.close()
 
 
 async def _read(mine: PrometheusSource, fits: Callable[[Any], bool]) -> Any:
